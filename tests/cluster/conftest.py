@@ -1,0 +1,197 @@
+"""Ranks for the tests: threads of this process where that is enough, else real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tfdist.cluster
+from tfdist.cluster import Session, Topology, from_tf_config, meet
+from tfdist.options import Options
+
+ROOT = str(Path(tfdist.cluster.__file__).parents[2])
+PRELUDE = """
+import os, sys, threading, time
+from tfdist.cluster import from_environment, meet
+from tfdist.options import Options
+session = meet(from_environment(), Options.from_environment())
+rank = session.rank
+print("met", flush=True)
+"""
+
+
+def tf_config(addresses: list[str], index: int) -> str:
+    task = {"type": "worker", "index": index}
+    return json.dumps({"cluster": {"worker": addresses}, "task": task})
+
+
+@pytest.fixture
+def addresses() -> Iterator[Callable[[int], list[str]]]:
+    """Reserves loopback addresses the way the launcher does: bound, not listening."""
+    held: list[socket.socket] = []
+
+    def reserve(count: int) -> list[str]:
+        fresh = [socket.socket() for _ in range(count)]
+        held.extend(fresh)
+        for sock in fresh:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(("127.0.0.1", 0))
+        return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in fresh]
+
+    yield reserve
+    for sock in held:
+        sock.close()
+
+
+class Attempt(threading.Thread):
+    """One rank's meet() in a thread."""
+
+    def __init__(self, topology: Topology, options: Options) -> None:
+        super().__init__(daemon=True)
+        self.topology, self.options = topology, options
+        self.lines: list[str] = []
+        self.session: Session | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.session = meet(self.topology, self.options, announce=self.lines.append)
+        except Exception as error:
+            self.error = error
+
+    def met(self) -> Session:
+        self.join(20)
+        assert self.session is not None, self.error
+        return self.session
+
+    def failed(self) -> Exception:
+        self.join(20)
+        assert self.error is not None
+        return self.error
+
+
+@pytest.fixture
+def attempt() -> Iterator[Callable[..., Attempt]]:
+    """Starts one rank in a thread."""
+    attempts: list[Attempt] = []
+
+    def start(addresses: list[str], index: int, **options: float) -> Attempt:
+        topology = from_tf_config(tf_config(addresses, index))
+        attempts.append(Attempt(topology, Options(**{"start_timeout": 20.0, **options})))
+        return attempts[-1]
+
+    yield start
+    for started in attempts:
+        started.join(20)
+        if started.session:
+            started.session.close()
+
+
+@pytest.fixture
+def sessions(
+    addresses: Callable[[int], list[str]], attempt: Callable[..., Attempt]
+) -> Callable[..., list[Session]]:
+    """A group of threads that have met."""
+
+    def gather(count: int, **options: float) -> list[Session]:
+        places = addresses(count)
+        return [a.met() for a in [attempt(places, rank, **options) for rank in range(count)]]
+
+    return gather
+
+
+@pytest.fixture
+def together() -> Callable[..., list[Any]]:
+    """Calls a function for each item at the same time; an exception counts as its result."""
+
+    def call(function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
+        results: list[Any] = [None] * len(items)
+
+        def one(position: int) -> None:
+            try:
+                results[position] = function(items[position])
+            except Exception as error:
+                results[position] = error
+
+        threads = [threading.Thread(target=one, args=(n,), daemon=True) for n in range(len(items))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+            assert not thread.is_alive()
+        return results
+
+    return call
+
+
+class Process(subprocess.Popen[str]):
+    """A rank as a process; its stdout and stderr come as one stream."""
+
+    def until(self, text: str) -> str:
+        """Reads until a line holds the text, and returns that line."""
+        assert self.stdout is not None
+        for line in self.stdout:
+            if text in line:
+                return line
+        raise AssertionError(f"the process ended without {text!r}")
+
+    def rest(self) -> str:
+        """What it still writes until it ends."""
+        return self.communicate(timeout=20)[0]
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., Process]]:
+    """Starts one rank as a process that meets the others and runs a piece of code."""
+    processes: list[Process] = []
+
+    def start(addresses: list[str], index: int, body: str, **environment: str) -> Process:
+        process = Process(
+            [sys.executable, "-c", PRELUDE + textwrap.dedent(body)],
+            env={
+                **os.environ,
+                "PYTHONPATH": ROOT,
+                "TF_CONFIG": tf_config(addresses, index),
+                "TFDIST_START_TIMEOUT": "20",
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.send_signal(signal.SIGKILL)
+        process.communicate()
+
+
+@pytest.fixture
+def job(
+    addresses: Callable[[int], list[str]], spawn: Callable[..., Process]
+) -> Callable[..., list[Process]]:
+    """A group of processes that have met, each running the same piece of code."""
+
+    def start(count: int, body: str, **environment: str) -> list[Process]:
+        places = addresses(count)
+        processes = [spawn(places, rank, body, **environment) for rank in range(count)]
+        for process in processes:
+            process.until("met")
+        return processes
+
+    return start

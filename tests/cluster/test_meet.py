@@ -1,0 +1,313 @@
+"""All workers find one another, or all learn why not, whatever strangers do meanwhile."""
+
+import dataclasses
+import os
+import socket
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tfdist.cluster import Topology, meet, progress
+from tfdist.cluster import handshake as words
+from tfdist.cluster.handshake import MAGIC, Hello
+from tfdist.cluster.topology import Worker
+from tfdist.errors import ClusterError, RendezvousError
+from tfdist.options import Options
+
+pytestmark = pytest.mark.timeout(60)
+
+LISTEN = """
+import socket, sys
+sock = socket.socket(socket.AF_INET6)
+sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+sock.bind(("::", int(sys.argv[1])))
+sock.listen()
+"""
+
+
+def port(address):
+    return int(address.rpartition(":")[2])
+
+
+def dial(address, seconds=10):
+    """Connects as soon as somebody listens."""
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port(address)), timeout=10)
+        except ConnectionRefusedError:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+
+def answer(sock):
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:  # closed before all of what we sent was read
+        return b""
+
+
+def until(condition, seconds=10):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("topology", [Topology(), Topology((Worker("worker", 0, "h:1"),))])
+def test_alone(topology):
+    session = meet(topology, Options())
+    assert (session.rank, session.size) == (0, 1)
+    session.close()
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_meet(sessions, count):
+    group = sessions(count)
+    assert [session.rank for session in group] == list(range(count))
+    assert {session.size for session in group} == {count}
+
+
+def test_rank_0_comes_last(addresses, attempt):
+    places = addresses(3)
+    others = [attempt(places, 1), attempt(places, 2)]
+    time.sleep(0.3)
+    for one in [attempt(places, 0), *others]:
+        one.met()
+
+
+def test_every_port_is_free_for_another_listener(addresses, attempt):
+    places = addresses(3)
+    group = [one.met() for one in [attempt(places, rank) for rank in range(3)]]
+    for place in places:
+        subprocess.run([sys.executable, "-c", LISTEN, str(port(place))], check=True)
+    assert group[0].size == 3
+
+
+def test_connections_are_not_inherited_and_send_at_once(sessions):
+    for session in sessions(2):
+        (link,) = session._role._links._links.values()
+        assert not os.get_inheritable(link.sock.fileno())
+        assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+
+
+def test_own_address_is_checked_first(addresses, attempt):
+    places = [*addresses(1), "198.51.100.7:2222"]
+    error = attempt(places, 1).failed()
+    assert isinstance(error, ClusterError)
+    assert "worker 1 (198.51.100.7:2222): this process's own address is not on" in str(error)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_own_port_in_use(addresses, attempt, rank):
+    places = addresses(2)
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", port(places[rank])))
+        holder.listen()
+        error = attempt(places, rank).failed()
+    assert f"in use by process {os.getpid()} (" in str(error)
+
+
+def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
+    real = socket.getaddrinfo
+
+    def getaddrinfo(host, *args, **kwargs):
+        if host == "h0x":
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return real(host, *args, **kwargs)
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr("tfdist.cluster.resolution._PATIENCE_SECONDS", 0.1)
+    error = attempt(["h0x:2222", *addresses(1)], 1).failed()
+    assert isinstance(error, ClusterError)
+    assert "worker 0 (h0x:2222): the host name does not resolve" in str(error)
+
+
+def test_different_clusters(addresses, attempt):
+    places = addresses(4)
+    wrong = [*places[:2], places[3]]
+    start = time.monotonic()
+    group = [attempt(places[:3], 0), attempt(wrong, 1), attempt(places[:3], 2)]
+    errors = [one.failed() for one in group]
+    assert time.monotonic() - start < 10
+    assert {type(error) for error in errors} == {ClusterError}
+    (message,) = {str(error) for error in errors}
+    here, there = f'"worker"[2] is "{places[2]}" at', f'"{places[3]}" at'
+    for part in (here, there, f"process {os.getpid()}", 'the same "cluster"'):
+        assert part in message
+
+
+def test_two_processes_with_one_rank(addresses, attempt):
+    places = addresses(3)
+    group = [attempt(places, rank) for rank in (0, 1, 1)]
+    errors = [one.failed() for one in group]
+    assert {type(error) for error in errors} == {ClusterError}
+    (message,) = {str(error) for error in errors}
+    assert f"Two processes say that they are worker 1 ({places[1]})" in message
+    assert message.count(f"process {os.getpid()} on {socket.gethostname()}") == 2
+
+
+def test_different_versions(addresses, attempt, monkeypatch):
+    places = addresses(2)
+    hub = attempt(places, 0)
+    until(lambda: hub.is_alive())
+    dial(places[0]).close()
+    monkeypatch.setattr(words, "__version__", "99.0")
+    errors = [one.failed() for one in (hub, attempt(places, 1))]
+    for error in errors:
+        assert isinstance(error, ClusterError)
+        assert "different versions of tfdist" in str(error)
+        assert "99.0 at worker 1" in str(error)
+
+
+def test_who_comes_late_learns_of_the_error_too(addresses, attempt):
+    places = addresses(4)
+    hub = attempt(places[:3], 0)
+    attempt([*places[:2], places[3]], 1).failed()
+    assert "different clusters" in str(attempt(places[:3], 2).failed())
+    assert "different clusters" in str(hub.failed())
+
+
+def test_waiting_is_announced(addresses, attempt, monkeypatch):
+    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.2)
+    places = addresses(4)
+    early = attempt(places, 1)
+    until(lambda: early.lines)
+    unreachable = f"tfdist: worker 1 ({places[1]}) waiting for worker 0 ({places[0]}), which cannot"
+    assert early.lines[0].startswith(unreachable)
+    assert early.lines[0].endswith("s of 20 s]")
+    hub = attempt(places, 0)
+    missing = f"waiting for 2 of 4 workers: worker 2 ({places[2]}), worker 3 ({places[3]}) ["
+    for one in (hub, early):
+        until(lambda one=one: any(missing in line for line in one.lines))
+    group = [hub, early, attempt(places, 2), attempt(places, 3)]
+    for one in group:
+        one.met()
+
+
+def test_deadline_names_the_missing(addresses, attempt):
+    places = addresses(3)
+    group = [attempt(places, rank, start_timeout=1.0) for rank in (0, 1)]
+    for one in group:
+        error = one.failed()
+        assert isinstance(error, RendezvousError)
+        for part in (f"worker 2 ({places[2]})", "1 s", "TFDIST_START_TIMEOUT"):
+            assert part in str(error)
+        assert f"worker 1 ({places[1]}), worker 2" not in str(error)
+
+
+def test_deadline_without_rank_0(addresses, attempt):
+    places = addresses(2)
+    error = attempt(places, 1, start_timeout=0.5).failed()
+    assert isinstance(error, RendezvousError)
+    assert f"worker 0 ({places[0]}), which cannot be reached (Connection refused)" in str(error)
+
+
+def test_strangers_do_not_stop_the_job(addresses, attempt):
+    places = addresses(3)
+    group = [attempt(places, 0), attempt(places, 1)]
+    strangers = [dial(places[0]) for _ in range(5)]
+    silent, web, halting, huge, gone = strangers
+    web.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    halting.sendall(MAGIC + b"\0\0")
+    huge.sendall(MAGIC + b"\xff" * 8)
+    gone.close()
+    for one in (web, huge):
+        assert answer(one) == b""  # dropped at once, without a word
+    group.append(attempt(places, 2))
+    start = time.monotonic()
+    for one in group:
+        one.met()
+    assert time.monotonic() - start < 2  # nobody waited for the silent one
+    dropped = [line for line in group[0].lines if "dropped a connection from 127.0.0.1:" in line]
+    assert len(dropped) == 3
+    for one in strangers:
+        one.close()
+
+
+def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch):
+    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.3)
+    places = addresses(2)
+    hub = attempt(places, 0)
+    with dial(places[0]) as slow:
+        for byte in MAGIC[:6]:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.03)
+        assert answer(slow) == b""
+    assert sum("silent or too slow" in line for line in hub.lines) == 1
+    attempt(places, 1).met()
+    hub.met()
+
+
+def test_more_strangers_than_are_listened_to_at_once(addresses, attempt, monkeypatch):
+    monkeypatch.setattr("tfdist.cluster.gather._STRANGERS", 0)
+    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.5)
+    places = addresses(2)
+    hub = attempt(places, 0)
+    strangers = [dial(places[0]) for _ in range(10)]
+    worker = attempt(places, 1)
+    for one in (hub, worker):
+        one.met()
+    for one in strangers:
+        one.close()
+
+
+def test_something_else_at_rank_0(addresses, attempt):
+    places = addresses(2)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", port(places[0])))
+        other.listen()
+        worker = attempt(places, 1, start_timeout=1.5)
+        with other.accept()[0] as accepted:
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            error = worker.failed()
+    assert isinstance(error, RendezvousError)
+    assert f"worker 0 ({places[0]}), which" in str(error)
+
+
+def greet(address, topology, **changes):
+    """Dials rank 0 as a worker does, and returns the connection."""
+    sock = dial(address)
+    hello = dataclasses.replace(Hello.of(topology), **changes)
+    words.handshake(sock, hello, time.monotonic() + 5, first=True)
+    return sock
+
+
+def test_a_worker_restarted_while_waiting(addresses, attempt):
+    places = addresses(3)
+    hub = attempt(places, 0)
+    first = attempt(places, 2)
+    topology = Topology(first.topology.workers, 1, "worker", 1)
+    greet(places[0], topology).close()
+    until(lambda: any("went away" in line for line in hub.lines))
+    for one in (hub, first, attempt(places, 1)):
+        one.met()
+
+
+def test_a_worker_that_dials_again_replaces_itself(addresses, attempt):
+    places = addresses(3)
+    hub = attempt(places, 0)
+    topology = Topology(hub.topology.workers, 1, "worker", 1)
+    with greet(places[0], topology, nonce="n"), greet(places[0], topology, nonce="n") as again:
+        last = attempt(places, 2)
+        hub.met()
+        last.met()
+        again.settimeout(5)
+        assert again.recv(4096)
+
+
+def test_rank_0_restarted_while_waiting(addresses, attempt):
+    places = addresses(3)
+    worker = attempt(places, 1)
+    error = attempt(places, 0, start_timeout=0.01).failed()
+    assert isinstance(error, RendezvousError)
+    if worker.error is None:
+        for one in (attempt(places, 0), attempt(places, 2), worker):
+            one.met()

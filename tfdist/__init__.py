@@ -1,0 +1,44 @@
+"""tfdist: distributed training for Keras 3 on TensorFlow, with `model.fit` unchanged.
+
+```python
+import keras, tfdist
+
+strategy = tfdist.MultiWorkerMirroredStrategy()  # reads TF_CONFIG; alone without it
+with strategy.scope():
+    model = keras.Sequential([keras.layers.Dense(1)])
+    model.compile("adam", "mse")
+model.fit(dataset, epochs=10)
+```
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tfdist._version import __version__
+
+if TYPE_CHECKING:
+    from tfdist.strategies.mirrored import MirroredStrategy
+    from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
+
+__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "__version__"]
+
+_STRATEGIES = {
+    "MirroredStrategy": "tfdist.strategies.mirrored",
+    "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # TensorFlow takes seconds to import, so it waits until something needs it.
+    if name not in _STRATEGIES:
+        raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    from tfdist.trainer.hooks import install
+
+    install()
+    return getattr(importlib.import_module(_STRATEGIES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_STRATEGIES])

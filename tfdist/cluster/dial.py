@@ -1,0 +1,135 @@
+"""The other ranks' side of the rendezvous: dials rank 0 until it says go."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from tfdist.cluster.gather import STATUS_SECONDS
+from tfdist.cluster.handshake import HELLO_SECONDS, Hello, handshake
+from tfdist.cluster.progress import Announce, Progress, named
+from tfdist.cluster.resolution import resolve
+from tfdist.cluster.sockets import connect
+from tfdist.cluster.topology import Topology
+from tfdist.cluster.verdict import from_header
+from tfdist.cluster.wire import HELLO_LIMIT, Header, WireError, read_frame, readable
+from tfdist.errors import RendezvousError
+
+_BACK_OFF = (0.05, 1.0)
+_SILENCE_SECONDS = 10 * STATUS_SECONDS
+_GRACE_SECONDS = 2.0
+_SLICE = 0.2
+
+
+class Dialling:
+    """One worker's search for rank 0.
+
+    Args:
+        topology: the group; this process is not its rank 0.
+        timeout: seconds to wait for all.
+        announce: takes the lines on who is missing.
+    """
+
+    def __init__(self, topology: Topology, timeout: float, announce: Announce) -> None:
+        self._topology = topology
+        self._timeout = timeout
+        self._mine = Hello.of(topology)
+        self._progress = Progress(topology.me, timeout, announce)
+        self._deadline = time.monotonic() + timeout
+        self._problem = "did not answer yet"
+        self._missing: list[int] | None = None
+
+    def run(self) -> socket.socket:
+        """Dials until rank 0 says that all are there.
+
+        Returns:
+            The connection to rank 0.
+
+        Raises:
+            ClusterError: rank 0 found that the workers do not fit together.
+            RendezvousError: not all came in time.
+        """
+        pause = _BACK_OFF[0]
+        while time.monotonic() < self._deadline:
+            sock = self._reach()
+            if sock is not None:
+                pause = _BACK_OFF[0]
+                try:
+                    if self._await_go(sock):
+                        return sock
+                except BaseException:
+                    sock.close()
+                    raise
+                sock.close()
+            self._progress.report(self._waiting())
+            time.sleep(max(0.0, min(pause, self._deadline - time.monotonic())))
+            pause = min(2 * pause, _BACK_OFF[1])
+        raise RendezvousError(
+            f"{self._topology.me} waited {self._timeout:g} s in vain for {self._waiting()}. Start "
+            f"the missing workers, see in their logs why they ended, or set TFDIST_START_TIMEOUT "
+            f"to wait longer."
+        )
+
+    def _waiting(self) -> str:
+        """What is waited for, in words."""
+        chief = self._topology.chief
+        if self._missing is None:
+            return f"{chief}, which {self._problem}"
+        missing = [self._topology.workers[rank] for rank in self._missing]
+        return f"{len(missing)} of {self._topology.size} workers: {named(missing)}"
+
+    def _reach(self) -> socket.socket | None:
+        """Makes one attempt; a failure is remembered for the announcements."""
+        self._missing = None
+        try:
+            endpoints = resolve(self._topology.chief.address)
+            sock = connect(endpoints, self._deadline)
+        except OSError as error:
+            self._problem = f"cannot be reached ({error.strerror or error})"
+            return None
+        try:
+            deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
+            handshake(sock, self._mine, deadline, first=True)
+        except (OSError, WireError) as error:
+            self._problem = f"does not answer as a tfdist worker ({error})"
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _await_go(self, sock: socket.socket) -> bool:
+        """Listens to rank 0 until it says go; False where the connection is of no more use."""
+        heard = time.monotonic()
+        # Rank 0 has started at about the same time, and its word on who is missing is better.
+        while time.monotonic() < self._deadline + _GRACE_SECONDS:
+            self._progress.report(self._waiting())
+            if not readable(sock, _SLICE):
+                if time.monotonic() - heard > _SILENCE_SECONDS:
+                    self._problem = f"has been silent for {_SILENCE_SECONDS:g} s"
+                    break
+                continue
+            try:
+                header, _ = read_frame(sock, HELLO_LIMIT, time.monotonic() + HELLO_SECONDS)
+                if self._is_go(header):
+                    return True
+            except (OSError, WireError) as error:
+                self._problem = f"went away ({error})"
+                break
+            heard = time.monotonic()
+        else:
+            return False
+        self._missing = None
+        return False
+
+    def _is_go(self, header: Header) -> bool:
+        if header["kind"] == "error":
+            raise from_header(header)
+        if header["kind"] == "waiting":
+            missing = header.get("missing")
+            known = range(self._topology.size)
+            if not isinstance(missing, list) or any(rank not in known for rank in missing):
+                raise WireError("it sent an unreadable list")
+            self._missing = missing
+        return bool(header["kind"] == "go")

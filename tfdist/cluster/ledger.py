@@ -1,0 +1,103 @@
+"""Who has joined which exchange, and when one can no longer complete; holds no communication."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tfdist.cluster.progress import named
+from tfdist.cluster.topology import Worker
+from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
+
+
+@dataclass
+class _Round:
+    """One exchange that some ranks have joined."""
+
+    tag: str
+    first: int
+    deadline: float
+    timeout: float
+    payloads: dict[int, bytes] = field(default_factory=dict)
+
+
+class Ledger:
+    """Rank 0's record of the exchanges.
+
+    Args:
+        workers: the group in rank order; one unnamed process where it is empty.
+
+    Example:
+        >>> Ledger(()).join(0, 0, "greeting", b"hello", deadline=1.0, timeout=1.0)
+        [b'hello']
+    """
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+        self._size = max(1, len(workers))
+        self._rounds: dict[int, _Round] = {}
+        self._gone: set[int] = set()
+
+    def join(
+        self, rank: int, sequence: int, tag: str, payload: bytes, *, deadline: float, timeout: float
+    ) -> list[bytes] | None:
+        """Records that a rank joins an exchange.
+
+        Args:
+            rank: who joins.
+            sequence: the number of the exchange on that rank, from 0.
+            tag: what that rank calls it.
+            payload: what it brings.
+            deadline: when it gives up, on the caller's clock.
+            timeout: how many seconds after joining that is.
+
+        Returns:
+            All payloads in rank order where this was the last rank, else None.
+
+        Raises:
+            ProgramMismatchError: another rank calls the exchange otherwise.
+        """
+        current = self._rounds.setdefault(sequence, _Round(tag, rank, deadline, timeout))
+        if tag != current.tag:
+            raise ProgramMismatchError(
+                f"The workers run different programs: exchange {sequence} is {current.tag!r} at "
+                f"{self._name(current.first)} and {tag!r} at {self._name(rank)}. Run the same "
+                f"script with the same arguments on all workers."
+            )
+        if deadline < current.deadline:
+            current.deadline, current.timeout = deadline, timeout
+        current.payloads[rank] = payload
+        if len(current.payloads) < self._size:
+            return None
+        del self._rounds[sequence]
+        return [current.payloads[number] for number in range(self._size)]
+
+    def leave(self, rank: int) -> None:
+        """Records that a rank has ended normally and joins no more."""
+        self._gone.add(rank)
+
+    def stuck(self, now: float) -> TfdistError | None:
+        """Why an exchange cannot complete; None while all still can.
+
+        Args:
+            now: the time on the clock of the deadlines.
+        """
+        for current in self._rounds.values():
+            missing = [rank for rank in range(self._size) if rank not in current.payloads]
+            gone = [rank for rank in missing if rank in self._gone]
+            if gone:
+                return PeerLostError(
+                    f"rank {gone[0]}, {self._name(gone[0])}, has ended and never joins exchange "
+                    f"{current.tag!r}. Run the same number of steps on all workers."
+                )
+            if now >= current.deadline:
+                names = named([self._workers[rank] for rank in missing])
+                return RendezvousError(
+                    f"exchange {current.tag!r} waited {current.timeout:g} s in vain for "
+                    f"{len(missing)} of {self._size} workers: {names}. See what they do; where "
+                    f"they are only slow, set TFDIST_COLLECTIVE_TIMEOUT to wait longer."
+                )
+        return None
+
+    def _name(self, rank: int) -> str:
+        return str(self._workers[rank])

@@ -1,0 +1,64 @@
+"""Gathers all workers at rank 0's address before TensorFlow starts a server there."""
+
+from __future__ import annotations
+
+import socket
+
+from tfdist.cluster.address import claim, explain
+from tfdist.cluster.dial import Dialling
+from tfdist.cluster.gather import Gathering
+from tfdist.cluster.progress import Announce, say
+from tfdist.cluster.resolution import check_resolvable
+from tfdist.cluster.session import Session
+from tfdist.cluster.topology import Topology
+from tfdist.options import Options
+
+_BACKLOG = 512
+
+
+def meet(topology: Topology, options: Options, *, announce: Announce = say) -> Session:
+    """Waits until every worker of the group has come, and connects them.
+
+    Each worker first checks its own address. Then rank 0 listens at its address and the others
+    dial it. Where this returns, all are there, they hold the same cluster and run the same version
+    of tfdist, and every worker's address is free for TensorFlow's server. The connections to rank
+    0 stay open for the life of the session.
+
+    Args:
+        topology: the group and this process's place in it.
+        options: `start_timeout` is how many seconds to wait; the others are for the session.
+        announce: takes a line on who is missing, now and then; stderr by default.
+
+    Returns:
+        The session; a trivial one without connections for a process alone.
+
+    Raises:
+        ClusterError: an address cannot be used, or the workers do not fit together.
+        RendezvousError: not all came in time.
+
+    Example:
+        >>> meet(Topology(), Options()).exchange("greeting", b"hello")
+        [b'hello']
+    """
+    if topology.size == 1:
+        return Session(topology, {}, options)
+    claimed = claim(topology.me.address, name=str(topology.me))
+    try:
+        if topology.rank == 0:
+            _listen(topology, claimed)
+            sockets = Gathering(topology, claimed, options.start_timeout, announce).run()
+        else:
+            check_resolvable(topology.chief.address, name=str(topology.chief))
+            sockets = {0: Dialling(topology, options.start_timeout, announce).run()}
+    finally:
+        for sock in claimed:
+            sock.close()
+    return Session(topology, sockets, options)
+
+
+def _listen(topology: Topology, claimed: list[socket.socket]) -> None:
+    for sock in claimed:
+        try:
+            sock.listen(_BACKLOG)
+        except OSError as error:
+            raise explain(error, topology.me.address, str(topology.me)) from None

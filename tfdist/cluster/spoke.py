@@ -1,0 +1,81 @@
+"""The other ranks' part in a session: one connection, to rank 0."""
+
+from __future__ import annotations
+
+from socket import socket
+
+from tfdist.cluster.hub import loss
+from tfdist.cluster.links import Links
+from tfdist.cluster.state import State
+from tfdist.cluster.topology import Worker
+from tfdist.cluster.verdict import from_header
+from tfdist.cluster.wire import Header, encode
+from tfdist.errors import PeerLostError
+
+
+class Spoke:
+    """The connection of a rank to rank 0.
+
+    Args:
+        chief: rank 0.
+        sock: the connection.
+        state: what this process knows, to be kept up to date.
+        silence: seconds without a sign of life after which rank 0 counts as lost.
+    """
+
+    def __init__(self, chief: Worker, sock: socket, state: State, silence: float) -> None:
+        self._chief = chief
+        self._state = state
+        self._links = Links({0: sock}, self, silence)
+        self._links.start()
+
+    def join(self, sequence: int, tag: str, payload: bytes, timeout: float) -> None:
+        """Joins an exchange."""
+        header = {"kind": "join", "sequence": sequence, "tag": tag, "timeout": timeout}
+        self._links.send(0, encode(header, payload))
+
+    def notify(self, key: str) -> None:
+        """Only rank 0 posts."""
+        raise ValueError(
+            f"notify() is for rank 0; the others wait_notified(). Received: {key!r} on another "
+            f"rank. Call it where session.rank == 0."
+        )
+
+    def close(self, farewell: str | None, linger: float) -> None:
+        """Says goodbye and closes the connection."""
+        self._links.send(0, encode({"kind": "bye", "failure": farewell}))
+        self._links.close(linger)
+
+    def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
+        kind = header["kind"]
+        if kind == "result":
+            parts, start = [], 0
+            for size in header["sizes"]:
+                parts.append(payload[start : start + size])
+                start += size
+            self._state.deliver(header["sequence"], parts)
+        elif kind == "notice":
+            self._state.notice(header["key"])
+        elif kind == "failed":
+            self._state.fail(from_header(header))
+        elif kind == "lost":
+            self._state.lose(str(from_header(header)))
+        elif kind == "bye":
+            self._links.drop(0)
+            if header["failure"] is not None:
+                self._state.lose(loss(0, self._chief, f"failed: {header['failure']}"))
+                return
+            self._state.fail(
+                PeerLostError(
+                    f"rank 0, {self._chief}, has ended, and nothing passes between the workers "
+                    f"without it. Run the same number of steps on all workers."
+                )
+            )
+        else:
+            raise ValueError(kind)
+
+    def on_end(self, rank: int, reason: str) -> None:
+        self._state.lose(loss(0, self._chief, f"is lost: {reason}"))
+
+    def on_tick(self, now: float) -> None:
+        """Nothing is due here: rank 0 watches over the deadlines."""

@@ -1,0 +1,72 @@
+"""The cluster as tfdist sees it: who takes part, in which order, and which one this process is."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Worker:
+    """One process of the group.
+
+    Attributes:
+        task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
+        task_index: its index within that job.
+        address: `"host:port"` where it listens.
+    """
+
+    task_type: str
+    task_index: int
+    address: str
+
+    def __str__(self) -> str:
+        return f"{self.task_type} {self.task_index} ({self.address})"
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Every worker of the group in rank order, and this process's place among them.
+
+    Attributes:
+        workers: all processes of the group; the chief is rank 0. Empty for a process alone
+            (no cluster, or an evaluator, which stands outside the group).
+        rank: this process's position in `workers`.
+        task_type: this process's job, `"evaluator"` included; None without a cluster.
+        task_index: its index within that job; None without a cluster.
+
+    Example:
+        >>> alone = Topology()
+        >>> alone.size, alone.is_chief
+        (1, True)
+    """
+
+    workers: tuple[Worker, ...] = ()
+    rank: int = 0
+    task_type: str | None = None
+    task_index: int | None = None
+
+    @property
+    def size(self) -> int:
+        """The number of processes in the group, at least one."""
+        return max(1, len(self.workers))
+
+    @property
+    def is_chief(self) -> bool:
+        """Whether this process writes what one process of the group has to write."""
+        return self.rank == 0
+
+    @property
+    def me(self) -> Worker:
+        """This process; only where there is a cluster."""
+        return self.workers[self.rank]
+
+    @property
+    def chief(self) -> Worker:
+        """Rank 0; only where there is a cluster."""
+        return self.workers[0]
+
+    def fingerprint(self) -> str:
+        """A digest that is equal on two processes exactly when they hold the same cluster."""
+        text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
+        return hashlib.sha256(text.encode()).hexdigest()

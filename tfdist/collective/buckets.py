@@ -1,0 +1,57 @@
+"""Packs tensors into few flat buffers, so that one collective carries many of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+
+def reduce_in_buckets(
+    tensors: Sequence[tf.Tensor],
+    all_reduce: Callable[[tf.Tensor], tf.Tensor],
+    bucket_bytes: int,
+) -> list[tf.Tensor]:
+    """Reduces tensors bucket by bucket, the last ones first.
+
+    Gradients exist in backward order, so a bucket of the last tensors can leave while the
+    backward pass still computes the first.
+
+    Args:
+        tensors: dense tensors of summable types, in the order of the forward pass.
+        all_reduce: reduces one flat tensor.
+        bucket_bytes: a bucket is closed when it holds at least this many bytes.
+
+    Returns:
+        The reduced tensors in the order given.
+    """
+    reduced: list[tf.Tensor | None] = [None] * len(tensors)
+    for bucket in plan(tensors, bucket_bytes):
+        if len(bucket) == 1:
+            reduced[bucket[0]] = all_reduce(tensors[bucket[0]])
+            continue
+        members = [tensors[i] for i in bucket]
+        flat = all_reduce(tf.concat([tf.reshape(t, [-1]) for t in members], axis=0))
+        for i, part, tensor in zip(bucket, _split(flat, members), members, strict=True):
+            reduced[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+    return [t for t in reduced if t is not None]
+
+
+def plan(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
+    """Chooses which tensors travel together: indices, in backward order, one type a bucket."""
+    buckets: list[list[int]] = []
+    open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
+    for i in reversed(range(len(tensors))):
+        dtype = tensors[i].dtype
+        size = (tensors[i].shape.num_elements() or 0) * dtype.size
+        bucket, filled = open_buckets.get(dtype, ([], 0))
+        if not bucket:
+            buckets.append(bucket)
+        bucket.append(i)
+        filled += size
+        open_buckets[dtype] = ([], 0) if filled >= bucket_bytes else (bucket, filled)
+    return buckets
+
+
+def _split(flat: tf.Tensor, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    return list(tf.split(flat, [tf.size(t) for t in members], num=len(members)))

@@ -1,0 +1,58 @@
+"""Carries every TensorFlow type through collectives that know only a few."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+REDUCIBLE = frozenset({tf.float16, tf.float32, tf.float64, tf.int32, tf.int64})
+_BITS = {8: tf.int64, 4: tf.int32, 2: tf.int16, 1: tf.int8}
+
+
+def to_summable(tensor: tf.Tensor) -> tf.Tensor:
+    """Converts to a type that can be summed without loss of range.
+
+    bfloat16 goes as float32, small integers as int32, complex numbers as pairs of floats.
+
+    Raises:
+        ValueError: the type has no sum (strings, resources).
+    """
+    dtype = tensor.dtype
+    if dtype in REDUCIBLE:
+        return tensor
+    if dtype.is_complex:
+        return tf.bitcast(tensor, dtype.real_dtype)
+    if dtype.is_floating:
+        return tf.cast(tensor, tf.float32)
+    if dtype.is_integer or dtype.is_bool:
+        return tf.cast(tensor, tf.int64 if dtype.size >= 4 else tf.int32)
+    raise ValueError(f"A tensor of type {dtype.name} cannot be summed over workers.")
+
+
+def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    """Converts a sum back to the type of the tensor that was given to `to_summable`."""
+    dtype = like.dtype
+    if dtype in REDUCIBLE:
+        return value
+    if dtype.is_complex:
+        return tf.bitcast(value, dtype)
+    return tf.cast(value, dtype)
+
+
+def to_bits(tensor: tf.Tensor) -> tf.Tensor:
+    """The bit pattern as int32 or int64, so that a sum with zeros keeps every bit."""
+    dtype = tensor.dtype
+    if dtype.is_bool:
+        return tf.cast(tensor, tf.int32)
+    bits = tensor if dtype == tf.complex128 else tf.bitcast(tensor, _BITS[dtype.size])
+    if dtype == tf.complex128:
+        bits = tf.bitcast(tensor, tf.int64)
+    return bits if bits.dtype in REDUCIBLE else tf.cast(bits, tf.int32)
+
+
+def from_bits(bits: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The inverse of `to_bits`."""
+    if dtype.is_bool:
+        return tf.cast(bits, tf.bool)
+    if dtype.size < 4:
+        bits = tf.cast(bits, _BITS[dtype.size])
+    return tf.bitcast(bits, dtype)

@@ -1,0 +1,34 @@
+"""The exceptions that tfdist raises for what a user can mend.
+
+Each message is one line: what is wrong, where, and the remedy.
+"""
+
+from __future__ import annotations
+
+
+class TfdistError(Exception):
+    """Base class of every error that tfdist itself raises."""
+
+
+class ClusterError(TfdistError, ValueError):
+    """The description of the cluster is wrong, or two workers hold different ones."""
+
+
+class RendezvousError(TfdistError, RuntimeError):
+    """The workers did not find one another within the deadline."""
+
+
+class PeerLostError(TfdistError, RuntimeError):
+    """A worker of the running group died, or its connection broke."""
+
+
+class ProgramMismatchError(TfdistError, RuntimeError):
+    """The workers run different programs: another model, dataset or order of steps."""
+
+
+class UnsupportedError(TfdistError, RuntimeError):
+    """The chosen communication cannot carry what was asked of it."""
+
+
+class LaunchError(TfdistError, RuntimeError):
+    """The launcher could not start its workers, or one of them failed."""

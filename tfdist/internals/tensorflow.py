@@ -1,0 +1,121 @@
+"""TensorFlow's private names: local mirrored machinery, distributed input, eager context."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.data.experimental.ops.distribute import batch_sizes_for_worker
+from tensorflow.python.distribute import collective_util, distribute_lib, distribute_utils
+from tensorflow.python.distribute.cross_device_ops import simple_broadcast
+from tensorflow.python.distribute.input_lib import DistributedDataset, InputWorkers
+from tensorflow.python.distribute.input_util import (
+    get_distributed_dataset,
+    get_distributed_datasets_from_function,
+)
+from tensorflow.python.distribute.mirrored_strategy import MirroredExtended
+from tensorflow.python.distribute.values import (
+    DistributedValues,
+    Mirrored,
+    MirroredVariable,
+    PerReplica,
+    PerReplicaSpec,
+    SyncOnReadVariable,
+)
+from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
+from tensorflow.python.eager import context as _context
+from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.trackable.base import CheckpointInitialValue
+
+__all__ = [
+    "CheckpointInitialValue",
+    "DistributedDataset",
+    "DistributedValues",
+    "InputWorkers",
+    "Mirrored",
+    "MirroredExtended",
+    "MirroredVariable",
+    "PerReplica",
+    "PerReplicaSpec",
+    "SyncOnReadVariable",
+    "abort_collectives",
+    "batch_sizes_for_worker",
+    "collective_util",
+    "dataset_operations",
+    "distribute_lib",
+    "distribute_utils",
+    "get_current_replica_id_as_int",
+    "get_distributed_dataset",
+    "get_distributed_datasets_from_function",
+    "global_seed",
+    "in_xla",
+    "simple_broadcast",
+    "start_server",
+]
+
+
+def start_server(
+    cluster: dict[str, list[str]], task_type: str, task_index: int, leader: str
+) -> None:
+    """Starts this process's TensorFlow server, through which collectives reach its peers.
+
+    Args:
+        cluster: addresses by job.
+        task_type: this process's job.
+        task_index: its index in the job.
+        leader: the collective leader's device name, `/job:…/replica:0/task:…`.
+
+    Raises:
+        RuntimeError: TensorFlow has run an operation in this process already.
+    """
+    import tensorflow as tf
+
+    eager = _context.context()
+    eager.configure_collective_ops(
+        collective_leader=leader,
+        scoped_allocator_enabled_ops=("CollectiveReduce",),
+        device_filters=(f"/job:{task_type}/task:{task_index}",),
+    )
+    eager.enable_collective_ops(
+        tensorflow_server_pb2.ServerDef(
+            cluster=tf.train.ClusterSpec(cluster).as_cluster_def(),
+            default_session_config=eager.config,
+            job_name=task_type,
+            task_index=task_index,
+            protocol="grpc",
+        )
+    )
+    eager.ensure_initialized()
+
+
+def abort_collectives(message: str) -> None:
+    """Fails every pending and later collective of this process with `UnavailableError`."""
+    import tensorflow as tf
+
+    _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
+
+
+def global_seed() -> Any:
+    """The seed given to `tf.random.set_seed`, or None."""
+    return _context.global_seed()
+
+
+def in_xla() -> bool:
+    """Whether the graph being built will be compiled by XLA."""
+    return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
+
+
+def dataset_operations(dataset: Any) -> set[str]:
+    """The names of the dataset classes and operations that a pipeline is made of."""
+    names: set[str] = set()
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        names.add(type(part).__name__)
+        pending.extend(part._inputs())
+        for function in part._functions():
+            graph = function.function.graph.as_graph_def()
+            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+            names.update(node.op for node in nodes)
+    return names

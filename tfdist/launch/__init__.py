@@ -1,0 +1,10 @@
+"""The `tfdist` command: starts the workers of a job, and says what is wrong with a machine."""
+
+from __future__ import annotations
+
+# Subcommand -> (module with `main(arguments) -> exit code`, one line for the help text).
+# The module is imported when its command is called.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "run": ("tfdist.launch.run", "start a script as several workers"),
+    "doctor": ("tfdist.launch.doctor", "check this machine and its TF_CONFIG"),
+}

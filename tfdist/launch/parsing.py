@@ -1,0 +1,65 @@
+"""What the command lines of all subcommands share: complaints in one line, and checked numbers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import NoReturn, TypeVar
+
+T = TypeVar("T")
+
+
+class OneLineParser(argparse.ArgumentParser):
+    """A parser that complains in one line, and then exits with code 2."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the process with a message."""
+        self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
+
+
+def typed(read: Callable[[str], T]) -> Callable[[str], T]:
+    """Makes argparse show the message of the ValueError that `read` raises."""
+
+    def reader(text: str) -> T:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return reader
+
+
+def count(least: int) -> Callable[[str], int]:
+    """Reads a whole number that is not below `least`.
+
+    Example:
+        >>> count(1)("4")
+        4
+    """
+
+    def read(text: str) -> int:
+        if not (text.isascii() and text.isdecimal() and int(text) >= least):
+            raise ValueError(f"must be a whole number from {least} on. Received: {text!r}")
+        return int(text)
+
+    return typed(read)
+
+
+def seconds(*, zero: bool) -> Callable[[str], float]:
+    """Reads a positive number of seconds, or also 0.
+
+    Example:
+        >>> seconds(zero=True)("0")
+        0.0
+    """
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = -1.0
+        if not (0 < value < float("inf") or (zero and value == 0)):
+            raise ValueError(f"must be a number of seconds. Received: {text!r}")
+        return value
+
+    return typed(read)

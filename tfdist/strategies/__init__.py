@@ -1,0 +1,1 @@
+"""tf.distribute strategies that carry Keras's `fit`."""

@@ -1,0 +1,203 @@
+"""Gives every worker its share of a dataset.
+
+A dataset that every worker can read whole keeps its global batches: each replica takes its rows
+of each batch, the first ones one row more where they do not divide. So all workers see the same
+batches that one process would, in the same order. A dataset of files, one that is not to be
+sharded, and the user's own function give each worker batches of its own; then the workers agree
+before each step on whether any of them has rows left.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from tfdist.internals.tensorflow import (
+    dataset_operations,
+    distribute_lib,
+    get_distributed_dataset,
+    get_distributed_datasets_from_function,
+)
+
+if TYPE_CHECKING:
+    from tfdist.strategies.extended import ReplicatedExtended
+
+_FILE_READERS = (
+    "TFRecordDataset",
+    "TextLineDataset",
+    "FixedLengthRecordDataset",
+    "CSVDataset",
+    "SqlDataset",
+)
+
+
+def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any) -> Any:
+    """The distributed form of a dataset of global batches.
+
+    Raises:
+        ValueError: the elements are not batches.
+    """
+    if extended._num_replicas_in_sync == 1:
+        return get_distributed_dataset(
+            dataset,
+            extended._input_workers_with_options(options),
+            extended._container_strategy(),
+            options=options,
+        )
+    _require_batches(dataset)
+    if extended.worker_count > 1 and not splits_batches(dataset):
+        return get_distributed_dataset(
+            dataset,
+            extended._input_workers_with_options(options),
+            extended._container_strategy(),
+            num_replicas_in_sync=extended._num_replicas_in_sync,
+            input_context=_input_context(extended),
+            options=options,
+        )
+    first = extended._get_replica_id_in_sync_group(0)
+    shares = split_batches(
+        dataset, first, len(extended.worker_devices), extended._num_replicas_in_sync
+    )
+    distributed = get_distributed_dataset(
+        shares,
+        extended._input_workers_with_options(options),
+        extended._container_strategy(),
+        options=options,
+    )
+    count = int(dataset.cardinality())
+    if count >= 0 and extended.group.same("dataset", f"{count} {dataset.element_spec}"):
+        # All workers run out at the same step: no need to agree on it at each.
+        distributed._enable_get_next_as_optional = False
+    return distributed
+
+
+def distribute_datasets_from_function(
+    extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
+) -> Any:
+    """The distributed form of the per-worker datasets that the user's function makes."""
+    return get_distributed_datasets_from_function(
+        dataset_fn,
+        extended._input_workers_with_options(options),
+        [_input_context(extended)],
+        extended._container_strategy(),
+        options,
+    )
+
+
+def splits_batches(dataset: Any) -> bool:
+    """Whether workers share out each batch, rather than the files or nothing.
+
+    As in TensorFlow, the policy AUTO shards files where there are any.
+    """
+    policy = dataset.options().experimental_distribute.auto_shard_policy
+    shard = tf.data.experimental.AutoShardPolicy
+    if policy in (shard.DATA, shard.HINT):
+        return True
+    if policy in (shard.OFF, shard.FILE):
+        return False
+    return not _reads_files(dataset)
+
+
+def split_batches(dataset: Any, first: int, count: int, replicas: int) -> Any:
+    """Cuts every batch for this worker's replicas.
+
+    Args:
+        dataset: elements are global batches; every component's first axis is the rows.
+        first: this worker's first replica.
+        count: the number of its replicas.
+        replicas: the number of all replicas.
+
+    Returns:
+        A dataset with `count` elements for each batch, the replicas' rows in order.
+    """
+
+    def cut(replica: Any, *batch: Any) -> Any:
+        element = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        return take_share(element, replica, replicas)
+
+    if count == 1:
+        shares = dataset.map(lambda *batch: cut(first, *batch), deterministic=True)
+    else:
+
+        def cut_all(*batch: Any) -> Any:
+            local = tf.data.Dataset.range(first, first + count)
+            return local.map(lambda replica: cut(tf.cast(replica, tf.int32), *batch))
+
+        shares = dataset.flat_map(cut_all)
+    return shares.prefetch(count)
+
+
+def take_share(batch: Any, replica: Any, replicas: int) -> Any:
+    """One replica's rows of every component of a batch."""
+
+    def take(component: Any) -> Any:
+        if component is None or isinstance(component, tf.experimental.Optional):
+            return component
+        if isinstance(component, tf.SparseTensor):
+            return _take_sparse(component, replica, replicas)
+        rows = component.nrows() if isinstance(component, tf.RaggedTensor) else _rows(component)
+        start, stop = share_of_rows(rows, replica, replicas)
+        share = component[start:stop]
+        static = None if isinstance(component, tf.RaggedTensor) else component.shape[0]
+        if static is not None and static % replicas == 0:
+            share.set_shape([static // replicas, *component.shape[1:]])
+        return share
+
+    return tf.nest.map_structure(take, batch)
+
+
+def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
+    """The half-open range of rows that a replica takes; the first replicas take the excess.
+
+    Example:
+        >>> [share_of_rows(5, r, 3) for r in range(3)]
+        [(0, 2), (2, 4), (4, 5)]
+    """
+    least, excess = rows // replicas, rows % replicas
+    if isinstance(rows, int) and isinstance(replica, int):
+        start = replica * least + min(replica, excess)
+        return start, start + least + (replica < excess)
+    replica, replicas = tf.cast(replica, rows.dtype), tf.cast(replicas, rows.dtype)
+    start = replica * least + tf.minimum(replica, excess)
+    return start, start + least + tf.cast(replica < excess, rows.dtype)
+
+
+def _rows(component: Any) -> Any:
+    return tf.shape(component)[0]
+
+
+def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: int) -> tf.SparseTensor:
+    shape = component.dense_shape
+    start, stop = share_of_rows(shape[0], replica, replicas)
+    zeros = tf.zeros_like(shape[1:])
+    return tf.sparse.slice(
+        component,
+        start=tf.concat([[start], zeros], axis=0),
+        size=tf.concat([[stop - start], shape[1:]], axis=0),
+    )
+
+
+def _input_context(extended: ReplicatedExtended) -> Any:
+    return distribute_lib.InputContext(
+        num_input_pipelines=extended.worker_count,
+        input_pipeline_id=extended.worker_rank,
+        num_replicas_in_sync=extended._num_replicas_in_sync,
+    )
+
+
+def _require_batches(dataset: Any) -> None:
+    for spec in tf.nest.flatten(dataset.element_spec):
+        shape = getattr(spec, "shape", None)
+        if shape is not None and shape.rank == 0:
+            raise ValueError(
+                "A dataset must yield batches to be shared out among replicas: the first axis of "
+                f"every component is the rows. Received: an element with a scalar, {spec}. "
+                "Call `.batch(global_batch_size)` on the dataset."
+            )
+
+
+def _reads_files(dataset: Any) -> bool:
+    operations = dataset_operations(dataset)
+    return any(reader in name for name in operations for reader in _FILE_READERS)

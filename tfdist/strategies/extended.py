@@ -1,0 +1,257 @@
+"""The engine under both strategies: TensorFlow's local mirrored machinery plus communicators.
+
+What happens among this process's devices is TensorFlow's; everything that crosses replicas or
+workers goes through a `Communicator`, so that another one can take its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collective.communicator import Communicator
+from tfdist.internals.tensorflow import (
+    CheckpointInitialValue,
+    DistributedValues,
+    Mirrored,
+    MirroredExtended,
+    distribute_lib,
+    distribute_utils,
+    get_current_replica_id_as_int,
+    simple_broadcast,
+)
+from tfdist.strategies import reduction
+from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
+from tfdist.strategies.group import Group
+from tfdist.strategies.variables import VARIABLE_CLASSES
+
+
+class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
+    """Replicas on the devices of one or more workers, equal at all times.
+
+    Args:
+        container: the strategy that this is the engine of.
+        devices: this worker's devices, one replica each.
+        replicas: for each device a communicator over all replicas of all workers.
+        workers: a communicator with one participant per worker.
+        group: the workers, for what Python code has to agree on.
+        cross_device_ops: how to reduce among this worker's devices outside of a replica.
+    """
+
+    def __init__(
+        self,
+        container: tf.distribute.Strategy,
+        devices: Sequence[str],
+        replicas: Sequence[Communicator],
+        workers: Communicator,
+        group: Group,
+        cross_device_ops: Any = None,
+    ) -> None:
+        super().__init__(container, devices=list(devices), cross_device_ops=cross_device_ops)
+        self._replicas = tuple(replicas)
+        self._workers = workers
+        self.group = group
+        self._local_ops = cross_device_ops
+
+    # Who we are.
+
+    @property
+    def _num_replicas_in_sync(self) -> int:
+        return len(self._devices) * self._workers.size
+
+    @property
+    def worker_count(self) -> int:
+        """The number of workers in the group."""
+        return self._workers.size
+
+    @property
+    def worker_rank(self) -> int:
+        """This worker's position in the group."""
+        return self._workers.rank
+
+    def _in_multi_worker_mode(self) -> bool:
+        return self._workers.size > 1
+
+    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
+        return self._workers.rank * len(self._devices) + replica_id
+
+    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
+        return replica_id_in_sync_group - self._workers.rank * len(self._devices)
+
+    @property
+    def experimental_between_graph(self) -> bool:
+        return self._workers.size > 1
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self._workers.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self._workers.rank == 0
+
+    def _use_merge_call(self) -> bool:
+        # Replicas of one process run one after the other when eager, so a collective that one of
+        # them waits in would never end; then their values are merged before they cross workers.
+        return tf.executing_eagerly() and len(self._devices) > 1
+
+    # Variables.
+
+    def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
+        colocate_with = kwargs.pop("colocate_with", None)
+        if colocate_with is not None and not isinstance(colocate_with, DistributedValues):
+            if isinstance(colocate_with, (tuple, list)):
+                devices = tuple(colocate_with)
+            else:
+                with tf.device(colocate_with.device):
+                    return next_creator(**kwargs)
+        else:
+            devices = self._devices if colocate_with is None else colocate_with._devices
+
+        def create_copies(**kwargs: Any) -> list[Any]:
+            copies: list[Any] = []
+            name = kwargs.get("name") or "Variable"
+            for i, device in enumerate(devices):
+                with tf.device(device):
+                    if copies:
+                        first = copies[0]
+                        kwargs["initial_value"] = lambda first=first: tf.identity(first.value())
+                        # The slash at the end makes the name absolute.
+                        kwargs["name"] = f"{first.name.split(':')[0]}/replica_{i}/"
+                    else:
+                        kwargs["initial_value"] = self._first_value(name, device, kwargs)
+                    copies.append(next_creator(**kwargs))
+            return copies
+
+        return distribute_utils.create_mirrored_variable(
+            self._container_strategy(),
+            create_copies,
+            VARIABLE_CLASSES,
+            distribute_utils.VARIABLE_POLICY_MAPPING,
+            **kwargs,
+        )
+
+    def _first_value(self, name: str, device: str, kwargs: dict[str, Any]) -> Any:
+        given = kwargs["initial_value"]
+        if self._workers.size == 1 or given is None:
+            return given
+        dtype = kwargs.get("dtype")
+
+        def chiefs_value() -> tf.Tensor:
+            value = given() if callable(given) else given
+            if isinstance(value, CheckpointInitialValue):
+                value = value.wrapped_value
+            value = tf.convert_to_tensor(value, dtype=dtype)
+            self.group.agree("variable", f"{name} {value.dtype.name}{value.shape}")
+            if not value.shape.num_elements():
+                return value
+            return self._workers.broadcast(value)
+
+        return chiefs_value
+
+    # Input.
+
+    def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
+        return distribute_dataset(self, dataset, options)
+
+    def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
+        return distribute_datasets_from_function(self, dataset_fn, options)
+
+    def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
+        first = self._get_replica_id_in_sync_group(0)
+        contexts = [
+            distribute_lib.ValueContext(first + i, self._num_replicas_in_sync)
+            for i in range(len(self._devices))
+        ]
+        return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
+
+    # Reductions in a replica.
+
+    def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        if self._use_merge_call():
+            return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(
+                self, reduce_op, value, options
+            )
+        communicator = self._replicas[get_current_replica_id_as_int()]
+        return reduction.all_reduce(communicator, reduce_op, value, self._num_replicas_in_sync)
+
+    def all_gather_in_replica(self, value: tf.Tensor) -> tf.Tensor:
+        """Concatenates a tensor of every replica along axis 0, in replica order."""
+        return self._replicas[get_current_replica_id_as_int()].all_gather(value)
+
+    def _replica_ctx_update(
+        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
+    ) -> Any:
+        return super()._replica_ctx_update(var, fn, args, kwargs or {}, group)
+
+    # Reductions outside of replicas.
+
+    def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
+        flat = tf.nest.flatten(value)
+        pairs = [(v, destinations) for v in flat]
+        reduced = self._batch_reduce_to(reduce_op, pairs, options)
+        return tf.nest.pack_sequence_as(value, reduced)
+
+    def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        results: list[Any] = []
+        crossing: list[int] = []
+        for value, destinations in value_destination_pairs:
+            if _is_mirrored(value):
+                results.append(_reduce_mirrored(reduce_op, value, self._num_replicas_in_sync))
+            elif isinstance(value, DistributedValues) or self._workers.size > 1:
+                crossing.append(len(results))
+                results.append(self._reduce_locally(value))
+            elif reduce_op == tf.distribute.ReduceOp.MEAN or len(self._devices) == 1:
+                results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))
+            else:
+                results.append(reduction.multiply_plain(value, len(self._devices)))
+        sums = reduction.all_reduce(
+            self._workers, tf.distribute.ReduceOp.SUM, [results[i] for i in crossing], 1
+        )
+        for i, reduced in zip(crossing, sums, strict=True):
+            value, destinations = value_destination_pairs[i]
+            if reduce_op == tf.distribute.ReduceOp.MEAN:
+                per_worker = len(value.values) if isinstance(value, DistributedValues) else 1
+                reduced = reduction.divide(reduced, per_worker * self._workers.size)
+            results[i] = simple_broadcast(reduced, destinations)
+        return results
+
+    def _reduce_locally(self, value: Any) -> Any:
+        if not isinstance(value, DistributedValues):
+            return value if _is_sparse(value) else tf.convert_to_tensor(value)
+        values = [tf.convert_to_tensor(v) if not _is_sparse(v) else v for v in value.values]
+        if len(values) == 1:
+            return values[0]
+        if self._local_ops is not None:
+            first = value.values[0].device
+            return self._local_ops.reduce(tf.distribute.ReduceOp.SUM, value, first).values[0]
+        return reduction.add(values)
+
+    def _gather_to_implementation(
+        self, value: Any, destinations: Any, axis: int, options: Any
+    ) -> Any:
+        def gather(value: Any) -> Any:
+            parts = value.values if isinstance(value, DistributedValues) else [value]
+            local = parts[0] if len(parts) == 1 else tf.concat(parts, axis)
+            return simple_broadcast(
+                reduction.all_gather(self._workers, tf.convert_to_tensor(local), axis),
+                destinations,
+            )
+
+        return tf.nest.map_structure(gather, value)
+
+
+def _is_mirrored(value: Any) -> bool:
+    return isinstance(value, Mirrored) or bool(distribute_utils.is_mirrored(value))
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)
+
+
+def _reduce_mirrored(reduce_op: Any, value: Any, replicas: int) -> Any:
+    if reduce_op == tf.distribute.ReduceOp.MEAN:
+        return value
+    return tf.nest.map_structure(lambda v: v * replicas, value.values[0])

@@ -1,0 +1,140 @@
+"""This process's membership in its group of workers: joined once, shared by all strategies."""
+
+from __future__ import annotations
+
+import platform
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import Session, Topology, meet
+from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
+from tfdist.internals.tensorflow import abort_collectives, start_server
+from tfdist.options import Options
+
+
+class Group:
+    """The workers of one job, as seen by one of them.
+
+    Attributes:
+        topology: who they are.
+        session: the control connections among them.
+        options: the settings from the environment.
+    """
+
+    def __init__(self, topology: Topology, session: Session, options: Options) -> None:
+        self.topology = topology
+        self.session = session
+        self.options = options
+
+    def exchange(self, topic: str, text: str) -> list[str]:
+        """Every worker's text for a topic, in rank order; all of them call it."""
+        if self.topology.size == 1:
+            return [text]
+        return [t.decode() for t in self.session.exchange(topic, text.encode())]
+
+    def same(self, topic: str, text: str) -> bool:
+        """Whether all workers hold the same text for a topic."""
+        return len(set(self.exchange(topic, text))) == 1
+
+    def agree(self, topic: str, text: str) -> None:
+        """Checks that all workers hold the same text for a topic.
+
+        Raises:
+            ProgramMismatchError: they do not; the message names the first two that differ.
+        """
+        texts = self.exchange(topic, text)
+        for rank, other in enumerate(texts):
+            if other != texts[0]:
+                workers = self.topology.workers
+                raise ProgramMismatchError(
+                    f"The workers do not run the same program: {workers[0]} has the {topic} "
+                    f"{texts[0]!r} where {workers[rank]} has {other!r}. "
+                    "Run one script, with the same arguments and data, on all workers."
+                )
+
+
+_joined: Group | None = None
+
+
+def join(topology: Topology) -> Group:
+    """Joins the group, or returns the membership that this process already has.
+
+    Args:
+        topology: the cluster and this process's place in it.
+
+    Raises:
+        ClusterError: the process is a member of another group already.
+        RendezvousError: the others did not come in time.
+        UnsupportedError: TensorFlow was used before the group was joined.
+    """
+    global _joined
+    if topology.size == 1:
+        options = Options.from_environment()
+        return Group(topology, meet(Topology(), options), options)
+    if _joined is None:
+        _joined = _join(topology)
+    elif (_joined.topology.fingerprint(), _joined.topology.rank) != (
+        topology.fingerprint(),
+        topology.rank,
+    ):
+        raise ClusterError(
+            f"This process is {_joined.topology.me} of a running group and cannot become "
+            f"{topology.me} of another one. Start a new process for another cluster."
+        )
+    return _joined
+
+
+def _join(topology: Topology) -> Group:
+    options = Options.from_environment()
+    session = meet(topology, options)
+    group = Group(topology, session, options)
+    group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
+    try:
+        _start_server(topology)
+    except RuntimeError as error:
+        raise UnsupportedError(
+            "TensorFlow ran an operation before the strategy was made, so its collectives cannot "
+            "reach the other workers any more. Make the strategy first, right after the imports."
+        ) from error
+    session.on_peer_lost(abort_collectives)
+    return group
+
+
+def _start_server(topology: Topology) -> None:
+    jobs: dict[str, list[str]] = {}
+    for worker in topology.workers:
+        jobs.setdefault(worker.task_type, []).append(worker.address)
+    chief = topology.chief
+    leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
+    start_server(jobs, topology.me.task_type, topology.me.task_index, leader)
+
+
+def share_randomness(group: Group) -> None:
+    """Gives all workers the chief's random states, so that they draw the same orders.
+
+    Covers Python's `random`, NumPy's global generator and, where no seed was set, TensorFlow's:
+    what shuffles arrays and datasets. Workers that were seeded alike are left as they are.
+    """
+    import json
+    import random
+
+    import numpy as np
+
+    if group.topology.size == 1:
+        return
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, internal, gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
+        "tensorflow": random.SystemRandom().randrange(2**31),
+    }
+    chief = json.loads(group.exchange("random state", json.dumps(states))[0])
+    version, internal, gauss = chief["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(chief["numpy"]))
+    from tfdist.internals.tensorflow import global_seed
+
+    if all(seed == "None" for seed in group.exchange("seed", str(global_seed()))):
+        tf.random.set_seed(chief["tensorflow"])

@@ -1,0 +1,46 @@
+"""The strategy for one process with several devices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import Topology
+from tfdist.collective.communicator import Alone
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import join
+from tfdist.strategies.multi_worker import local_devices, replica_communicators
+
+
+class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Synchronous data parallelism over the devices of one process.
+
+    Args:
+        devices: device names; by default all GPUs, else all logical CPU devices.
+        cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
+            inside them TensorFlow's collectives are used.
+
+    Example:
+        ```python
+        strategy = tfdist.MirroredStrategy(["GPU:0", "GPU:1"])
+        ```
+    """
+
+    def __init__(
+        self, devices: Sequence[str] | None = None, cross_device_ops: Any = None
+    ) -> None:
+        group = join(Topology())
+        names = [_full_name(d) for d in devices] if devices else local_devices(group)
+        options = tf.distribute.experimental.CommunicationOptions()
+        workers = Alone()
+        replicas = replica_communicators(group, names, workers, options)
+        extended = ReplicatedExtended(self, names, replicas, workers, group, cross_device_ops)
+        tf.distribute.Strategy.__init__(self, extended)
+
+
+def _full_name(device: str) -> str:
+    spec = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/device:{device}")
+    host = tf.DeviceSpec.from_string(tf.config.list_logical_devices("CPU")[0].name)
+    return str(host.make_merged_spec(spec).to_string())

@@ -1,0 +1,61 @@
+"""The training step that a replica is in: its share of the global batch, what it has written."""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import Any
+
+import tensorflow as tf
+
+
+class Step:
+    """One replica's part of one step over a global batch; a context manager.
+
+    Inside it, losses are weighted by the replica's share of the rows, so that their sum over the
+    replicas is the loss of the global batch, however the rows divide.
+
+    Attributes:
+        share: rows of this replica / rows of the global batch, a float32 scalar.
+        written: the mirrored variables that the replica has assigned so far, in order.
+    """
+
+    def __init__(self, share: tf.Tensor) -> None:
+        self.share = share
+        self.written: dict[int, Any] = {}
+
+    def weigh(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
+        share = tf.cast(self.share, value.dtype)
+        return tf.where(share > 0, value * share, tf.zeros_like(value))
+
+    def unweigh(self, value: tf.Tensor) -> tf.Tensor:
+        """Divides by the share; zero for a replica without rows."""
+        return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+
+    def __enter__(self) -> Step:
+        _stack().append(self)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _stack().pop()
+
+
+def current_step() -> Step | None:
+    """The step that the calling replica is in, if any."""
+    stack = _stack()
+    return stack[-1] if stack else None
+
+
+_local = threading.local()
+
+
+def _stack() -> list[Step]:
+    if not hasattr(_local, "steps"):
+        _local.steps = []
+    return _local.steps  # type: ignore[no-any-return]

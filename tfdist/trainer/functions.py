@@ -1,0 +1,134 @@
+"""The functions that Keras's loops call for each step, made for replicas on many workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.strategies.data import take_share
+from tfdist.trainer.replica_step import run_replica_step
+
+
+def make_step_function(
+    model: keras.Model, step_function: Callable[[Any], Any]
+) -> Callable[[Iterator[Any]], Any]:
+    """What `fit` and `evaluate` call: takes the next batches of an iterator, returns the logs.
+
+    Args:
+        model: the model, compiled under a tfdist strategy.
+        step_function: `model.train_step` or `model.test_step`.
+
+    Raises:
+        UnsupportedError: XLA was asked for, and there is more than one replica.
+    """
+    strategy = model.distribute_strategy
+
+    def one_step(batch: Any) -> Any:
+        def replica_step(share: Any) -> Any:
+            return run_replica_step(model, step_function, without_optionals(share))
+
+        logs = strategy.run(replica_step, args=(batch,))
+        return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
+
+    one_step = _compiled(model, one_step)
+    several = max(1, model.steps_per_execution)
+
+    def steps_of_iterator(iterator: Any) -> Any:
+        logs = one_step(iterator.get_next())
+        if several == 1:
+            return logs
+        if model.run_eagerly:
+            for _ in range(several - 1):
+                batch = iterator.get_next_as_optional()
+                if not batch.has_value():
+                    break
+                logs = one_step(batch.get_value())
+            return logs
+        return _loop(one_step, iterator, several, logs)
+
+    if not model.run_eagerly:
+        steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
+
+    def function(iterator: Any) -> Any:
+        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+            return steps_of_iterator(iterator)
+        logs = None
+        for _, batch in zip(range(several), iterator, strict=False):
+            logs = one_step(share_out(strategy, batch))
+        return logs
+
+    return function
+
+
+def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
+    """What `predict` calls: takes a list of batches, returns the outputs for all their rows."""
+    strategy = model.distribute_strategy
+
+    def one_step(batch: Any) -> Any:
+        outputs = strategy.run(lambda share: model.predict_step(without_optionals(share)), (batch,))
+        if strategy.num_replicas_in_sync == 1:
+            return outputs
+        return tf.nest.map_structure(lambda output: strategy.gather(output, axis=0), outputs)
+
+    one_step = _compiled(model, one_step)
+
+    def function(batches: list[Any]) -> Any:
+        outputs = [one_step(share_out(strategy, batch)) for batch in batches]
+        if len(outputs) == 1:
+            return outputs[0]
+        return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
+
+    return function
+
+
+def share_out(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """Cuts a batch that all workers hold into the local replicas' shares, where it is not yet."""
+    replicas = strategy.num_replicas_in_sync
+    flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if replicas == 1 or any(isinstance(v, tf.distribute.DistributedValues) for v in flat):
+        return batch
+    if isinstance(batch, list):
+        batch = tuple(batch)
+    tensors = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)
+
+    def share(context: Any) -> Any:
+        return take_share(tensors, context.replica_id_in_sync_group, replicas)
+
+    return strategy.experimental_distribute_values_from_function(share)
+
+
+def without_optionals(batch: Any) -> Any:
+    """Puts None where a dataset, which cannot hold None, has an empty optional."""
+    return tf.nest.map_structure(
+        lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch
+    )
+
+
+def _compiled(model: keras.Model, one_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    if model.run_eagerly:
+        return one_step
+    if model.jit_compile and model.distribute_strategy.num_replicas_in_sync > 1:
+        raise UnsupportedError(
+            "jit_compile=True is not possible with several replicas: XLA cannot compile the "
+            "collectives between them. Compile the model with jit_compile=False."
+        )
+    return tf.function(  # type: ignore[no-any-return]
+        one_step, reduce_retracing=True, autograph=False, jit_compile=model.jit_compile or None
+    )
+
+
+def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, logs: Any) -> Any:
+    def more(done: tf.Tensor, going: tf.Tensor, logs: Any) -> tf.Tensor:
+        return tf.logical_and(going, done < steps)
+
+    def again(done: tf.Tensor, going: tf.Tensor, logs: Any) -> Any:
+        batch = iterator.get_next_as_optional()
+        going = batch.has_value()
+        logs = tf.cond(going, lambda: one_step(batch.get_value()), lambda: logs)
+        return done + 1, going, logs
+
+    return tf.while_loop(more, again, (1, True, logs), parallel_iterations=1)[2]

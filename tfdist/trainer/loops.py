@@ -1,0 +1,75 @@
+"""Makes Keras's loops use the step functions for replicas, and build models without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals.keras import TensorFlowTrainer
+from tfdist.internals.tensorflow import PerReplicaSpec
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.functions import make_predict_function, make_step_function
+
+
+def install() -> None:
+    """Replaces what `fit`, `evaluate` and `predict` call for models under a tfdist strategy."""
+    make_train, make_test, make_predict = (
+        TensorFlowTrainer.make_train_function,
+        TensorFlowTrainer.make_test_function,
+        TensorFlowTrainer.make_predict_function,
+    )
+    build = TensorFlowTrainer._maybe_symbolic_build
+
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_train(self, force)
+        if self.train_function is None or force:
+            self.train_function = make_step_function(self, self.train_step)
+        return self.train_function
+
+    def make_test_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_test(self, force)
+        if self.test_function is None or force:
+            self.test_function = make_step_function(self, self.test_step)
+        return self.test_function
+
+    def make_predict(self: Any, force: bool = False, keras_way: Any = make_predict) -> Any:
+        if not is_ours(self):
+            return keras_way(self, force)
+        if self.predict_function is None or force:
+            self.predict_function = make_predict_function(self)
+        return self.predict_function
+
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if not is_ours(self):
+            build(self, iterator=iterator, data_batch=data_batch)
+            return
+        if iterator is not None:
+            data_batch = symbolic_batch(iterator._distributed_dataset.element_spec)
+        with self.distribute_strategy.scope():
+            self._symbolic_build(data_batch=data_batch)
+
+    TensorFlowTrainer.make_train_function = make_train_function
+    TensorFlowTrainer.make_test_function = make_test_function
+    TensorFlowTrainer.make_predict_function = make_predict
+    TensorFlowTrainer._maybe_symbolic_build = symbolic_build
+
+
+def is_ours(model: keras.Model) -> bool:
+    """Whether the model was made under a tfdist strategy."""
+    strategy = model._distribute_strategy
+    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+
+
+def symbolic_batch(element_spec: Any) -> Any:
+    """Shapes and types of one replica's share of a batch, enough to build a model from."""
+
+    def first(spec: Any) -> Any:
+        if isinstance(spec, PerReplicaSpec):
+            spec = spec._value_specs[0]
+        return None if "Optional" in type(spec).__name__ else spec
+
+    return tf.nest.map_structure(first, element_spec)

@@ -1,0 +1,92 @@
+"""One replica's training or test step, and what the replicas settle at its end.
+
+A step ends with one all-reduce of everything small: the state of the metrics, the moving
+statistics that the step has changed, and what a custom step returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies.step import Step
+
+SUM = tf.distribute.ReduceOp.SUM
+
+
+def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], batch: Any) -> Any:
+    """Runs `train_step` or `test_step` on a replica's share of a batch.
+
+    Args:
+        model: the model whose step it is.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the replica's rows.
+
+    Returns:
+        The step's logs, equal on all replicas: metrics of all rows so far, other values averaged
+        over the rows of the step.
+    """
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return step_function(batch)
+    with Step(share_of(context, batch)) as step:
+        logs = step_function(batch)
+        return _settle(context, model, step, logs)
+
+
+def share_of(context: Any, batch: Any) -> tf.Tensor:
+    """This replica's rows divided by the rows of all replicas, a float32 scalar."""
+    rows = count_rows(batch)
+    total = context.all_reduce(SUM, rows)
+    return tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
+
+
+def count_rows(batch: Any) -> tf.Tensor:
+    """The number of rows of a batch: the first dimension of its first component."""
+    for component in tf.nest.flatten(batch):
+        if component is None or isinstance(component, tf.experimental.Optional):
+            continue
+        if isinstance(component, tf.RaggedTensor):
+            return tf.cast(component.nrows(), tf.int32)
+        if isinstance(component, tf.SparseTensor):
+            return tf.cast(component.dense_shape[0], tf.int32)
+        return tf.shape(component)[0]
+    raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
+
+
+def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> Any:
+    metrics = list({id(v): v for m in model.metrics for v in m.variables}.values())
+    statistics = _changed_statistics(model, step)
+    own_logs = logs if isinstance(logs, dict) else {"": logs}
+    values = {k: tf.convert_to_tensor(v) for k, v in own_logs.items() if v is not None}
+    averaged = [k for k, v in values.items() if v.dtype.is_floating]
+
+    sums = context.all_reduce(
+        SUM,
+        [tf.convert_to_tensor(v) for v in metrics]
+        + [step.weigh(tf.convert_to_tensor(v)) for v in statistics]
+        + [step.weigh(values[k]) for k in averaged],
+    )
+    totals, sums = sums[: len(metrics)], sums[len(metrics) :]
+    means, sums = sums[: len(statistics)], sums[len(statistics) :]
+    for variable, mean in zip(statistics, means, strict=True):
+        variable.assign(mean)
+    values.update(zip(averaged, sums, strict=True))
+
+    if not isinstance(logs, dict):
+        return values.get("", logs)
+    with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
+        of_metrics = {k: tf.convert_to_tensor(v) for k, v in model.get_metrics_result().items()}
+    return {k: of_metrics.get(k, values.get(k)) for k in logs}
+
+
+def _changed_statistics(model: keras.Model, step: Step) -> list[Any]:
+    # Moving averages and the like, which each replica has computed from its own rows.
+    return [
+        v
+        for v in model.non_trainable_variables
+        if id(v.value) in step.written and tf.as_dtype(v.dtype).is_floating
+    ]
