@@ -32,6 +32,12 @@ def wait_for(*ranks):
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker(pytest.mark.timeout(60))
+
+
 class Job:
     """A launcher and everything it starts, found by a mark in the environment."""
 

@@ -185,7 +185,7 @@ class Gathering:
             return
         self._present[rank] = (sock, hello)
         self._selector.register(sock, selectors.EVENT_READ, rank)
-        self._tell({"kind": "waiting", "missing": self._missing()}, [rank])
+        self._tell({"kind": "waiting", "missing": self._missing()}, only=rank)
 
     def _condemn(self, error: TfdistError) -> None:
         """Ends the gathering with an error, told to all who are here and who still come."""
@@ -194,10 +194,10 @@ class Gathering:
             self._tell(to_header("error", error))
             self._told.update(self._present)
 
-    def _tell(self, header: Header, ranks: Sequence[int] | None = None) -> None:
+    def _tell(self, header: Header, only: int | None = None) -> None:
         frame = encode(header)
-        for rank in list(self._present) if ranks is None else ranks:
-            if not send_at_once(self._present[rank][0], frame):
+        for rank, (sock, _) in list(self._present.items()):
+            if only in (None, rank) and not send_at_once(sock, frame):
                 self._forget(rank)
 
     def _forget(self, rank: int) -> None:

@@ -87,6 +87,8 @@ class Hub:
     def _join(self, rank: int, sequence: int, tag: str, payload: bytes, timeout: float) -> None:
         now = time.monotonic()
         with self._lock:
+            if self._failed:  # that rank is about to hear of it
+                return
             try:
                 payloads = self._ledger.join(
                     rank, sequence, tag, payload, deadline=now + timeout, timeout=timeout

@@ -141,7 +141,7 @@ class Links:
                 for rank, link in self._links.items():
                     wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.out else 0)
                     selector.modify(link.sock, wanted, rank)
-                events = selector.select(_SLICE)
+                events = selector.select(min(_SLICE, self._beat))
                 now = time.monotonic()
                 self._handle(selector, events, now)
                 if now - last > self._silence / 2:  # this process was stopped: it cannot judge

@@ -60,27 +60,31 @@ def count_rows(batch: Any) -> tf.Tensor:
 def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> Any:
     metrics = list({id(v): v for m in model.metrics for v in m.variables}.values())
     statistics = _changed_statistics(model, step)
-    own_logs = logs if isinstance(logs, dict) else {"": logs}
-    values = {k: tf.convert_to_tensor(v) for k, v in own_logs.items() if v is not None}
-    averaged = [k for k, v in values.items() if v.dtype.is_floating]
+    values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
+    averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
 
     sums = context.all_reduce(
         SUM,
         [tf.convert_to_tensor(v) for v in metrics]
         + [step.weigh(tf.convert_to_tensor(v)) for v in statistics]
-        + [step.weigh(values[k]) for k in averaged],
+        + [step.weigh(values[i]) for i in averaged],
     )
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]
     means, sums = sums[: len(statistics)], sums[len(statistics) :]
     for variable, mean in zip(statistics, means, strict=True):
         variable.assign(mean)
-    values.update(zip(averaged, sums, strict=True))
-
-    if not isinstance(logs, dict):
-        return values.get("", logs)
+    for i, mean in zip(averaged, sums, strict=True):
+        values[i] = mean
     with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
-        of_metrics = {k: tf.convert_to_tensor(v) for k, v in model.get_metrics_result().items()}
-    return {k: of_metrics.get(k, values.get(k)) for k in logs}
+        results = {k: tf.convert_to_tensor(v) for k, v in model.get_metrics_result().items()}
+    return _with_results(tf.nest.pack_sequence_as(logs, values), results)
+
+
+def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:
+    # What a metric computes from the totals is exact; a mean of the replicas' results is not.
+    if not isinstance(logs, dict):
+        return logs
+    return {k: results[k] if k in results else _with_results(v, results) for k, v in logs.items()}
 
 
 def _changed_statistics(model: keras.Model, step: Step) -> list[Any]:

@@ -1,0 +1,160 @@
+"""What only real processes can show: signals, deaths and exits."""
+
+import signal
+import sys
+import time
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+REPORT = """
+session.on_peer_lost(lambda message: print("LOST", message, flush=True))
+"""
+WAIT = (
+    REPORT
+    + """
+print("waiting", flush=True)
+try:
+    session.exchange("forever", b"")
+except Exception as error:
+    print("RAISED", type(error).__name__, error, flush=True)
+"""
+)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, rank, number):
+    places = addresses(3)
+    process = spawn(places, rank, "")
+    if rank == 0:
+        spawn(places, 1, "")
+    process.until("waiting for")  # the first announcement
+    start = time.monotonic()
+    process.send_signal(number)
+    output = process.rest()
+    assert time.monotonic() - start < 1
+    assert process.returncode == -number
+    assert number == signal.SIGTERM or "KeyboardInterrupt" in output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_signals_are_obeyed_in_an_exchange(job, number):
+    body = "if rank == 1: time.sleep(60)\nprint('waiting', flush=True)\nsession.exchange('a', b'')"
+    process = job(2, body)[0]
+    process.until("waiting")
+    start = time.monotonic()
+    process.send_signal(number)
+    process.rest()
+    # KeyboardInterrupt is an uncaught exception: there is a goodbye to be said.
+    assert time.monotonic() - start < 2
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_killed_worker_is_noticed_by_all(job, victim):
+    group = job(4, WAIT)
+    for process in group:
+        process.until("waiting")
+    start = time.monotonic()
+    group[victim].kill()
+    lines = [group[rank].until("RAISED") for rank in range(4) if rank != victim]
+    assert time.monotonic() - start < 1
+    for line in lines:
+        assert f"RAISED PeerLostError rank {victim}, worker {victim} (" in line
+        assert "connection closed" in line or "connection broken" in line
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_the_callback_runs_while_the_program_does_something_else(job, victim):
+    group = job(3, REPORT + "print('waiting', flush=True)\ntime.sleep(60)")
+    for process in group:
+        process.until("waiting")
+    group[victim].kill()
+    for rank in range(3):
+        if rank != victim:
+            assert f"rank {victim}, worker {victim} (" in group[rank].until("LOST")
+
+
+@pytest.mark.parametrize("last", ["", "sys.exit()", "sys.exit(3)", "session.close()"])
+def test_a_normal_exit_is_no_loss(job, last):
+    body = f"{REPORT}\nsession.exchange('a', b'')\nif rank != 1: time.sleep(0.5)\n{last}"
+    for process in job(3, body):
+        assert "LOST" not in process.rest()
+        assert process.returncode == (3 if "3" in last else 0)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_an_uncaught_exception_is_told(job, victim):
+    body = f"{REPORT}\nif rank == {victim}: raise ValueError('bad\\nshape')\ntime.sleep(60)"
+    group = job(3, body)
+    for rank in range(3):
+        if rank != victim:
+            line = group[rank].until("LOST")
+            assert f"rank {victim}, worker {victim} (" in line
+            assert ") failed: ValueError: bad; see its log" in line
+    assert "Traceback" in group[victim].rest()
+
+
+def test_the_first_cause_is_the_one_told(job):
+    body = """
+    if rank == 1:
+        raise ValueError("the cause")
+    session.exchange("a", b"")
+    """
+    for rank, process in enumerate(job(4, body)):
+        output = process.rest()
+        assert "ValueError: the cause" in output
+        assert rank == 1 or "PeerLostError: rank 1, worker 1 (" in output
+
+
+def test_a_mismatch_is_told_on_every_rank(job):
+    body = "session.exchange('a' if rank < 2 else 'b', b'')"
+    for process in job(3, body):
+        output = process.rest()
+        assert "ProgramMismatchError" in output
+        assert "'b' at worker 2" in output
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
+def test_a_stopped_worker_is_lost_and_learns_it(job):
+    group = job(3, WAIT + "time.sleep(5)", TFDIST_HEARTBEAT_TIMEOUT="1")
+    for process in group:
+        process.until("waiting")
+    group[1].send_signal(signal.SIGSTOP)
+    for rank in (0, 2):
+        line = group[rank].until("RAISED")
+        assert "rank 1, worker 1 (" in line
+        assert "no sign of life for 1 s" in line
+    group[1].send_signal(signal.SIGCONT)
+    assert "no sign of life for 1 s" in group[1].until("RAISED")
+
+
+def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
+    body = """
+    if rank == 1:
+        child = os.fork()
+        if child == 0:
+            session.close()
+            os.close(1), os.close(2)  # the test reads to the end of them
+            time.sleep(20)
+            os._exit(0)
+        session.exchange("a", b"")
+        print("CHILD", child, flush=True)
+        os.kill(os.getpid(), 9)
+    session.exchange("a", b"")
+    """
+    group = job(2, REPORT + __import__("textwrap").dedent(body) + "time.sleep(60)")
+    start = time.monotonic()
+    assert "connection" in group[0].until("LOST")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_second_rank_0_names_the_first(addresses, spawn):
+    places = addresses(2)
+    first = spawn(places, 0, "")
+    first.until("waiting for")
+    output = spawn(places, 0, "").rest()
+    assert f"worker 0 ({places[0]}): port" in output
+    assert f"in use by process {first.pid} (" in output

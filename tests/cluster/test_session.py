@@ -1,0 +1,248 @@
+"""What a group that has met can do, with threads as ranks."""
+
+import threading
+import time
+
+import pytest
+
+from tfdist.cluster import Session, Topology
+from tfdist.cluster import session as module
+from tfdist.cluster.wire import encode
+from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
+from tfdist.options import Options
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def alone():
+    return Session(Topology(), {}, Options())
+
+
+def group_of(sessions, count):
+    return [alone()] if count == 1 else sessions(count)
+
+
+def messages(errors, kind):
+    assert {type(error) for error in errors} == {kind}
+    return {str(error) for error in errors}
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_exchange(sessions, together, count):
+    group = group_of(sessions, count)
+    for size in (0, 1, 1000, 3_000_000 // count):
+        payloads = [bytes([rank]) * (size + rank) for rank in range(count)]
+        tag = f"of {size}"
+        got = together(lambda s, p=payloads, t=tag: s.exchange(t, p[s.rank], timeout=10), group)
+        assert got == [payloads] * count
+
+
+def test_many_exchanges_at_different_paces(sessions, together):
+    def work(session):
+        for step in range(200):
+            if step % 50 == session.rank:
+                time.sleep(0.01)
+            got = session.exchange(f"step {step}", f"{session.rank}.{step}".encode(), timeout=10)
+            assert got == [f"{rank}.{step}".encode() for rank in range(3)]
+        return True
+
+    assert together(work, sessions(3)) == [True] * 3
+
+
+def test_threads_of_one_rank_take_turns(sessions, together):
+    first, second = sessions(2)
+    one = together(lambda n: first.exchange("same", b"0", timeout=10) if n else None, [0])
+    assert one == [None]
+    calls = [lambda s=s: s.exchange("same", str(s.rank).encode(), 10) for s in (first, second) * 5]
+    assert together(lambda call: call(), calls) == [[b"0", b"1"]] * 10
+
+
+def test_exchange_refuses_large_payloads(sessions, monkeypatch):
+    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+    group = sessions(2)
+    with pytest.raises(ValueError, match="500 bytes at most on each of 2 workers. Received: 501"):
+        group[0].exchange("large", b"x" * 501)
+
+
+def test_different_tags(sessions, together):
+    group = sessions(3)
+    tags = ["train", "train", "evaluate"]
+    errors = together(lambda s: s.exchange(tags[s.rank], b"", timeout=10), group)
+    (message,) = messages(errors, ProgramMismatchError)
+    for part in ("exchange 0", "'train' at worker", "'evaluate' at worker 2", "same script"):
+        assert part in message
+    again = together(lambda s: s.exchange("train", b"", timeout=10), group)
+    assert messages(again, ProgramMismatchError) == {message}
+
+
+@pytest.mark.parametrize("absent", [0, 1, 2])
+def test_exchange_deadline_names_the_absent(sessions, together, absent):
+    group = sessions(3)
+    present = [session for session in group if session.rank != absent]
+    start = time.monotonic()
+    errors = together(lambda s: s.exchange("sum", b"", timeout=0.3), present)
+    assert time.monotonic() - start < 3
+    (message,) = messages(errors, RendezvousError)
+    worker = group[0].topology.workers[absent]
+    assert f"exchange 'sum' waited 0.3 s in vain for 1 of 3 workers: {worker}." in message
+    with pytest.raises(RendezvousError, match="'sum' waited"):
+        group[absent].exchange("sum", b"", timeout=10)
+
+
+@pytest.mark.parametrize("leaver", [0, 2])
+def test_goodbye_is_no_loss_but_ends_exchanges(sessions, together, leaver):
+    group = sessions(3)
+    assert together(lambda s: s.exchange("a", b"", timeout=10), group) == [[b"", b"", b""]] * 3
+    lost = []
+    stay = [session for session in group if session.rank != leaver]
+    for session in stay:
+        session.on_peer_lost(lost.append)
+    group[leaver].close()
+    errors = together(lambda s: s.exchange("b", b"", timeout=10), stay)
+    (message,) = messages(errors, PeerLostError)
+    assert f"rank {leaver}, worker {leaver} (" in message
+    assert "has ended" in message
+    assert lost == []
+
+
+def test_goodbye_while_others_wait(sessions, together):
+    group = sessions(3)
+    timer = threading.Timer(0.2, group[1].close)
+    timer.start()
+    errors = together(lambda s: s.exchange("b", b"", timeout=10), [group[0], group[2]])
+    (message,) = messages(errors, PeerLostError)
+    assert "rank 1, worker 1 (" in message
+    timer.join()
+
+
+def test_close_is_quick_and_works_once(sessions):
+    for session in sessions(3):
+        start = time.monotonic()
+        session.close()
+        session.close()
+        assert time.monotonic() - start < 0.5
+        with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has ended"):
+            session.exchange("a", b"")
+
+
+def test_close_from_the_callback(sessions):
+    group = sessions(2)
+    done = threading.Event()
+    group[1].on_peer_lost(lambda message: (group[1].close(), done.set()))
+    cut(group[0], 1)
+    assert done.wait(5)
+
+
+def cut(session, rank):
+    """Breaks a connection as the death of the process would."""
+    link = session._role._links._links[rank]
+    link.sock.shutdown(2)
+
+
+def test_every_rank_learns_of_a_loss_once(sessions, together):
+    group = sessions(4)
+    heard = [[] for _ in group]
+    told = [threading.Event() for _ in group]
+    for session in group:
+        session.on_peer_lost(heard[session.rank].append)
+        session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
+    cut(group[2], 0)
+    for rank in (0, 1, 3):
+        assert told[rank].wait(5)
+    (message,) = {line for rank in (0, 1, 3) for line in heard[rank]}
+    worker = group[0].topology.workers[2]
+    assert message == f"rank 2, {worker} is lost: connection closed; see its log"
+    cut(group[3], 0)
+    others = [group[0], group[1]]
+    errors = together(lambda s: s.exchange("a", b"", timeout=10), others)
+    assert messages(errors, PeerLostError) == {message}
+    assert [len(heard[rank]) for rank in (0, 1)] == [1, 1]
+
+
+def test_a_callback_that_comes_late_or_raises(sessions, capsys):
+    group = sessions(2)
+    told = threading.Event()
+    group[0].on_peer_lost(lambda message: 1 / 0)
+    group[0].on_peer_lost(lambda message: told.set())
+    cut(group[1], 0)
+    assert told.wait(5)
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    late = []
+    group[0].on_peer_lost(late.append)
+    assert len(late) == 1
+
+
+def test_silence_is_a_loss(sessions, monkeypatch):
+    group = sessions(3, heartbeat_timeout=1.0)
+    told = [threading.Event() for _ in group]
+    lines = []
+    for session in group:
+        session.on_peer_lost(lambda message, rank=session.rank: lines.append((rank, message)))
+        session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
+    monkeypatch.setattr(group[1]._role._links, "broadcast", lambda frame: None)
+    start = time.monotonic()
+    for rank in (0, 1, 2):
+        assert told[rank].wait(5)
+    assert 0.5 < time.monotonic() - start < 4
+    (message,) = {line for _, line in lines}
+    assert "rank 1, worker 1 (" in message
+    assert "no sign of life for 1 s" in message
+
+
+def test_signs_of_life_while_nothing_happens(sessions, together):
+    group = sessions(3, heartbeat_timeout=0.8)
+    time.sleep(2.0)
+    assert together(lambda s: s.exchange("a", b"", timeout=5), group) == [[b"", b"", b""]] * 3
+
+
+@pytest.mark.parametrize(
+    "frame", [b"\xff" * 100, encode({"kind": "dance"}), encode({"kind": "join"})]
+)
+def test_nonsense_is_a_loss(sessions, frame):
+    group = sessions(2)
+    told = threading.Event()
+    lines = []
+    group[0].on_peer_lost(lambda message: (lines.append(message), told.set()))
+    group[1]._role._links.send(0, frame)
+    assert told.wait(5)
+    assert "rank 1, worker 1 (" in lines[0]
+    assert "does not understand" in lines[0]
+
+
+def test_notices(sessions, together):
+    group = sessions(3)
+    for _ in range(3):
+        group[0].notify("saved")
+    group[0].notify("other")
+    assert together(lambda s: s.wait_notified("saved", 3, timeout=5), group) == [None] * 3
+    group[1].wait_notified("saved", 2, timeout=0)
+    with pytest.raises(RendezvousError) as caught:
+        group[1].wait_notified("saved", 4, timeout=0.1)
+    for part in ("0.1 s", "notice 4 of 'saved'", "rank 0, worker 0 ("):
+        assert part in str(caught.value)
+    timer = threading.Timer(0.1, group[0].notify, ["saved"])
+    timer.start()
+    group[2].wait_notified("saved", 4, timeout=5)
+    timer.join()
+    with pytest.raises(ValueError, match="notify.. is for rank 0"):
+        group[1].notify("saved")
+
+
+def test_notices_end_with_rank_0(sessions):
+    group = sessions(2)
+    group[0].notify("saved")
+    group[0].close()
+    group[1].wait_notified("saved", 1, timeout=5)
+    with pytest.raises(PeerLostError, match=r"rank 0, worker 0 \(.*has ended"):
+        group[1].wait_notified("saved", 2, timeout=5)
+
+
+def test_alone():
+    session = alone()
+    assert (session.rank, session.size) == (0, 1)
+    session.notify("saved")
+    session.wait_notified("saved", 1, timeout=0)
+    session.on_peer_lost(print)
+    session.close()
+    with pytest.raises(PeerLostError):
+        session.exchange("a", b"")

@@ -1,0 +1,159 @@
+"""Which failure is the first one, and how it reads: tables."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+
+import pytest
+
+from tfdist.launch.failure import (
+    Doubt,
+    Failure,
+    FirstFailure,
+    lost_node,
+    stopped_by,
+    worker_failure,
+)
+from tfdist.launch.report import describe
+
+TRACE = ("Traceback (most recent call last):", "ValueError: bad")
+VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")
+
+
+def failed(rank, *, status=1, tail=TRACE, log="log", node=0):
+    return worker_failure(node=node, rank=rank, status=status, tail=tail, log=log)
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "doubt", "what"),
+    [
+        (failed(1), 1, Doubt.NONE, "failed with exit code 1"),
+        (failed(1, status=77), 77, Doubt.NONE, "failed with exit code 77"),
+        (failed(1, tail=VICTIM), 1, Doubt.VICTIM, "failed with exit code 1"),
+        (failed(1, tail=("UnavailableError: peer",)), 1, Doubt.VICTIM, "failed"),
+        (failed(0, tail=(), log=""), 1, Doubt.UNSEEN, "failed"),
+        (failed(0, status=-6, tail=(), log=""), 134, Doubt.NONE, "was killed by SIGABRT"),
+        (failed(1, status=-9, tail=VICTIM), 137, Doubt.NONE, "SIGKILL.* memory"),
+        (failed(1, status=-64), 192, Doubt.NONE, "killed by SIGRTMAX"),
+        (failed(1, status=-63), 191, Doubt.NONE, "killed by signal 63"),
+        (stopped_by(0, signal.SIGINT), 130, Doubt.NONE, "was stopped by SIGINT"),
+        (stopped_by(2, signal.SIGTERM), 143, Doubt.NONE, "was stopped by SIGTERM"),
+        (lost_node(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
+    ],
+)
+def test_one_failure(failure, code, doubt, what):
+    assert (failure.code, failure.doubt) == (code, doubt)
+    assert re.search(what, failure.what)
+    sent = json.loads(json.dumps(failure.to_message()))
+    assert Failure.from_message(sent) == failure
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        {},
+        {"node": 1},
+        {**failed(1).to_message(), "code": "x"},
+        {**failed(1).to_message(), "doubt": 9},
+        {**failed(1).to_message(), "tail": 3},
+    ],
+)
+def test_no_failure(message):
+    with pytest.raises(ValueError):
+        Failure.from_message(message)
+
+
+def test_an_exit_code_from_elsewhere_is_a_failure():
+    assert Failure.from_message({**failed(1).to_message(), "code": 0}).code == 1
+    assert Failure.from_message({**failed(1).to_message(), "code": 512}).code == 255
+
+
+CLEAR, UNSEEN, LOST = failed(3), failed(0, tail=(), log=""), failed(1, tail=VICTIM)
+
+
+@pytest.mark.parametrize(
+    ("failures", "asked", "verdict"),
+    [
+        ([], 100.0, None),
+        ([(0.0, CLEAR)], 0.0, CLEAR),
+        ([(0.0, CLEAR), (0.0, failed(2))], 0.0, CLEAR),
+        ([(0.0, LOST)], 0.9, None),
+        ([(0.0, LOST)], 1.0, LOST),
+        ([(0.0, LOST), (0.5, CLEAR)], 0.5, CLEAR),
+        ([(0.0, UNSEEN), (0.5, CLEAR)], 0.5, CLEAR),
+        ([(0.0, UNSEEN), (0.5, LOST)], 0.9, None),
+        ([(0.0, UNSEEN), (0.5, LOST)], 1.0, UNSEEN),
+        ([(0.0, LOST), (0.5, UNSEEN)], 1.0, UNSEEN),
+        ([(0.0, LOST), (0.5, failed(2, tail=VICTIM))], 1.0, LOST),
+    ],
+)
+def test_the_first_failure(failures, asked, verdict):
+    first = FirstFailure(patience=1.0)
+    for time, failure in failures:
+        first.add(failure, time)
+    assert first.verdict(asked) is verdict
+
+
+def test_who_does_not_judge_waits_for_the_judge():
+    first = FirstFailure(patience=3.0, judges=False)
+    first.add(CLEAR, 0.0)
+    assert first.verdict(2.9) is None
+    assert first.verdict(3.0) is CLEAR
+
+
+@pytest.mark.parametrize(
+    ("failure", "node", "lines"),
+    [
+        (
+            failed(1, log="/logs/worker-1.log"),
+            0,
+            [
+                "worker 1 failed with exit code 1. Its last lines of output:",
+                "  | Traceback (most recent call last):",
+                "  | ValueError: bad",
+                "  Its whole output: /logs/worker-1.log",
+            ],
+        ),
+        (
+            failed(1, log="/logs/worker-1.log", tail=()),
+            0,
+            ["worker 1 failed with exit code 1. It printed nothing to /logs/worker-1.log."],
+        ),
+        (
+            failed(5, log="/logs/worker-5.log", node=1),
+            0,
+            [
+                "worker 5 failed with exit code 1. Its last lines of output:",
+                "  | Traceback (most recent call last):",
+                "  | ValueError: bad",
+                "  Its whole output on node 1: /logs/worker-5.log",
+                "  The output of the workers here: /here",
+            ],
+        ),
+        (
+            UNSEEN,
+            0,
+            [
+                "worker 0 failed with exit code 1. Its output is above.",
+                "  The output of the workers here: /here",
+            ],
+        ),
+        (
+            UNSEEN,
+            1,
+            [
+                "worker 0 failed with exit code 1. Its output is at the terminal of node 0.",
+                "  The output of the workers here: /here",
+            ],
+        ),
+        (
+            stopped_by(0, signal.SIGINT),
+            0,
+            ["this command was stopped by SIGINT.", "  The output of the workers here: /here"],
+        ),
+    ],
+)
+def test_what_the_user_reads(failure, node, lines):
+    assert describe(failure, node, "/here").splitlines() == lines

@@ -1,0 +1,144 @@
+"""Groups of real worker processes, kept warm between tests."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import multiprocessing
+import os
+import socket
+import sys
+import time
+import traceback
+from typing import Any
+
+
+class RankError(AssertionError):
+    """A rank raised; the message holds every rank's traceback."""
+
+
+class Ranks:
+    """Worker processes that each hold a strategy and run functions with it on request.
+
+    Args:
+        workers: how many processes; 0 for one plain process without a strategy.
+        devices: logical CPU devices, and so replicas, per process.
+    """
+
+    def __init__(self, workers: int, devices: int = 1) -> None:
+        self.workers, self.devices = workers, devices
+        self._processes: list[Any] = []
+
+    def run(self, function: str, *args: Any, timeout: float = 120.0) -> list[Any]:
+        """Runs `package.module:function(strategy, *args)` on every rank at once.
+
+        Raises:
+            RankError: a rank raised, died or did not answer in time.
+        """
+        if not self._processes:
+            self._start()
+        for _, pipe in self._processes:
+            pipe.send((function, args))
+        results, errors = [], []
+        deadline = time.monotonic() + timeout
+        for rank, (process, pipe) in enumerate(self._processes):
+            try:
+                if not pipe.poll(max(0.1, deadline - time.monotonic())):
+                    errors.append(f"rank {rank} gave no answer within {timeout:.0f} s")
+                    continue
+                done, value = pipe.recv()
+            except EOFError:
+                process.join(1)
+                errors.append(f"rank {rank} ended with exit code {process.exitcode}")
+                continue
+            (results if done else errors).append(value if done else f"rank {rank}:\n{value}")
+        if errors:
+            self.stop()
+            raise RankError("\n".join(errors))
+        return results
+
+    def _start(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(max(1, self.workers))]
+        for rank in range(max(1, self.workers)):
+            environment = {
+                "CUDA_VISIBLE_DEVICES": "",
+                "TF_CPP_MIN_LOG_LEVEL": "2",
+                "TF_NUM_INTRAOP_THREADS": "1",
+                "TF_NUM_INTEROP_THREADS": "4",
+                "TFDIST_COLLECTIVE_TIMEOUT": "60",
+                "TFDIST_START_TIMEOUT": "60",
+                "TF_CONFIG": "",
+            }
+            if self.workers > 1:
+                task = {"type": "worker", "index": rank}
+                environment["TF_CONFIG"] = json.dumps(
+                    {"cluster": {"worker": addresses}, "task": task}
+                )
+            ours, theirs = context.Pipe()
+            with _environment(environment):
+                process = context.Process(
+                    target=serve, args=(theirs, self.workers > 0, self.devices), daemon=True
+                )
+                process.start()
+            theirs.close()
+            self._processes.append((process, ours))
+
+    def stop(self) -> None:
+        for process, pipe in self._processes:
+            pipe.close()
+            process.kill()
+            process.join()
+        self._processes = []
+
+
+def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
+    """A rank's main loop."""
+    import tensorflow as tf
+
+    cpu = tf.config.list_physical_devices("CPU")[0]
+    if devices > 1:
+        pieces = [tf.config.LogicalDeviceConfiguration()] * devices
+        tf.config.set_logical_device_configuration(cpu, pieces)
+    strategy = None
+    if with_strategy:
+        import tfdist
+
+        strategy = tfdist.MultiWorkerMirroredStrategy()
+    import keras
+
+    while True:
+        try:
+            function, args = pipe.recv()
+        except EOFError:
+            return
+        module, name = function.split(":")
+        keras.backend.clear_session()
+        try:
+            pipe.send((True, getattr(importlib.import_module(module), name)(strategy, *args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))
+        sys.stdout.flush()
+
+
+def free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for s in sockets:
+            s.bind(("127.0.0.1", 0))
+        return [s.getsockname()[1] for s in sockets]
+
+
+@contextlib.contextmanager
+def _environment(values: dict[str, str]) -> Any:
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
