@@ -39,7 +39,8 @@ class Ranks:
         if not self._processes:
             self._start()
         for _, pipe in self._processes:
-            pipe.send((function, args))
+            with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
+                pipe.send((function, args))
         results, errors = [], []
         deadline = time.monotonic() + timeout
         for rank, (process, pipe) in enumerate(self._processes):
@@ -48,7 +49,7 @@ class Ranks:
                     errors.append(f"rank {rank} gave no answer within {timeout:.0f} s")
                     continue
                 done, value = pipe.recv()
-            except EOFError:
+            except (EOFError, ConnectionResetError):
                 process.join(1)
                 errors.append(f"rank {rank} ended with exit code {process.exitcode}")
                 continue
@@ -101,11 +102,15 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
     if devices > 1:
         pieces = [tf.config.LogicalDeviceConfiguration()] * devices
         tf.config.set_logical_device_configuration(cpu, pieces)
-    strategy = None
-    if with_strategy:
-        import tfdist
+    try:
+        strategy = None
+        if with_strategy:
+            import tfdist
 
-        strategy = tfdist.MultiWorkerMirroredStrategy()
+            strategy = tfdist.MultiWorkerMirroredStrategy()
+    except BaseException:
+        pipe.send((False, traceback.format_exc()))
+        return
     import keras
 
     while True:

@@ -21,13 +21,17 @@ from tfdist.cluster import Session, Topology, from_tf_config, meet
 from tfdist.options import Options
 
 ROOT = str(Path(tfdist.cluster.__file__).parents[2])
-PRELUDE = """
+PRELUDE = r"""
 import os, sys, threading, time
 from tfdist.cluster import from_environment, meet
 from tfdist.options import Options
 session = meet(from_environment(), Options.from_environment())
 rank = session.rank
-print("met", flush=True)
+
+def tell(*words):  # print() loses lines when two threads use it
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+tell("met")
 """
 
 
@@ -142,14 +146,19 @@ class Process(subprocess.Popen[str]):
     def until(self, text: str) -> str:
         """Reads until a line holds the text, and returns that line."""
         assert self.stdout is not None
-        for line in self.stdout:
+        before = []
+        while line := self.stdout.readline():
             if text in line:
                 return line
-        raise AssertionError(f"the process ended without {text!r}")
+            before.append(line)
+        raise AssertionError(f"the process ended ({self.wait(20)}) without {text!r}: {''.join(before)}")
 
     def rest(self) -> str:
         """What it still writes until it ends."""
-        return self.communicate(timeout=20)[0]
+        assert self.stdout is not None
+        text = self.stdout.read()  # communicate() would miss what until() has buffered
+        self.wait(20)
+        return text
 
 
 @pytest.fixture
@@ -178,7 +187,8 @@ def spawn() -> Iterator[Callable[..., Process]]:
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        process.communicate()
+        process.wait(20)
+        process.stdout.close()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import signal
 import sys
+import textwrap
 import time
 
 import pytest
@@ -9,18 +10,17 @@ import pytest
 pytestmark = pytest.mark.timeout(60)
 
 REPORT = """
-session.on_peer_lost(lambda message: print("LOST", message, flush=True))
+session.on_peer_lost(lambda message: tell("LOST", message))
 """
-WAIT = (
-    REPORT
-    + """
-print("waiting", flush=True)
+WAIT = """
+tell("waiting")
+if rank == ABSENT:
+    time.sleep(60)
 try:
     session.exchange("forever", b"")
 except Exception as error:
-    print("RAISED", type(error).__name__, error, flush=True)
+    tell("RAISED", type(error).__name__, error)
 """
-)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -41,7 +41,7 @@ def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, rank,
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_are_obeyed_in_an_exchange(job, number):
-    body = "if rank == 1: time.sleep(60)\nprint('waiting', flush=True)\nsession.exchange('a', b'')"
+    body = "if rank == 1: time.sleep(60)\ntell('waiting')\nsession.exchange('a', b'')"
     process = job(2, body)[0]
     process.until("waiting")
     start = time.monotonic()
@@ -53,7 +53,7 @@ def test_signals_are_obeyed_in_an_exchange(job, number):
 
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_killed_worker_is_noticed_by_all(job, victim):
-    group = job(4, WAIT)
+    group = job(4, f"ABSENT = {victim}{WAIT}")
     for process in group:
         process.until("waiting")
     start = time.monotonic()
@@ -67,7 +67,7 @@ def test_a_killed_worker_is_noticed_by_all(job, victim):
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_the_callback_runs_while_the_program_does_something_else(job, victim):
-    group = job(3, REPORT + "print('waiting', flush=True)\ntime.sleep(60)")
+    group = job(3, REPORT + "tell('waiting')\ntime.sleep(60)")
     for process in group:
         process.until("waiting")
     group[victim].kill()
@@ -118,7 +118,8 @@ def test_a_mismatch_is_told_on_every_rank(job):
 
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
 def test_a_stopped_worker_is_lost_and_learns_it(job):
-    group = job(3, WAIT + "time.sleep(5)", TFDIST_HEARTBEAT_TIMEOUT="1")
+    body = f"ABSENT = 1{WAIT}time.sleep(5)"
+    group = job(3, REPORT + body, TFDIST_HEARTBEAT_TIMEOUT="1")
     for process in group:
         process.until("waiting")
     group[1].send_signal(signal.SIGSTOP)
@@ -127,7 +128,7 @@ def test_a_stopped_worker_is_lost_and_learns_it(job):
         assert "rank 1, worker 1 (" in line
         assert "no sign of life for 1 s" in line
     group[1].send_signal(signal.SIGCONT)
-    assert "no sign of life for 1 s" in group[1].until("RAISED")
+    assert "no sign of life for 1 s" in group[1].until("LOST")
 
 
 def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
@@ -140,11 +141,11 @@ def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
             time.sleep(20)
             os._exit(0)
         session.exchange("a", b"")
-        print("CHILD", child, flush=True)
+        tell("CHILD", child)
         os.kill(os.getpid(), 9)
     session.exchange("a", b"")
     """
-    group = job(2, REPORT + __import__("textwrap").dedent(body) + "time.sleep(60)")
+    group = job(2, REPORT + textwrap.dedent(body) + "time.sleep(60)")
     start = time.monotonic()
     assert "connection" in group[0].until("LOST")
     assert time.monotonic() - start < 10

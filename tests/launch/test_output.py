@@ -99,7 +99,7 @@ def test_all_does_not_wait_for_a_process_that_left_the_group(launch, script):
             if rank:
                 subprocess.Popen(
                     [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
-                print("left")
+                print("left", end="")
         """),
     )
     assert job.wait(10) == 0
@@ -144,4 +144,5 @@ def test_a_log_that_cannot_be_written(launch, script, tmp_path):
     job = launch("-n", "2", "--log-dir", str(tmp_path), script("time.sleep(60)"))
     assert job.wait(10) == 1
     assert "the output of worker 1 cannot be written" in job.err
+    assert job.err.count("\n") == 1
     assert job.processes() == set()

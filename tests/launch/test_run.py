@@ -246,6 +246,15 @@ def test_what_a_worker_leaves_behind_ends_with_it(launch, script):
     job.wait_gone()
 
 
+def test_a_worker_that_cannot_be_started(launch, script, tmp_path):
+    """Its TF_CONFIG is longer than the system takes."""
+    job = launch("-n", "500", "--host", "h" * 300, script("time.sleep(60)"))
+    assert job.wait(10) == 1
+    assert "tfdist run: error: worker 0 could not be started: " in job.err
+    assert job.processes() == set()
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 def test_dry_run(launch, script, tmp_path):
     job = launch("-n", "2", "--dry-run", script(REPORT), "--text", "a b")
     assert job.wait() == 0

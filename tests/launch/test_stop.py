@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from .conftest import until
+
 # Each worker has a child of its own, as a data loader has; the body decides what signals do.
 FAMILY = """
 child = subprocess.Popen([sys.executable, "-c", CHILD])
@@ -127,7 +129,7 @@ def test_death_with_the_whole_process_group(launch, script):
 
 def test_death_while_the_workers_start(launch, script):
     """However early it comes: no worker is ever started unwatched."""
-    for delay in range(0, 120, 10):
+    for delay in range(0, 200, 10):
         job = launch("-n", "4", script(body(STUBBORN, WAIT)))
         time.sleep(delay / 1000)
         job.process.kill()
@@ -135,25 +137,32 @@ def test_death_while_the_workers_start(launch, script):
         job.wait_gone(3)
 
 
-def test_a_group_that_has_ended_is_not_killed_later(launch, script, tmp_path):
+def test_a_group_that_has_ended_is_not_killed_later(environment):
     """The watchdog forgets a worker that has ended, since its number may be used again."""
-    job = launch("-n", "2", script(body("if rank == 1: sys.exit(0)", WAIT)))
-    job.wait_ready(1)
-    time.sleep(0.5)
-    watched = _watched_groups(job)
-    assert len(watched) == 1
-    job.process.kill()
-    job.wait_gone(3)
+    program = """
+import os, subprocess, time
+from tfdist.launch.watchdog import Watchdog
+watchdog = Watchdog()
+ended, running = (
+    subprocess.Popen(["sleep", "60"], start_new_session=True, stdout=subprocess.DEVNULL,
+                     preexec_fn=watchdog.add_this_process).pid for _ in range(2))
+watchdog.remove(ended)
+print(ended, running)
+"""
+    command = [sys.executable, "-c", program]
+    ended, running = map(int, subprocess.check_output(command, env=environment).split())
+    try:
+        until(lambda: not _runs(running), 3)
+        assert _runs(ended)
+    finally:
+        os.kill(ended, signal.SIGKILL)
 
 
-def _watched_groups(job):
-    """The process groups of the job that lead a session and are no watchdog."""
-    groups = set()
-    for pid in job.processes():
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"train.py" in command and b"tfdist" not in command:
-            groups.add(os.getpgid(pid))
-    return groups
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")")[1].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_a_signal_that_was_ignored_at_the_start_stays_ignored(launch, script, environment):

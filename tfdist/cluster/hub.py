@@ -58,8 +58,7 @@ class Hub:
 
     def close(self, farewell: str | None, linger: float) -> None:
         """Says goodbye and closes the connections."""
-        self._links.broadcast(encode({"kind": "bye", "failure": farewell}))
-        self._links.close(linger)
+        self._links.close(encode({"kind": "bye", "failure": farewell}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         if header["kind"] == "join":

@@ -76,6 +76,7 @@ class Links:
         self._handler = handler
         self._silence = silence
         self._beat = min(_BEAT_SECONDS, silence / 4)
+        self._leaving = False
         self._close_by: float | None = None
         self._bell, self._ringer = socket.socketpair()
         for sock in (self._bell, self._ringer, *sockets.values()):
@@ -106,12 +107,16 @@ class Links:
         """Closes a connection without a word; only from within the handler."""
         self._links[rank].dropped = True
 
-    def close(self, linger: float) -> None:
-        """Sends what waits, closes all connections and ends the thread.
+    def close(self, farewell: bytes, linger: float) -> None:
+        """Sends what waits and a last frame, closes all connections and ends the thread.
 
         Args:
+            farewell: the last frame. Who has read it closes the connection, so that from now on
+                an end is no news.
             linger: seconds that this may take.
         """
+        self._leaving = True
+        self.broadcast(farewell)
         self._close_by = time.monotonic() + linger
         self._ring()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
@@ -148,7 +153,7 @@ class Links:
                     for link in self._links.values():
                         link.heard = now
                 last = now
-                if self._close_by is None:
+                if not self._leaving:
                     self._watch(selector, now)
                 if now >= next_beat:
                     next_beat = now + self._beat
@@ -191,7 +196,7 @@ class Links:
                 reason = self._read(rank, link)
                 if reason or link.dropped:
                     self._end(selector, rank)
-                if reason and not link.dropped and self._close_by is None:
+                if reason and not link.dropped and not self._leaving:
                     self._handler.on_end(rank, reason)
 
     def _read(self, rank: int, link: _Link) -> str | None:
@@ -206,7 +211,7 @@ class Links:
             return "connection closed"
         try:
             for header, payload in link.decoder.feed(data):
-                if self._close_by is None and not link.dropped and header["kind"] != "beat":
+                if not self._leaving and not link.dropped and header["kind"] != "beat":
                     self._handler.on_frame(rank, header, payload)
         except (WireError, KeyError, TypeError, ValueError) as error:
             return f"it sent what tfdist does not understand ({error!r})"

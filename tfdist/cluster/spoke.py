@@ -43,8 +43,7 @@ class Spoke:
 
     def close(self, farewell: str | None, linger: float) -> None:
         """Says goodbye and closes the connection."""
-        self._links.send(0, encode({"kind": "bye", "failure": farewell}))
-        self._links.close(linger)
+        self._links.close(encode({"kind": "bye", "failure": farewell}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         kind = header["kind"]

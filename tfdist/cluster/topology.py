@@ -66,6 +66,14 @@ class Topology:
         """Rank 0; only where there is a cluster."""
         return self.workers[0]
 
+    @property
+    def jobs(self) -> dict[str, list[str]]:
+        """The addresses by job, as TensorFlow writes a cluster; empty without one."""
+        jobs: dict[str, list[str]] = {}
+        for worker in self.workers:
+            jobs.setdefault(worker.task_type, []).append(worker.address)
+        return jobs
+
     def fingerprint(self) -> str:
         """A digest that is equal on two processes exactly when they hold the same cluster."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)

@@ -62,7 +62,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
             after the help text.
 
     Example:
-        >>> options = parse(["-n", "2", "train.py", "--epochs", "3", "-n", "5"])
+        >>> options = parse(["-n", "2", "-m", "train", "--epochs", "3", "-n", "5"])
         >>> options.workers, options.command[-4:]
         (2, ('--epochs', '3', '-n', '5'))
     """

@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(importlib.import_module(COMMANDS[first][0]).main(rest[1:]))
     except KeyboardInterrupt:
         return _INTERRUPTED
-    except (TfdistError, ValueError) as error:
+    except TfdistError as error:
         print(f"tfdist {first}: error: {error}", file=sys.stderr)
         return 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from tfdist.errors import LaunchError
 from tfdist.launch.arguments import RunOptions, parse
 from tfdist.launch.console import say
 from tfdist.launch.cores import available_cores, thread_settings
@@ -79,9 +80,13 @@ def main(arguments: Sequence[str]) -> int:
 def _meet(options: RunOptions, ports: tuple[int, ...]) -> Meeting:
     if options.nnodes == 1 or options.rendezvous is None:
         return Meeting(tuple(worker_addresses({0: (options.host or _ALONE, ports)})), first=0)
+    try:
+        timeout = Options.from_environment().start_timeout
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
     mine = Hello(options.node_rank, options.nnodes, options.host or "", ports)
     meet = gather if options.node_rank == 0 else join
-    return meet(options.rendezvous, mine, Options.from_environment().start_timeout)
+    return meet(options.rendezvous, mine, timeout)
 
 
 def _supposed_meeting(options: RunOptions, count: int) -> Meeting:
@@ -110,6 +115,9 @@ def _supervise(
             watchdog=watchdog,
             grace=options.grace,
         ).run()
+    except BaseException:
+        output.remove()
+        raise
     finally:
         team.close()
     folder = output.written()

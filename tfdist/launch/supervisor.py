@@ -95,11 +95,13 @@ class Supervisor:
             )
 
     def _over(self) -> bool:
+        if not self._running:
+            return self._ladder is not None or self._team.finished
         if self._ladder is not None and self._ladder.exhausted(time.monotonic()):
             stuck = ", ".join(f"{rank} (pid {w.pid})" for rank, w in self._running.items())
             say(f"not even SIGKILL ends worker {stuck}; left as it is")
             return True
-        return not self._running and (self._ladder is not None or self._team.finished)
+        return False
 
     def _wait(self, signals: Signals) -> None:
         """Sleeps until something happens or is due."""

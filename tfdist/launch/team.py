@@ -72,7 +72,7 @@ class Team:
             self._send({"failed": failure.to_message()})
 
     def announce(self, failure: Failure) -> None:
-        """Tells every other node what ended the job; only node 0 does."""
+        """Sets the verdict; node 0 also tells it to every other node."""
         self.verdict = failure
         if self.judges:
             self._send({"stop": failure.to_message()})

@@ -38,7 +38,6 @@ class WorkerProcess:
         streams: tuple[Stream, Stream, Stream],
         watchdog: Watchdog,
     ) -> None:
-        self.rank = plan.rank
         self._watchdog = watchdog
         try:
             self._process = subprocess.Popen(

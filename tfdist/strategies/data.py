@@ -9,7 +9,9 @@ before each step on whether any of them has rows left.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -48,7 +50,7 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         )
     _require_batches(dataset)
     if extended.worker_count > 1 and not splits_batches(dataset):
-        return get_distributed_dataset(
+        distributed = get_distributed_dataset(
             dataset,
             extended._input_workers_with_options(options),
             extended._container_strategy(),
@@ -56,6 +58,8 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
             input_context=_input_context(extended),
             options=options,
         )
+        _agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
+        return distributed
     first = extended._get_replica_id_in_sync_group(0)
     shares = split_batches(
         dataset, first, len(extended.worker_devices), extended._num_replicas_in_sync
@@ -66,10 +70,7 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         extended._container_strategy(),
         options=options,
     )
-    count = int(dataset.cardinality())
-    if count >= 0 and extended.group.same("dataset", f"{count} {dataset.element_spec}"):
-        # All workers run out at the same step: no need to agree on it at each.
-        distributed._enable_get_next_as_optional = False
+    _agree_on_end(extended, distributed, int(dataset.cardinality()))
     return distributed
 
 
@@ -77,13 +78,45 @@ def distribute_datasets_from_function(
     extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """The distributed form of the per-worker datasets that the user's function makes."""
-    return get_distributed_datasets_from_function(
+    distributed = get_distributed_datasets_from_function(
         dataset_fn,
         extended._input_workers_with_options(options),
         [_input_context(extended)],
         extended._container_strategy(),
         options,
     )
+    if extended.worker_count > 1:
+        _agree_on_end(extended, distributed, int(distributed.cardinality))
+    return distributed
+
+
+def _agree_on_end(extended: ReplicatedExtended, distributed: Any, batches: int) -> None:
+    """Sets, alike on all workers, how many batches there are and how their end is noticed.
+
+    Where all workers run out at the same step they need not agree on it before each.
+    """
+    counts = [int(count) for count in extended.group.exchange("number of batches", str(batches))]
+    known = min(counts) >= 0
+    endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
+    distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
+    same = endless or (known and len(set(counts)) == 1)
+    distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
+
+
+@contextlib.contextmanager
+def in_order() -> Iterator[None]:
+    """While it lasts, distributed datasets share out batches whatever their policy says.
+
+    So the rows of all workers, put together, are in the dataset's order.
+    """
+    _local.in_order = True
+    try:
+        yield
+    finally:
+        _local.in_order = False
+
+
+_local = threading.local()
 
 
 def splits_batches(dataset: Any) -> bool:
@@ -91,6 +124,8 @@ def splits_batches(dataset: Any) -> bool:
 
     As in TensorFlow, the policy AUTO shards files where there are any.
     """
+    if getattr(_local, "in_order", False):
+        return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     shard = tf.data.experimental.AutoShardPolicy
     if policy in (shard.DATA, shard.HINT):

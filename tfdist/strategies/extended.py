@@ -49,7 +49,12 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         group: Group,
         cross_device_ops: Any = None,
     ) -> None:
-        super().__init__(container, devices=list(devices), cross_device_ops=cross_device_ops)
+        # Not the parent's constructor, which reads TF_CONFIG and makes collectives of its own.
+        distribute_lib.StrategyExtendedV1.__init__(self, container)
+        self._initialize_single_worker(list(devices))
+        self._communication_options = tf.distribute.experimental.CommunicationOptions()
+        self._use_var_policy = False
+        self.experimental_enable_get_next_as_optional = True
         self._replicas = tuple(replicas)
         self._workers = workers
         self.group = group
@@ -150,6 +155,17 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             return self._workers.broadcast(value)
 
         return chiefs_value
+
+    def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
+        if isinstance(tensor, (float, int)):
+            return tensor  # It takes on the type of the variable it is for.
+        if not destinations:
+            copies = []
+            for device in self._devices:
+                with tf.device(device):
+                    copies.append(tf.identity(tensor))
+            return distribute_utils.regroup(copies, wrap_class=Mirrored)
+        return simple_broadcast(tensor, destinations, always_mirrored=True)
 
     # Input.
 

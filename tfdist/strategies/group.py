@@ -102,12 +102,9 @@ def _join(topology: Topology) -> Group:
 
 
 def _start_server(topology: Topology) -> None:
-    jobs: dict[str, list[str]] = {}
-    for worker in topology.workers:
-        jobs.setdefault(worker.task_type, []).append(worker.address)
     chief = topology.chief
     leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
-    start_server(jobs, topology.me.task_type, topology.me.task_index, leader)
+    start_server(topology.jobs, topology.me.task_type, topology.me.task_index, leader)
 
 
 def share_randomness(group: Group) -> None:

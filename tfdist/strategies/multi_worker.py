@@ -62,7 +62,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             )
         if cluster_resolver is None:
             topology = cluster.from_environment()
-            cluster_resolver = tf.distribute.cluster_resolver.TFConfigClusterResolver()
+            cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec(topology.jobs),
+                task_type=topology.task_type,
+                task_id=topology.task_index,
+            )
         else:
             topology = cluster.from_resolver(cluster_resolver)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()

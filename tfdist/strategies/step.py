@@ -33,6 +33,19 @@ class Step:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
+    def zero_without_rows(self, values: list[Any]) -> list[Any]:
+        """The values, or zeros on a replica without rows, where they may be NaN."""
+        dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
+        chosen = tf.cond(
+            self.share > 0,
+            lambda: [values[i] for i in dense],
+            lambda: [tf.zeros_like(values[i]) for i in dense],
+        )
+        values = list(values)
+        for i, value in zip(dense, chosen, strict=True):
+            values[i] = value
+        return values
+
     def __enter__(self) -> Step:
         _stack().append(self)
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import keras
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.internals.tensorflow import PerReplicaSpec
+from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.functions import make_predict_function, make_step_function
 
@@ -52,6 +54,14 @@ def install() -> None:
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data_batch)
 
+    keras_predict = TensorFlowTrainer.predict
+
+    @functools.wraps(keras_predict)
+    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with in_order():
+            return keras_predict(self, *args, **kwargs)
+
+    TensorFlowTrainer.predict = predict
     TensorFlowTrainer.make_train_function = make_train_function
     TensorFlowTrainer.make_test_function = make_test_function
     TensorFlowTrainer.make_predict_function = make_predict

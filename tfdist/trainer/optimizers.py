@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.step import current_step
 
 
 def install() -> None:
@@ -51,6 +52,9 @@ def sum_over_replicas(grads: Any) -> list[Any]:
     present = [g for g in grads if g is not None]
     if not present:
         return list(grads)
+    step = current_step()
+    if step is not None:
+        present = step.zero_without_rows(present)
     context = tf.distribute.get_replica_context()
     sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
     return [None if g is None else next(sums) for g in grads]

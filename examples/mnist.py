@@ -1,0 +1,66 @@
+"""A small convolutional network on the MNIST digits; the data are downloaded on first use.
+
+python examples/mnist.py                # one process
+tfdist run -n 2 examples/mnist.py       # the same training on two workers
+"""
+
+import keras
+from absl import app, flags
+from keras import layers
+
+import tfdist
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("epochs", 3, "passes over the 60,000 digits")
+flags.DEFINE_integer("batch_size", 128, "digits in a step, over all workers")
+flags.DEFINE_float("learning_rate", 1e-3, "Adam's learning rate")
+flags.DEFINE_integer("seed", 0, "seed of weights and order")
+
+
+def load():
+    """Training and test digits of shape (count, 28, 28, 1) in [0, 1], with their labels."""
+    try:
+        train, test = keras.datasets.mnist.load_data()
+    except Exception as error:
+        raise SystemExit(f"MNIST could not be downloaded: {error}") from error
+    return [(images[..., None] / 255.0, labels) for images, labels in (train, test)]
+
+
+def build_model():
+    """Images to the logits of ten digits."""
+    return keras.Sequential(
+        [
+            keras.Input([28, 28, 1]),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(64, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+            layers.Dense(10),
+        ]
+    )
+
+
+def main(_):
+    """Trains; the chief reports the accuracy on the test digits."""
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    chief = strategy.extended.should_checkpoint
+    keras.utils.set_random_seed(FLAGS.seed)
+    train, test = load()
+    with strategy.scope():
+        model = build_model()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.Adam(FLAGS.learning_rate), loss, metrics=["accuracy"])
+    model.fit(
+        *train,
+        batch_size=FLAGS.batch_size,
+        epochs=FLAGS.epochs,
+        verbose=2 if chief else 0,
+    )
+    _, accuracy = model.evaluate(*test, batch_size=1000, verbose=0)
+    if chief:
+        print(f"test accuracy {accuracy:.2%}")
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,245 @@
+"""`tfdist doctor`: each check, and the whole command."""
+
+from __future__ import annotations
+
+import configparser
+import json
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tfdist.launch import doctor
+from tfdist.launch.doctor import CHECKS, devices, machine, probe, settings, versions, workers
+from tfdist.launch.doctor.probe import Answer
+from tfdist.launch.doctor.section import Question, Section
+from tfdist.launch.ports import Reservation
+
+
+def tf_config(*addresses, index=0):
+    task = {"type": "worker", "index": index}
+    return {"TF_CONFIG": json.dumps({"cluster": {"worker": addresses}, "task": task})}
+
+
+def rows(section):
+    return dict(section.rows)
+
+
+@pytest.mark.parametrize("title", [title for title in CHECKS if title != "devices"])
+def test_every_check_answers(title, tmp_path):
+    section = CHECKS[title](Question({"KERAS_HOME": str(tmp_path)}, timeout=1.0))
+    assert section.rows
+    assert section.problems == []
+    assert all(isinstance(text, str) and "\n" not in text for row in section.rows for text in row)
+
+
+def test_rows_are_aligned():
+    lines = Section([("a", "1"), ("a name that is long", "2")]).text("title").splitlines()
+    assert lines == ["title", "  a                    1", "  a name that is long  2"]
+
+
+def test_the_supported_versions_are_those_of_the_package():
+    file = configparser.ConfigParser()
+    file.read(Path(doctor.__file__).parents[3] / "setup.cfg")
+    required = file["options"]["install_requires"].split()
+    for package, (least, too_new) in versions.SUPPORTED.items():
+        bounds = [f">={least}"] * bool(least) + [f"<{too_new}"] * bool(too_new)
+        assert package + ",".join(bounds) in required
+
+
+@pytest.mark.parametrize(
+    ("found", "fits"),
+    [
+        ("2.18", True),
+        ("2.18.0", True),
+        ("2.21.3", True),
+        ("2.17.1", False),
+        ("2.9", False),
+        ("2.22.0", False),
+        ("2.22.0rc1", False),
+        ("3.0", False),
+    ],
+)
+def test_version_ranges(found, fits):
+    assert versions.supported(found, "2.18", "2.22") == fits
+
+
+@pytest.mark.parametrize(
+    ("found", "problem"),
+    [
+        ("", r"TensorFlow is missing: pip install 'tensorflow>=2\.18,<2\.22'"),
+        ("2.12.0", r"TensorFlow 2\.12\.0 is not supported: pip install 'tensorflow>=2\.18,<2\.22'"),
+    ],
+)
+def test_a_version_to_mend(found, problem, monkeypatch):
+    monkeypatch.setattr(versions, "_installed", lambda *names: found)
+    section = versions.check(Question({}))
+    assert re.fullmatch(problem, section.problems[0])
+
+
+def test_the_memory_of_a_container(tmp_path, monkeypatch):
+    (tmp_path / "memory.max").write_text(str(1 << 29))
+    monkeypatch.setattr(machine, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
+    assert rows(machine.check(Question({})))["memory"].endswith("limited to 0.5 GiB")
+
+
+@pytest.mark.parametrize(
+    ("environment", "file", "shown", "problem"),
+    [
+        ({}, None, "tensorflow (default)", None),
+        ({}, {"backend": "tensorflow"}, "tensorflow (", None),
+        ({}, {"backend": "torch"}, "torch (", "keras.json"),
+        ({"KERAS_BACKEND": "tensorflow"}, {"backend": "torch"}, "tensorflow (KERAS_B", None),
+        ({"KERAS_BACKEND": "jax"}, None, "jax (KERAS_BACKEND)", "unset KERAS_BACKEND"),
+        ({"TF_USE_LEGACY_KERAS": "1"}, None, "tensorflow", "unset it"),
+        ({"TFDIST_START_TIMEOUT": "soon"}, None, "tensorflow", "TFDIST_START_TIMEOUT must be"),
+    ],
+)
+def test_settings(environment, file, shown, problem, tmp_path):
+    if file is not None:
+        (tmp_path / "keras.json").write_text(json.dumps(file))
+    section = settings.check(Question({**environment, "KERAS_HOME": str(tmp_path)}))
+    assert rows(section)["Keras backend"].startswith(shown)
+    assert len(section.problems) == (problem is not None)
+    assert problem is None or problem in section.problems[0]
+
+
+def test_variables_are_shown_but_no_secret(tmp_path):
+    environment = {"TFDIST_START_TIMEOUT": "60", "TFDIST_SECRET": "hush"}
+    section = settings.check(Question({**environment, "KERAS_HOME": str(tmp_path)}))
+    assert rows(section)["TFDIST_START_TIMEOUT"] == "60"
+    assert rows(section)["TFDIST_SECRET"] == "set"
+
+
+def test_without_tf_config():
+    assert rows(workers.check(Question({})))["TF_CONFIG"] == "not set"
+
+
+def test_a_wrong_tf_config():
+    section = workers.check(Question({"TF_CONFIG": "{"}))
+    assert section.problems[0].startswith("TF_CONFIG is not JSON")
+
+
+def test_an_evaluator():
+    config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
+    section = workers.check(Question({"TF_CONFIG": json.dumps(config)}))
+    assert "evaluator" in rows(section)["this process"]
+    assert section.problems == []
+
+
+def test_peers(monkeypatch):
+    with Reservation(2) as held, socket.create_server(("127.0.0.1", 0)) as server:
+        own, closed = (f"127.0.0.1:{port}" for port in held.ports)
+        listening = f"127.0.0.1:{server.getsockname()[1]}"
+        section = workers.check(Question(tf_config(own, closed, listening), timeout=2.0))
+        assert section.problems == []
+        found = rows(section)
+        assert found["this process"].startswith("rank 0 of 3")
+        assert found["chief"] == f"worker 0 ({own})"
+        assert found["own address"] == "on this machine, and free"
+        assert found[f"worker 1 ({closed})"] == Answer.REFUSED.value
+        assert found[f"worker 2 ({listening})"] == Answer.LISTENING.value
+        section = workers.check(Question(tf_config(listening, closed), timeout=2.0))
+        assert "is in use by process" in section.problems[0]
+
+
+def test_an_address_of_another_machine():
+    section = workers.check(Question(tf_config("192.0.2.1:4000")))
+    assert "not on this machine" in section.problems[0]
+
+
+def test_a_name_that_does_not_resolve(monkeypatch):
+    def fail(address, seconds):
+        raise OSError("unknown")
+
+    monkeypatch.setattr(probe, "resolve", fail)
+    with Reservation(1) as held:
+        own = f"127.0.0.1:{held.ports[0]}"
+        section = workers.check(Question(tf_config(own, "nowhere:1"), timeout=2.0))
+    assert rows(section)["worker 1 (nowhere:1)"] == Answer.UNRESOLVED.value
+    assert "correct it in TF_CONFIG" in section.problems[0]
+
+
+def test_no_answer():
+    """A server whose queue is full lets the next one wait, as a firewall does."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen(0)
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        waiting = [socket.socket() for _ in range(3)]
+        for sock in waiting:
+            sock.setblocking(False)
+            sock.connect_ex(server.getsockname())
+        assert probe.probe(address, 0.3) is Answer.SILENT
+        for sock in waiting:
+            sock.close()
+
+
+def test_a_silent_peer_is_to_mend(monkeypatch):
+    monkeypatch.setattr(workers, "probe", lambda address, timeout: Answer.SILENT)
+    with Reservation(1) as held:
+        own = f"127.0.0.1:{held.ports[0]}"
+        section = workers.check(Question(tf_config(own, "10.0.0.2:1"), timeout=2.0))
+    assert "no answer within 2 s: see that the machine is on" in section.problems[0]
+
+
+@pytest.mark.parametrize(
+    ("program", "shown", "problem"),
+    [
+        ("print('noise'); print('[\"CPU:0\", \"GPU:0\"]')", "CPU:0, GPU:0", None),
+        ("import time; time.sleep(60)", "no answer in 1 s", "took longer than 1 s"),
+        ("raise ImportError('no such library')", "cannot list", "ImportError: no such library"),
+        ("import os; os.abort()", "cannot list", "exit code -6"),
+        ("print('nonsense')", "cannot list", "could not be read"),
+        ("", "cannot list", "could not be read"),
+        ("import os; assert 'TF_CONFIG' not in os.environ; print('[]')", "", None),
+    ],
+)
+def test_devices(program, shown, problem):
+    question = Question({"TF_CONFIG": "x"}, timeout=1.0)
+    section = devices.check(question, program)
+    assert rows(section)["TensorFlow"].startswith(shown)
+    assert len(section.problems) == (problem is not None)
+    assert problem is None or problem in section.problems[0]
+
+
+def test_gpus_that_tensorflow_does_not_see():
+    question = Question({"CUDA_VISIBLE_DEVICES": "0"})
+    section = devices.check(question, "print('[\"CPU:0\"]')")
+    assert "TensorFlow sees none" in section.problems[0]
+
+
+def run(environment, *arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "tfdist", "doctor", *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+
+
+def test_the_whole_command(environment, tmp_path):
+    done = run({**environment, "KERAS_HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stdout
+    assert done.stderr == ""
+    assert done.stdout.endswith("\nNothing to mend.\n")
+    assert "  TensorFlow      CPU:0" in done.stdout
+    assert all(f"{title}\n" in done.stdout for title in CHECKS)
+
+
+def test_the_whole_command_with_problems(environment, tmp_path):
+    changes = {"KERAS_HOME": str(tmp_path), "TF_CONFIG": "{", "KERAS_BACKEND": "jax"}
+    done = run({**environment, **changes}, "--timeout", "0.01")
+    assert done.returncode == 1
+    mend = done.stdout.split("To mend:\n")[1]
+    assert [line[:4] for line in mend.splitlines()] == ["  1.", "  2.", "  3."]
+
+
+def test_a_wrong_command_line(environment):
+    done = run(environment, "--timeout", "no")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1

@@ -1,0 +1,272 @@
+"""Several launchers as several machines: they meet, and end together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from tfdist.cluster.machine import port_holder
+from tfdist.launch.ports import Reservation
+
+from .conftest import until
+
+REPORT = """
+(here / f"worker-{rank}.json").write_text(json.dumps(config))
+"""
+ESTABLISHED = "01"
+HANG = """
+ready()
+while True:
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def at():
+    """A free address for the rendezvous."""
+    with Reservation(1) as reservation:
+        yield f"127.0.0.1:{reservation.ports[0]}"
+
+
+@pytest.fixture
+def start(launch, at):
+    """Starts one node, with one worker unless told otherwise."""
+
+    def node(rank, path, *, nnodes=3, workers=1, options=(), **settings):
+        own = ["-n", str(workers), "--nnodes", str(nnodes), "--node-rank", str(rank)]
+        return launch(*own, "--rendezvous", at, *options, path, **settings)
+
+    return node
+
+
+def port(at):
+    return int(at.rpartition(":")[2])
+
+
+def listens(at):
+    return lambda: port_holder(port(at)) is not None
+
+
+def arrived(at, count):
+    """Whether node 0 has so many connections."""
+
+    def check():
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        fields = [line.split() for line in lines]
+        local = f":{port(at):04X}"
+        return sum(f[1].endswith(local) and f[3] == ESTABLISHED for f in fields) == count
+
+    return check
+
+
+def test_three_nodes_of_different_size(start, script, tmp_path):
+    path = script(REPORT)
+    jobs = [start(2, path), start(0, path, workers=2), start(1, path, workers=3)]
+    for job in jobs:
+        assert job.wait() == 0, job.err
+        assert job.err == ""
+    configs = [json.loads((tmp_path / f"worker-{rank}.json").read_text()) for rank in range(6)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 6
+    for rank, config in enumerate(configs):
+        assert config["cluster"]["worker"] == addresses
+        assert config["task"] == {"type": "worker", "index": rank}
+
+
+def test_only_global_rank_0_is_the_chief(start, script):
+    jobs = [start(node, script("print('rank', rank)"), nnodes=2, workers=2) for node in (0, 1)]
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert [job.out for job in jobs] == ["rank 0\n", ""]
+
+
+def test_the_host_of_each_node(start, script, tmp_path):
+    jobs = [
+        start(0, script(REPORT), nnodes=2, options=["--host", "node-a"]),
+        start(1, script(REPORT), nnodes=2, options=["--host", "fd00::2"]),
+    ]
+    assert [job.wait() for job in jobs] == [0, 0]
+    workers = json.loads((tmp_path / "worker-0.json").read_text())["cluster"]["worker"]
+    assert workers[0].startswith("node-a:")
+    assert workers[1].startswith("[fd00::2]:")
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_ends_all_nodes(start, script, failing):
+    path = script(f"""
+        ready()
+        wait_for(0, 1, 2)
+        if rank == {failing}:
+            print("no data", file=sys.stderr)
+            sys.exit(7)
+        while True:
+            time.sleep(60)
+    """)
+    jobs = [start(node, path, options=["--grace", "1"]) for node in range(3)]
+    jobs[0].wait_ready(3)
+    for node, job in enumerate(jobs):
+        assert job.wait(8) == 7, job.err
+        assert f"worker {failing} failed with exit code 7" in job.err
+        assert job.processes() == set()
+        if failing:
+            assert "  | no data" in job.err
+            assert (f"on node {failing}" in job.err) == (node != failing)
+
+
+def test_the_cause_is_found_across_nodes(start, script):
+    path = script("""
+        if rank == 1:
+            print("PeerLostError: worker 2 was lost")
+            ready()
+            sys.exit(1)
+        if rank == 2:
+            wait_for(1)
+            time.sleep(0.3)
+            sys.exit(9)
+        time.sleep(60)
+    """)
+    jobs = [start(node, path) for node in range(3)]
+    for job in jobs:
+        assert job.wait(10) == 9, job.err
+        assert "worker 2 failed with exit code 9" in job.err
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_launcher_that_dies_ends_all_nodes(start, script, dying):
+    jobs = [start(node, script(HANG)) for node in range(3)]
+    jobs[0].wait_ready(3)
+    jobs[dying].process.kill()
+    for node, job in enumerate(jobs):
+        if node != dying:
+            assert job.wait(5) == 1
+            assert f"node {dying} (127.0.0.1) was lost" in job.err
+        job.wait_gone()
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_signal_to_one_node_ends_all(start, script, stopped):
+    jobs = [start(node, script(HANG)) for node in range(3)]
+    jobs[0].wait_ready(3)
+    jobs[stopped].process.send_signal(signal.SIGTERM)
+    for job in jobs:
+        assert job.wait(5) == 143
+        assert "was stopped by SIGTERM" in job.err
+
+
+def test_a_node_that_is_done_waits_for_the_others(start, script):
+    path = script("if rank == 2: time.sleep(1); sys.exit(4)")
+    jobs = [start(node, path) for node in range(3)]
+    assert [job.wait(10) for job in jobs] == [4, 4, 4]
+
+
+def test_a_node_that_is_done_and_dies_is_no_failure(start, script, tmp_path):
+    path = script("ready()\nif rank == 0: wait_for(5)")
+    jobs = [start(node, path, nnodes=2) for node in (0, 1)]
+    jobs[0].wait_ready(2)
+    until(lambda: len(jobs[1].processes()) == 1)  # the watchdog
+    time.sleep(0.2)
+    jobs[1].process.kill()
+    jobs[1].wait_gone()
+    (tmp_path / "ready-5").touch()
+    assert jobs[0].wait() == 0, jobs[0].err
+
+
+def test_a_missing_node(start, script):
+    jobs = [start(node, script(HANG), TFDIST_START_TIMEOUT="2") for node in (0, 2)]
+    for job in jobs:
+        assert job.wait(10) == 1
+        assert "node 1 did not arrive at 127.0.0.1:" in job.err
+        assert "within 2 s: start this command there with --node-rank 1" in job.err
+        assert "waiting for node 1" in job.err
+        assert "Traceback" not in job.err
+    assert "node 0 (127.0.0.1) says:" in jobs[1].err
+    assert not list(jobs[0].folder.glob("ready-*"))
+
+
+def test_a_wrong_timeout(start, script):
+    job = start(0, script(HANG), TFDIST_START_TIMEOUT="soon")
+    assert job.wait() == 1
+    assert job.err.startswith("tfdist run: error: TFDIST_START_TIMEOUT must be")
+
+
+def test_node_0_is_missing(start, script):
+    job = start(1, script(HANG), TFDIST_START_TIMEOUT="1")
+    assert job.wait(10) == 1
+    assert "waiting for node 0 at 127.0.0.1:" in job.err
+    assert "did not answer within 1 s (Connection refused)" in job.err
+
+
+def test_a_node_may_come_again_before_the_start(start, script, at):
+    first = start(0, script(""))
+    second = start(1, script(""))
+    until(arrived(at, 1))
+    time.sleep(0.2)
+    second.process.kill()
+    first.wait_err("node 1 (127.0.0.1) left before the start")
+    jobs = [first, start(1, script("")), start(2, script(""))]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ({"rank": 1, "nnodes": 4}, "was started with --nnodes 4, node 0 with --nnodes 3"),
+        ({"rank": 2, "nnodes": 3}, "two nodes were started with --node-rank 2"),
+    ],
+)
+def test_nodes_that_disagree(start, script, at, second, problem):
+    jobs = [start(0, script("")), start(2, script(""))]
+    until(arrived(at, 1))
+    jobs.append(start(second["rank"], script(""), nnodes=second["nnodes"]))
+    for job in jobs:
+        assert job.wait(5) == 1
+        assert problem in job.err
+        assert job.err.count("\n") == 1
+
+
+def test_two_nodes_0(start, script, at):
+    first = start(0, script(""), nnodes=2)
+    until(listens(at))
+    second = start(0, script(""), nnodes=2)
+    assert second.wait(5) == 1
+    assert "node 0 cannot listen on port" in second.err
+    assert f"process {first.process.pid}" in second.err
+
+
+def test_strangers_are_dropped(start, script, at):
+    job = start(0, script(""), nnodes=2)
+    until(listens(at))
+    with socket.create_connection(("127.0.0.1", port(at)), 5) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port(at)), 5) as stranger:
+        stranger.sendall(b'{"hello": {"rank": "x"}}\n')
+        assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port(at)), 5):
+        other = start(1, script(""), nnodes=2)
+        assert (job.wait(), other.wait()) == (0, 0)
+    assert job.err.count("dropped a connection from 127.0.0.1") == 2
+    assert job.err.count("\n") == 2
+
+
+def test_the_rendezvous_is_something_else(start, script, at):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(""), nnodes=2)
+        connection, _ = server.accept()
+        connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+        assert job.wait(5) == 1
+        connection.close()
+    assert "does not answer: it is no tfdist launcher" in job.err
+
+
+def test_ctrl_c_while_waiting(start, script, at):
+    job = start(0, script(HANG))
+    until(listens(at))
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait(3) == 130
+    assert job.err == ""
+    job.wait_gone()
