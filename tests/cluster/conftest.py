@@ -10,6 +10,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,36 @@ def addresses() -> Iterator[Callable[[int], list[str]]]:
     yield reserve
     for sock in held:
         sock.close()
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    """Waits for a condition."""
+
+    def wait(condition: Callable[[], object], seconds: float = 10) -> None:
+        end = time.monotonic() + seconds
+        while not condition():
+            assert time.monotonic() < end
+            time.sleep(0.01)
+
+    return wait
+
+
+@pytest.fixture
+def dial() -> Callable[..., socket.socket]:
+    """Connects to an address as soon as somebody listens there."""
+
+    def connect(address: str, seconds: float = 10) -> socket.socket:
+        port = int(address.rpartition(":")[2])
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", port), timeout=10)
+            except ConnectionRefusedError:
+                assert time.monotonic() < end
+                time.sleep(0.01)
+
+    return connect
 
 
 class Attempt(threading.Thread):
@@ -151,7 +182,9 @@ class Process(subprocess.Popen[str]):
             if text in line:
                 return line
             before.append(line)
-        raise AssertionError(f"the process ended ({self.wait(20)}) without {text!r}: {''.join(before)}")
+        raise AssertionError(
+            f"the process ended ({self.wait(20)}) without {text!r}: {''.join(before)}"
+        )
 
     def rest(self) -> str:
         """What it still writes until it ends."""

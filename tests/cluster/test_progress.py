@@ -27,7 +27,7 @@ def clock(monkeypatch):
 def test_soon_at_first_then_seldom(clock):
     lines = []
     waiting = Progress(worker(0), 300.0, lines.append)
-    for second in range(0, 31):
+    for second in range(31):
         clock.now = 100.0 + second
         waiting.report("worker 2 (h2:2222)")
     start = "tfdist: worker 0 (h0:2222) waiting for worker 2 (h2:2222)"

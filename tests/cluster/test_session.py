@@ -60,7 +60,7 @@ def test_threads_of_one_rank_take_turns(sessions, together):
 def test_exchange_refuses_large_payloads(sessions, monkeypatch):
     monkeypatch.setattr(module, "MOST_BYTES", 1000)
     group = sessions(2)
-    with pytest.raises(ValueError, match="500 bytes at most on each of 2 workers. Received: 501"):
+    with pytest.raises(ValueError, match=r"500 bytes at most on each of 2 workers\. Received: 501"):
         group[0].exchange("large", b"x" * 501)
 
 
@@ -212,9 +212,9 @@ def test_nonsense_is_a_loss(sessions, frame):
 def test_notices(sessions, together):
     group = sessions(3)
     for _ in range(3):
-        group[0].notify("saved")
+        group[0].notify("saved", "here")
     group[0].notify("other")
-    assert together(lambda s: s.wait_notified("saved", 3, timeout=5), group) == [None] * 3
+    assert together(lambda s: s.wait_notified("saved", 3, timeout=5), group) == [["here"] * 3] * 3
     group[1].wait_notified("saved", 2, timeout=0)
     with pytest.raises(RendezvousError) as caught:
         group[1].wait_notified("saved", 4, timeout=0.1)
@@ -224,7 +224,7 @@ def test_notices(sessions, together):
     timer.start()
     group[2].wait_notified("saved", 4, timeout=5)
     timer.join()
-    with pytest.raises(ValueError, match="notify.. is for rank 0"):
+    with pytest.raises(ValueError, match=r"notify\(\) is for rank 0"):
         group[1].notify("saved")
 
 

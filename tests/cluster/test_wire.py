@@ -15,7 +15,11 @@ from tfdist.errors import ClusterError, ProgramMismatchError
 TOPOLOGY = from_tf_config(
     '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
 )
-FRAMES = [({"kind": "beat"}, b""), ({"kind": "join", "tag": "ä"}, b"\0" * 1000), ({"kind": "x"}, b"y")]
+FRAMES = [
+    ({"kind": "beat"}, b""),
+    ({"kind": "join", "tag": "ä"}, b"\0" * 1000),
+    ({"kind": "x"}, b"y"),
+]
 
 
 def lengths(header, payload=0):

@@ -32,7 +32,7 @@ class Gathering:
 
     Args:
         topology: the group; this process is its rank 0.
-        listeners: sockets that listen at this process's address; `run` closes them.
+        listeners: sockets that listen at this process's address; the caller closes them.
         timeout: seconds to wait for all.
         announce: takes the lines on who is missing.
     """
@@ -64,7 +64,7 @@ class Gathering:
         """Waits for all.
 
         Returns:
-            The connection to every other rank. The address is free again.
+            The connection to every other rank.
 
         Raises:
             ClusterError: a worker that came holds another cluster, rank or version of tfdist.
@@ -216,5 +216,3 @@ class Gathering:
             self._bell.close()
             self._ringer.close()
         self._selector.close()
-        for listener in self._listeners:
-            listener.close()

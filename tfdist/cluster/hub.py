@@ -51,10 +51,10 @@ class Hub:
         """Joins an exchange as rank 0."""
         self._join(0, sequence, tag, payload, timeout)
 
-    def notify(self, key: str) -> None:
+    def notify(self, key: str, text: str) -> None:
         """Posts a notice to all others."""
-        self._links.broadcast(encode({"kind": "notice", "key": key}))
-        self._state.notice(key)
+        self._links.broadcast(encode({"kind": "notice", "key": key, "text": text}))
+        self._state.notice(key, text)
 
     def close(self, farewell: str | None, linger: float) -> None:
         """Says goodbye and closes the connections."""

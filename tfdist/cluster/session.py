@@ -115,11 +115,12 @@ class Session:
             deadline = time.monotonic() + seconds + _GRACE_SECONDS
             return self._state.result(sequence, deadline, late)
 
-    def notify(self, key: str) -> None:
+    def notify(self, key: str, text: str = "") -> None:
         """Posts a notice to every rank, without waiting; only on rank 0.
 
         Args:
             key: what the notice is about.
+            text: what it says.
 
         Raises:
             ValueError: this is not rank 0.
@@ -127,15 +128,18 @@ class Session:
         Example:
             >>> session.notify("checkpoint written")  # doctest: +SKIP
         """
-        self._role.notify(key)
+        self._role.notify(key, text)
 
-    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> None:
+    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[str]:
         """Waits until rank 0 has posted so many notices with this key since the start.
 
         Args:
             key: what the notices are about.
             count: how many, all that came so far included.
             timeout: seconds to wait; `options.collective_timeout` by default.
+
+        Returns:
+            The texts of all notices with this key so far, in order.
 
         Raises:
             PeerLostError: a worker is lost, or rank 0 has ended.
@@ -150,7 +154,7 @@ class Session:
             f"See what it does; where it is only slow, set TFDIST_COLLECTIVE_TIMEOUT to wait "
             f"longer."
         )
-        self._state.notices(key, count, time.monotonic() + seconds, late)
+        return self._state.notices(key, count, time.monotonic() + seconds, late)
 
     def on_peer_lost(self, callback: Callable[[str], object]) -> None:
         """Registers what to do when a worker is lost.

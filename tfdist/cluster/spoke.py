@@ -34,7 +34,7 @@ class Spoke:
         header = {"kind": "join", "sequence": sequence, "tag": tag, "timeout": timeout}
         self._links.send(0, encode(header, payload))
 
-    def notify(self, key: str) -> None:
+    def notify(self, key: str, text: str) -> None:
         """Only rank 0 posts."""
         raise ValueError(
             f"notify() is for rank 0; the others wait_notified(). Received: {key!r} on another "
@@ -54,7 +54,7 @@ class Spoke:
                 start += size
             self._state.deliver(header["sequence"], parts)
         elif kind == "notice":
-            self._state.notice(header["key"])
+            self._state.notice(header["key"], header["text"])
         elif kind == "failed":
             self._state.fail(from_header(header))
         elif kind == "lost":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import traceback
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ class State:
         self._changed = threading.Condition()
         self._results: dict[int, list[bytes]] = {}
         self._awaited: int | None = None
-        self._notices: Counter[str] = Counter()
+        self._notices: defaultdict[str, list[str]] = defaultdict(list)
         self._error: TfdistError | None = None
         self._lost: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
@@ -45,10 +45,10 @@ class State:
                 self._results[sequence] = payloads
                 self._changed.notify_all()
 
-    def notice(self, key: str) -> None:
-        """Counts a notice."""
+    def notice(self, key: str, text: str) -> None:
+        """Keeps a notice."""
         with self._changed:
-            self._notices[key] += 1
+            self._notices[key].append(text)
             self._changed.notify_all()
 
     def fail(self, error: TfdistError) -> None:
@@ -80,9 +80,14 @@ class State:
         """Waits for the result of an exchange; raises `late` at the deadline."""
         return self._wait(lambda: self._results.pop(sequence, None), deadline, late)
 
-    def notices(self, key: str, count: int, deadline: float, late: TfdistError) -> None:
+    def notices(self, key: str, count: int, deadline: float, late: TfdistError) -> list[str]:
         """Waits for the `count`-th notice with this key; raises `late` at the deadline."""
-        self._wait(lambda: True if self._notices[key] >= count else None, deadline, late)
+
+        def enough() -> list[str] | None:
+            texts = self._notices[key]
+            return list(texts) if len(texts) >= count else None
+
+        return self._wait(enough, deadline, late)
 
     def _wait(self, get: Callable[[], _T | None], deadline: float, late: TfdistError) -> _T:
         with self._changed:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as losses
+from keras.src.models.model import Model
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.saving import saving_lib
 
 __all__ = [
     "BaseOptimizer",
     "LossScaleOptimizer",
+    "Model",
     "TensorFlowOptimizer",
     "TensorFlowTrainer",
+    "legacy_h5_format",
     "losses",
+    "saving_lib",
 ]

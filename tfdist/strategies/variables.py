@@ -1,4 +1,4 @@
-"""The variable that every replica holds a copy of, kept equal without merging replica threads."""
+"""Variables with a copy on every replica: kept equal, or summed when they are read."""
 
 from __future__ import annotations
 
@@ -35,7 +35,38 @@ class ReplicatedVariable(MirroredVariable):  # type: ignore[misc]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
+class SummedVariable(SyncOnReadVariable):  # type: ignore[misc]
+    """A variable that each replica changes by itself, read as the sum: a metric's state.
+
+    Reading one takes a collective, in which all workers must join. A step of `fit` sums the
+    metrics anyway and leaves the total here, so that one worker can read it by itself.
+    """
+
+    _total: tf.Tensor | None = None
+    _changed_elsewhere = False
+
+    def know_total(self, total: tf.Tensor) -> None:
+        """Keeps the sum, until the variable changes."""
+        self._total = None if self._changed_elsewhere else total
+
+    def _get_cross_replica(self) -> Any:
+        if self._total is not None and tf.executing_eagerly():
+            return self._total
+        return super()._get_cross_replica()
+
+    def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if current_step() is None:
+            # A function of the user's changes it, whenever that runs.
+            self._changed_elsewhere = True
+        self._total = None
+        return super()._update_replica(update_fn, value, **kwargs)
+
+    def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
+        self._total = None
+        return super().assign(value, *args, **kwargs)
+
+
 VARIABLE_CLASSES = {
     tf.VariableSynchronization.ON_WRITE: ReplicatedVariable,
-    tf.VariableSynchronization.ON_READ: SyncOnReadVariable,
+    tf.VariableSynchronization.ON_READ: SummedVariable,
 }

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import take_share
-from tfdist.trainer.replica_step import run_replica_step
+from tfdist.trainer.replica_step import metric_variables, run_replica_step
 
 
 def make_step_function(
@@ -31,34 +31,37 @@ def make_step_function(
         def replica_step(share: Any) -> Any:
             return run_replica_step(model, step_function, without_optionals(share))
 
-        logs = strategy.run(replica_step, args=(batch,))
-        return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], logs)
+        results = strategy.run(replica_step, args=(batch,))
+        return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     one_step = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)
 
     def steps_of_iterator(iterator: Any) -> Any:
-        logs = one_step(iterator.get_next())
+        results = one_step(iterator.get_next())
         if several == 1:
-            return logs
+            return results
         if model.run_eagerly:
             for _ in range(several - 1):
                 batch = iterator.get_next_as_optional()
                 if not batch.has_value():
                     break
-                logs = one_step(batch.get_value())
-            return logs
-        return _loop(one_step, iterator, several, logs)
+                results = one_step(batch.get_value())
+            return results
+        return _loop(one_step, iterator, several, results)
 
     if not model.run_eagerly:
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
         if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-            return steps_of_iterator(iterator)
-        logs = None
-        for _, batch in zip(range(several), iterator, strict=False):
-            logs = one_step(share_out(strategy, batch))
+            logs, totals = steps_of_iterator(iterator)
+        else:
+            for _, batch in zip(range(several), iterator, strict=False):
+                logs, totals = one_step(share_out(strategy, batch))
+        if totals:
+            for variable, total in zip(metric_variables(model), totals, strict=True):
+                variable.value.know_total(total)
         return logs
 
     return function
@@ -121,14 +124,14 @@ def _compiled(model: keras.Model, one_step: Callable[[Any], Any]) -> Callable[[A
     )
 
 
-def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, logs: Any) -> Any:
-    def more(done: tf.Tensor, going: tf.Tensor, logs: Any) -> tf.Tensor:
+def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, results: Any) -> Any:
+    def more(done: tf.Tensor, going: tf.Tensor, results: Any) -> tf.Tensor:
         return tf.logical_and(going, done < steps)
 
-    def again(done: tf.Tensor, going: tf.Tensor, logs: Any) -> Any:
+    def again(done: tf.Tensor, going: tf.Tensor, results: Any) -> Any:
         batch = iterator.get_next_as_optional()
         going = batch.has_value()
-        logs = tf.cond(going, lambda: one_step(batch.get_value()), lambda: logs)
-        return done + 1, going, logs
+        results = tf.cond(going, lambda: one_step(batch.get_value()), lambda: results)
+        return done + 1, going, results
 
-    return tf.while_loop(more, again, (1, True, logs), parallel_iterations=1)[2]
+    return tf.while_loop(more, again, (1, True, results), parallel_iterations=1)[2]

@@ -6,7 +6,7 @@ import functools
 
 import keras
 
-from tfdist.trainer import loops, losses, optimizers
+from tfdist.trainer import files, loops, losses, optimizers, writers
 
 
 @functools.cache
@@ -25,3 +25,5 @@ def install() -> None:
     losses.install()
     optimizers.install()
     loops.install()
+    files.install()
+    writers.install()

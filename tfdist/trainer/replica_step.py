@@ -17,7 +17,7 @@ from tfdist.strategies.step import Step
 SUM = tf.distribute.ReduceOp.SUM
 
 
-def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], batch: Any) -> Any:
+def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
     """Runs `train_step` or `test_step` on a replica's share of a batch.
 
     Args:
@@ -27,14 +27,19 @@ def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], ba
 
     Returns:
         The step's logs, equal on all replicas: metrics of all rows so far, other values averaged
-        over the rows of the step.
+        over the rows of the step; and the totals of `metric_variables(model)`.
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        return step_function(batch)
+        return step_function(batch), []
     with Step(share_of(context, batch)) as step:
         logs = step_function(batch)
         return _settle(context, model, step, logs)
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """The state of all metrics of a model, each variable once."""
+    return list({id(v): v for m in model.metrics for v in m.variables}.values())
 
 
 def share_of(context: Any, batch: Any) -> tf.Tensor:
@@ -57,8 +62,8 @@ def count_rows(batch: Any) -> tf.Tensor:
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
-def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> Any:
-    metrics = list({id(v): v for m in model.metrics for v in m.variables}.values())
+def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
+    metrics = metric_variables(model)
     statistics = _changed_statistics(model, step)
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
@@ -77,7 +82,7 @@ def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> Any:
         values[i] = mean
     with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
         results = {k: tf.convert_to_tensor(v) for k, v in model.get_metrics_result().items()}
-    return _with_results(tf.nest.pack_sequence_as(logs, values), results)
+    return _with_results(tf.nest.pack_sequence_as(logs, values), results), totals
 
 
 def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:

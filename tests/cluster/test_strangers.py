@@ -1,0 +1,81 @@
+"""Strangers who come to rank 0's address do not hold up the job."""
+
+import socket
+import time
+
+import pytest
+
+from tfdist.cluster.handshake import MAGIC
+from tfdist.errors import RendezvousError
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def answer(sock):
+    try:
+        return sock.recv(4096)
+    except ConnectionResetError:  # closed before all of what we sent was read
+        return b""
+
+
+def test_strangers_do_not_stop_the_job(addresses, attempt, dial):
+    places = addresses(3)
+    group = [attempt(places, 0), attempt(places, 1)]
+    strangers = [dial(places[0]) for _ in range(5)]
+    _silent, web, halting, huge, gone = strangers
+    web.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    halting.sendall(MAGIC + b"\0\0")
+    huge.sendall(MAGIC + b"\xff" * 8)
+    gone.close()
+    for one in (web, huge):
+        assert answer(one) == b""  # dropped at once, without a word
+    group.append(attempt(places, 2))
+    start = time.monotonic()
+    for one in group:
+        one.met()
+    assert time.monotonic() - start < 2  # nobody waited for the silent one
+    dropped = [line for line in group[0].lines if "dropped a connection from 127.0.0.1:" in line]
+    assert len(dropped) == 3
+    for one in strangers:
+        one.close()
+
+
+def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
+    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.3)
+    places = addresses(2)
+    hub = attempt(places, 0)
+    with dial(places[0]) as slow:
+        for byte in MAGIC[:6]:
+            slow.sendall(bytes([byte]))
+            time.sleep(0.03)
+        assert answer(slow) == b""
+    assert sum("silent or too slow" in line for line in hub.lines) == 1
+    attempt(places, 1).met()
+    hub.met()
+
+
+def test_more_strangers_than_are_listened_to_at_once(addresses, attempt, monkeypatch, dial):
+    monkeypatch.setattr("tfdist.cluster.gather._STRANGERS", 0)
+    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.5)
+    places = addresses(2)
+    hub = attempt(places, 0)
+    strangers = [dial(places[0]) for _ in range(10)]
+    worker = attempt(places, 1)
+    for one in (hub, worker):
+        one.met()
+    for one in strangers:
+        one.close()
+
+
+def test_something_else_at_rank_0(addresses, attempt):
+    places = addresses(2)
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", int(places[0].rpartition(":")[2])))
+        other.listen()
+        worker = attempt(places, 1, start_timeout=1.5)
+        with other.accept()[0] as accepted:
+            accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            error = worker.failed()
+    assert isinstance(error, RendezvousError)
+    assert f"worker 0 ({places[0]}), which" in str(error)

@@ -1,0 +1,31 @@
+"""The chief writes, everyone reads; callbacks decide alike on all workers."""
+
+import pytest
+
+from tests.strategies.comparison import GROUPS, PACKAGE, assert_close, assert_equal, behaviours
+
+FILES = behaviours("files")
+
+
+def _check(group, behaviour, tmp_path):
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "group").mkdir()
+    function = f"{PACKAGE}.{behaviour}"
+    expected = GROUPS["alone"].run(function, str(tmp_path / "alone"))[0]
+    results = GROUPS[group].run(function, str(tmp_path / "group"))
+    for rank, result in enumerate(results):
+        assert_close(result, expected, f"rank {rank}")
+        assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
+
+
+@pytest.mark.parametrize("behaviour", FILES)
+def test_two_workers(behaviour, tmp_path):
+    _check("2", behaviour, tmp_path)
+
+
+@pytest.mark.parametrize("group", ["3", "1x2", "2x2"])
+@pytest.mark.parametrize(
+    "behaviour", ["files:save_and_load_whole_model", "files:export_for_serving"]
+)
+def test_groups(group, behaviour, tmp_path):
+    _check(group, behaviour, tmp_path)
