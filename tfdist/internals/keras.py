@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.legacy.saving import legacy_h5_format
@@ -19,5 +20,6 @@ __all__ = [
     "TensorFlowTrainer",
     "legacy_h5_format",
     "losses",
+    "random",
     "saving_lib",
 ]

@@ -15,13 +15,20 @@ class Step:
     Inside it, losses are weighted by the replica's share of the rows, so that their sum over the
     replicas is the loss of the global batch, however the rows divide.
 
+    Args:
+        rows: the rows of this replica, an int32 scalar.
+        total: the rows of the global batch, an int32 scalar.
+        first_row: the place of this replica's first row in the global batch, an int32 scalar.
+
     Attributes:
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
     """
 
-    def __init__(self, share: tf.Tensor) -> None:
-        self.share = share
+    def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
+        self.rows = rows
+        self.first_row = first_row
+        self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:

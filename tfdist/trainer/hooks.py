@@ -6,7 +6,7 @@ import functools
 
 import keras
 
-from tfdist.trainer import files, loops, losses, optimizers, writers
+from tfdist.trainer import files, loops, losses, noise, optimizers, writers
 
 
 @functools.cache
@@ -23,6 +23,7 @@ def install() -> None:
             "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
         )
     losses.install()
+    noise.install()
     optimizers.install()
     loops.install()
     files.install()

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies.data import share_of_rows
 from tfdist.strategies.step import Step
 
 SUM = tf.distribute.ReduceOp.SUM
@@ -32,7 +33,7 @@ def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], ba
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
-    with Step(share_of(context, batch)) as step:
+    with begin_step(context, batch) as step:
         logs = step_function(batch)
         return _settle(context, model, step, logs)
 
@@ -42,11 +43,13 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return list({id(v): v for m in model.metrics for v in m.variables}.values())
 
 
-def share_of(context: Any, batch: Any) -> tf.Tensor:
-    """This replica's rows divided by the rows of all replicas, a float32 scalar."""
+def begin_step(context: Any, batch: Any) -> Step:
+    """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
     total = context.all_reduce(SUM, rows)
-    return tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
+    replica = context.replica_id_in_sync_group
+    first_row, _ = share_of_rows(total, replica, context.num_replicas_in_sync)
+    return Step(rows, total, first_row)
 
 
 def count_rows(batch: Any) -> tf.Tensor:

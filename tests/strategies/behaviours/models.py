@@ -234,3 +234,36 @@ def metrics_of_all_kinds(strategy):
         model.compile("sgd", "binary_crossentropy", metrics=metrics)
     targets = y[:, None].astype("float32")
     return outcome(model, fit(model, x, targets, batch_size=14))
+
+
+def dropout_and_noise(strategy):
+    x, y = rows(45)
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.GaussianNoise(0.3),
+                keras.layers.Dense(7, activation="relu"),
+                keras.layers.Dropout(0.4),
+                keras.layers.Reshape((7, 1)),
+                keras.layers.Dense(5),
+                keras.layers.SpatialDropout1D(0.3),
+                keras.layers.GaussianDropout(0.2),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile("sgd", cross_entropy(), metrics=["accuracy"])
+    return outcome(model, fit(model, x, y, batch_size=20, epochs=3))
+
+
+def transformer_with_dropout(strategy):
+    tokens = np.random.default_rng(0).integers(1, 12, (22, 6))
+    with scope(strategy):
+        inputs = keras.Input((6,), dtype="int32")
+        x = keras.layers.Embedding(12, 8, mask_zero=True)(inputs)
+        attended = keras.layers.MultiHeadAttention(2, 4, dropout=0.2)(x, x, use_causal_mask=True)
+        x = keras.layers.LayerNormalization()(x + keras.layers.Dropout(0.1)(attended))
+        model = keras.Model(inputs, keras.layers.Dense(12)(x))
+        model.compile(keras.optimizers.Adam(0.01), cross_entropy())
+    return outcome(model, fit(model, tokens, np.roll(tokens, -1, 1), batch_size=8, epochs=2))
