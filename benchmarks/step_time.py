@@ -2,14 +2,17 @@
 
     python benchmarks/step_time.py --workers=1,2 --models=mlp,cnn --json=step_time.json
 
-The processes of all backends are started once and sleep; then, round after round, each backend
-takes some steps while the others sleep. So a disturbance of the machine hits all alike, and what
-counts is the ratio to the peer in the same round.
+The processes of all backends are started and sleep; then, round after round, each backend takes
+some steps while the others sleep. So a disturbance of the machine hits all alike, and what counts
+is the ratio to the peer in the same round. All is done with several sets of processes, since two
+processes that run the same program differ by some percent.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 
 from absl import app, flags
 from stepping.figures import format_table, make_rows
@@ -25,7 +28,8 @@ flags.DEFINE_list(
     "tfdist: its fit; keras: plain fit, for one worker; for several, stock: a loop under "
     "TensorFlow's MultiWorkerMirroredStrategy, and unconnected: plain fit in each worker",
 )
-flags.DEFINE_integer("rounds", 10, "rounds", lower_bound=2)
+flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
+flags.DEFINE_integer("rounds", 10, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
 flags.DEFINE_string("json", None, "file to write the rows to")
 
@@ -34,16 +38,14 @@ SEVERAL = ("tfdist", "stock", "unconnected")
 
 
 def main(_) -> None:
-    """Measures, prints a table, and writes the rows."""
+    """Measures, prints a table for each model, and writes the rows."""
     rows = []
     for workers in map(int, FLAGS.workers):
         possible = ALONE if workers == 1 else SEVERAL
         backends = [b for b in FLAGS.backends if b in possible]
         for model in FLAGS.models:
-            steps = FLAGS.steps or MODELS[model].steps
-            rounds, missing = measure(model, workers, backends, FLAGS.rounds, steps)
-            peer = "keras" if workers == 1 else "stock"
-            group = make_rows(model, workers, rounds, missing, peer)
+            times, missing = measure(model, workers, backends)
+            group = make_rows(model, workers, times, missing, peer=possible[1])
             print(format_table(group), end="\n\n", flush=True)
             rows += group
     if FLAGS.json:
@@ -52,39 +54,41 @@ def main(_) -> None:
 
 
 def measure(
-    model: str, workers: int, backends: list[str], rounds: int, steps: int
+    model: str, workers: int, backends: list[str]
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Runs some backends in turns.
 
     Returns:
         For each backend its seconds per step in each round; and for each that failed, why.
     """
-    teams: dict[str, Team] = {}
-    times: dict[str, list[float]] = {}
+    steps = FLAGS.steps or MODELS[model].steps
+    times: dict[str, list[float]] = {backend: [] for backend in backends}
     missing: dict[str, str] = {}
-
-    def attempt(backend: str, count: int) -> float | None:
+    for _ in range(FLAGS.starts):
+        teams: dict[str, Team] = {}
         try:
-            return teams[backend].steps(count) / count
-        except TeamError as error:
-            teams.pop(backend).stop()
-            times.pop(backend, None)
-            missing[backend] = str(error)
-            return None
+            for backend in [b for b in backends if b not in missing]:
+                teams[backend] = Team(backend, model, workers)
+                with noting(backend, missing):
+                    teams[backend].steps(steps)  # Compiles and warms up.
+            for turn in range(FLAGS.rounds):
+                for backend in backends[:: -1 if turn % 2 else 1]:
+                    with noting(backend, missing):
+                        if backend not in missing:
+                            times[backend].append(teams[backend].steps(steps) / steps)
+        finally:
+            for team in teams.values():
+                team.stop()
+    return {b: times[b] for b in backends if b not in missing}, missing
 
+
+@contextlib.contextmanager
+def noting(backend: str, missing: dict[str, str]) -> Iterator[None]:
+    """Notes why a backend fails."""
     try:
-        for backend in backends:
-            teams[backend] = Team(backend, model, workers)
-            attempt(backend, steps)  # Compiles and warms up.
-        for turn in range(rounds):
-            for backend in list(teams)[:: -1 if turn % 2 else 1]:
-                seconds = attempt(backend, steps)
-                if seconds is not None:
-                    times.setdefault(backend, []).append(seconds)
-    finally:
-        for team in teams.values():
-            team.stop()
-    return times, missing
+        yield
+    except TeamError as error:
+        missing[backend] = str(error)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import pathlib
 from typing import Any
 
 import numpy as np
+
 from tests.ranks import Ranks
 
 GROUPS = {

@@ -21,6 +21,11 @@ def loss(rank: int, worker: Worker, what: str) -> str:
     return f"rank {rank}, {worker} {what}; see its log"
 
 
+def ended(rank: int, worker: Worker) -> str:
+    """The line that says which worker has ended normally."""
+    return f"rank {rank}, {worker}, has ended; run the same number of steps on all workers"
+
+
 class Hub:
     """The connections of rank 0 to all others.
 
@@ -72,6 +77,8 @@ class Hub:
             with self._lock:
                 self._ledger.leave(rank)
                 self.on_tick(time.monotonic())
+            self._links.broadcast(encode({"kind": "left", "rank": rank}))
+            self._state.leave(ended(rank, self._workers[rank]))
         else:
             raise ValueError(header["kind"])
 

@@ -56,7 +56,7 @@ class Session:
         if topology.rank == 0:
             self._role = Hub(topology.workers, sockets, self._state, silence)
         else:
-            self._role = Spoke(topology.chief, sockets[0], self._state, silence)
+            self._role = Spoke(topology.workers, sockets[0], self._state, silence)
         if sockets:
             farewell.watch()
             atexit.register(self._at_exit)
@@ -168,6 +168,18 @@ class Session:
             >>> session.on_peer_lost(print)  # doctest: +SKIP
         """
         self._state.on_lost(callback)
+
+    def on_peer_left(self, callback: Callable[[str], object]) -> None:
+        """Registers what to do when a worker ends normally.
+
+        Args:
+            callback: called for each, with a line that names it, in the thread that watches over
+                the connections; at once for those that have ended already.
+
+        Example:
+            >>> session.on_peer_left(print)  # doctest: +SKIP
+        """
+        self._state.on_left(callback)
 
     def close(self) -> None:
         """Says goodbye and closes the connections; takes a second at most, and works once."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from socket import socket
 
-from tfdist.cluster.hub import loss
+from tfdist.cluster.hub import ended, loss
 from tfdist.cluster.links import Links
 from tfdist.cluster.state import State
 from tfdist.cluster.topology import Worker
@@ -17,14 +18,17 @@ class Spoke:
     """The connection of a rank to rank 0.
 
     Args:
-        chief: rank 0.
+        workers: the group in rank order.
         sock: the connection.
         state: what this process knows, to be kept up to date.
         silence: seconds without a sign of life after which rank 0 counts as lost.
     """
 
-    def __init__(self, chief: Worker, sock: socket, state: State, silence: float) -> None:
-        self._chief = chief
+    def __init__(
+        self, workers: Sequence[Worker], sock: socket, state: State, silence: float
+    ) -> None:
+        self._workers = workers
+        self._chief = workers[0]
         self._state = state
         self._links = Links({0: sock}, self, silence)
         self._links.start()
@@ -59,11 +63,14 @@ class Spoke:
             self._state.fail(from_header(header))
         elif kind == "lost":
             self._state.lose(str(from_header(header)))
+        elif kind == "left":
+            self._state.leave(ended(header["rank"], self._workers[header["rank"]]))
         elif kind == "bye":
             self._links.drop(0)
             if header["failure"] is not None:
                 self._state.lose(loss(0, self._chief, f"failed: {header['failure']}"))
                 return
+            self._state.leave(ended(0, self._chief))
             self._state.fail(
                 PeerLostError(
                     f"rank 0, {self._chief}, has ended, and nothing passes between the workers "

@@ -26,6 +26,8 @@ class State:
         self._error: TfdistError | None = None
         self._lost: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
+        self._left: list[str] = []
+        self._left_callbacks: list[Callable[[str], object]] = []
 
     def check(self) -> None:
         """Raises the error that ended the group, if one did."""
@@ -75,6 +77,22 @@ class State:
                 self._callbacks.append(callback)
                 return
         _call(callback, self._lost)
+
+    def leave(self, message: str) -> None:
+        """Tells the callbacks that a worker has ended normally."""
+        with self._changed:
+            self._left.append(message)
+            callbacks = list(self._left_callbacks)
+        for callback in callbacks:
+            _call(callback, message)
+
+    def on_left(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback; called at once for each worker that has ended already."""
+        with self._changed:
+            self._left_callbacks.append(callback)
+            left = list(self._left)
+        for message in left:
+            _call(callback, message)
 
     def result(self, sequence: int, deadline: float, late: TfdistError) -> list[bytes]:
         """Waits for the result of an exchange; raises `late` at the deadline."""

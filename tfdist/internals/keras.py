@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from keras.src.backend.tensorflow import random
+from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.legacy.saving import legacy_h5_format
@@ -18,6 +19,7 @@ __all__ = [
     "Model",
     "TensorFlowOptimizer",
     "TensorFlowTrainer",
+    "Variable",
     "legacy_h5_format",
     "losses",
     "random",

@@ -153,7 +153,7 @@ def split_batches(dataset: Any, first: int, count: int, replicas: int) -> Any:
         return take_share(element, replica, replicas)
 
     if count == 1:
-        shares = dataset.map(lambda *batch: cut(first, *batch), deterministic=True)
+        shares = dataset.map(lambda *batch: cut(first, *batch))
     else:
 
         def cut_all(*batch: Any) -> Any:

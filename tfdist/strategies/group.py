@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import platform
+import random
+import threading
+import time
+from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
-from tfdist.internals.tensorflow import abort_collectives, start_server
+from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
 from tfdist.options import Options
 
 
@@ -26,6 +33,46 @@ class Group:
         self.topology = topology
         self.session = session
         self.options = options
+        self._loss: str | None = None
+        self._lost = threading.Event()
+        self._step_began: float | None = None
+
+    def watch(self) -> None:
+        """Fails this process's collectives as soon as a worker is lost, or has ended early."""
+        self.session.on_peer_lost(self._lose)
+        self.session.on_peer_left(self._expect_no_more_steps)
+
+    def _lose(self, message: str) -> None:
+        self._loss = message
+        self._lost.set()
+        abort_collectives(message)
+
+    def _expect_no_more_steps(self, message: str) -> None:
+        def watch() -> None:
+            while not self._lost.wait(1.0):
+                since = self._step_began
+                if since is not None and time.monotonic() - since > _LAST_STEP_SECONDS:
+                    self._lose(message)
+
+        threading.Thread(target=watch, daemon=True).start()
+
+    @contextlib.contextmanager
+    def naming_lost_workers(self) -> Iterator[None]:
+        """Says which worker was lost where a collective fails for that.
+
+        Raises:
+            tf.errors.UnavailableError: a worker was lost; the message names it.
+        """
+        self._step_began = time.monotonic()
+        try:
+            yield
+        except _FAILURES as error:
+            # TensorFlow may notice a moment before the control connection does.
+            if self.topology.size > 1 and self._lost.wait(_NEWS_SECONDS):
+                raise tf.errors.UnavailableError(None, None, self._loss) from error
+            raise
+        finally:
+            self._step_began = None
 
     def exchange(self, topic: str, text: str) -> list[str]:
         """Every worker's text for a topic, in rank order; all of them call it."""
@@ -54,6 +101,16 @@ class Group:
                 )
 
 
+_FAILURES = (
+    tf.errors.UnavailableError,
+    tf.errors.InternalError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.UnknownError,
+)
+_NEWS_SECONDS = 2.0
+_LAST_STEP_SECONDS = 5.0
 _joined: Group | None = None
 
 
@@ -97,7 +154,7 @@ def _join(topology: Topology) -> Group:
             "TensorFlow ran an operation before the strategy was made, so its collectives cannot "
             "reach the other workers any more. Make the strategy first, right after the imports."
         ) from error
-    session.on_peer_lost(abort_collectives)
+    group.watch()
     return group
 
 
@@ -113,11 +170,6 @@ def share_randomness(group: Group) -> None:
     Covers Python's `random`, NumPy's global generator and, where no seed was set, TensorFlow's:
     what shuffles arrays and datasets. Workers that were seeded alike are left as they are.
     """
-    import json
-    import random
-
-    import numpy as np
-
     if group.topology.size == 1:
         return
     version, internal, gauss = random.getstate()
@@ -131,7 +183,5 @@ def share_randomness(group: Group) -> None:
     version, internal, gauss = chief["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(chief["numpy"]))
-    from tfdist.internals.tensorflow import global_seed
-
     if all(seed == "None" for seed in group.exchange("seed", str(global_seed()))):
         tf.random.set_seed(chief["tensorflow"])

@@ -28,9 +28,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         ```
     """
 
-    def __init__(
-        self, devices: Sequence[str] | None = None, cross_device_ops: Any = None
-    ) -> None:
+    def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
         group = join(Topology())
         names = [_full_name(d) for d in devices] if devices else local_devices(group)
         options = tf.distribute.experimental.CommunicationOptions()

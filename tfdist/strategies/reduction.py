@@ -26,9 +26,7 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas:
     flat = tf.nest.flatten(value)
     dense = [tf.convert_to_tensor(v) for v in flat if not _is_sparse(v)]
     sums = iter(communicator.all_reduce(dense) if dense else [])
-    reduced = [
-        all_gather_slices(communicator, v) if _is_sparse(v) else next(sums) for v in flat
-    ]
+    reduced = [all_gather_slices(communicator, v) if _is_sparse(v) else next(sums) for v in flat]
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         reduced = [divide(v, replicas) for v in reduced]
     return tf.nest.pack_sequence_as(value, reduced)

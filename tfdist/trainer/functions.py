@@ -34,11 +34,11 @@ def make_step_function(
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
-    one_step = _compiled(model, one_step)
+    run_one = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)
 
     def steps_of_iterator(iterator: Any) -> Any:
-        results = one_step(iterator.get_next())
+        results = run_one(iterator.get_next())
         if several == 1:
             return results
         if model.run_eagerly:
@@ -46,19 +46,20 @@ def make_step_function(
                 batch = iterator.get_next_as_optional()
                 if not batch.has_value():
                     break
-                results = one_step(batch.get_value())
+                results = run_one(batch.get_value())
             return results
-        return _loop(one_step, iterator, several, results)
+        return _loop(run_one, iterator, several, results)
 
     if not model.run_eagerly:
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-            logs, totals = steps_of_iterator(iterator)
-        else:
-            for _, batch in zip(range(several), iterator, strict=False):
-                logs, totals = one_step(share_out(strategy, batch))
+        with strategy.extended.group.naming_lost_workers():
+            if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
+                logs, totals = steps_of_iterator(iterator)
+            else:
+                for _, batch in zip(range(several), iterator, strict=False):
+                    logs, totals = run_one(share_out(strategy, batch))
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -77,10 +78,11 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
             return outputs
         return tf.nest.map_structure(lambda output: strategy.gather(output, axis=0), outputs)
 
-    one_step = _compiled(model, one_step)
+    run_one = _compiled(model, one_step)
 
     def function(batches: list[Any]) -> Any:
-        outputs = [one_step(share_out(strategy, batch)) for batch in batches]
+        with strategy.extended.group.naming_lost_workers():
+            outputs = [run_one(share_out(strategy, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)

@@ -6,7 +6,7 @@ import functools
 
 import keras
 
-from tfdist.trainer import files, loops, losses, noise, optimizers, writers
+from tfdist.trainer import files, loops, losses, metric_state, noise, optimizers, writers
 
 
 @functools.cache
@@ -24,6 +24,7 @@ def install() -> None:
         )
     losses.install()
     noise.install()
+    metric_state.install()
     optimizers.install()
     loops.install()
     files.install()

@@ -38,9 +38,9 @@ def install() -> None:
             self.test_function = make_step_function(self, self.test_step)
         return self.test_function
 
-    def make_predict(self: Any, force: bool = False, keras_way: Any = make_predict) -> Any:
+    def make_predict_function_(self: Any, force: bool = False) -> Any:
         if not is_ours(self):
-            return keras_way(self, force)
+            return make_predict(self, force)
         if self.predict_function is None or force:
             self.predict_function = make_predict_function(self)
         return self.predict_function
@@ -64,7 +64,7 @@ def install() -> None:
     TensorFlowTrainer.predict = predict
     TensorFlowTrainer.make_train_function = make_train_function
     TensorFlowTrainer.make_test_function = make_test_function
-    TensorFlowTrainer.make_predict_function = make_predict
+    TensorFlowTrainer.make_predict_function = make_predict_function_
     TensorFlowTrainer._maybe_symbolic_build = symbolic_build
 
 

@@ -18,7 +18,9 @@ from tfdist.strategies.step import Step
 SUM = tf.distribute.ReduceOp.SUM
 
 
-def run_replica_step(model: keras.Model, step_function: Callable[[Any], Any], batch: Any) -> tuple[Any, Any]:
+def run_replica_step(
+    model: keras.Model, step_function: Callable[[Any], Any], batch: Any
+) -> tuple[Any, Any]:
     """Runs `train_step` or `test_step` on a replica's share of a batch.
 
     Args:

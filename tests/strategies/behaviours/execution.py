@@ -214,7 +214,9 @@ def assigned_variables(strategy):
     with strategy.scope():
         total = tf.Variable(0.0, aggregation=tf.VariableAggregation.SUM)
         mean = tf.Variable(0.0, aggregation=tf.VariableAggregation.MEAN)
-        first = tf.Variable(0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA)
+        first = tf.Variable(
+            0, dtype=tf.int64, aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA
+        )
         local = tf.Variable(
             0.0,
             aggregation=tf.VariableAggregation.SUM,

@@ -111,9 +111,7 @@ def checkpoint_callback(strategy, folder):
     by_batch = keras.callbacks.ModelCheckpoint(
         f"{folder}/last.weights.h5", save_weights_only=True, save_freq=2
     )
-    fit(
-        model, x, y, batch_size=10, epochs=3, validation_data=(x, y), callbacks=[saved, by_batch]
-    )
+    fit(model, x, y, batch_size=10, epochs=3, validation_data=(x, y), callbacks=[saved, by_batch])
     best = keras.models.load_model(path.format(epoch=3))
     return outcome(model, files=sorted(os.listdir(folder)), best=best.get_weights())
 
@@ -145,9 +143,7 @@ def csv_logger(strategy, folder):
     x, y = rows(40)
     model = compile_mlp(strategy)
     path = f"{folder}/log.csv"
-    history = fit(
-        model, x, y, batch_size=10, epochs=3, callbacks=[keras.callbacks.CSVLogger(path)]
-    )
+    history = fit(model, x, y, batch_size=10, epochs=3, callbacks=[keras.callbacks.CSVLogger(path)])
     if _chief(strategy):
         with open(path) as file:
             lines = list(csv.DictReader(file))

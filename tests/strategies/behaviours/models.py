@@ -222,9 +222,7 @@ def regularizers_and_added_losses(strategy):
 def metrics_of_all_kinds(strategy):
     x, y = rows(45, classes=2)
     with scope(strategy):
-        model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")]
-        )
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1, activation="sigmoid")])
         metrics = [
             "accuracy",
             keras.metrics.AUC(name="auc"),

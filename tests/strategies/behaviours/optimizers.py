@@ -114,7 +114,10 @@ def weight_decay_and_constraint(strategy):
     x, y = rows(40)
     with scope(strategy):
         model = keras.Sequential(
-            [keras.Input((8,)), keras.layers.Dense(3, kernel_constraint=keras.constraints.UnitNorm())]
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(3, kernel_constraint=keras.constraints.UnitNorm()),
+            ]
         )
         model.compile(keras.optimizers.AdamW(0.01, weight_decay=0.1), cross_entropy())
     return outcome(model, fit(model, x, y, batch_size=10))
