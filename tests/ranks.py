@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 import traceback
+import warnings
 from typing import Any
 
 
@@ -36,28 +37,31 @@ class Ranks:
         Raises:
             RankError: a rank raised, died or did not answer in time.
         """
+        answers = self.answers(function, *args, timeout=timeout)
+        errors = [f"rank {rank}: {value}" for rank, (done, value) in enumerate(answers) if not done]
+        if errors:
+            self.stop()
+            raise RankError("\n".join(errors))
+        return [value for _, value in answers]
+
+    def answers(self, function: str, *args: Any, timeout: float = 120.0) -> list[tuple[bool, Any]]:
+        """Like `run`, but gives for each rank whether it returned, and what or why not."""
         if not self._processes:
             self._start()
         for _, pipe in self._processes:
             with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
                 pipe.send((function, args))
-        results, errors = [], []
         deadline = time.monotonic() + timeout
-        for rank, (process, pipe) in enumerate(self._processes):
-            try:
-                if not pipe.poll(max(0.1, deadline - time.monotonic())):
-                    errors.append(f"rank {rank} gave no answer within {timeout:.0f} s")
-                    continue
-                done, value = pipe.recv()
-            except (EOFError, ConnectionResetError):
-                process.join(1)
-                errors.append(f"rank {rank} ended with exit code {process.exitcode}")
-                continue
-            (results if done else errors).append(value if done else f"rank {rank}:\n{value}")
-        if errors:
-            self.stop()
-            raise RankError("\n".join(errors))
-        return results
+        return [self._answer(process, pipe, deadline) for process, pipe in self._processes]
+
+    def _answer(self, process: Any, pipe: Any, deadline: float) -> tuple[bool, Any]:
+        try:
+            if not pipe.poll(max(0.1, deadline - time.monotonic())):
+                return False, "no answer in time"
+            return pipe.recv()
+        except (EOFError, ConnectionResetError):
+            process.join(1)
+            return False, f"ended with exit code {process.exitcode}"
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")
@@ -113,6 +117,7 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         return
     import keras
 
+    warnings.filterwarnings("error", module=r"tfdist\.")
     while True:
         try:
             function, args = pipe.recv()

@@ -2,6 +2,15 @@
 
 from __future__ import annotations
 
+import keras
+
+if keras.backend.backend() != "tensorflow":
+    raise RuntimeError(
+        "tfdist needs Keras on its TensorFlow backend. "
+        f"Received: KERAS_BACKEND={keras.backend.backend()!r}. "
+        "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
 from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
@@ -12,6 +21,7 @@ from keras.src.models.model import Model
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.saving import saving_lib
+from keras.src.trainers import data_adapters
 
 __all__ = [
     "BaseOptimizer",
@@ -20,6 +30,7 @@ __all__ = [
     "TensorFlowOptimizer",
     "TensorFlowTrainer",
     "Variable",
+    "data_adapters",
     "legacy_h5_format",
     "losses",
     "random",

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import functools
 
-import keras
-
-from tfdist.trainer import files, loops, losses, metric_state, noise, optimizers, writers
+from tfdist.trainer import files, loops, losses, noise, older_keras, optimizers, writers
 
 
 @functools.cache
 def install() -> None:
-    """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is.
-
-    Raises:
-        RuntimeError: Keras runs on another backend than TensorFlow.
-    """
-    if keras.backend.backend() != "tensorflow":
-        raise RuntimeError(
-            "tfdist needs Keras on its TensorFlow backend. "
-            f"Received: KERAS_BACKEND={keras.backend.backend()!r}. "
-            "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
-        )
+    """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is."""
     losses.install()
     noise.install()
-    metric_state.install()
+    older_keras.install()
     optimizers.install()
     loops.install()
     files.install()

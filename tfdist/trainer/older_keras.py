@@ -1,7 +1,8 @@
-"""Metrics whose state each replica changes by itself, on Keras before 3.10.
+"""What Keras has learned since its oldest supported version.
 
-Since 3.10 Keras makes the variables of metrics synchronise when they are read; before, every
-update of a metric would sum its whole state over the replicas.
+Before 3.10 the variables of metrics did not synchronise when they are read: every update of a
+metric would sum its whole state over the replicas. And `fit` did not know all of
+`tf.distribute`'s datasets.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import Variable
+from tfdist.internals.keras import Variable, data_adapters
 from tfdist.strategies.extended import ReplicatedExtended
 
 
 def install() -> None:
-    """Gives variables that are summed the newer synchronisation, where Keras does not."""
+    """Gives an older Keras the newer behaviour."""
+    _install_datasets()
     if "synchronization" in inspect.signature(Variable.__init__).parameters:
         return
     initialize = Variable._initialize
@@ -36,3 +38,12 @@ def install() -> None:
         )
 
     Variable._initialize = initialize_summed
+
+
+def _install_datasets() -> None:
+    is_tf_dataset = data_adapters.is_tf_dataset
+
+    def is_any_tf_dataset(x: Any) -> bool:
+        return is_tf_dataset(x) or isinstance(x, tf.distribute.DistributedDataset)
+
+    data_adapters.is_tf_dataset = is_any_tf_dataset

@@ -1,0 +1,89 @@
+"""What one worker does wrong, and what the others see; each ends its group."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.strategies.behaviours.common import compile_mlp, cross_entropy, fit, rows
+
+
+def fit_until(strategy, fault):
+    """Trains; worker 1 does `fault` after the third batch. Returns the others' error."""
+
+    class Fault(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and strategy.extended.worker_rank == 1:
+                if fault == "killed":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                if fault == "ended":
+                    strategy.extended.group.session.close()
+                    signal.pause()
+
+    x, y = rows(400)
+    model = compile_mlp(strategy)
+    try:
+        model.fit(x, y, batch_size=8, verbose=0, callbacks=[Fault()])
+    except tf.errors.UnavailableError as error:
+        return str(error)
+    return "no error"
+
+
+def different_models(strategy):
+    with strategy.scope():
+        units = 3 + strategy.extended.worker_rank
+        return _message(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)]))
+
+
+def another_member(strategy):
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}),
+        task_type="worker",
+        task_id=0,
+    )
+    return _message(lambda: tfdist.MultiWorkerMirroredStrategy(resolver))
+
+
+def compiled_by_xla(strategy):
+    x, y = rows(16)
+    model = compile_mlp(strategy, jit_compile=True)
+    return _message(lambda: fit(model, x, y))
+
+
+def not_batched(strategy):
+    dataset = tf.data.Dataset.from_tensor_slices(rows(16))
+    model = compile_mlp(strategy)
+    return _message(lambda: fit(model, dataset))
+
+
+def wrong_arguments(strategy):
+    return [
+        _message(lambda: tfdist.MultiWorkerMirroredStrategy(communication="smoke")),
+        _message(lambda: tfdist.MultiWorkerMirroredStrategy(communication="native")),
+    ]
+
+
+def made_again(strategy):
+    """A second strategy in the same process trains like the first."""
+    again = tfdist.MultiWorkerMirroredStrategy()
+    x, y = rows(20)
+    with again.scope():
+        keras.utils.set_random_seed(1)
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    fit(model, x, y, batch_size=10)
+    return [bool(np.isfinite(w).all()) for w in model.get_weights()]
+
+
+def _message(call):
+    try:
+        call()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return f"no error {sys.version_info.major}"

@@ -1,0 +1,96 @@
+"""What goes wrong is said in one line, on every worker, soon."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from tests.ranks import Ranks
+from tests.strategies.comparison import GROUPS, PACKAGE
+
+FAULTS = f"{PACKAGE}.faults"
+
+
+@pytest.fixture
+def group():
+    ranks = Ranks(3)
+    yield ranks
+    ranks.stop()
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"), [("killed", "is lost: connection closed"), ("ended", "has ended")]
+)
+def test_the_others_name_a_worker_that_goes(group, fault, said):
+    answers = group.answers(f"{FAULTS}:fit_until", fault, timeout=60)
+    for rank in (0, 2):
+        done, message = answers[rank]
+        assert done, message
+        assert "rank 1, worker 1 (127.0.0.1:" in message
+        assert said in message
+
+
+def test_different_models_are_refused_on_all_workers():
+    for message in GROUPS["2"].run(f"{FAULTS}:different_models"):
+        assert message.startswith("ProgramMismatchError: ")
+        for part in ("worker 0 (", "worker 1 (", "float32(4, 3)", "float32(4, 4)"):
+            assert part in message
+
+
+def test_a_process_stays_in_its_group():
+    for message in GROUPS["2"].run(f"{FAULTS}:another_member"):
+        assert message.startswith("ClusterError: ")
+        assert "Start a new process" in message
+
+
+def test_xla_is_refused_before_the_first_step():
+    for message in GROUPS["2"].run(f"{FAULTS}:compiled_by_xla"):
+        assert message.startswith("UnsupportedError: jit_compile=True is not possible")
+
+
+def test_rows_without_batches_are_refused():
+    for message in GROUPS["2"].run(f"{FAULTS}:not_batched"):
+        assert message.startswith("ValueError: ")
+        assert "Call `.batch(global_batch_size)`" in message
+
+
+def test_wrong_arguments():
+    smoke, native = GROUPS["1"].run(f"{FAULTS}:wrong_arguments")[0]
+    assert "'smoke'" in smoke
+    assert native.startswith("UnsupportedError: ")
+
+
+def test_a_second_strategy():
+    assert all(all(finite) for finite in GROUPS["2"].run(f"{FAULTS}:made_again"))
+
+
+def test_tensorflow_used_before_the_strategy(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import tensorflow as tf\n"
+        "tf.constant(1)\n"
+        "import tfdist\n"
+        "tfdist.MultiWorkerMirroredStrategy()\n"
+    )
+    command = [sys.executable, "-m", "tfdist", "run", "-n", "2", str(script)]
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    result = subprocess.run(
+        command, check=False, capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert result.returncode == 1
+    assert "UnsupportedError: TensorFlow ran an operation before the strategy" in result.stderr
+
+
+def test_another_backend_is_refused():
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    code = "import keras, tfdist\nkeras.backend.backend = lambda: 'jax'\ntfdist.MirroredStrategy"
+    result = subprocess.run(
+        [sys.executable, "-c", code],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=environment,
+    )
+    assert "KERAS_BACKEND='jax'" in result.stderr
