@@ -22,9 +22,11 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
+from keras.src.trainers.compile_utils import CompileLoss
 
 __all__ = [
     "BaseOptimizer",
+    "CompileLoss",
     "LossScaleOptimizer",
     "Model",
     "TensorFlowOptimizer",

@@ -115,6 +115,11 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         else:
             devices = self._devices if colocate_with is None else colocate_with._devices
 
+        summed = (
+            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
+            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
+        )
+
         def create_copies(**kwargs: Any) -> list[Any]:
             copies: list[Any] = []
             name = kwargs.get("name") or "Variable"
@@ -122,11 +127,12 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
                 with tf.device(device):
                     if copies:
                         first = copies[0]
-                        kwargs["initial_value"] = lambda first=first: tf.identity(first.value())
+                        copy = tf.zeros_like if summed else tf.identity
+                        kwargs["initial_value"] = lambda first=first, copy=copy: copy(first.value())
                         # The slash at the end makes the name absolute.
                         kwargs["name"] = f"{first.name.split(':')[0]}/replica_{i}/"
                     else:
-                        kwargs["initial_value"] = self._first_value(name, device, kwargs)
+                        kwargs["initial_value"] = self._first_value(name, summed, kwargs)
                     copies.append(next_creator(**kwargs))
             return copies
 
@@ -138,7 +144,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             **kwargs,
         )
 
-    def _first_value(self, name: str, device: str, kwargs: dict[str, Any]) -> Any:
+    def _first_value(self, name: str, summed: bool, kwargs: dict[str, Any]) -> Any:
         given = kwargs["initial_value"]
         if self._workers.size == 1 or given is None:
             return given
@@ -150,7 +156,9 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=dtype)
             self.group.agree("variable", f"{name} {value.dtype.name}{value.shape}")
-            if not value.shape.num_elements():
+            if summed and self._workers.rank > 0:
+                return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
+            if summed or not value.shape.num_elements():
                 return value
             return self._workers.broadcast(value)
 

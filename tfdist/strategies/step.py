@@ -12,8 +12,8 @@ import tensorflow as tf
 class Step:
     """One replica's part of one step over a global batch; a context manager.
 
-    Inside it, losses are weighted by the replica's share of the rows, so that their sum over the
-    replicas is the loss of the global batch, however the rows divide.
+    Inside it, a loss is the mean over the replica's rows, and its gradient is weighted by the
+    replica's share of the rows: summed over the replicas, it is that of the global batch.
 
     Args:
         rows: the rows of this replica, an int32 scalar.
@@ -23,6 +23,8 @@ class Step:
     Attributes:
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
+        weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
+        counts_batches: whether a metric that takes up a loss counts batches, not rows.
     """
 
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
@@ -30,6 +32,8 @@ class Step:
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
+        self.weighed: set[int] = set()
+        self.counts_batches = False
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""

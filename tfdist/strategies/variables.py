@@ -63,7 +63,19 @@ class SummedVariable(SyncOnReadVariable):  # type: ignore[misc]
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None
-        return super().assign(value, *args, **kwargs)
+        if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
+            return super().assign(value, *args, **kwargs)
+        # One replica holds the whole value, for a part of it may be inexact.
+        whole = tf.convert_to_tensor(value, self.dtype)
+        first = self.distribute_strategy.extended.worker_rank == 0
+        for i, copy in enumerate(self.values):
+            with tf.device(copy.device):
+                copy.assign(whole if first and i == 0 else tf.zeros_like(whole))
+        return self
+
+
+def _outside_of_replicas() -> bool:
+    return tf.distribute.in_cross_replica_context() or not tf.distribute.has_strategy()
 
 
 VARIABLE_CLASSES = {

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import TensorFlowTrainer
+from tfdist.internals.keras import Model, TensorFlowTrainer
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
@@ -51,6 +51,8 @@ def install() -> None:
             return
         if iterator is not None:
             data_batch = symbolic_batch(iterator._distributed_dataset.element_spec)
+        if type(self).call is Model.call:
+            return  # Only its steps know what to call; they build it.
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data_batch)
 

@@ -1,8 +1,10 @@
-"""Losses that sum over the replicas to the loss of the global batch.
+"""Losses as one process would see them on a replica's rows.
 
-Keras divides each replica's mean loss by the number of replicas, which is right only where all
-have equally many rows. Here a mean loss is weighted by the replica's share of the rows, and what
-a mask or sample weights divide by is counted over the global batch.
+In a step of `fit` a loss stays the mean over the replica's rows, whoever computes it, and the
+gradient is weighted by the replica's share of the rows (`tfdist.trainer.optimizers`): the sum
+over the replicas is then that of the global batch, however the rows divide. What is no mean over
+the rows is brought into that form here: sums, means over what a mask leaves or that sample weights
+divide, and the losses that TensorFlow's guides divide by the global batch.
 """
 
 from __future__ import annotations
@@ -11,44 +13,83 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import losses
+from tfdist.internals.keras import CompileLoss, losses
 from tfdist.strategies.step import Step, current_step
 
 
 def install() -> None:
     """Replaces Keras's scaling of losses for replicas inside a tfdist step."""
+    _install_scaling()
+    _install_reduction()
+    _install_guides()
+
+
+def _install_scaling() -> None:
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
-    apply_mask, reduce_values = losses.apply_mask, losses.reduce_values
+    compute = CompileLoss.call
 
     def scale_loss(value: Any) -> Any:
-        step = current_step()
-        if step is None:
-            return scale(value)
-        return step.weigh(tf.convert_to_tensor(value))
+        return scale(value) if current_step() is None else value
 
     def unscale_loss(value: Any) -> Any:
         step = current_step()
+        return unscale(value) if step is None else _for_metric(step, tf.convert_to_tensor(value))
+
+    def compute_losses(self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
+        step = current_step()
         if step is None:
-            return unscale(value)
-        return step.unweigh(tf.convert_to_tensor(value))
+            return compute(self, y_true, y_pred, *args, **kwargs)
+        # Keras weighs the loss of each output by the rows only where their number is static.
+        step.counts_batches = tf.nest.flatten(y_pred)[0].shape[0] is None
+        try:
+            return compute(self, y_true, y_pred, *args, **kwargs)
+        finally:
+            step.counts_batches = False
+
+    losses.scale_loss_for_distribution = scale_loss
+    losses.unscale_loss_for_distribution = unscale_loss
+    CompileLoss.call = compute_losses
+
+
+def _for_metric(step: Step, value: tf.Tensor) -> tf.Tensor:
+    """What a metric takes up of a loss: nothing from a replica without rows."""
+    if value.shape.rank != 0:
+        return step.weigh(value)  # Unreduced values were divided by the share.
+    if step.counts_batches:
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        return step.weigh(value) * tf.cast(replicas, value.dtype)
+    return tf.where(step.share > 0, value, tf.zeros_like(value))
+
+
+def _install_reduction() -> None:
+    apply_mask, reduce_values = losses.apply_mask, losses.reduce_values
 
     def mask_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         weights = apply_mask(sample_weight, mask, dtype, reduction)
-        step = current_step()
-        if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
+        if (
+            current_step() is None
+            or mask is None
+            or reduction not in ("mean", "sum_over_batch_size")
+        ):
             return weights
         return weights * _mask_correction(mask, weights.dtype)
 
     def reduce_loss(
-        values: Any, sample_weight: Any = None, reduction: str = "sum_over_batch_size"
+        values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
     ) -> Any:
         step = current_step()
-        if step is None or reduction != "mean_with_sample_weight" or sample_weight is None:
+        if step is None or tuple(values.shape) == ():
             return reduce_values(values, sample_weight, reduction)
-        return _weighted_mean(step, values, sample_weight)
+        if reduction in (None, "none"):
+            return step.unweigh(values)
+        if tuple(values.shape) == (0,):
+            return tf.reduce_sum(values)
+        if reduction == "sum":
+            return step.unweigh(tf.reduce_sum(values))
+        if reduction == "mean_with_sample_weight" and sample_weight is not None:
+            return step.unweigh(_weighted_mean(values, sample_weight))
+        return reduce_values(values, sample_weight, reduction)
 
-    losses.scale_loss_for_distribution = scale_loss
-    losses.unscale_loss_for_distribution = unscale_loss
     losses.apply_mask = mask_weights
     losses.reduce_values = reduce_loss
 
@@ -62,7 +103,7 @@ def _mask_correction(mask: Any, dtype: Any) -> tf.Tensor:
     return tf.cast(correction, dtype)
 
 
-def _weighted_mean(step: Step, values: Any, sample_weight: Any) -> Any:
+def _weighted_mean(values: Any, sample_weight: Any) -> Any:
     (weight,) = _sums([tf.reduce_sum(tf.cast(sample_weight, values.dtype))])
     return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
 
@@ -71,3 +112,20 @@ def _sums(values: list[tf.Tensor]) -> Any:
     context = tf.distribute.get_replica_context()
     stopped = [tf.stop_gradient(v) for v in values]
     return context.all_reduce(tf.distribute.ReduceOp.SUM, stopped)
+
+
+def _install_guides() -> None:
+    average, regularization = tf.nn.compute_average_loss, tf.nn.scale_regularization_loss
+
+    def compute_average_loss(*args: Any, **kwargs: Any) -> Any:
+        step = current_step()
+        loss = average(*args, **kwargs)
+        return loss if step is None else step.unweigh(loss)
+
+    def scale_regularization_loss(regularization_loss: Any) -> Any:
+        if current_step() is None:
+            return regularization(regularization_loss)
+        return tf.reduce_sum(regularization_loss)
+
+    tf.nn.compute_average_loss = compute_average_loss
+    tf.nn.scale_regularization_loss = scale_regularization_loss

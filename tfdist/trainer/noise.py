@@ -8,6 +8,7 @@ numbers: as easy as 1, 2, 3", 2011).
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,55 +18,101 @@ from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, current_step
 
 # One step of the counter gives 128 bits: four numbers, or two of 64 bits each.
-_PER_COUNT = {tf.float64: 2}
+_PER_COUNT = {tf.float64: 2, tf.int64: 2}
 _PHILOX = 1
 
 
 def install() -> None:
     """Replaces Keras's draws of noise inside a tfdist step."""
-    dropout, uniform, normal = random.dropout, random.uniform, random.normal
+    random.dropout = _by_rows(
+        random.dropout,
+        _dropout,
+        lambda x, rate, noise_shape=None: (
+            x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
+        ),
+    )
+    random.uniform = _by_rows(random.uniform, _uniform, _first_of_shape)
+    random.normal = _by_rows(random.normal, _normal, _first_of_shape)
+    random.randint = _by_rows(random.randint, _randint, _first_of_shape)
 
-    def drop(inputs: Any, rate: float, noise_shape: Any = None, seed: Any = None) -> Any:
+
+def _by_rows(keras_draws: Any, draws: Any, first_dimension: Any) -> Any:
+    """Draws by rows where the first dimension is that of the batch."""
+
+    @functools.wraps(keras_draws)
+    def draw(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or rate in (0.0, 1.0) or not _has_rows(noise_shape):
-            return dropout(inputs, rate, noise_shape, seed)
-        seed = random._cast_seed(random.draw_seed(seed))
-        shape = random._get_concrete_noise_shape(inputs, noise_shape)
-        numbers = _draw(step, tf.raw_ops.StatelessRandomUniformV2, shape, inputs.dtype, seed)
-        kept = tf.where(numbers >= rate, inputs / (1 - rate), tf.zeros_like(inputs))
-        return tf.ensure_shape(kept, inputs.shape)
+        if step is None or not _is_batch(step, first_dimension(*args, **kwargs)):
+            return keras_draws(*args, seed=seed, **kwargs)
+        return draws(step, *args, seed=random._cast_seed(random.draw_seed(seed)), **kwargs)
 
-    def draw_uniform(
-        shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None
-    ) -> Any:
-        step = current_step()
-        if step is None or not _has_rows(shape):
-            return uniform(shape, minval, maxval, dtype, seed)
-        dtype = tf.as_dtype(dtype or random.floatx())
-        seed = random._cast_seed(random.draw_seed(seed))
-        numbers = _draw(step, tf.raw_ops.StatelessRandomUniformV2, shape, dtype, seed)
-        low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
-        return numbers * (high - low) + low
-
-    def draw_normal(
-        shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None
-    ) -> Any:
-        step = current_step()
-        if step is None or not _has_rows(shape):
-            return normal(shape, mean, stddev, dtype, seed)
-        dtype = tf.as_dtype(dtype or random.floatx())
-        seed = random._cast_seed(random.draw_seed(seed))
-        numbers = _draw(step, tf.raw_ops.StatelessRandomNormalV2, shape, dtype, seed)
-        return numbers * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
-
-    random.dropout, random.uniform, random.normal = drop, draw_uniform, draw_normal
+    return draw
 
 
-def _has_rows(shape: Any) -> bool:
-    # Noise whose first dimension is a fixed one is shared by the rows, as in one process.
-    if shape is None or tf.is_tensor(shape):
+def _first_of_shape(shape: Any, *_: Any, **__: Any) -> Any:
+    if tf.is_tensor(shape):
+        return None
+    return shape[0] if len(shape) else 1
+
+
+def _is_batch(step: Step, dimension: Any) -> bool:
+    # Noise of a fixed first dimension is for weights, or shared by the rows.
+    if not isinstance(dimension, int):
         return True
-    return len(shape) > 0 and not (isinstance(shape[0], int) and shape[0] == 1)
+    rows = tf.get_static_value(step.rows)
+    return rows is not None and rows > 1 and dimension % rows == 0
+
+
+def _dropout(
+    step: Step, inputs: Any, rate: float, noise_shape: Any = None, *, seed: tf.Tensor
+) -> tf.Tensor:
+    if rate in (0.0, 1.0):
+        return inputs if rate == 0.0 else tf.zeros_like(inputs)
+    shape = random._get_concrete_noise_shape(inputs, noise_shape)
+    numbers = _draw(step, tf.raw_ops.StatelessRandomUniformV2, shape, inputs.dtype, seed)
+    kept = tf.where(numbers >= rate, inputs / (1 - rate), tf.zeros_like(inputs))
+    return tf.ensure_shape(kept, inputs.shape)
+
+
+def _uniform(
+    step: Step,
+    shape: Any,
+    minval: Any = 0.0,
+    maxval: Any = 1.0,
+    dtype: Any = None,
+    *,
+    seed: tf.Tensor,
+) -> tf.Tensor:
+    dtype = tf.as_dtype(dtype or random.floatx())
+    numbers = _draw(step, tf.raw_ops.StatelessRandomUniformV2, shape, dtype, seed)
+    low, high = tf.cast(minval, dtype), tf.cast(maxval, dtype)
+    return numbers * (high - low) + low
+
+
+def _normal(
+    step: Step,
+    shape: Any,
+    mean: Any = 0.0,
+    stddev: Any = 1.0,
+    dtype: Any = None,
+    *,
+    seed: tf.Tensor,
+) -> tf.Tensor:
+    dtype = tf.as_dtype(dtype or random.floatx())
+    numbers = _draw(step, tf.raw_ops.StatelessRandomNormalV2, shape, dtype, seed)
+    return numbers * tf.cast(stddev, dtype) + tf.cast(mean, dtype)
+
+
+def _randint(
+    step: Step, shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", *, seed: tf.Tensor
+) -> tf.Tensor:
+    drawn = tf.as_dtype(dtype) if dtype in ("int32", "int64") else tf.int64
+    low, high = tf.cast(minval, drawn), tf.cast(maxval, drawn)
+
+    def draw(dtype: tf.DType, **place: Any) -> tf.Tensor:
+        return tf.raw_ops.StatelessRandomUniformIntV2(minval=low, maxval=high, **place)
+
+    return tf.cast(_draw(step, draw, shape, drawn, seed), dtype)
 
 
 def _draw(

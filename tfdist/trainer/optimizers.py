@@ -1,4 +1,4 @@
-"""Optimizers that sum the gradients over the replicas before they clip them.
+"""Optimizers that weigh the gradients by rows, and sum them over the replicas before they clip.
 
 Keras clips each replica's gradients and sums them afterwards, which is not what one process does.
 Here the sum comes first: at the last moment before clipping, so that accumulated gradients cross
@@ -8,6 +8,7 @@ all replicas skip a step together.
 
 from __future__ import annotations
 
+import functools
 import threading
 from typing import Any
 
@@ -15,18 +16,20 @@ import tensorflow as tf
 
 from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.step import current_step
+from tfdist.strategies.step import Step, current_step
 
 
 def install() -> None:
-    """Replaces where Keras's optimizers sum gradients in a tfdist replica."""
+    """Replaces where Keras's optimizers weigh and sum gradients in a tfdist replica."""
+    BaseOptimizer.scale_loss = _weighing(BaseOptimizer.scale_loss)
+    LossScaleOptimizer.scale_loss = _weighing(LossScaleOptimizer.scale_loss)
     clip = BaseOptimizer._clip_gradients
     sum_gradients = TensorFlowOptimizer._all_reduce_sum_gradients
     apply_scaled = LossScaleOptimizer.apply
 
     def clip_sums(self: Any, grads: Any) -> Any:
         if _in_replica() and not _already.summed:
-            grads = sum_over_replicas(grads)
+            grads = sum_over_replicas(self, grads)
         return clip(self, grads)
 
     def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
@@ -35,7 +38,7 @@ def install() -> None:
     def apply_scaled_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _in_replica() or _already.summed:
             return apply_scaled(self, grads, trainable_variables)
-        grads = sum_over_replicas(grads)
+        grads = sum_over_replicas(self, grads)
         _already.summed = True
         try:
             return apply_scaled(self, grads, trainable_variables)
@@ -47,17 +50,41 @@ def install() -> None:
     LossScaleOptimizer.apply = apply_scaled_sums
 
 
-def sum_over_replicas(grads: Any) -> list[Any]:
-    """Sums gradients over all replicas; None stays None."""
+def _weighing(scale_loss: Any) -> Any:
+    # Keras scales the loss just before the backward pass: one multiplication weighs all gradients.
+    @functools.wraps(scale_loss)
+    def scale_weighed_loss(self: Any, loss: Any) -> Any:
+        step = current_step()
+        if step is not None:
+            step.weighed.add(id(self))
+            loss = step.weigh(tf.convert_to_tensor(loss))
+        return scale_loss(self, loss)
+
+    return scale_weighed_loss
+
+
+def sum_over_replicas(optimizer: Any, grads: Any) -> list[Any]:
+    """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None."""
     present = [g for g in grads if g is not None]
     if not present:
         return list(grads)
     step = current_step()
     if step is not None:
-        present = step.zero_without_rows(present)
+        present = _weigh(step, optimizer, present)
     context = tf.distribute.get_replica_context()
     sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
     return [None if g is None else next(sums) for g in grads]
+
+
+def _weigh(step: Step, optimizer: Any, grads: list[Any]) -> list[Any]:
+    if id(optimizer) in step.weighed:
+        return step.zero_without_rows(grads)
+    return [
+        tf.IndexedSlices(step.weigh(g.values), g.indices, g.dense_shape)
+        if isinstance(g, tf.IndexedSlices)
+        else step.weigh(g)
+        for g in grads
+    ]
 
 
 class _Already(threading.local):

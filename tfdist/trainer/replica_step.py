@@ -36,7 +36,9 @@ def run_replica_step(
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
     with begin_step(context, batch) as step:
+        before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
         logs = step_function(batch)
+        _forget_without_rows(model, step, before)
         return _settle(context, model, step, logs)
 
 
@@ -67,6 +69,12 @@ def count_rows(batch: Any) -> tf.Tensor:
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
+def _forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]) -> None:
+    # What a metric makes of no rows may be NaN.
+    for variable, value in zip(metric_variables(model), before, strict=False):
+        variable.assign(tf.where(step.share > 0, variable, value))
+
+
 def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
     metrics = metric_variables(model)
     statistics = _changed_statistics(model, step)
@@ -76,7 +84,7 @@ def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[An
     sums = context.all_reduce(
         SUM,
         [tf.convert_to_tensor(v) for v in metrics]
-        + [step.weigh(tf.convert_to_tensor(v)) for v in statistics]
+        + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
         + [step.weigh(values[i]) for i in averaged],
     )
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]
@@ -86,7 +94,7 @@ def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[An
     for i, mean in zip(averaged, sums, strict=True):
         values[i] = mean
     with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
-        results = {k: tf.convert_to_tensor(v) for k, v in model.get_metrics_result().items()}
+        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
     return _with_results(tf.nest.pack_sequence_as(logs, values), results), totals
 
 
@@ -102,5 +110,12 @@ def _changed_statistics(model: keras.Model, step: Step) -> list[Any]:
     return [
         v
         for v in model.non_trainable_variables
-        if id(v.value) in step.written and tf.as_dtype(v.dtype).is_floating
+        if id(v.value) in step.written and "seed_generator_state" not in v.path
     ]
+
+
+def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
+    # Numbers are averaged by rows; of what has no mean the first replica's value is taken.
+    if value.dtype.is_floating:
+        return step.weigh(value)
+    return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))

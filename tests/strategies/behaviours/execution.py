@@ -82,6 +82,13 @@ def on_batches(strategy):
     return outcome(model, logs, predictions=model.predict_on_batch(x))
 
 
+def on_a_batch_of_one_row(strategy):
+    x, y = rows(1)
+    model = compile_mlp(strategy)
+    logs = [model.train_on_batch(x, y, return_dict=True) for _ in range(2)]
+    return outcome(model, logs, test=model.test_on_batch(x, y, return_dict=True))
+
+
 def predict_with_any_division(strategy):
     model = compile_mlp(strategy)
     return {

@@ -82,10 +82,7 @@ def custom_train_step(strategy):
         inputs = keras.Input((8,))
         model = Net(inputs, keras.layers.Dense(3)(inputs))
         model.compile("sgd", cross_entropy(), metrics=["accuracy"])
-    history = fit(model, x, y, batch_size=16)
-    # Inside a replica a loss is the replica's part of the whole, as in TensorFlow's guides.
-    history.pop("loss")
-    return outcome(model, history)
+    return outcome(model, fit(model, x, y, batch_size=16))
 
 
 def custom_train_step_with_other_logs(strategy):
@@ -265,3 +262,152 @@ def transformer_with_dropout(strategy):
         model = keras.Model(inputs, keras.layers.Dense(12)(x))
         model.compile(keras.optimizers.Adam(0.01), cross_entropy())
     return outcome(model, fit(model, tokens, np.roll(tokens, -1, 1), batch_size=8, epochs=2))
+
+
+def losses_of_all_reductions(strategy):
+    x, y = rows(20, classes=2)
+    target = y[:, None].astype("float32")
+    results = {}
+    for reduction in ("sum", "none", None, "mean", "sum_over_batch_size"):
+        with scope(strategy):
+            model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+            model.compile("sgd", keras.losses.MeanSquaredError(reduction=reduction))
+        results[str(reduction)] = [fit(model, x, target, batch_size=10), model.get_weights()]
+    return results
+
+
+def loss_as_a_function(strategy):
+    def mean_square(y_true, y_pred):
+        return tf.reduce_mean(tf.square(tf.cast(y_true, y_pred.dtype) - y_pred))
+
+    x, y = rows(45)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        model.compile("sgd", mean_square)
+    return outcome(model, fit(model, x, y, batch_size=20))
+
+
+def loss_computed_by_the_model(strategy):
+    class Net(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(keras.ops.square(keras.ops.cast(y, "float32") - y_pred[:, 0]))
+
+    x, y = rows(45)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        model = Net(inputs, keras.layers.Dense(2)(inputs))
+        model.compile("sgd")
+    return outcome(model, fit(model, x, y, batch_size=20))
+
+
+def adversaries_without_a_call(strategy):
+    """Two networks, two optimizers and no `call`: Keras's way of writing a GAN."""
+
+    class Adversaries(keras.Model):
+        def __init__(self, critic, maker):
+            super().__init__()
+            self.critic, self.maker = critic, maker
+            self.tracker = keras.metrics.Mean(name="critic_loss")
+
+        def compile(self, critic_optimizer, maker_optimizer):
+            super().compile()
+            self.critic_optimizer, self.maker_optimizer = critic_optimizer, maker_optimizer
+
+        @property
+        def metrics(self):
+            return [self.tracker]
+
+        def train_step(self, real):
+            noise = real[:, ::-1]
+            with tf.GradientTape() as tape:
+                verdict = self.critic(self.maker(noise)) - self.critic(real)
+                loss = keras.ops.mean(verdict)
+            gradients = tape.gradient(loss, self.critic.trainable_weights)
+            self.critic_optimizer.apply(gradients, self.critic.trainable_weights)
+            with tf.GradientTape() as tape:
+                fooled = -keras.ops.mean(self.critic(self.maker(noise)))
+            gradients = tape.gradient(fooled, self.maker.trainable_weights)
+            self.maker_optimizer.apply(gradients, self.maker.trainable_weights)
+            self.tracker.update_state(loss)
+            return {"critic_loss": self.tracker.result()}
+
+    x, _ = rows(48)
+    with scope(strategy):
+        critic = keras.Sequential([keras.Input((8,)), keras.layers.Dense(1)])
+        maker = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8)])
+        model = Adversaries(critic, maker)
+        model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01))
+    history = fit(model, x, batch_size=12)
+    return {"weights": critic.get_weights() + maker.get_weights(), "history": history}
+
+
+def metrics_with_dicts_and_initial_values(strategy):
+    class Two(keras.metrics.Metric):
+        def __init__(self):
+            super().__init__(name="two")
+            self.rows = self.add_weight(shape=(), initializer="ones", name="rows")
+            self.batches = self.add_variable((), "zeros", dtype="int32", name="batches")
+
+        def update_state(self, y_true, y_pred, sample_weight=None):
+            self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
+
+        def result(self):
+            return {"rows": self.rows, "one": self.batches + 1}
+
+        def reset_state(self):
+            self.rows.assign(3.0)
+            self.batches.assign(1)
+
+    x, y = rows(45)
+    with scope(strategy):
+        model = mlp()
+        model.compile("sgd", cross_entropy(), metrics=[Two()])
+    return outcome(model, fit(model, x, y, batch_size=20))
+
+
+def counters_agree(strategy):
+    """State that counts is the same on all workers, if not what one process counts."""
+
+    class Counts(keras.layers.Layer):
+        def build(self, shape):
+            self.steps = self.add_weight(
+                shape=(), initializer="zeros", dtype="int32", trainable=False
+            )
+
+        def call(self, x):
+            self.steps.assign_add(1)
+            return x
+
+    x, y = rows(40)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Counts(), keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    return outcome(model, fit(model, x, y, batch_size=10))
+
+
+def outputs_with_their_own_losses(strategy):
+    x, y = rows(45)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        outputs = [keras.layers.Dense(3, name="a")(inputs), keras.layers.Dense(1, name="b")(inputs)]
+        model = keras.Model(inputs, outputs)
+        model.compile("sgd", [cross_entropy(), "mse"])
+    return outcome(model, fit(model, x, [y, x[:, :1]], batch_size=20))
+
+
+def random_integers(strategy):
+    class Rolls(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.seed = keras.random.SeedGenerator(5)
+
+        def call(self, x):
+            dice = keras.random.randint(keras.ops.shape(x), 0, 6, seed=self.seed)
+            weight = keras.random.uniform((8, 8), seed=self.seed)
+            return x + keras.ops.cast(dice, x.dtype) + keras.ops.matmul(x, weight)
+
+    x, y = rows(45)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Rolls(), keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    return outcome(model, fit(model, 0.1 * x, y, batch_size=16))

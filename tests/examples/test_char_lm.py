@@ -1,0 +1,72 @@
+"""The example trains alone and on two workers, to the same losses."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = str(ROOT / "examples" / "char_lm.py")
+SHORT = ["--epochs=2", "--steps=8", "--batch_size=15"]
+
+
+def run(*command: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.run(
+        [sys.executable, *command, SCRIPT, *SHORT, "--check"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=150,
+    )
+
+
+@pytest.fixture(scope="module")
+def alone() -> subprocess.CompletedProcess[str]:
+    return run()
+
+
+@pytest.fixture(scope="module")
+def together() -> subprocess.CompletedProcess[str]:
+    return run("-m", "tfdist", "run", "-n", "2")
+
+
+def losses(output: str) -> list[float]:
+    return [float(value) for value in re.findall(r"loss: ([\d.]+)", output)]
+
+
+def test_loss_falls(alone: subprocess.CompletedProcess[str]) -> None:
+    first, first_unseen, last, last_unseen = losses(alone.stdout)
+    assert last < first < math.log(128) + 0.5
+    assert last_unseen < first_unseen
+
+
+def test_two_workers_train_as_one(
+    alone: subprocess.CompletedProcess[str], together: subprocess.CompletedProcess[str]
+) -> None:
+    assert losses(together.stdout) == pytest.approx(losses(alone.stdout), rel=1e-2)
+
+
+@pytest.mark.parametrize("how", ["alone", "together"])
+def test_chief_reports(how: str, request: pytest.FixtureRequest) -> None:
+    output = request.getfixturevalue(how).stdout
+    (speed,) = re.findall(r"^([\d,]+) characters per second$", output, re.MULTILINE)
+    assert int(speed.replace(",", "")) > 0
+    (final,) = re.findall(r"^validation loss ([\d.]+) nats per character$", output, re.MULTILINE)
+    assert float(final) == pytest.approx(losses(output)[-1], abs=1e-3)
+    sample = output[output.index("nats per character\n") :]
+    assert "def " in sample
+    assert len(sample) > 300
+
+
+@pytest.mark.parametrize("how", ["alone", "together"])
+def test_too_high_a_loss_fails_the_check(how: str, request: pytest.FixtureRequest) -> None:
+    done = request.getfixturevalue(how)
+    assert done.returncode == 1
+    assert "The loss must be at most" in done.stderr
