@@ -346,7 +346,7 @@ def metrics_with_dicts_and_initial_values(strategy):
         def __init__(self):
             super().__init__(name="two")
             self.rows = self.add_weight(shape=(), initializer="ones", name="rows")
-            self.batches = self.add_variable((), "zeros", dtype="int32", name="batches")
+            self.batches = self.add_variable((), "ones", dtype="int32", name="batches")
 
         def update_state(self, y_true, y_pred, sample_weight=None):
             self.rows.assign_add(keras.ops.cast(keras.ops.shape(y_pred)[0], "float32"))
@@ -355,7 +355,7 @@ def metrics_with_dicts_and_initial_values(strategy):
             return {"rows": self.rows, "one": self.batches + 1}
 
         def reset_state(self):
-            self.rows.assign(3.0)
+            self.rows.assign(1.0)
             self.batches.assign(1)
 
     x, y = rows(45)
