@@ -23,7 +23,7 @@ class Options:
     """
 
     start_timeout: float = 300.0
-    collective_timeout: float = 1800.0
+    collective_timeout: float = 600.0
     heartbeat_timeout: float = 60.0
 
     @classmethod

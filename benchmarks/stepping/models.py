@@ -91,7 +91,7 @@ def gpt() -> Any:
 
 MODELS = {
     "tiny": Workload(tiny, (8,), (), 4, rows=4, steps=3),
-    "mlp": Workload(mlp, (2048,), (), 10, rows=32, steps=20),
-    "cnn": Workload(cnn, (32, 32, 3), (), 10, rows=32, steps=20),
+    "mlp": Workload(mlp, (2048,), (), 10, rows=32, steps=10),
+    "cnn": Workload(cnn, (32, 32, 3), (), 10, rows=32, steps=10),
     "gpt": Workload(gpt, (128,), (128,), 256, rows=4, steps=5, integers=True),
 }

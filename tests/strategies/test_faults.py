@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.ranks import Ranks
@@ -23,7 +24,7 @@ def group():
     ("fault", "said"), [("killed", "is lost: connection closed"), ("ended", "has ended")]
 )
 def test_the_others_name_a_worker_that_goes(group, fault, said):
-    answers = group.answers(f"{FAULTS}:fit_until", fault, timeout=60)
+    answers = group.answers(f"{FAULTS}:fit_until", fault, timeout=30)
     for rank in (0, 2):
         done, message = answers[rank]
         assert done, message
@@ -94,3 +95,26 @@ def test_another_backend_is_refused():
         env=environment,
     )
     assert "KERAS_BACKEND='jax'" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [
+        ("layers_outside_of_the_scope", "dense/kernel' was made outside"),
+        ("optimizer_outside_of_the_scope", "ValueError: The optimizer 'adam' was made outside"),
+        ("model_outside_of_the_scope", "it runs on this worker alone"),
+        ("different_epochs", "ProgramMismatchError: "),
+        ("the_chief_evaluates", "ProgramMismatchError: "),
+    ],
+)
+def test_calls_are_checked(fault, said):
+    for message in GROUPS["2"].run(f"{FAULTS}:{fault}"):
+        assert said in message
+
+
+def test_workers_with_more_rows_and_other_seeds_train_on():
+    (losses, weights), (other_losses, other_weights) = GROUPS["2"].run(
+        f"{FAULTS}:different_rows_and_seeds"
+    )
+    assert losses == other_losses
+    assert all(map(np.array_equal, weights, other_weights))

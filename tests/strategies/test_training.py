@@ -21,6 +21,7 @@ def test_two_workers(behaviour):
         "optimizers:overflow_on_one_worker",
         "execution:several_steps_per_execution",
         "execution:eagerly_with_accumulation_and_clipping",
+        "execution:eagerly_with_loss_scaling",
         "execution:predict_with_any_division",
         "execution:custom_loop",
         "execution:collectives_by_hand",

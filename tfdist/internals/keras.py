@@ -14,7 +14,7 @@ if keras.backend.backend() != "tensorflow":
 from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
-from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
+from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as losses
 from keras.src.models.model import Model
@@ -23,14 +23,17 @@ from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.trainer import Trainer
 
 __all__ = [
     "BaseOptimizer",
     "CompileLoss",
     "LossScaleOptimizer",
     "Model",
+    "TFEpochIterator",
     "TensorFlowOptimizer",
     "TensorFlowTrainer",
+    "Trainer",
     "Variable",
     "data_adapters",
     "legacy_h5_format",

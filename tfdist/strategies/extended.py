@@ -205,6 +205,20 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         """Concatenates a tensor of every replica along axis 0, in replica order."""
         return self._replicas[get_current_replica_id_as_int()].all_gather(value)
 
+    def gather_rows(self, parts: Sequence[Any]) -> Any:
+        """Concatenates rows of this worker's replicas, and then those of all workers.
+
+        Args:
+            parts: one dense or ragged tensor for each local replica.
+        """
+        local = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+        if not isinstance(local, tf.RaggedTensor):
+            return self._workers.all_gather(local)
+        return tf.RaggedTensor.from_nested_row_lengths(
+            self._workers.all_gather(local.flat_values),
+            [self._workers.all_gather(lengths) for lengths in local.nested_row_lengths()],
+        )
+
     def _replica_ctx_update(
         self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
     ) -> Any:

@@ -142,6 +142,11 @@ def join(topology: Topology) -> Group:
     return _joined
 
 
+def joined_group() -> Group | None:
+    """The group that this process has joined, if any."""
+    return _joined
+
+
 def _join(topology: Topology) -> Group:
     options = Options.from_environment()
     session = meet(topology, options)
@@ -167,8 +172,8 @@ def _start_server(topology: Topology) -> None:
 def share_randomness(group: Group) -> None:
     """Gives all workers the chief's random states, so that they draw the same orders.
 
-    Covers Python's `random`, NumPy's global generator and, where no seed was set, TensorFlow's:
-    what shuffles arrays and datasets. Workers that were seeded alike are left as they are.
+    Covers Python's `random`, NumPy's global generator and TensorFlow's seed: what shuffles arrays
+    and datasets. Workers that were seeded alike are left as they are.
     """
     if group.topology.size == 1:
         return
@@ -183,5 +188,6 @@ def share_randomness(group: Group) -> None:
     version, internal, gauss = chief["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(chief["numpy"]))
-    if all(seed == "None" for seed in group.exchange("seed", str(global_seed()))):
-        tf.random.set_seed(chief["tensorflow"])
+    seeds = group.exchange("seed", str(global_seed()))
+    if seeds[0] == "None" or len(set(seeds)) > 1:
+        tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))

@@ -35,8 +35,8 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas:
 def all_gather_slices(communicator: Communicator, slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The slices of all participants, in rank order."""
     return tf.IndexedSlices(
-        values=communicator.all_gather(slices.values),
-        indices=communicator.all_gather(slices.indices),
+        values=communicator.all_gather(tf.convert_to_tensor(slices.values)),
+        indices=communicator.all_gather(tf.convert_to_tensor(slices.indices)),
         dense_shape=slices.dense_shape,
     )
 

@@ -76,7 +76,12 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
         outputs = strategy.run(lambda share: model.predict_step(without_optionals(share)), (batch,))
         if strategy.num_replicas_in_sync == 1:
             return outputs
-        return tf.nest.map_structure(lambda output: strategy.gather(output, axis=0), outputs)
+        return tf.nest.map_structure(
+            lambda output: strategy.extended.gather_rows(
+                strategy.experimental_local_results(output)
+            ),
+            outputs,
+        )
 
     run_one = _compiled(model, one_step)
 

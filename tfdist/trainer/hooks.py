@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 
-from tfdist.trainer import files, loops, losses, noise, older_keras, optimizers, writers
+from tfdist.trainer import calls, files, loops, losses, noise, older_keras, optimizers, writers
 
 
 @functools.cache
@@ -15,5 +15,6 @@ def install() -> None:
     older_keras.install()
     optimizers.install()
     loops.install()
+    calls.install()
     files.install()
     writers.install()

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from tfdist.internals.keras import Model, TensorFlowTrainer
 from tfdist.internals.tensorflow import PerReplicaSpec
-from tfdist.strategies.data import in_order
-from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.calls import check_variables, is_ours
 from tfdist.trainer.functions import make_predict_function, make_step_function
 
 
@@ -28,6 +25,7 @@ def install() -> None:
         if not is_ours(self):
             return make_train(self, force)
         if self.train_function is None or force:
+            check_variables(self)
             self.train_function = make_step_function(self, self.train_step)
         return self.train_function
 
@@ -56,24 +54,10 @@ def install() -> None:
         with self.distribute_strategy.scope():
             self._symbolic_build(data_batch=data_batch)
 
-    keras_predict = TensorFlowTrainer.predict
-
-    @functools.wraps(keras_predict)
-    def predict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with in_order():
-            return keras_predict(self, *args, **kwargs)
-
-    TensorFlowTrainer.predict = predict
     TensorFlowTrainer.make_train_function = make_train_function
     TensorFlowTrainer.make_test_function = make_test_function
     TensorFlowTrainer.make_predict_function = make_predict_function_
     TensorFlowTrainer._maybe_symbolic_build = symbolic_build
-
-
-def is_ours(model: keras.Model) -> bool:
-    """Whether the model was made under a tfdist strategy."""
-    strategy = model._distribute_strategy
-    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
 
 
 def symbolic_batch(element_spec: Any) -> Any:

@@ -8,8 +8,8 @@ all replicas skip a step together.
 
 from __future__ import annotations
 
+import collections
 import functools
-import threading
 from typing import Any
 
 import tensorflow as tf
@@ -28,7 +28,7 @@ def install() -> None:
     apply_scaled = LossScaleOptimizer.apply
 
     def clip_sums(self: Any, grads: Any) -> Any:
-        if _in_replica() and not _already.summed:
+        if _in_replica() and not _already_summed[id(self)]:
             grads = sum_over_replicas(self, grads)
         return clip(self, grads)
 
@@ -36,18 +36,37 @@ def install() -> None:
         return grads_and_vars if _in_replica() else sum_gradients(self, grads_and_vars)
 
     def apply_scaled_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not _in_replica() or _already.summed:
+        if not _in_replica():
             return apply_scaled(self, grads, trainable_variables)
         grads = sum_over_replicas(self, grads)
-        _already.summed = True
+        # Keras may go on in other threads, where replicas are merged.
+        inner = id(self.inner_optimizer)
+        _already_summed[inner] += 1
         try:
             return apply_scaled(self, grads, trainable_variables)
         finally:
-            _already.summed = False
+            _already_summed[inner] -= 1
 
     BaseOptimizer._clip_gradients = clip_sums
     TensorFlowOptimizer._all_reduce_sum_gradients = sum_unless_done
-    LossScaleOptimizer.apply = apply_scaled_sums
+    BaseOptimizer.apply = _unrecorded(BaseOptimizer.apply)
+    LossScaleOptimizer.apply = _unrecorded(apply_scaled_sums)
+
+
+def _unrecorded(apply: Any) -> Any:
+    # What optimizers write is the same on all replicas already.
+    @functools.wraps(apply)
+    def apply_unrecorded(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        step = current_step()
+        if step is None:
+            return apply(self, grads, trainable_variables)
+        written = dict(step.written)
+        try:
+            return apply(self, grads, trainable_variables)
+        finally:
+            step.written = written
+
+    return apply_unrecorded
 
 
 def _weighing(scale_loss: Any) -> Any:
@@ -87,11 +106,7 @@ def _weigh(step: Step, optimizer: Any, grads: list[Any]) -> list[Any]:
     ]
 
 
-class _Already(threading.local):
-    summed = False
-
-
-_already = _Already()
+_already_summed: collections.Counter[int] = collections.Counter()
 
 
 def _in_replica() -> bool:

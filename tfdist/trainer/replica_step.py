@@ -77,7 +77,7 @@ def _forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]
 
 def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
     metrics = metric_variables(model)
-    statistics = _changed_statistics(model, step)
+    statistics = _changed_statistics(step)
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
 
@@ -105,12 +105,12 @@ def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:
     return {k: results[k] if k in results else _with_results(v, results) for k, v in logs.items()}
 
 
-def _changed_statistics(model: keras.Model, step: Step) -> list[Any]:
+def _changed_statistics(step: Step) -> list[Any]:
     # Moving averages and the like, which each replica has computed from its own rows.
     return [
         v
-        for v in model.non_trainable_variables
-        if id(v.value) in step.written and "seed_generator_state" not in v.path
+        for v in step.written.values()
+        if (v.dtype.is_floating or v.dtype.is_integer) and "seed_generator_state" not in v.name
     ]
 
 

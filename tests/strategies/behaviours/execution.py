@@ -252,3 +252,30 @@ def assigned_variables(strategy):
             and float(local.numpy()) == whole
         )
     }
+
+
+def ragged_predictions(strategy):
+    class Repeats(keras.layers.Layer):
+        def call(self, x):
+            return tf.RaggedTensor.from_row_lengths(
+                tf.repeat(x[:, 0], x[:, 1]), tf.cast(x[:, 1], tf.int64)
+            )
+
+        def compute_output_spec(self, x):
+            return keras.KerasTensor((None, None), "int32")
+
+    x = np.array([[1, 2], [2, 0], [3, 3], [4, 1], [5, 1]], "int32")
+    with scope(strategy):
+        inputs = keras.Input((2,), dtype="int32")
+        model = keras.Model(inputs, Repeats()(inputs))
+    return {"rows": model.predict(x, batch_size=3, verbose=0).to_list()}
+
+
+def eagerly_with_loss_scaling(strategy):
+    x, y = rows(24)
+    model = compile_mlp(
+        strategy,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8.0),
+        run_eagerly=True,
+    )
+    return outcome(model, fit(model, x, y, batch_size=12))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import warnings
 
 import keras
 import numpy as np
@@ -87,3 +88,48 @@ def _message(call):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return f"no error {sys.version_info.major}"
+
+
+def layers_outside_of_the_scope(strategy):
+    base = keras.Sequential([keras.Input((8,)), keras.layers.Dense(4)])
+    with strategy.scope():
+        model = keras.Sequential([base, keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    return _message(lambda: fit(model, *rows(16)))
+
+
+def optimizer_outside_of_the_scope(strategy):
+    optimizer = keras.optimizers.Adam()
+    with strategy.scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    return _message(lambda: model.compile(optimizer, cross_entropy()))
+
+
+def model_outside_of_the_scope(strategy):
+    model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", cross_entropy())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return _message(lambda: fit(model, *rows(16)))
+
+
+def different_epochs(strategy):
+    model = compile_mlp(strategy)
+    return _message(lambda: fit(model, *rows(16), epochs=2 + strategy.extended.worker_rank))
+
+
+def the_chief_evaluates(strategy):
+    model = compile_mlp(strategy)
+    x, y = rows(16)
+    if strategy.extended.should_checkpoint:
+        return _message(lambda: model.evaluate(x, y, verbose=0))
+    return _message(lambda: model.predict(x, verbose=0))
+
+
+def different_rows_and_seeds(strategy):
+    rank = strategy.extended.worker_rank
+    keras.utils.set_random_seed(3 + rank)
+    x, y = rows(16 + 8 * rank)
+    model = compile_mlp(strategy)
+    losses = fit(model, x, y, batch_size=4, epochs=2)["loss"]
+    return losses, model.get_weights()

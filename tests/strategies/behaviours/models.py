@@ -411,3 +411,21 @@ def random_integers(strategy):
         model = keras.Sequential([keras.Input((8,)), Rolls(), keras.layers.Dense(3)])
         model.compile("sgd", cross_entropy())
     return outcome(model, fit(model, 0.1 * x, y, batch_size=16))
+
+
+def variables_assigned_in_call(strategy):
+    class Averages(keras.layers.Layer):
+        def build(self, shape):
+            self.mean = tf.Variable(tf.zeros(shape[-1:]), trainable=False)
+
+        def call(self, x):
+            self.mean.assign(0.5 * self.mean + 0.5 * tf.reduce_mean(x, axis=0))
+            return x - tf.stop_gradient(self.mean)
+
+    x, y = rows(45)
+    with scope(strategy):
+        averages = Averages()
+        model = keras.Sequential([keras.Input((8,)), averages, keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    model.fit(x, y, batch_size=45, epochs=1, verbose=0)
+    return {"mean": averages.mean.numpy()}
