@@ -3,9 +3,9 @@
     python examples/char_lm.py                # one process
     tfdist run -n 2 examples/char_lm.py       # the same training on two workers
 
-Nothing to download: about a minute on two CPU cores, for a validation loss of at most GOAL nats
-per character on modules that it has not seen. The frequency of each character gives 3.15 at best,
-knowing the character before it 2.42.
+Nothing to download: one to two minutes on two CPU cores, for a validation loss of at most GOAL
+nats per character on modules that it has not seen (1.76 with Python 3.11's library). Knowing how
+frequent each character is gives 3.15 at best, knowing the character before it too 2.42.
 """
 
 import pathlib

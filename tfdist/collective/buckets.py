@@ -37,6 +37,10 @@ def reduce_in_buckets(
     return [t for t in reduced if t is not None]
 
 
+# Packing a tensor of this size costs more than a collective of its own.
+_ALONE_BYTES = 1 << 20
+
+
 def plan(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
     """Chooses which tensors travel together: indices, in backward order, one type a bucket."""
     buckets: list[list[int]] = []
@@ -44,6 +48,9 @@ def plan(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
     for i in reversed(range(len(tensors))):
         dtype = tensors[i].dtype
         size = (tensors[i].shape.num_elements() or 0) * dtype.size
+        if size >= _ALONE_BYTES:
+            buckets.append([i])
+            continue
         bucket, filled = open_buckets.get(dtype, ([], 0))
         if not bucket:
             buckets.append(bucket)

@@ -97,7 +97,7 @@ def local_devices(group: Group) -> list[str]:
 # TensorFlow names a group of devices by a number, the same on all of them.
 _WORKERS_KEY = 0x7FD0001
 _REPLICAS_KEY = 0x7FD0002
-_DEFAULT_BUCKET_BYTES = 32 << 20
+_DEFAULT_BUCKET_BYTES = 4 << 20
 
 
 def worker_communicator(group: Group, options: Any) -> Communicator:
