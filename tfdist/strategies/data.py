@@ -41,6 +41,7 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
     Raises:
         ValueError: the elements are not batches.
     """
+    options = options or _default_options(extended)
     if extended._num_replicas_in_sync == 1:
         return get_distributed_dataset(
             dataset,
@@ -78,6 +79,7 @@ def distribute_datasets_from_function(
     extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """The distributed form of the per-worker datasets that the user's function makes."""
+    options = options or _default_options(extended)
     distributed = get_distributed_datasets_from_function(
         dataset_fn,
         extended._input_workers_with_options(options),
@@ -88,6 +90,17 @@ def distribute_datasets_from_function(
     if extended.worker_count > 1:
         _agree_on_end(extended, distributed, int(distributed.cardinality))
     return distributed
+
+
+def _default_options(extended: ReplicatedExtended) -> Any:
+    if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
+        return None
+    # A plain iterator. The usual one, made to feed several devices, also has the process return
+    # memory to the kernel after every step.
+    return tf.distribute.InputOptions(
+        experimental_fetch_to_device=False,
+        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
+    )
 
 
 def _agree_on_end(extended: ReplicatedExtended, distributed: Any, batches: int) -> None:

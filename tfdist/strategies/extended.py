@@ -178,20 +178,10 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     # Input.
 
     def _experimental_distribute_dataset(self, dataset: Any, options: Any) -> Any:
-        return distribute_dataset(self, dataset, options or self._input_options())
+        return distribute_dataset(self, dataset, options)
 
     def _distribute_datasets_from_function(self, dataset_fn: Any, options: Any) -> Any:
-        return distribute_datasets_from_function(self, dataset_fn, options or self._input_options())
-
-    def _input_options(self) -> Any:
-        if len(self._devices) > 1 or "CPU" not in self._devices[0]:
-            return None
-        # A plain iterator. The default one, made to feed several devices, also has the process
-        # return memory to the kernel after every step.
-        return tf.distribute.InputOptions(
-            experimental_fetch_to_device=False,
-            experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
-        )
+        return distribute_datasets_from_function(self, dataset_fn, options)
 
     def _experimental_distribute_values_from_function(self, value_fn: Any) -> Any:
         first = self._get_replica_id_in_sync_group(0)
