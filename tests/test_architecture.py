@@ -115,3 +115,9 @@ def _top_level_imports(path: pathlib.Path) -> list[str]:
 def test_import_is_fast():
     code = "import sys, tfdist; sys.exit(any(m in sys.modules for m in ('tensorflow', 'keras')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_every_folder_is_a_package():
+    # A folder without this file works in a checkout, but is not installed.
+    for folder in {path.parent for path in FILES}:
+        assert (folder / "__init__.py").exists(), folder
