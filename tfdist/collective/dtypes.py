@@ -43,9 +43,7 @@ def to_bits(tensor: tf.Tensor) -> tf.Tensor:
     dtype = tensor.dtype
     if dtype.is_bool:
         return tf.cast(tensor, tf.int32)
-    bits = tensor if dtype == tf.complex128 else tf.bitcast(tensor, _BITS[dtype.size])
-    if dtype == tf.complex128:
-        bits = tf.bitcast(tensor, tf.int64)
+    bits = tf.bitcast(tensor, tf.int64 if dtype == tf.complex128 else _BITS[dtype.size])
     return bits if bits.dtype in REDUCIBLE else tf.cast(bits, tf.int32)
 
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from tensorflow.core.protobuf import tensorflow_server_pb2
-from tensorflow.python.data.experimental.ops.distribute import batch_sizes_for_worker
-from tensorflow.python.distribute import collective_util, distribute_lib, distribute_utils
+from tensorflow.python.distribute import distribute_lib, distribute_utils
 from tensorflow.python.distribute.cross_device_ops import simple_broadcast
-from tensorflow.python.distribute.input_lib import DistributedDataset, InputWorkers
 from tensorflow.python.distribute.input_util import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
@@ -18,30 +16,22 @@ from tensorflow.python.distribute.values import (
     DistributedValues,
     Mirrored,
     MirroredVariable,
-    PerReplica,
     PerReplicaSpec,
     SyncOnReadVariable,
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
-from tensorflow.python.framework import ops as _ops
-from tensorflow.python.ops import control_flow_util as _control_flow_util
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
     "CheckpointInitialValue",
-    "DistributedDataset",
     "DistributedValues",
-    "InputWorkers",
     "Mirrored",
     "MirroredExtended",
     "MirroredVariable",
-    "PerReplica",
     "PerReplicaSpec",
     "SyncOnReadVariable",
     "abort_collectives",
-    "batch_sizes_for_worker",
-    "collective_util",
     "dataset_operations",
     "distribute_lib",
     "distribute_utils",
@@ -49,7 +39,6 @@ __all__ = [
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "global_seed",
-    "in_xla",
     "simple_broadcast",
     "start_server",
 ]
@@ -99,11 +88,6 @@ def abort_collectives(message: str) -> None:
 def global_seed() -> Any:
     """The seed given to `tf.random.set_seed`, or None."""
     return _context.global_seed()
-
-
-def in_xla() -> bool:
-    """Whether the graph being built will be compiled by XLA."""
-    return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
 
 
 def dataset_operations(dataset: Any) -> set[str]:

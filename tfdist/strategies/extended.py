@@ -201,10 +201,6 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, self._num_replicas_in_sync)
 
-    def all_gather_in_replica(self, value: tf.Tensor) -> tf.Tensor:
-        """Concatenates a tensor of every replica along axis 0, in replica order."""
-        return self._replicas[get_current_replica_id_as_int()].all_gather(value)
-
     def gather_rows(self, parts: Sequence[Any]) -> Any:
         """Concatenates rows of this worker's replicas, and then those of all workers.
 
@@ -219,11 +215,6 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             [self._workers.all_gather(lengths) for lengths in local.nested_row_lengths()],
         )
 
-    def _replica_ctx_update(
-        self, var: Any, fn: Any, args: Any = (), kwargs: Any = None, group: bool = True
-    ) -> Any:
-        return super()._replica_ctx_update(var, fn, args, kwargs or {}, group)
-
     # Reductions outside of replicas.
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -236,7 +227,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         results: list[Any] = []
         crossing: list[int] = []
         for value, destinations in value_destination_pairs:
-            if _is_mirrored(value):
+            if distribute_utils.is_mirrored(value):
                 results.append(_reduce_mirrored(reduce_op, value, self._num_replicas_in_sync))
             elif isinstance(value, DistributedValues) or self._workers.size > 1:
                 crossing.append(len(results))
@@ -258,8 +249,8 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
 
     def _reduce_locally(self, value: Any) -> Any:
         if not isinstance(value, DistributedValues):
-            return value if _is_sparse(value) else tf.convert_to_tensor(value)
-        values = [tf.convert_to_tensor(v) if not _is_sparse(v) else v for v in value.values]
+            return reduction.to_tensor(value)
+        values = [reduction.to_tensor(v) for v in value.values]
         if len(values) == 1:
             return values[0]
         if self._local_ops is not None:
@@ -279,14 +270,6 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             )
 
         return tf.nest.map_structure(gather, value)
-
-
-def _is_mirrored(value: Any) -> bool:
-    return isinstance(value, Mirrored) or bool(distribute_utils.is_mirrored(value))
-
-
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, tf.IndexedSlices)
 
 
 def _reduce_mirrored(reduce_op: Any, value: Any, replicas: int) -> Any:

@@ -80,10 +80,6 @@ class Group:
             return [text]
         return [t.decode() for t in self.session.exchange(topic, text.encode())]
 
-    def same(self, topic: str, text: str) -> bool:
-        """Whether all workers hold the same text for a topic."""
-        return len(set(self.exchange(topic, text))) == 1
-
     def agree(self, topic: str, text: str) -> None:
         """Checks that all workers hold the same text for a topic.
 

@@ -81,6 +81,11 @@ def multiply_plain(value: Any, replicas: int) -> Any:
     )
 
 
+def to_tensor(value: Any) -> Any:
+    """A tensor of a value or variable; `tf.IndexedSlices` stay as they are."""
+    return value if _is_sparse(value) else tf.convert_to_tensor(value)
+
+
 def divide(value: Any, count: int) -> Any:
     """A mean from a sum, dense or sparse; of integers in float64, as `/` does."""
     if _is_sparse(value):
