@@ -4,7 +4,7 @@ import pytest
 
 from tests.strategies.comparison import behaviours, check_same_as_alone
 
-MODELS = behaviours("models")
+MODELS = behaviours("models") + behaviours("losses")
 
 
 @pytest.mark.parametrize("model", MODELS)
