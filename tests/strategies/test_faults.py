@@ -103,6 +103,7 @@ def test_another_backend_is_refused():
         ("layers_outside_of_the_scope", "dense/kernel' was made outside"),
         ("optimizer_outside_of_the_scope", "ValueError: The optimizer 'adam' was made outside"),
         ("model_outside_of_the_scope", "it runs on this worker alone"),
+        ("stateful_layer", "UnsupportedError: The layer 'lstm' is stateful"),
         ("different_epochs", "ProgramMismatchError: "),
         ("the_chief_evaluates", "ProgramMismatchError: "),
     ],

@@ -30,3 +30,7 @@ def test_two_workers(behaviour):
 )
 def test_groups(group, behaviour):
     check_same_as_alone(group, behaviour)
+
+
+def test_xla_with_one_replica():
+    check_same_as_alone("1", "xla:compiled_by_xla")

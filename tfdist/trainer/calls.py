@@ -12,6 +12,9 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
+from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import TensorFlowTrainer, TFEpochIterator, Trainer
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
@@ -78,9 +81,23 @@ def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
             alike = {name: given[name] for name in _ALIKE if name in given}
             group.agree("call", f"{call.__name__} {alike or ''}".strip())
             share_randomness(group)
+        if is_ours(self):
+            _refuse_stateful_layers(self)
         return call(self, *args, **kwargs)
 
     return checked
+
+
+def _refuse_stateful_layers(model: Any) -> None:
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    for layer in model._flatten_layers():
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
+                "of fixed size, which cannot be shared out among replicas. Use stateful=False, or "
+                "train with one replica."
+            )
 
 
 def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:

@@ -39,6 +39,22 @@ def every_optimizer(strategy):
     return results
 
 
+def newer_optimizers(strategy):
+    """Those that the oldest supported Keras does not have yet."""
+    x, y = rows(30)
+    results = {}
+    for name in ("Muon", "ScheduleFreeAdamW"):
+        if not hasattr(keras.optimizers, name):
+            continue
+        model = compile_mlp(strategy, getattr(keras.optimizers, name))
+        with scope(strategy):
+            # Built while Keras traces the first step, ScheduleFreeAdamW starts anew at every step.
+            model.optimizer.build(model.trainable_variables)
+        results[name] = fit(model, x, y, batch_size=11)["loss"]
+        results[f"{name} weights"] = model.get_weights()
+    return results
+
+
 def momentum_and_schedule(strategy):
     x, y = rows(40)
 
