@@ -1,0 +1,254 @@
+#include "c_api.h"
+
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "registry.h"
+
+namespace {
+
+using tfdist::Code;
+using tfdist::Communicator;
+using tfdist::DType;
+using tfdist::Error;
+using tfdist::Kind;
+using tfdist::Operation;
+using tfdist::ReduceOp;
+
+thread_local std::string last_error;
+std::atomic<void (*)(const char*)> warning_sink{nullptr};
+
+template <typename Do>
+int Guarded(Do what) {
+  try {
+    what();
+    return 0;
+  } catch (const Error& error) {
+    last_error = error.what();
+    return static_cast<int>(error.code());
+  } catch (const std::exception& error) {
+    last_error = error.what();
+    return static_cast<int>(Code::kInternal);
+  }
+}
+
+void Warn(const std::string& message) {
+  if (const auto sink = warning_sink.load()) {
+    sink(message.c_str());
+  } else {
+    std::fprintf(stderr, "tfdist: %s\n", message.c_str());
+  }
+}
+
+Operation Make(Kind kind, const char* name, int dtype) {
+  if (dtype < 0 || dtype >= tfdist::kDTypes) {
+    throw Error(Code::kInvalidArgument,
+                "The type must be a number from 0 to 8. Received: " + std::to_string(dtype) + ".");
+  }
+  Operation operation;
+  operation.fingerprint.kind = kind;
+  operation.fingerprint.type = static_cast<DType>(dtype);
+  operation.fingerprint.SetName(name ? name : "");
+  return operation;
+}
+
+void SetOp(Operation& operation, int op) {
+  if (op < 0 || op >= tfdist::kReduceOps) {
+    throw Error(Code::kInvalidArgument, "The reduction must be a number from 0 to 4. Received: " +
+                                            std::to_string(op) + ".");
+  }
+  operation.fingerprint.op = static_cast<ReduceOp>(op);
+}
+
+void SetIn(Operation& operation, const void* in, size_t count) {
+  operation.in = tfdist::ConstPieces(static_cast<const char*>(in),
+                                     count * SizeOf(operation.fingerprint.type));
+}
+
+void SetOut(Operation& operation, void* out, size_t count) {
+  operation.out =
+      tfdist::Pieces(static_cast<char*>(out), count * SizeOf(operation.fingerprint.type));
+}
+
+void Shape(Operation& operation, size_t count) {
+  operation.fingerprint.AddShape({static_cast<int64_t>(count)});
+}
+
+std::vector<size_t> Bytes(const size_t* counts, int ranks, DType type) {
+  std::vector<size_t> bytes(counts, counts + ranks);
+  for (size_t& value : bytes) value *= SizeOf(type);
+  return bytes;
+}
+
+size_t Sum(const size_t* counts, int ranks) {
+  return std::accumulate(counts, counts + ranks, size_t{0});
+}
+
+Communicator::Setup Convert(const tfd_setup& setup) {
+  Communicator::Setup converted;
+  converted.name = setup.name;
+  converted.rank = setup.rank;
+  converted.names.assign(setup.ranks, setup.ranks + setup.size);
+  converted.hosts.assign(setup.hosts, setup.hosts + setup.size);
+  converted.control.assign(setup.control, setup.control + setup.size);
+  converted.data.assign(setup.data, setup.data + setup.size);
+  converted.heartbeat_seconds = setup.heartbeat_seconds;
+  converted.stall_seconds = setup.stall_seconds;
+  converted.timeout_seconds = setup.timeout_seconds;
+  converted.algorithm = setup.algorithm;
+  converted.warn = Warn;
+  return converted;
+}
+
+void CloseAll(const tfd_setup& setup) {
+  for (int rank = 0; rank < setup.size; ++rank) {
+    if (setup.control[rank] >= 0) close(setup.control[rank]);
+    if (setup.data[rank] >= 0) close(setup.data[rank]);
+  }
+}
+
+}  // namespace
+
+size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(ranks); }
+
+int tfd_create(const tfd_setup* setup, int64_t* number) {
+  return Guarded([&] {
+    Communicator::Setup converted;
+    try {
+      converted = Convert(*setup);
+      tfdist::AlgorithmNamed(setup->algorithm);
+      int local = 0;
+      for (int rank = 0; rank < setup->size; ++rank) {
+        if (setup->hosts[rank] == setup->hosts[setup->rank]) ++local;
+      }
+      if (setup->segment >= 0) {
+        converted.segment =
+            std::make_unique<tfdist::Segment>(setup->segment, setup->segment_bytes, local);
+      } else if (local > 1) {
+        throw Error(Code::kInvalidArgument, "Ranks of one host need shared memory.");
+      }
+    } catch (...) {
+      CloseAll(*setup);
+      throw;
+    }
+    *number = tfdist::Register(std::make_shared<Communicator>(std::move(converted)));
+  });
+}
+
+int tfd_abort(int64_t number, const char* message) {
+  return Guarded([&] { tfdist::Find(number)->Abort(Code::kUnavailable, message); });
+}
+
+int tfd_close(int64_t number) {
+  return Guarded([&] {
+    if (const auto communicator = tfdist::Remove(number)) communicator->Close();
+  });
+}
+
+const char* tfd_error(void) { return last_error.c_str(); }
+
+void tfd_on_warning(void (*warn)(const char* message)) { warning_sink = warn; }
+
+int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
+  return Guarded([&] {
+    const auto current = tfdist::Find(number)->statistics();
+    *statistics = {current.collectives, current.shared_bytes, current.sent_bytes,
+                   current.received_bytes};
+  });
+}
+
+int tfd_all_reduce(int64_t number, const char* name, const void* in, void* out, size_t count,
+                   int dtype, int op) {
+  return Guarded([&] {
+    Operation operation = Make(Kind::kAllReduce, name, dtype);
+    SetOp(operation, op);
+    SetIn(operation, in, count);
+    SetOut(operation, out, count);
+    Shape(operation, count);
+    tfdist::Find(number)->Run(std::move(operation));
+  });
+}
+
+int tfd_reduce_scatter(int64_t number, const char* name, const void* in, void* out, size_t count,
+                       int dtype, int op) {
+  return Guarded([&] {
+    const auto communicator = tfdist::Find(number);
+    Operation operation = Make(Kind::kReduceScatter, name, dtype);
+    SetOp(operation, op);
+    SetIn(operation, in, count * static_cast<size_t>(communicator->size()));
+    SetOut(operation, out, count);
+    Shape(operation, count);
+    communicator->Run(std::move(operation));
+  });
+}
+
+int tfd_all_gather(int64_t number, const char* name, const void* in, void* out,
+                   const size_t* counts, int dtype) {
+  return Guarded([&] {
+    const auto communicator = tfdist::Find(number);
+    Operation operation = Make(Kind::kAllGather, name, dtype);
+    SetIn(operation, in, counts[communicator->rank()]);
+    SetOut(operation, out, Sum(counts, communicator->size()));
+    operation.received_bytes = Bytes(counts, communicator->size(), operation.fingerprint.type);
+    communicator->Run(std::move(operation));
+  });
+}
+
+int tfd_broadcast(int64_t number, const char* name, void* data, size_t count, int dtype,
+                  int root) {
+  return Guarded([&] {
+    Operation operation = Make(Kind::kBroadcast, name, dtype);
+    operation.fingerprint.root = root;
+    SetIn(operation, data, count);
+    SetOut(operation, data, count);
+    Shape(operation, count);
+    tfdist::Find(number)->Run(std::move(operation));
+  });
+}
+
+int tfd_all_to_all(int64_t number, const char* name, const void* in, const size_t* sent, void* out,
+                   const size_t* received, int dtype) {
+  return Guarded([&] {
+    const auto communicator = tfdist::Find(number);
+    const int size = communicator->size();
+    Operation operation = Make(Kind::kAllToAll, name, dtype);
+    SetIn(operation, in, Sum(sent, size));
+    SetOut(operation, out, Sum(received, size));
+    operation.sent_bytes = Bytes(sent, size, operation.fingerprint.type);
+    operation.received_bytes = Bytes(received, size, operation.fingerprint.type);
+    communicator->Run(std::move(operation));
+  });
+}
+
+int tfd_send(int64_t number, const char* name, const void* in, size_t count, int dtype, int to) {
+  return Guarded([&] {
+    Operation operation = Make(Kind::kSend, name, dtype);
+    operation.peer = to;
+    SetIn(operation, in, count);
+    Shape(operation, count);
+    tfdist::Find(number)->Run(std::move(operation));
+  });
+}
+
+int tfd_receive(int64_t number, const char* name, void* out, size_t count, int dtype, int from) {
+  return Guarded([&] {
+    Operation operation = Make(Kind::kReceive, name, dtype);
+    operation.peer = from;
+    SetOut(operation, out, count);
+    Shape(operation, count);
+    tfdist::Find(number)->Run(std::move(operation));
+  });
+}
+
+int tfd_barrier(int64_t number, const char* name) {
+  return Guarded([&] {
+    tfdist::Find(number)->Run(Make(Kind::kBarrier, name, static_cast<int>(DType::kUint8)));
+  });
+}

@@ -1,0 +1,81 @@
+/* The core as C functions: control from Python through ctypes, and collectives without TensorFlow.
+
+   A function that can fail returns 0, or the value of a `tfdist::Code`; `tfd_error` then gives the
+   message to the thread that called. Data for TensorFlow goes through the ops in tf/, which find a
+   communicator by its number. */
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* How a communicator reaches its ranks. Descriptors are taken over, also where the call fails. */
+typedef struct {
+  const char* name;         /* of the group, for messages */
+  int rank;                 /* of this process */
+  int size;                 /* ranks in the group */
+  const char* const* ranks; /* what messages call each rank: "worker 1 (10.0.0.2:8470)" */
+  const int* hosts;         /* for each rank a number that its host alone has */
+  const int* control;       /* for each rank a connected stream socket; -1 for this process */
+  const int* data;          /* for each rank of another host a connected stream socket; else -1 */
+  int segment;              /* a descriptor of the memory shared by this host's ranks; -1 if alone */
+  size_t segment_bytes;     /* its size: tfd_segment_bytes(ranks of this host), all of it zero */
+  double heartbeat_seconds; /* a rank that is silent for longer is lost */
+  double stall_seconds;     /* after so long in one collective a warning names who is missing */
+  double timeout_seconds;   /* after so long in one collective the communicator is aborted */
+  const char* algorithm;    /* "" to choose by size and topology, or one name for all */
+} tfd_setup;
+
+/* The size of the shared memory for this many ranks of one host. */
+size_t tfd_segment_bytes(int ranks);
+
+/* Makes a communicator; *number is its number in this process, from 1, never used again. */
+int tfd_create(const tfd_setup* setup, int64_t* number);
+
+/* Fails all pending and later collectives, here and on the other ranks, with this message. */
+int tfd_abort(int64_t number, const char* message);
+
+/* Ends a communicator: waits for what is pending, tells the others, frees everything. After an
+   abort there is nothing to wait for. Closing twice is no error. */
+int tfd_close(int64_t number);
+
+/* The message of this thread's last failed call; valid until its next one. */
+const char* tfd_error(void);
+
+/* Warnings (stalls, refused bytes) go to this function, from any thread; NULL for stderr. */
+void tfd_on_warning(void (*warn)(const char* message));
+
+/* What has crossed the links so far. */
+typedef struct {
+  uint64_t collectives;
+  uint64_t shared_bytes;   /* copied into the memory shared with this host's ranks */
+  uint64_t sent_bytes;     /* written to the data sockets */
+  uint64_t received_bytes; /* read from the data sockets */
+} tfd_statistics;
+int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
+
+/* dtype: 0 bool, 1 uint8, 2 int8, 3 int32, 4 int64, 5 float16, 6 bfloat16, 7 float32, 8 float64.
+   op: 0 sum, 1 mean (floating types), 2 min, 3 max, 4 product.
+   Counts are elements. `in` and `out` may be the same. Each call waits for its end. */
+int tfd_all_reduce(int64_t number, const char* name, const void* in, void* out, size_t count,
+                   int dtype, int op);
+/* in: size * count elements; out: count. */
+int tfd_reduce_scatter(int64_t number, const char* name, const void* in, void* out, size_t count,
+                       int dtype, int op);
+/* counts: for each rank what it gives, the same on all ranks; out: their sum. */
+int tfd_all_gather(int64_t number, const char* name, const void* in, void* out,
+                   const size_t* counts, int dtype);
+int tfd_broadcast(int64_t number, const char* name, void* data, size_t count, int dtype, int root);
+/* sent, received: for each rank the elements that go to it, and that come from it. */
+int tfd_all_to_all(int64_t number, const char* name, const void* in, const size_t* sent, void* out,
+                   const size_t* received, int dtype);
+int tfd_send(int64_t number, const char* name, const void* in, size_t count, int dtype, int to);
+int tfd_receive(int64_t number, const char* name, void* out, size_t count, int dtype, int from);
+int tfd_barrier(int64_t number, const char* name);
+
+#ifdef __cplusplus
+}
+#endif

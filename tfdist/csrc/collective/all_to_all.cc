@@ -1,0 +1,70 @@
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "collective/collectives.h"
+#include "collective/sizes.h"
+#include "transport/exchange.h"
+
+namespace tfdist {
+namespace {
+
+std::vector<size_t> TellSizes(Fabric& fabric, const Operation& operation) {
+  const auto size = static_cast<size_t>(fabric.topology.size);
+  std::vector<uint64_t> sent(operation.sent_bytes.begin(), operation.sent_bytes.end());
+  std::vector<uint64_t> received(size);
+  Exchange exchange(fabric, operation.fingerprint);
+  for (size_t rank = 0; rank < size; ++rank) {
+    if (static_cast<int>(rank) == fabric.topology.rank) {
+      received[rank] = sent[rank];
+      continue;
+    }
+    exchange.Send(static_cast<int>(rank), &sent[rank], sizeof(uint64_t));
+    exchange.Receive(static_cast<int>(rank), &received[rank], sizeof(uint64_t));
+  }
+  exchange.Run();
+  return {received.begin(), received.end()};
+}
+
+}  // namespace
+
+void AllToAll(Fabric& fabric, Operation& operation) {
+  const Topology& topology = fabric.topology;
+  fabric.host->Arrive(operation.fingerprint);
+  fabric.host->AwaitAll();
+  const std::vector<size_t> received = TellSizes(fabric, operation);
+  if (operation.allocate) {
+    operation.out = operation.allocate(received);
+  } else {
+    CheckSizes(topology, operation, received);
+  }
+  Exchange exchange(fabric, operation.fingerprint);
+  const auto begin = [](const std::vector<size_t>& bytes, int rank) {
+    return std::accumulate(bytes.begin(), bytes.begin() + rank, size_t{0});
+  };
+  for (int step = 0; step < topology.size; ++step) {
+    const int rank = (topology.rank + step) % topology.size;
+    const auto i = static_cast<size_t>(rank);
+    const size_t to = begin(received, rank), from = begin(operation.sent_bytes, rank);
+    if (step == 0) {
+      size_t at = to;
+      operation.in.ForEach(from, received[i], [&](const char* data, size_t bytes) {
+        operation.out.ForEach(at, bytes, [&](char* out, size_t some) {
+          std::memcpy(out, data, some);
+          data += some;
+        });
+        at += bytes;
+      });
+      continue;
+    }
+    operation.in.ForEach(from, operation.sent_bytes[i], [&](const char* data, size_t bytes) {
+      exchange.Send(rank, data, bytes);
+    });
+    operation.out.ForEach(to, received[i], [&](char* data, size_t bytes) {
+      exchange.Receive(rank, data, bytes);
+    });
+  }
+  exchange.Run();
+}
+
+}  // namespace tfdist

@@ -1,0 +1,118 @@
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "collective/collectives.h"
+#include "collective/shared.h"
+#include "error.h"
+#include "transport/exchange.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kChunk = 256 << 10;
+
+// The rank of a host that sends to other hosts and receives from them.
+int Speaker(const Topology& topology, size_t host, int root) {
+  const auto& ranks = topology.hosts[host];
+  return static_cast<size_t>(topology.host_of[static_cast<size_t>(root)]) == host ? root : ranks[0];
+}
+
+// Along a binomial tree over the hosts, each passing on what comes while it comes.
+void BetweenSpeakers(Fabric& fabric, const Operation& operation, int root) {
+  const Topology& topology = fabric.topology;
+  const int hosts = static_cast<int>(topology.hosts.size());
+  const int first = topology.host_of[static_cast<size_t>(root)];
+  const int me = (topology.host_of[static_cast<size_t>(topology.rank)] - first + hosts) % hosts;
+  const auto speaker = [&](int position) {
+    return Speaker(topology, static_cast<size_t>((position + first) % hosts), root);
+  };
+  Exchange exchange(fabric, operation.fingerprint);
+  std::vector<int> children;
+  int bit = 1;
+  for (; bit < hosts && !(me & bit); bit <<= 1) {
+    if (me + bit < hosts) children.push_back(speaker(me + bit));
+  }
+  // The farthest subtree is the deepest one.
+  std::reverse(children.begin(), children.end());
+  // Fingerprints go both ways, so that a parent learns of a child that is elsewhere.
+  for (const int child : children) {
+    exchange.Send(child, nullptr, 0);
+    exchange.Receive(child, nullptr, 0);
+  }
+  if (me != 0) {
+    exchange.Send(speaker(me - bit), nullptr, 0);
+    exchange.Receive(speaker(me - bit), nullptr, 0);
+  }
+  operation.out.ForEach(0, operation.out.bytes(), [&](char* data, size_t bytes) {
+    for (size_t begin = 0; begin < bytes; begin += kChunk) {
+      char* chunk = data + begin;
+      const size_t length = std::min(kChunk, bytes - begin);
+      const auto pass_on = [&exchange, &children, chunk, length](size_t received) {
+        if (received < length) return;
+        for (const int child : children) exchange.Send(child, chunk, length);
+      };
+      if (me == 0) {
+        pass_on(length);
+      } else {
+        exchange.Receive(speaker(me - bit), chunk, length, pass_on);
+      }
+    }
+  });
+  exchange.Run();
+}
+
+// From one place on the host to all others.
+void OnHost(Host& host, const Operation& operation, int from, const ConstPieces& data) {
+  Transfer transfer;
+  transfer.gather = true;
+  transfer.part_bytes.assign(static_cast<size_t>(host.size()), 0);
+  transfer.part_bytes[static_cast<size_t>(from)] = operation.out.bytes();
+  if (host.rank() == from) transfer.in = data;
+  transfer.out = operation.out;
+  RunShared(host, transfer);
+}
+
+}  // namespace
+
+// `in` is the root's alone; `out` may be the same memory.
+void Broadcast(Fabric& fabric, Operation& operation) {
+  const Topology& topology = fabric.topology;
+  Host& host = *fabric.host;
+  const int root = operation.fingerprint.root;
+  if (root < 0 || root >= topology.size) {
+    throw Error(Code::kInvalidArgument, "The root of a broadcast must be a rank from 0 to " +
+                                            std::to_string(topology.size - 1) +
+                                            ". Received: " + std::to_string(root) + ".");
+  }
+  const size_t bytes = operation.out.bytes();
+  const auto my_host = static_cast<size_t>(topology.host_of[static_cast<size_t>(topology.rank)]);
+  const int speaker = Speaker(topology, my_host, root);
+  const int place = topology.place_of[static_cast<size_t>(speaker)];
+  const bool one_host = topology.hosts.size() == 1;
+  const bool along = one_host && bytes <= Arrival::kBytes;
+  const bool is_root = topology.rank == root;
+
+  host.Arrive(operation.fingerprint, along && is_root ? operation.in : ConstPieces());
+  if (is_root) {
+    Transfer own;
+    own.part_bytes = {bytes};
+    own.in = operation.in;
+    own.out = operation.out;
+    CopyPart(own, 0, 0, bytes);
+  }
+  if (along) {
+    host.AwaitAll();
+    if (is_root) return;
+    const char* from = host.Await(place).data;
+    operation.out.ForEach(0, bytes, [&from](char* to, size_t some) {
+      std::memcpy(to, from, some);
+      from += some;
+    });
+    return;
+  }
+  if (!one_host && topology.rank == speaker) BetweenSpeakers(fabric, operation, root);
+  if (host.size() > 1) OnHost(host, operation, place, operation.out.Const());
+}
+
+}  // namespace tfdist

@@ -1,0 +1,31 @@
+// The collectives, each over whatever connects the ranks; all ranks call the same ones in order.
+#pragma once
+
+#include "collective/operation.h"
+#include "transport/fabric.h"
+
+namespace tfdist {
+
+// How to run an all-reduce.
+enum class Algorithm {
+  kAuto,
+  kShared,        // through the host's segment, chunk by chunk
+  kWhole,         // everyone sends everything to everyone
+  kDirect,        // each rank reduces a part, sent to it directly
+  kRing,          // each rank talks to two others
+  kHierarchical,  // inside the hosts first, then between them
+};
+
+// Throws Error(kInvalidArgument) with the names there are.
+Algorithm AlgorithmNamed(const char* name);
+
+void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm);
+void ReduceScatter(Fabric& fabric, Operation& operation);
+void AllGather(Fabric& fabric, Operation& operation);
+void Broadcast(Fabric& fabric, Operation& operation);
+void AllToAll(Fabric& fabric, Operation& operation);
+void Barrier(Fabric& fabric, Operation& operation);
+void SendTo(Fabric& fabric, Operation& operation);
+void ReceiveFrom(Fabric& fabric, Operation& operation);
+
+}  // namespace tfdist

@@ -1,0 +1,55 @@
+#include "collective/transfer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <numeric>
+
+#include "reduce/reduce.h"
+
+namespace tfdist {
+
+size_t Transfer::Begin(int j) const {
+  return std::accumulate(part_bytes.begin(), part_bytes.begin() + j, size_t{0});
+}
+
+void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
+                const std::vector<const char*>& others, char* copy) {
+  const size_t element = SizeOf(t.type);
+  const size_t in_begin = t.InBegin(me) + begin, out_begin = t.OutBegin(me) + begin;
+  std::vector<const void*> inputs(others.size());
+  for (size_t done = 0; done < bytes;) {
+    const auto in = t.in.At(in_begin + done);
+    const auto out = t.out.At(out_begin + done);
+    const size_t some = std::min({in.bytes, out.bytes, bytes - done});
+    for (size_t j = 0; j < others.size(); ++j) inputs[j] = others[j] + done;
+    inputs[static_cast<size_t>(me)] = in.data;
+    Reduction reduction{t.type,        t.op, t.scale, inputs.data(), static_cast<int>(inputs.size()),
+                        some / element, out.data};
+    if (copy) reduction.copy = copy + done;
+    Reduce(reduction);
+    done += some;
+  }
+}
+
+void CopyPart(const Transfer& t, int me, size_t begin, size_t bytes) {
+  size_t at = t.OutBegin(me) + begin;
+  t.in.ForEach(t.InBegin(me) + begin, bytes, [&](const char* from, size_t some) {
+    t.out.ForEach(at, some, [&](char* to, size_t stretch) {
+      if (to != from) std::memmove(to, from, stretch);
+      from += stretch;
+    });
+    at += some;
+  });
+}
+
+std::vector<size_t> CutEvenly(size_t bytes, size_t element, int owners, int participants) {
+  const size_t elements = bytes / element;
+  const auto n = static_cast<size_t>(owners);
+  std::vector<size_t> parts(static_cast<size_t>(participants), 0);
+  for (size_t j = 0; j < n; ++j) {
+    parts[j] = (elements * (j + 1) / n - elements * j / n) * element;
+  }
+  return parts;
+}
+
+}  // namespace tfdist

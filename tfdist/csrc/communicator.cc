@@ -1,0 +1,281 @@
+#include "communicator.h"
+
+#include <pthread.h>
+
+#include <cstdio>
+#include <future>
+
+#include "transport/ring_link.h"
+#include "transport/socket_link.h"
+
+namespace tfdist {
+namespace {
+
+// A broken link is often the first sign of what the control connections are about to explain.
+constexpr auto kNews = std::chrono::milliseconds(1500);
+
+std::string Elapsed(Clock::duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
+
+std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
+                               Guard& guard) {
+  std::vector<std::string> names;
+  for (const int rank : topology.my_host()) {
+    names.push_back(topology.names[static_cast<size_t>(rank)]);
+  }
+  return std::make_unique<Host>(std::move(segment), topology.my_place(), std::move(names), guard);
+}
+
+}  // namespace
+
+Communicator::Communicator(Setup setup)
+    : name_(setup.name),
+      algorithm_(AlgorithmNamed(setup.algorithm.c_str())),
+      fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this} {
+  const Topology& topology = fabric_.topology;
+  const auto size = static_cast<size_t>(topology.size);
+  fabric_.host = MakeHost(topology, std::move(setup.segment), *this);
+  fabric_.messages_to.assign(size, 0);
+  fabric_.messages_from.assign(size, 0);
+  for (size_t other = 0; other < size; ++other) {
+    std::unique_ptr<Link> link;
+    if (setup.data[other] >= 0) {
+      link = std::make_unique<SocketLink>(setup.data[other], topology.names[other]);
+    } else if (static_cast<int>(other) != topology.rank) {
+      link = std::make_unique<RingLink>(*fabric_.host, topology.place_of[other]);
+    }
+    fabric_.links.push_back(std::move(link));
+  }
+  Watch::Settings settings{topology.rank, topology.names, setup.heartbeat_seconds,
+                           setup.stall_seconds, setup.timeout_seconds};
+  Watch::Callbacks callbacks{
+      [this] { return CurrentlyDoing(); },
+      [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
+      [this](Code code, const std::string& message) { GiveUp(code, message, true); },
+      setup.warn};
+  watch_ = std::make_unique<Watch>(std::move(settings), setup.control, std::move(callbacks));
+  watch_->Start();
+  worker_ = std::thread([this] { Work(); });
+}
+
+Communicator::~Communicator() { Close(); }
+
+void Communicator::Run(Operation operation) {
+  {
+    std::unique_lock<std::mutex> lock(queue_mutex_);
+    if (closing_) throw Error(Code::kClosed, "The communicator '" + name_ + "' has been closed.");
+    if (busy_ || !queue_.empty()) {
+      std::promise<void> finished;
+      queue_.push_back({std::move(operation), [&finished](const Error* error) {
+                          if (error) {
+                            finished.set_exception(std::make_exception_ptr(*error));
+                          } else {
+                            finished.set_value();
+                          }
+                        }});
+      lock.unlock();
+      queue_changed_.notify_all();
+      return finished.get_future().get();
+    }
+    busy_ = true;
+  }
+  const auto release = [this] {
+    {
+      const std::lock_guard<std::mutex> lock(queue_mutex_);
+      busy_ = false;
+      if (queue_.empty() && !closing_) return;
+    }
+    queue_changed_.notify_all();
+  };
+  try {
+    Execute(operation);
+  } catch (...) {
+    release();
+    throw;
+  }
+  release();
+}
+
+void Communicator::Enqueue(Operation operation, Done done) {
+  {
+    const std::lock_guard<std::mutex> lock(queue_mutex_);
+    if (!closing_) {
+      queue_.push_back({std::move(operation), std::move(done)});
+      done = nullptr;
+    }
+  }
+  if (done) {
+    const Error error(Code::kClosed, "The communicator '" + name_ + "' has been closed.");
+    return done(&error);
+  }
+  queue_changed_.notify_all();
+}
+
+void Communicator::Work() {
+  pthread_setname_np(pthread_self(), "tfdist-collect");
+  std::unique_lock<std::mutex> lock(queue_mutex_);
+  for (;;) {
+    queue_changed_.wait(lock, [this] { return !busy_ && (!queue_.empty() || closing_); });
+    if (queue_.empty()) return;
+    Task task = std::move(queue_.front());
+    queue_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    try {
+      Execute(task.operation);
+      task.done(nullptr);
+    } catch (const Error& error) {
+      task.done(&error);
+    }
+    task = {};
+    lock.lock();
+    busy_ = false;
+    if (closing_) queue_changed_.notify_all();
+  }
+}
+
+void Communicator::Execute(Operation& operation) {
+  try {
+    Begin(operation);
+    Check();
+    Dispatch(operation);
+    End();
+    collectives_.fetch_add(1, std::memory_order_relaxed);
+  } catch (const Error& error) {
+    if (error.code() == Code::kInvalidArgument) {
+      End();
+      throw;
+    }
+    const std::string cause = Cause(error);
+    const Doing doing = CurrentlyDoing();
+    End();
+    throw Error(abort_code_, cause + " It was noticed in " + Describe(operation.fingerprint) +
+                                 " of rank " + std::to_string(rank()) + ", " +
+                                 Elapsed(Clock::now() - doing.since) + " after that began.");
+  }
+}
+
+// Waits for the news that explains an error, and makes the error the reason if none comes.
+std::string Communicator::Cause(const Error& error) {
+  if (error.code() == Code::kUnavailable) {
+    const auto deadline = Clock::now() + kNews;
+    while (!aborted_ && Clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+  }
+  GiveUp(error.code(), error.what(), true);
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  return abort_message_;
+}
+
+void Communicator::Dispatch(Operation& operation) {
+  switch (operation.fingerprint.kind) {
+    case Kind::kAllReduce: return AllReduce(fabric_, operation, algorithm_);
+    case Kind::kReduceScatter: return ReduceScatter(fabric_, operation);
+    case Kind::kAllGather: return AllGather(fabric_, operation);
+    case Kind::kBroadcast: return Broadcast(fabric_, operation);
+    case Kind::kAllToAll: return AllToAll(fabric_, operation);
+    case Kind::kBarrier: return Barrier(fabric_, operation);
+    case Kind::kSend: return SendTo(fabric_, operation);
+    case Kind::kReceive: return ReceiveFrom(fabric_, operation);
+  }
+}
+
+void Communicator::Begin(Operation& operation) {
+  const std::lock_guard<std::mutex> lock(doing_mutex_);
+  doing_.status.active = true;
+  doing_.status.peer = operation.peer;
+  if (!IsMessage(operation.fingerprint.kind)) {
+    operation.fingerprint.sequence = ++doing_.status.sequence;
+    joined_[doing_.status.sequence % joined_.size()] = operation.fingerprint;
+  }
+  doing_.status.fingerprint = operation.fingerprint;
+  doing_.since = Clock::now();
+}
+
+void Communicator::End() {
+  const std::lock_guard<std::mutex> lock(doing_mutex_);
+  doing_.status.active = false;
+}
+
+Doing Communicator::CurrentlyDoing() {
+  const std::lock_guard<std::mutex> lock(doing_mutex_);
+  return doing_;
+}
+
+bool Communicator::Joined(uint64_t sequence, Fingerprint* joined) {
+  const std::lock_guard<std::mutex> lock(doing_mutex_);
+  *joined = joined_[sequence % joined_.size()];
+  return sequence > 0 && joined->sequence == sequence;
+}
+
+void Communicator::Check() {
+  Segment* segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
+  if (!aborted_ && segment && segment->aborted()) {
+    const Error error = segment->abort_error();
+    GiveUp(error.code(), error.what(), false);
+  }
+  if (!aborted_) return;
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  throw Error(abort_code_, abort_message_);
+}
+
+void Communicator::Abort(Code code, const std::string& message) { GiveUp(code, message, true); }
+
+void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (aborted_) return;
+    abort_code_ = code;
+    abort_message_ = message;
+    aborted_ = true;
+  }
+  if (fabric_.host->has_segment()) fabric_.host->segment().Abort(Error(code, message));
+  if (spread && watch_) watch_->SpreadAbort(code, message);
+}
+
+void Communicator::Close() {
+  {
+    std::unique_lock<std::mutex> lock(queue_mutex_);
+    if (closed_) return;
+    closing_ = true;
+    closed_ = true;
+  }
+  queue_changed_.notify_all();
+  worker_.join();
+  {
+    std::unique_lock<std::mutex> lock(queue_mutex_);
+    queue_changed_.wait(lock, [this] { return !busy_; });
+  }
+  watch_->Stop();
+  fabric_.links.clear();
+  fabric_.host = nullptr;
+}
+
+Communicator::Statistics Communicator::statistics() {
+  Statistics statistics;
+  statistics.collectives = collectives_;
+  if (fabric_.host) statistics.shared_bytes = fabric_.host->copied_bytes;
+  for (const auto& link : fabric_.links) {
+    if (const auto* socket = dynamic_cast<const SocketLink*>(link.get())) {
+      statistics.sent_bytes += socket->sent_bytes;
+      statistics.received_bytes += socket->received_bytes;
+    }
+  }
+  return statistics;
+}
+
+std::vector<int> Communicator::descriptors() const {
+  std::vector<int> all = watch_->descriptors();
+  for (const auto& link : fabric_.links) {
+    if (link) all.push_back(link->descriptor());
+  }
+  return all;
+}
+
+}  // namespace tfdist

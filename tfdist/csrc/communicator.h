@@ -1,0 +1,110 @@
+// A group of ranks as one of them sees it: runs collectives in order, and fails them when it must.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "collective/collectives.h"
+#include "control/watch.h"
+#include "error.h"
+#include "guard.h"
+#include "transport/fabric.h"
+
+namespace tfdist {
+
+class Communicator : private Guard {
+ public:
+  struct Setup {
+    std::string name;
+    int rank = 0;
+    std::vector<std::string> names;  // what messages call each rank
+    std::vector<int> hosts;          // for each rank a number that its host alone has
+    std::vector<int> control;        // for each rank a connected stream socket; -1 for this one
+    std::vector<int> data;           // for each rank of another host a stream socket; else -1
+    std::unique_ptr<Segment> segment;  // none for a rank alone on its host
+    double heartbeat_seconds = 5;
+    double stall_seconds = 30;
+    double timeout_seconds = 600;
+    std::string algorithm;
+    std::function<void(const std::string&)> warn;
+  };
+  struct Statistics {
+    uint64_t collectives = 0;
+    uint64_t shared_bytes = 0;
+    uint64_t sent_bytes = 0;
+    uint64_t received_bytes = 0;
+  };
+  // Null, or what went wrong; called in the communicator's thread.
+  using Done = std::function<void(const Error*)>;
+
+  explicit Communicator(Setup setup);
+  ~Communicator() override;
+
+  int rank() const { return fabric_.topology.rank; }
+  int size() const { return fabric_.topology.size; }
+
+  // Runs a collective, after those before it; in this thread if there are none. Throws Error.
+  void Run(Operation operation);
+  // The same in the communicator's own thread; `done` may destroy what `operation` points to.
+  void Enqueue(Operation operation, Done done);
+
+  // Fails what is pending, and all that follows, on every rank; the first message stays.
+  void Abort(Code code, const std::string& message);
+  // Waits for what is pending, says farewell, and frees everything but the object itself.
+  void Close();
+
+  Statistics statistics();
+  // This process's descriptors, for a forked child to close.
+  std::vector<int> descriptors() const;
+
+ private:
+  struct Task {
+    Operation operation;
+    Done done;
+  };
+
+  void Check() override;
+  void Work();
+  void Execute(Operation& operation);
+  void Dispatch(Operation& operation);
+  void Begin(Operation& operation);
+  void End();
+  std::string Cause(const Error& error);
+  void GiveUp(Code code, const std::string& message, bool spread);
+  Doing CurrentlyDoing();
+  bool Joined(uint64_t sequence, Fingerprint* joined);
+
+  const std::string name_;
+  const Algorithm algorithm_;
+  Fabric fabric_;
+  std::unique_ptr<Watch> watch_;
+
+  std::mutex queue_mutex_;
+  std::condition_variable queue_changed_;
+  std::deque<Task> queue_;
+  bool busy_ = false;     // somebody runs a collective
+  bool closing_ = false;
+  bool closed_ = false;
+  std::thread worker_;
+
+  std::mutex doing_mutex_;
+  Doing doing_;
+  std::array<Fingerprint, 16> joined_;  // the last collectives, by number
+
+  std::mutex abort_mutex_;
+  std::atomic<bool> aborted_{false};
+  Code abort_code_ = Code::kUnavailable;
+  std::string abort_message_;
+  std::atomic<uint64_t> collectives_{0};
+};
+
+}  // namespace tfdist

@@ -1,0 +1,94 @@
+#include "control/frames.h"
+
+#include <cstring>
+
+namespace tfdist {
+namespace {
+
+struct Header {
+  uint8_t kind;
+  uint8_t code;
+  uint8_t active;
+  uint8_t zero;
+  uint32_t bytes;  // that follow
+};
+static_assert(sizeof(Header) == 8);
+
+struct StatusBody {
+  uint64_t sequence;
+  int32_t peer;
+  uint32_t zero;
+  Fingerprint fingerprint;
+};
+static_assert(sizeof(StatusBody) == 16 + sizeof(Fingerprint));
+
+constexpr size_t kLongestMessage = 4096;
+
+bool Fits(const Header& header) {
+  if (header.zero != 0 || header.active > 1) return false;
+  switch (static_cast<FrameKind>(header.kind)) {
+    case FrameKind::kStatus:
+    case FrameKind::kFarewell:
+      return header.bytes == sizeof(StatusBody);
+    case FrameKind::kAbort:
+      return header.bytes <= kLongestMessage &&
+             header.code >= static_cast<int>(Code::kInvalidArgument) &&
+             header.code <= static_cast<int>(Code::kInternal);
+  }
+  return false;
+}
+
+Frame Decode(const Header& header, const char* body) {
+  Frame frame;
+  frame.kind = static_cast<FrameKind>(header.kind);
+  if (frame.kind == FrameKind::kAbort) {
+    frame.code = static_cast<Code>(header.code);
+    frame.message.assign(body, header.bytes);
+    return frame;
+  }
+  StatusBody status;
+  std::memcpy(&status, body, sizeof(status));
+  frame.status = {status.sequence, header.active == 1, status.peer, status.fingerprint};
+  return frame;
+}
+
+}  // namespace
+
+std::string Encode(const Frame& frame) {
+  std::string body;
+  if (frame.kind == FrameKind::kAbort) {
+    body = frame.message.substr(0, kLongestMessage);
+  } else {
+    const StatusBody status{frame.status.sequence, frame.status.peer, 0,
+                            frame.status.fingerprint};
+    body.assign(reinterpret_cast<const char*>(&status), sizeof(status));
+  }
+  const bool abort = frame.kind == FrameKind::kAbort;
+  const Header header{static_cast<uint8_t>(frame.kind),
+                      static_cast<uint8_t>(abort ? static_cast<int>(frame.code) : 0),
+                      static_cast<uint8_t>(frame.status.active ? 1 : 0), 0,
+                      static_cast<uint32_t>(body.size())};
+  return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + body;
+}
+
+bool FrameReader::Feed(const char* data, size_t bytes,
+                       const std::function<void(const Frame&)>& use) {
+  if (broken_) return false;
+  buffer_.append(data, bytes);
+  size_t at = 0;
+  while (buffer_.size() - at >= sizeof(Header)) {
+    Header header;
+    std::memcpy(&header, buffer_.data() + at, sizeof(header));
+    if (!Fits(header)) {
+      broken_ = true;
+      return false;
+    }
+    if (buffer_.size() - at - sizeof(header) < header.bytes) break;
+    use(Decode(header, buffer_.data() + at + sizeof(header)));
+    at += sizeof(header) + header.bytes;
+  }
+  buffer_.erase(0, at);
+  return true;
+}
+
+}  // namespace tfdist

@@ -1,0 +1,305 @@
+#include "control/watch.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace tfdist {
+namespace {
+
+constexpr double kTickSeconds = 0.1;
+// A rank that is in one collective for longer tells the others at every tick.
+constexpr double kSlowSeconds = 0.1;
+// A state that lasts so long on both sides will not end by itself.
+constexpr double kDeadlockSeconds = 0.5;
+constexpr size_t kMostWaiting = 1 << 20;
+
+double Seconds(Clock::duration duration) {
+  return std::chrono::duration<double>(duration).count();
+}
+
+std::string Rounded(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return text;
+}
+
+bool IsMessage(const Status& status) {
+  return status.fingerprint.kind == Kind::kSend || status.fingerprint.kind == Kind::kReceive;
+}
+
+}  // namespace
+
+struct Watch::Peer {
+  int descriptor = -1;
+  FrameReader reader;
+  std::string waiting;  // to be sent
+  Clock::time_point heard = Clock::now();
+  Status status;
+  bool left = false;  // has said farewell
+  bool gone = false;  // nothing more comes from it
+};
+
+Watch::Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks)
+    : settings_(std::move(settings)),
+      descriptors_(std::move(descriptors)),
+      callbacks_(std::move(callbacks)),
+      wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  for (const int descriptor : descriptors_) {
+    peers_.push_back(std::make_unique<Peer>());
+    peers_.back()->descriptor = descriptor;
+    if (descriptor >= 0) {
+      fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
+    }
+  }
+}
+
+Watch::~Watch() {
+  Stop();
+  close(wake_);
+}
+
+void Watch::Start() {
+  if (peers_.size() > 1) {
+    thread_ = std::thread([this] { Loop(); });
+  }
+}
+
+void Watch::SpreadAbort(Code code, const std::string& message) {
+  Frame frame;
+  frame.kind = FrameKind::kAbort;
+  frame.code = code;
+  frame.message = message;
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    abort_frame_ = Encode(frame);
+  }
+  WakeUp();
+}
+
+void Watch::Stop() {
+  stopping_ = true;
+  WakeUp();
+  if (thread_.joinable()) thread_.join();
+  for (const auto& peer : peers_) {
+    if (peer->descriptor >= 0) close(peer->descriptor);
+    peer->descriptor = -1;
+  }
+}
+
+void Watch::WakeUp() {
+  const uint64_t one = 1;
+  if (write(wake_, &one, sizeof(one)) < 0) return;  // full: it is awake
+}
+
+void Watch::Loop() {
+  pthread_setname_np(pthread_self(), "tfdist-watch");
+  Clock::time_point last = Clock::now(), beat = last - std::chrono::hours(1);
+  const double interval = std::min(1.0, settings_.heartbeat_seconds / 5);
+  for (;;) {
+    const bool stopping = stopping_;
+    std::vector<pollfd> polled{{wake_, POLLIN, 0}};
+    std::vector<int> ranks{-1};
+    for (size_t rank = 0; rank < peers_.size(); ++rank) {
+      const Peer& peer = *peers_[rank];
+      if (peer.descriptor < 0 || peer.gone) continue;
+      const int events = POLLIN | (peer.waiting.empty() ? 0 : POLLOUT);
+      polled.push_back({peer.descriptor, static_cast<short>(events), 0});
+      ranks.push_back(static_cast<int>(rank));
+    }
+    if (!stopping) {
+      poll(polled.data(), polled.size(), static_cast<int>(1000 * kTickSeconds));
+    }
+    const auto now = Clock::now();
+    // Whoever was stopped itself cannot judge the others' silence.
+    if (Seconds(now - last) > settings_.heartbeat_seconds / 2) {
+      for (const auto& peer : peers_) peer->heard = now;
+    }
+    last = now;
+    if (polled[0].revents) {
+      uint64_t count;
+      if (read(wake_, &count, sizeof(count)) < 0) continue;
+    }
+    for (size_t i = 1; i < polled.size(); ++i) {
+      if (polled[i].revents & POLLOUT) Send(*peers_[static_cast<size_t>(ranks[i])], "");
+      if (polled[i].revents & ~POLLOUT) Read(ranks[i]);
+    }
+    {
+      const std::lock_guard<std::mutex> lock(abort_mutex_);
+      for (const auto& peer : peers_) Send(*peer, abort_frame_);
+      abort_frame_.clear();
+    }
+    const Doing doing = callbacks_.doing();
+    const double waited = doing.status.active ? Seconds(now - doing.since) : 0;
+    if (stopping || waited > kSlowSeconds || Seconds(now - beat) > interval) {
+      beat = now;
+      Frame frame;
+      frame.kind = stopping ? FrameKind::kFarewell : FrameKind::kStatus;
+      frame.status = doing.status;
+      SendAll(frame);
+    }
+    if (stopping) return;
+    CheckSilence(now);
+    if (waited > kSlowSeconds) {
+      CheckOrder(doing, now);
+      CheckStall(doing, now);
+    }
+  }
+}
+
+void Watch::Read(int rank) {
+  Peer& peer = *peers_[static_cast<size_t>(rank)];
+  char bytes[4096];
+  while (!peer.gone) {
+    const ssize_t got = recv(peer.descriptor, bytes, sizeof(bytes), 0);
+    if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
+    if (got <= 0) {
+      peer.gone = true;
+      if (!peer.left) {
+        // A process that dies with bytes unread resets the connection.
+        Lose(rank, got == 0 || errno == ECONNRESET
+                       ? "its process has ended"
+                       : std::string("the connection broke (") + std::strerror(errno) + ")");
+      }
+      return;
+    }
+    peer.heard = Clock::now();
+    const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
+    if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
+      peer.gone = true;
+      Lose(rank, "it sent what is no frame of this protocol");
+    }
+  }
+}
+
+void Watch::Handle(int rank, const Frame& frame) {
+  Peer& peer = *peers_[static_cast<size_t>(rank)];
+  switch (frame.kind) {
+    case FrameKind::kStatus:
+      peer.status = frame.status;
+      break;
+    case FrameKind::kAbort:
+      callbacks_.give_up(frame.code, frame.message);
+      break;
+    case FrameKind::kFarewell:
+      peer.status = frame.status;
+      peer.status.active = false;
+      peer.left = true;
+      break;
+  }
+}
+
+void Watch::Send(Peer& peer, const std::string& bytes) {
+  if (peer.descriptor < 0 || peer.gone) return;
+  // One who never reads is silent, too, and will be lost for that.
+  if (peer.waiting.size() + bytes.size() <= kMostWaiting) peer.waiting += bytes;
+  while (!peer.waiting.empty()) {
+    const ssize_t sent =
+        send(peer.descriptor, peer.waiting.data(), peer.waiting.size(), MSG_NOSIGNAL);
+    if (sent <= 0) return;
+    peer.waiting.erase(0, static_cast<size_t>(sent));
+  }
+}
+
+void Watch::SendAll(const Frame& frame) {
+  const std::string bytes = Encode(frame);
+  for (const auto& peer : peers_) Send(*peer, bytes);
+}
+
+void Watch::Lose(int rank, const std::string& why) {
+  callbacks_.give_up(Code::kUnavailable,
+                     settings_.names[static_cast<size_t>(rank)] + " is lost: " + why + ".");
+}
+
+void Watch::CheckSilence(Clock::time_point now) {
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    Peer& peer = *peers_[rank];
+    if (peer.descriptor < 0 || peer.gone || peer.left) continue;
+    if (Seconds(now - peer.heard) > settings_.heartbeat_seconds) {
+      peer.gone = true;
+      Lose(static_cast<int>(rank),
+           "no sign of life for " + Rounded(settings_.heartbeat_seconds));
+    }
+  }
+}
+
+void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
+  const Status& mine = doing.status;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = *peers_[rank];
+    if (peer.descriptor < 0) continue;
+    const std::string& name = settings_.names[rank];
+    const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
+    if (peer.left && together &&
+        (IsMessage(mine) ? Seconds(now - doing.since) > kDeadlockSeconds
+                         : peer.status.sequence < mine.sequence)) {
+      callbacks_.give_up(Code::kUnavailable, name + " has left the group.");
+      return;
+    }
+    Fingerprint joined;
+    const bool both = peer.status.active && !IsMessage(peer.status) &&
+                      callbacks_.joined(peer.status.sequence, &joined);
+    const bool message_to_me = peer.status.active && IsMessage(peer.status) &&
+                               peer.status.peer == settings_.rank && !IsMessage(mine) &&
+                               Seconds(now - doing.since) > kDeadlockSeconds;
+    if (message_to_me) joined = mine.fingerprint;
+    if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
+      callbacks_.give_up(
+          Code::kMismatch,
+          Disagreement(settings_.names[static_cast<size_t>(settings_.rank)], joined, name,
+                       peer.status.fingerprint));
+      return;
+    }
+  }
+}
+
+void Watch::CheckStall(const Doing& doing, Clock::time_point now) {
+  const double waited = Seconds(now - doing.since);
+  if (doing.since != warned_for_) {
+    warned_for_ = doing.since;
+    next_warning_ = settings_.stall_seconds;
+  }
+  if (waited < std::min(next_warning_, settings_.timeout_seconds)) return;
+  const std::vector<int> missing = Missing(doing);
+  const std::string what = Describe(doing.status.fingerprint) + " has waited " + Rounded(waited) +
+                           (missing.empty() ? std::string(" though all ranks have joined it")
+                                            : " for " + Names(missing));
+  if (waited >= settings_.timeout_seconds) {
+    callbacks_.give_up(Code::kUnavailable, what + ", the longest that was allowed.");
+  } else {
+    callbacks_.warn(what + ".");
+    next_warning_ = 2 * waited;
+  }
+}
+
+std::vector<int> Watch::Missing(const Doing& doing) const {
+  std::vector<int> missing;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    const Peer& peer = *peers_[rank];
+    if (peer.descriptor < 0) continue;
+    const bool joined = IsMessage(doing.status)
+                            ? doing.status.peer != static_cast<int>(rank)
+                            : peer.status.sequence >= doing.status.sequence;
+    if (!joined) missing.push_back(static_cast<int>(rank));
+  }
+  return missing;
+}
+
+std::string Watch::Names(const std::vector<int>& ranks) const {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), kMost); ++i) {
+    text += (i ? ", " : "") + settings_.names[static_cast<size_t>(ranks[i])];
+  }
+  if (ranks.size() > kMost) text += " and " + std::to_string(ranks.size() - kMost) + " more";
+  return text;
+}
+
+}  // namespace tfdist

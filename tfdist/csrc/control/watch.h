@@ -1,0 +1,84 @@
+// Watches over the other ranks of a group: who lives, who waits for whom, who has given up.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "control/frames.h"
+
+namespace tfdist {
+
+using Clock = std::chrono::steady_clock;
+
+// What a rank is in, and since when.
+struct Doing {
+  Status status;
+  Clock::time_point since;
+};
+
+class Watch {
+ public:
+  struct Settings {
+    int rank = 0;
+    std::vector<std::string> names;  // for each rank
+    double heartbeat_seconds = 5;
+    double stall_seconds = 30;
+    double timeout_seconds = 600;
+  };
+  struct Callbacks {
+    std::function<Doing()> doing;
+    // What this rank was in when it joined a collective by its number, if that was not long ago.
+    std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
+    std::function<void(Code code, const std::string& message)> give_up;
+    std::function<void(const std::string& message)> warn;
+  };
+
+  // Takes over the descriptors: one for each rank, -1 for this one.
+  Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks);
+  ~Watch();
+  Watch(const Watch&) = delete;
+  Watch& operator=(const Watch&) = delete;
+
+  void Start();
+  // Tells the others to give up too; from any thread.
+  void SpreadAbort(Code code, const std::string& message);
+  // Says farewell, stops the thread, closes the descriptors.
+  void Stop();
+  const std::vector<int>& descriptors() const { return descriptors_; }
+
+ private:
+  struct Peer;
+
+  void Loop();
+  void Read(int rank);
+  void Handle(int rank, const Frame& frame);
+  void Send(Peer& peer, const std::string& bytes);
+  void SendAll(const Frame& frame);
+  void Lose(int rank, const std::string& why);
+  void CheckSilence(Clock::time_point now);
+  void CheckOrder(const Doing& doing, Clock::time_point now);
+  void CheckStall(const Doing& doing, Clock::time_point now);
+  std::vector<int> Missing(const Doing& doing) const;
+  std::string Names(const std::vector<int>& ranks) const;
+  void WakeUp();
+
+  const Settings settings_;
+  std::vector<int> descriptors_;
+  const Callbacks callbacks_;
+  std::vector<std::unique_ptr<Peer>> peers_;
+  int wake_;  // an eventfd
+  std::thread thread_;
+  std::atomic<bool> stopping_{false};
+  std::mutex abort_mutex_;
+  std::string abort_frame_;  // to be sent, or empty
+  Clock::time_point warned_for_;
+  double next_warning_ = 0;
+};
+
+}  // namespace tfdist

@@ -1,0 +1,26 @@
+// What goes wrong in a collective.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace tfdist {
+
+enum class Code : int {
+  kInvalidArgument = 1,  // the caller's mistake, found before anything was sent
+  kMismatch = 2,         // the ranks did not call the same collective
+  kUnavailable = 3,      // a rank was lost, or the communicator was aborted
+  kClosed = 4,           // the communicator has been closed here
+  kInternal = 5,
+};
+
+class Error : public std::runtime_error {
+ public:
+  Error(Code code, const std::string& message) : std::runtime_error(message), code_(code) {}
+  Code code() const { return code_; }
+
+ private:
+  Code code_;
+};
+
+}  // namespace tfdist

@@ -1,0 +1,91 @@
+#include "fingerprint.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace tfdist {
+
+void Fingerprint::SetName(const std::string& text) {
+  std::memset(name, 0, sizeof(name));
+  // The end of a long name tells more than its beginning.
+  const size_t skipped = text.size() < sizeof(name) ? 0 : text.size() - sizeof(name) + 1;
+  std::memcpy(name, text.data() + skipped, text.size() - skipped);
+}
+
+void Fingerprint::AddShape(const std::vector<int64_t>& shape) {
+  uint64_t elements = 1;
+  const auto mix = [this](uint64_t value) {
+    shapes = (shapes ^ (value + 0x9e3779b97f4a7c15u)) * 0xff51afd7ed558ccdu;
+    shapes ^= shapes >> 32;
+  };
+  mix(shape.size());
+  for (const int64_t dim : shape) {
+    mix(static_cast<uint64_t>(dim));
+    elements *= static_cast<uint64_t>(dim);
+  }
+  if (tensors == 0 && shape.size() <= 4) {
+    dimensions = static_cast<uint8_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), dims);
+  } else if (tensors == 0) {
+    dimensions = 255;
+  }
+  ++tensors;
+  count += elements;
+}
+
+bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
+  const bool pair = (mine.kind == Kind::kSend && theirs.kind == Kind::kReceive) ||
+                    (mine.kind == Kind::kReceive && theirs.kind == Kind::kSend);
+  return (pair || mine.kind == theirs.kind) && mine.sequence == theirs.sequence &&
+         mine.shapes == theirs.shapes && mine.count == theirs.count && mine.root == theirs.root &&
+         mine.tensors == theirs.tensors && mine.type == theirs.type && mine.op == theirs.op &&
+         std::memcmp(mine.name, theirs.name, sizeof(mine.name)) == 0;
+}
+
+std::string Describe(const Fingerprint& f) {
+  std::string text = NameOf(f.kind);
+  const std::string name(f.name, strnlen(f.name, sizeof(f.name)));
+  if (!name.empty()) {
+    text += " '";
+    for (const char c : name) text += c >= ' ' && c < 127 ? c : '?';
+    text += "'";
+  }
+  if (f.kind != Kind::kBarrier) {
+    text += std::string(" ") + NameOf(f.type);
+    if (f.kind != Kind::kAllGather && f.kind != Kind::kAllToAll) {
+      text += "[";
+      if (f.dimensions <= 4) {
+        for (int i = 0; i < f.dimensions; ++i) {
+          text += (i ? "," : "") + std::to_string(f.dims[i]);
+        }
+      } else {
+        text += "...";
+      }
+      text += "]";
+      if (f.tensors > 1) {
+        text += " and " + std::to_string(f.tensors - 1) + " more, " + std::to_string(f.count) +
+                " elements";
+      }
+    }
+  }
+  if (f.kind == Kind::kAllReduce || f.kind == Kind::kReduceScatter) {
+    text += std::string(" ") + NameOf(f.op);
+  }
+  if (f.kind == Kind::kBroadcast) text += " from rank " + std::to_string(f.root);
+  return text;
+}
+
+std::string Disagreement(const std::string& rank, const Fingerprint& joined,
+                         const std::string& other_rank, const Fingerprint& other_joined) {
+  const auto side = [](const std::string& name, const Fingerprint& f) {
+    return name + " is in " + Describe(f) + " (number " + std::to_string(f.sequence) + ")";
+  };
+  std::string mine = side(rank, joined), theirs = side(other_rank, other_joined);
+  if (theirs < mine) std::swap(mine, theirs);
+  std::string why;
+  if (Describe(joined) == Describe(other_joined)) why = " The shapes differ.";
+  return "The ranks do not call the same collectives in the same order: " + mine + ", where " +
+         theirs + "." + why + " Run one program, with the same arguments and data, on all ranks.";
+}
+
+}  // namespace tfdist

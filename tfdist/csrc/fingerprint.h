@@ -1,0 +1,45 @@
+// What a rank says of the collective that it has joined, to be compared with what others say.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "types.h"
+
+namespace tfdist {
+
+// A plain block of bytes, so that it can lie in shared memory and cross a socket. What comes from
+// a peer may hold anything: only `Describe` and `==` read it.
+struct Fingerprint {
+  uint64_t sequence = 0;  // of the collective in its group; of the message between a pair
+  uint64_t shapes = 0;    // a hash of all shapes and what else must agree
+  uint64_t count = 0;     // elements, over all tensors
+  int32_t root = 0;       // of a broadcast
+  uint16_t tensors = 0;
+  Kind kind = Kind::kBarrier;
+  DType type = DType::kUint8;
+  ReduceOp op = ReduceOp::kSum;
+  uint8_t dimensions = 0;  // of the first tensor; those of higher rank are not shown
+  uint8_t unused[6] = {};
+  int64_t dims[4] = {};
+  char name[56] = {};
+
+  void SetName(const std::string& text);
+  // Adds a tensor; `dims` are its dimensions.
+  void AddShape(const std::vector<int64_t>& dims);
+};
+static_assert(sizeof(Fingerprint) == 128 && std::is_trivially_copyable_v<Fingerprint>);
+
+// Whether both belong together: a send matches a receive.
+bool Agree(const Fingerprint& mine, const Fingerprint& theirs);
+
+// "all_reduce 'gradients' float32[3,5] sum", for messages.
+std::string Describe(const Fingerprint& fingerprint);
+
+// The message for two ranks that have joined different collectives; the same on both sides.
+std::string Disagreement(const std::string& rank, const Fingerprint& joined,
+                         const std::string& other_rank, const Fingerprint& other_joined);
+
+}  // namespace tfdist

@@ -1,0 +1,22 @@
+// The reductions for avx512.
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#if defined(__x86_64__)
+// After the standard headers, whose inline functions must stay fit for any processor.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c")
+
+#include "reduce/half.h"
+#include "reduce/reduce.h"
+#include "reduce/units.h"
+
+namespace tfdist {
+namespace {
+#include "reduce/kernels.inc"
+}  // namespace
+
+void ReduceOnAvx512(const Reduction& reduction) { ReduceWith(reduction); }
+
+}  // namespace tfdist
+#endif

@@ -1,0 +1,17 @@
+// The reductions for any processor.
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "reduce/half.h"
+#include "reduce/reduce.h"
+#include "reduce/units.h"
+
+namespace tfdist {
+namespace {
+#include "reduce/kernels.inc"
+}  // namespace
+
+void ReduceOnBaseline(const Reduction& reduction) { ReduceWith(reduction); }
+
+}  // namespace tfdist

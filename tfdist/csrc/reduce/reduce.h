@@ -1,0 +1,30 @@
+// Element-wise reduction of several buffers.
+#pragma once
+
+#include <cstddef>
+
+#include "types.h"
+
+namespace tfdist {
+
+// What to reduce, and where to.
+struct Reduction {
+  DType type;
+  ReduceOp op;            // kMean is a sum; `scale` makes the mean
+  double scale = 1.0;     // multiplies the result, before it is rounded; floating types only
+  const void* const* in;  // `inputs` buffers of `count` elements
+  int inputs;
+  size_t count;
+  void* out;             // may be one of the inputs
+  void* copy = nullptr;  // a second place for the result, or none
+};
+
+// Reduces in the order of the inputs, half types in float32, so that every rank that reduces the
+// same values gets the same bits. The vector unit is chosen at run time: a built library may move
+// to another machine.
+void Reduce(const Reduction& reduction);
+
+// Throws Error(kInvalidArgument) if the reduction is not defined for the type.
+void CheckReducible(DType type, ReduceOp op);
+
+}  // namespace tfdist

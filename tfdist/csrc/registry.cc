@@ -1,0 +1,73 @@
+#include "registry.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include <map>
+#include <mutex>
+#include <string>
+
+namespace tfdist {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<int64_t, std::shared_ptr<Communicator>> communicators;
+  int64_t last = 0;
+};
+
+// Never destroyed: threads of other libraries may come here while the process ends.
+Registry& Instance() {
+  static Registry* const registry = new Registry;
+  return *registry;
+}
+
+// A forked child must not keep connections open that its parent's death should close. It has none
+// of the threads, so it leaves everything else as it is.
+void InForkedChild() {
+  for (const auto& [number, communicator] : Instance().communicators) {
+    for (const int descriptor : communicator->descriptors()) {
+      if (descriptor >= 0) close(descriptor);
+    }
+  }
+  // What the parent held stays reachable, but is of no use here.
+  new std::map<int64_t, std::shared_ptr<Communicator>>(std::move(Instance().communicators));
+  Instance().communicators.clear();
+  Instance().mutex.unlock();
+}
+
+}  // namespace
+
+int64_t Register(std::shared_ptr<Communicator> communicator) {
+  static const int hooked = pthread_atfork([] { Instance().mutex.lock(); },
+                                           [] { Instance().mutex.unlock(); }, InForkedChild);
+  (void)hooked;
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  registry.communicators[++registry.last] = std::move(communicator);
+  return registry.last;
+}
+
+std::shared_ptr<Communicator> Find(int64_t number) {
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const auto found = registry.communicators.find(number);
+  if (found == registry.communicators.end()) {
+    throw Error(Code::kClosed,
+                "Communicator " + std::to_string(number) +
+                    " does not exist in this process, or has been closed.");
+  }
+  return found->second;
+}
+
+std::shared_ptr<Communicator> Remove(int64_t number) {
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const auto found = registry.communicators.find(number);
+  if (found == registry.communicators.end()) return nullptr;
+  std::shared_ptr<Communicator> communicator = std::move(found->second);
+  registry.communicators.erase(found);
+  return communicator;
+}
+
+}  // namespace tfdist

@@ -1,0 +1,20 @@
+// The communicators of this process, by number.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "communicator.h"
+
+namespace tfdist {
+
+// Returns the communicator's number, from 1; a number is never used again.
+int64_t Register(std::shared_ptr<Communicator> communicator);
+
+// Throws Error(kClosed) if there is none of this number any more.
+std::shared_ptr<Communicator> Find(int64_t number);
+
+// Takes a communicator out; null if there is none.
+std::shared_ptr<Communicator> Remove(int64_t number);
+
+}  // namespace tfdist

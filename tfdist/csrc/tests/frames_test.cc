@@ -1,0 +1,118 @@
+// What a peer sends on a control connection, right and wrong; also the entry point of a fuzzer.
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <random>
+#include <vector>
+
+#include "control/frames.h"
+
+namespace {
+
+using tfdist::Frame;
+using tfdist::FrameKind;
+using tfdist::FrameReader;
+
+Frame Sample(int i) {
+  Frame frame;
+  frame.kind = static_cast<FrameKind>(1 + i % 3);
+  frame.code = tfdist::Code::kMismatch;
+  if (frame.kind == FrameKind::kAbort) {
+    frame.message = "a reason";
+    return frame;
+  }
+  frame.status.sequence = static_cast<uint64_t>(i);
+  frame.status.active = i % 2 == 0;
+  frame.status.fingerprint.SetName("gradients");
+  return frame;
+}
+
+void Expect(bool condition, const char* what) {
+  if (condition) return;
+  std::fprintf(stderr, "%s\n", what);
+  std::exit(1);
+}
+
+// Feeds bytes in pieces; whatever they are, the reader must stay within bounds, and what it gives
+// out must be describable.
+void FeedAnything(const uint8_t* data, size_t size) {
+  FrameReader reader;
+  size_t at = 0;
+  while (at < size) {
+    const size_t piece = 1 + data[at] % 64;
+    const size_t bytes = piece < size - at ? piece : size - at;
+    const bool fine = reader.Feed(reinterpret_cast<const char*>(data) + at, bytes,
+                                  [](const Frame& frame) {
+                                    (void)Describe(frame.status.fingerprint);
+                                    (void)tfdist::Encode(frame);
+                                  });
+    if (!fine) return;
+    at += bytes;
+  }
+}
+
+void RoundTrips() {
+  std::string bytes;
+  for (int i = 0; i < 9; ++i) bytes += Encode(Sample(i));
+  for (size_t piece = 1; piece < bytes.size(); piece += 7) {
+    FrameReader reader;
+    int seen = 0;
+    for (size_t at = 0; at < bytes.size(); at += piece) {
+      const size_t length = std::min(piece, bytes.size() - at);
+      Expect(reader.Feed(bytes.data() + at, length,
+                         [&](const Frame& frame) {
+                           Expect(Encode(frame) == Encode(Sample(seen)), "A frame changed.");
+                           ++seen;
+                         }),
+             "A right frame was refused.");
+    }
+    Expect(seen == 9, "A frame was lost.");
+  }
+}
+
+void Refusals() {
+  const std::string wrong[] = {
+      std::string(8, '\xff'),                                    // no kind
+      std::string("GET / HT"),                                   // another protocol
+      std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),         // a status of two gigabytes
+      std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),         // an abort of a megabyte
+      std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),        // an abort without a reason's code
+  };
+  for (const auto& bytes : wrong) {
+    FrameReader reader;
+    Expect(!reader.Feed(bytes.data(), bytes.size(), [](const Frame&) {}), "Garbage was taken.");
+    Expect(!reader.Feed("", 0, [](const Frame&) {}), "A broken stream was taken up again.");
+  }
+}
+
+void Garbage(int rounds) {
+  std::mt19937 random(1);
+  for (int round = 0; round < rounds; ++round) {
+    std::vector<uint8_t> bytes(random() % 512);
+    for (auto& byte : bytes) byte = static_cast<uint8_t>(random());
+    if (round % 2) {
+      // Right frames with one byte changed.
+      const std::string right = Encode(Sample(round)) + Encode(Sample(round + 1));
+      bytes.assign(right.begin(), right.end());
+      bytes[random() % bytes.size()] = static_cast<uint8_t>(random());
+    }
+    FeedAnything(bytes.data(), bytes.size());
+  }
+}
+
+}  // namespace
+
+#ifdef TFDIST_FUZZER
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
+  FeedAnything(data, size);
+  return 0;
+}
+#else
+int main(int argc, char** argv) {
+  RoundTrips();
+  Refusals();
+  Garbage(argc > 1 ? std::atoi(argv[1]) : 20000);
+  std::printf("frames: ok\n");
+}
+#endif

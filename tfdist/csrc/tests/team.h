@@ -1,0 +1,64 @@
+// A team of ranks for tests: threads of this process, or forked processes.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "communicator.h"
+
+namespace tfdist::testing {
+
+enum class As { kThreads, kProcesses };
+
+struct Plan {
+  int ranks = 2;
+  int hosts = 1;  // the ranks are spread over so many, in turns
+  As as = As::kThreads;
+  std::string algorithm;
+  double heartbeat_seconds = 5;
+  double stall_seconds = 30;
+  double timeout_seconds = 60;
+};
+
+// Throws what is wrong in a test.
+struct Failure : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+#define EXPECT(condition)                                                          \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      throw ::tfdist::testing::Failure(std::string(__FILE__) + ":" +               \
+                                       std::to_string(__LINE__) + ": " #condition); \
+    }                                                                              \
+  } while (false)
+
+// Everything that connects the ranks of one group; made before they start.
+class Wiring {
+ public:
+  explicit Wiring(const Plan& plan);
+  ~Wiring();
+  // What one rank needs; closes the ends of the others where ranks are processes.
+  Communicator::Setup Take(int rank);
+
+ private:
+  const Plan plan_;
+  std::vector<std::vector<int>> control_;  // [rank][other]
+  std::vector<std::vector<int>> data_;
+  std::vector<int> segments_;     // a descriptor for each host
+  std::vector<void*> memories_;   // the same, mapped once, for threads
+  size_t segment_bytes_;
+};
+
+// Runs `body` on every rank and throws the first failure. For processes a failure is its text.
+void OnEachRank(const Plan& plan, const std::function<void(Communicator&)>& body);
+
+// The processes' ids are given too, for bodies that kill one another. A rank that is killed counts
+// as no failure if `may_die` is its number.
+void OnEachProcess(const Plan& plan, int may_die, const std::function<void(Communicator&)>& body);
+
+}  // namespace tfdist::testing

@@ -1,0 +1,132 @@
+#include "transport/exchange.h"
+
+#include <poll.h>
+
+#include <algorithm>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+// A rank on this host rings no descriptor, so with both kinds of links poll() looks around itself.
+constexpr int kMixedPollMilliseconds = 1;
+constexpr int kPollMilliseconds = 20;
+constexpr int kSpins = 200;
+
+}  // namespace
+
+Exchange::Exchange(Fabric& fabric, const Fingerprint& joined)
+    : fabric_(fabric),
+      joined_(joined),
+      streams_(static_cast<size_t>(fabric.topology.size)) {}
+
+void Exchange::Send(int rank, const void* data, size_t bytes) {
+  Stream& stream = At(rank);
+  if (!stream.opened_out) {
+    stream.opened_out = true;
+    stream.out.push_back({reinterpret_cast<const char*>(&joined_), sizeof(joined_)});
+  }
+  if (bytes > 0) stream.out.push_back({static_cast<const char*>(data), bytes});
+}
+
+void Exchange::Receive(int rank, void* data, size_t bytes, OnBytes on_bytes) {
+  Stream& stream = At(rank);
+  if (!stream.opened_in) {
+    stream.opened_in = true;
+    const auto compare = [this, rank, &stream](size_t received) {
+      if (received == sizeof(Fingerprint)) Compare(rank, stream.theirs);
+    };
+    stream.in.push_back(
+        {reinterpret_cast<char*>(&stream.theirs), sizeof(Fingerprint), 0, compare});
+  }
+  if (bytes > 0) stream.in.push_back({static_cast<char*>(data), bytes, 0, std::move(on_bytes)});
+}
+
+void Exchange::Run() {
+  int idle = 0;
+  while (!Done()) {
+    if (Advance()) {
+      idle = 0;
+    } else if (++idle > kSpins) {
+      fabric_.guard.Check();
+      Wait();
+    } else {
+      Pause();
+    }
+  }
+}
+
+bool Exchange::Advance() {
+  bool advanced = false;
+  for (int rank = 0; rank < fabric_.topology.size; ++rank) {
+    Stream& stream = At(rank);
+    if (!stream.out.empty()) advanced |= AdvanceOut(rank, stream);
+    if (!stream.in.empty()) advanced |= AdvanceIn(rank, stream);
+  }
+  return advanced;
+}
+
+bool Exchange::AdvanceOut(int rank, Stream& stream) {
+  Outgoing& next = stream.out.front();
+  const size_t taken = fabric_.link(rank).Write(next.data, next.bytes);
+  next.data += taken;
+  next.bytes -= taken;
+  if (next.bytes == 0) stream.out.pop_front();
+  return taken > 0;
+}
+
+bool Exchange::AdvanceIn(int rank, Stream& stream) {
+  Incoming& next = stream.in.front();
+  const size_t got =
+      fabric_.link(rank).Read(next.data + next.received, next.bytes - next.received);
+  if (got == 0) return false;
+  next.received += got;
+  const size_t received = next.received;
+  const bool whole = received == next.bytes;
+  // Moved out first: the callback may add to the streams.
+  const OnBytes on_bytes = whole ? std::move(next.on_bytes) : next.on_bytes;
+  if (whole) stream.in.pop_front();
+  if (on_bytes) on_bytes(received);
+  return true;
+}
+
+void Exchange::Compare(int rank, const Fingerprint& theirs) {
+  if (Agree(joined_, theirs)) return;
+  const auto& names = fabric_.topology.names;
+  throw Error(Code::kMismatch,
+              Disagreement(names[static_cast<size_t>(fabric_.topology.rank)], joined_,
+                           names[static_cast<size_t>(rank)], theirs));
+}
+
+bool Exchange::Done() const {
+  return std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) {
+    return stream.out.empty() && stream.in.empty();
+  });
+}
+
+void Exchange::Wait() {
+  std::vector<pollfd> polled;
+  bool rings = false;
+  for (int rank = 0; rank < fabric_.topology.size; ++rank) {
+    const Stream& stream = At(rank);
+    if (stream.out.empty() && stream.in.empty()) continue;
+    const int descriptor = fabric_.link(rank).descriptor();
+    if (descriptor < 0) {
+      rings = true;
+      continue;
+    }
+    const int events = (stream.out.empty() ? 0 : POLLOUT) | (stream.in.empty() ? 0 : POLLIN);
+    polled.push_back({descriptor, static_cast<short>(events), 0});
+  }
+  if (!polled.empty()) {
+    poll(polled.data(), polled.size(), rings ? kMixedPollMilliseconds : kPollMilliseconds);
+    return;
+  }
+  Host& host = *fabric_.host;
+  bool advanced = false;
+  WaitUntil([&] { return advanced = advanced || Advance(); }, host.bell(), host.patience(),
+            fabric_.guard);
+}
+
+}  // namespace tfdist

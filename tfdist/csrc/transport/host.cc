@@ -1,0 +1,112 @@
+#include "transport/host.h"
+
+#include <atomic>
+#include <cstring>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+// Progress is stored and then the bells' `asleep` read; a sleeper does it the other way round. Only
+// in one common order does either see the other.
+constexpr auto kInOrder = std::memory_order_seq_cst;
+
+}  // namespace
+
+Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<std::string> names,
+           Guard& guard)
+    : segment_(std::move(segment)),
+      rank_(rank),
+      size_(static_cast<int>(names.size())),
+      names_(std::move(names)),
+      guard_(guard),
+      patience_(Patience::For(size_)) {}
+
+void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
+  joined_ = fingerprint;
+  ++arrivals_;
+  if (size_ == 1) return;
+  Arrival& arrival = segment_->arrival(rank_, arrivals_);
+  arrival.fingerprint = fingerprint;
+  char* to = arrival.data;
+  data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
+    to += bytes;
+  });
+  mine().arrived.store(arrivals_, kInOrder);
+  Wake();
+}
+
+const Arrival& Host::Await(int rank) {
+  const auto& arrived = segment_->progress(rank).arrived;
+  Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
+  const Arrival& arrival = segment_->arrival(rank, arrivals_);
+  if (rank != rank_ && !Agree(joined_, arrival.fingerprint)) {
+    throw Error(Code::kMismatch, Disagreement(names_[static_cast<size_t>(rank_)], joined_,
+                                              names_[static_cast<size_t>(rank)],
+                                              arrival.fingerprint));
+  }
+  return arrival;
+}
+
+void Host::AwaitAll() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) Await(rank);
+  }
+}
+
+uint64_t Host::TakeChunks(uint64_t count) {
+  const uint64_t first = chunks_ + 1;
+  chunks_ += count;
+  return first;
+}
+
+void Host::AwaitRoom(uint64_t chunk) {
+  if (chunk <= Segment::kSlots) return;
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank == rank_) continue;
+    const auto& finished = segment_->progress(rank).finished;
+    Wait([&] {
+      return finished.load(kInOrder) + Segment::kSlots >= chunk;
+    });
+  }
+}
+
+void Host::Publish(uint64_t chunk) {
+  mine().published.store(chunk, kInOrder);
+  Wake();
+}
+
+void Host::AwaitPublished(int rank, uint64_t chunk) {
+  const auto& published = segment_->progress(rank).published;
+  Wait([&] { return published.load(kInOrder) >= chunk; });
+}
+
+void Host::Reduced(uint64_t chunk) {
+  mine().reduced.store(chunk, kInOrder);
+  Wake();
+}
+
+void Host::AwaitReduced(int rank, uint64_t chunk) {
+  const auto& reduced = segment_->progress(rank).reduced;
+  Wait([&] { return reduced.load(kInOrder) >= chunk; });
+}
+
+void Host::Finish(uint64_t chunk) {
+  mine().finished.store(chunk, kInOrder);
+  Wake();
+}
+
+void Host::Wake() {
+  for (int rank = 0; rank < size_; ++rank) {
+    if (rank != rank_) Wake(rank);
+  }
+}
+
+void Host::Wake(int rank) {
+  Bell& bell = segment_->progress(rank).bell;
+  if (bell.asleep.load(kInOrder)) bell.Ring();
+}
+
+}  // namespace tfdist

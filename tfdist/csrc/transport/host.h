@@ -1,0 +1,74 @@
+// One rank among those of its host: arrivals, chunks and rings in their shared segment.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "fingerprint.h"
+#include "guard.h"
+#include "pieces.h"
+#include "transport/segment.h"
+
+namespace tfdist {
+
+class Host {
+ public:
+  // Args: the segment (none for a rank alone on its host), this rank's position on the host, the
+  // positions' names for messages, and what ends waits early.
+  Host(std::unique_ptr<Segment> segment, int rank, std::vector<std::string> names, Guard& guard);
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  bool has_segment() const { return segment_ != nullptr; }
+  Segment& segment() { return *segment_; }
+  Guard& guard() { return guard_; }
+
+  // Says that this rank has joined a collective, with up to Arrival::kBytes of data.
+  void Arrive(const Fingerprint& fingerprint, const ConstPieces& data = {});
+
+  // What a rank has brought to the collective that this one has joined last.
+  // Throws Error(kMismatch) if it has joined another one.
+  const Arrival& Await(int rank);
+  void AwaitAll();
+
+  // The chunks of one transfer; all ranks of the host take the same number.
+  uint64_t TakeChunks(uint64_t count);
+  // Waits until a chunk's room may be written again.
+  void AwaitRoom(uint64_t chunk);
+  void Publish(uint64_t chunk);
+  void AwaitPublished(int rank, uint64_t chunk);
+  void Reduced(uint64_t chunk);
+  void AwaitReduced(int rank, uint64_t chunk);
+  void Finish(uint64_t chunk);
+
+  // Wakes the ranks that sleep; after each progress that another may wait for.
+  void Wake();
+  void Wake(int rank);
+  Bell& bell() { return segment_->progress(rank_).bell; }
+  const Patience& patience() const { return patience_; }
+
+  std::atomic<uint64_t> copied_bytes{0};  // into the segment
+
+ private:
+  Progress& mine() { return segment_->progress(rank_); }
+  template <typename Ready>
+  void Wait(Ready ready) {
+    WaitUntil(ready, bell(), patience_, guard_);
+  }
+
+  std::unique_ptr<Segment> segment_;
+  const int rank_;
+  const int size_;
+  const std::vector<std::string> names_;
+  Guard& guard_;
+  const Patience patience_;
+  Fingerprint joined_;
+  uint64_t arrivals_ = 0;
+  uint64_t chunks_ = 0;  // taken so far; the first is number 1
+};
+
+}  // namespace tfdist

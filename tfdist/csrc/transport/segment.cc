@@ -1,0 +1,108 @@
+#include "transport/segment.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <string>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// All ranks' parts of a chunk should stay in a core's second cache, and be worth a wait each.
+size_t ChunkBytes(int ranks) {
+  const auto n = static_cast<size_t>(ranks);
+  return std::max<size_t>(size_t{128} << 10, n * (size_t{8} << 10));
+}
+
+// The rings of all pairs together stay within 16 MiB.
+size_t RingBytes(int ranks) {
+  const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
+  const size_t share = (size_t{16} << 20) / pairs / kPage * kPage;
+  return std::clamp<size_t>(share, kPage, size_t{512} << 10);
+}
+
+}  // namespace
+
+size_t Segment::BytesFor(int ranks) {
+  const auto n = static_cast<size_t>(ranks);
+  return RoundUp(sizeof(Header), kPage) + RoundUp(n * sizeof(Progress), kPage) +
+         RoundUp(n * kArrivals * sizeof(Arrival), kPage) + RoundUp(n * n * sizeof(Ring), kPage) +
+         n * n * RingBytes(ranks) + kSlots * n * ChunkBytes(ranks);
+}
+
+Segment::Segment(int descriptor, size_t bytes, int ranks)
+    : memory_(MAP_FAILED), bytes_(bytes), ranks_(ranks), mapped_(true) {
+  struct stat status {};
+  // A file that is too short would kill this process at the first access behind its end.
+  const bool fits = bytes >= BytesFor(ranks) && fstat(descriptor, &status) == 0 &&
+                    status.st_size >= static_cast<off_t>(bytes);
+  if (fits) memory_ = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  const int error = errno;
+  close(descriptor);
+  if (!fits) throw Error(Code::kInvalidArgument, "The shared memory is too small.");
+  if (memory_ == MAP_FAILED) {
+    throw Error(Code::kInternal,
+                std::string("The shared memory cannot be mapped: ") + std::strerror(error) + ".");
+  }
+  Lay();
+}
+
+Segment::Segment(void* memory, size_t bytes, int ranks)
+    : memory_(memory), bytes_(bytes), ranks_(ranks), mapped_(false) {
+  if (bytes < BytesFor(ranks)) {
+    throw Error(Code::kInvalidArgument, "The shared memory is too small.");
+  }
+  Lay();
+}
+
+Segment::~Segment() {
+  if (mapped_) munmap(memory_, bytes_);
+}
+
+void Segment::Lay() {
+  const auto n = static_cast<size_t>(ranks_);
+  chunk_bytes_ = ChunkBytes(ranks_);
+  ring_bytes_ = RingBytes(ranks_);
+  char* next = static_cast<char*>(memory_);
+  const auto take = [&next](size_t bytes) {
+    char* taken = next;
+    next += RoundUp(bytes, kPage);
+    return taken;
+  };
+  header_ = reinterpret_cast<Header*>(take(sizeof(Header)));
+  progress_ = reinterpret_cast<Progress*>(take(n * sizeof(Progress)));
+  arrivals_ = reinterpret_cast<Arrival*>(take(n * kArrivals * sizeof(Arrival)));
+  rings_ = reinterpret_cast<Ring*>(take(n * n * sizeof(Ring)));
+  ring_data_ = take(n * n * ring_bytes_);
+  chunks_ = take(kSlots * n * chunk_bytes_);
+}
+
+void Segment::Abort(const Error& error) {
+  if (header_->writing.exchange(1) == 0) {
+    std::strncpy(header_->message, error.what(), sizeof(header_->message) - 1);
+    header_->aborted.store(static_cast<uint32_t>(error.code()), std::memory_order_release);
+  }
+  RingAll();
+}
+
+Error Segment::abort_error() const {
+  const auto code = static_cast<Code>(header_->aborted.load(std::memory_order_acquire));
+  const size_t length = strnlen(header_->message, sizeof(header_->message));
+  return Error(code, std::string(header_->message, length));
+}
+
+void Segment::RingAll() {
+  for (int rank = 0; rank < ranks_; ++rank) progress_[rank].bell.Ring();
+}
+
+}  // namespace tfdist

@@ -1,0 +1,103 @@
+// The memory that the ranks of one host share: who has come how far, and room for data.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+
+#include "error.h"
+#include "fingerprint.h"
+#include "transport/bell.h"
+
+namespace tfdist {
+
+// How far one rank of the host has come. The counts only grow.
+struct alignas(128) Progress {
+  std::atomic<uint64_t> arrived;    // collectives joined
+  std::atomic<uint64_t> published;  // chunks whose parts for others lie ready
+  std::atomic<uint64_t> reduced;    // chunks whose own part lies ready
+  std::atomic<uint64_t> finished;   // chunks that are no longer read here
+  Bell bell;
+};
+
+// What a rank brings to a collective: its fingerprint, and all of its data if that is small.
+struct alignas(64) Arrival {
+  static constexpr size_t kBytes = 8192;
+  Fingerprint fingerprint;
+  char data[kBytes];
+};
+
+// One direction between two ranks, a ring of bytes.
+struct alignas(128) Ring {
+  std::atomic<uint64_t> written;
+  alignas(64) std::atomic<uint64_t> read;
+};
+
+class Segment {
+ public:
+  // Chunks on their way at the same time, and arrivals kept.
+  static constexpr int kSlots = 3;
+  static constexpr int kArrivals = 8;
+
+  static size_t BytesFor(int ranks);
+
+  // Maps a descriptor of `bytes` zero bytes, and closes it.
+  Segment(int descriptor, size_t bytes, int ranks);
+  // Memory of the caller's, for ranks that are threads; it must be zero at the start.
+  Segment(void* memory, size_t bytes, int ranks);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  int ranks() const { return ranks_; }
+  Progress& progress(int rank) { return progress_[rank]; }
+  Arrival& arrival(int rank, uint64_t sequence) {
+    return arrivals_[(sequence % kArrivals) * static_cast<size_t>(ranks_) +
+                     static_cast<size_t>(rank)];
+  }
+
+  // A rank's room for a chunk.
+  size_t chunk_bytes() const { return chunk_bytes_; }
+  char* chunk(int rank, uint64_t number) {
+    const size_t slot = number % kSlots;
+    return chunks_ + (slot * static_cast<size_t>(ranks_) + static_cast<size_t>(rank)) *
+                         chunk_bytes_;
+  }
+
+  size_t ring_bytes() const { return ring_bytes_; }
+  Ring& ring(int from, int to) { return rings_[from * ranks_ + to]; }
+  char* ring_data(int from, int to) {
+    return ring_data_ + static_cast<size_t>(from * ranks_ + to) * ring_bytes_;
+  }
+
+  // Tells every rank of the host to give up; the first error stays.
+  void Abort(const Error& error);
+  bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
+  Error abort_error() const;
+  // Wakes whoever sleeps.
+  void RingAll();
+
+ private:
+  struct alignas(128) Header {
+    std::atomic<uint32_t> writing;
+    std::atomic<uint32_t> aborted;  // a Code, or zero
+    char message[1016];
+  };
+
+  void Lay();
+
+  void* memory_;
+  size_t bytes_;
+  int ranks_;
+  bool mapped_;
+  size_t chunk_bytes_;
+  size_t ring_bytes_;
+  Header* header_;
+  Progress* progress_;
+  Arrival* arrivals_;
+  Ring* rings_;
+  char* ring_data_;
+  char* chunks_;
+};
+
+}  // namespace tfdist
