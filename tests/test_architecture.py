@@ -19,9 +19,11 @@ LAYERS = [
     {"options"},
     {"cluster"},
     {"internals"},
+    {"native"},
     {"collective"},
     {"strategies"},
     {"trainer"},
+    {"callbacks"},
     {"launch"},
     {"__init__", "__main__"},
 ]

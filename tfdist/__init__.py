@@ -19,11 +19,19 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
+    from tfdist import callbacks, collective
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 
-__all__ = ["MirroredStrategy", "MultiWorkerMirroredStrategy", "__version__"]
+__all__ = [
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "__version__",
+    "callbacks",
+    "collective",
+]
 
+_PACKAGES = ("callbacks", "collective")
 _STRATEGIES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",
@@ -32,6 +40,8 @@ _STRATEGIES = {
 
 def __getattr__(name: str) -> Any:
     # TensorFlow takes seconds to import, so it waits until something needs it.
+    if name in _PACKAGES:
+        return importlib.import_module(f"tfdist.{name}")
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     from tfdist.trainer.hooks import install
@@ -41,4 +51,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_STRATEGIES])
+    return sorted([*globals(), *_STRATEGIES, *_PACKAGES])

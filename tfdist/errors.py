@@ -32,3 +32,11 @@ class UnsupportedError(TfdistError, RuntimeError):
 
 class LaunchError(TfdistError, RuntimeError):
     """The launcher could not start its workers, or one of them failed."""
+
+
+class NativeUnavailableError(TfdistError, RuntimeError):
+    """The native collectives cannot be compiled or loaded here, or are switched off."""
+
+
+class ReplicaMismatchError(TfdistError):
+    """The replicas of a model do not hold the same weights."""

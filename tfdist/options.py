@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,6 +19,16 @@ class Options:
             (`TFDIST_COLLECTIVE_TIMEOUT`); a slow evaluation or checkpoint on one worker must fit.
         heartbeat_timeout: seconds without a sign of life after which a worker counts as lost
             (`TFDIST_HEARTBEAT_TIMEOUT`).
+        link_timeout: seconds without a sign of life from a worker's native core after which it
+            counts as lost (`TFDIST_LINK_TIMEOUT`); the core answers while Python is busy.
+        stall_warning: seconds in one native collective after which a warning names those that have
+            not joined it (`TFDIST_STALL_WARNING`).
+        algorithm: how the native core reduces (`TFDIST_ALGORITHM`): auto, shared, whole, direct,
+            ring or hierarchical; "" chooses by size, ranks and hosts.
+        secret: what every worker of the job has to know (`TFDIST_SECRET`); "" for none. It stands
+            in no message and no repr.
+        host: the name of this worker's machine for sharing memory (`TFDIST_HOST`): workers with
+            the same one share, others do not. By default the system tells.
 
     Example:
         >>> Options.from_environment({"TFDIST_START_TIMEOUT": "60"}).start_timeout
@@ -25,6 +38,11 @@ class Options:
     start_timeout: float = 300.0
     collective_timeout: float = 600.0
     heartbeat_timeout: float = 60.0
+    link_timeout: float = 5.0
+    stall_warning: float = 30.0
+    algorithm: str = ""
+    secret: str = field(default="", repr=False)
+    host: str = ""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> Options:
@@ -34,15 +52,66 @@ class Options:
             environment: where to read; this process's environment by default.
 
         Raises:
-            ValueError: a value is not a positive number.
+            ValueError: a number of seconds is not a positive number.
         """
         source = os.environ if environment is None else environment
-        values = {}
-        for field in fields(cls):
-            name = f"TFDIST_{field.name.upper()}"
+        values: dict[str, Any] = {}
+        for setting in fields(cls):
+            name = f"TFDIST_{setting.name.upper()}"
             if text := source.get(name):
-                values[field.name] = _seconds(name, text)
+                is_text = isinstance(setting.default, str)
+                values[setting.name] = text if is_text else _seconds(name, text)
         return cls(**values)
+
+
+@dataclass(frozen=True)
+class NativeOptions:
+    """What a user can set about the native collectives.
+
+    Attributes:
+        enabled: whether they may be used (`TFDIST_NATIVE`, 1 or 0).
+        cache: the folder for what is compiled on this machine (`TFDIST_CACHE`, by default
+            `$XDG_CACHE_HOME/tfdist` or `~/.cache/tfdist`); None where there is no home folder.
+        compiler: the C++ compiler's command (`CXX`); "" to look for one.
+
+    Example:
+        >>> NativeOptions.from_environment({"TFDIST_CACHE": "/scratch/me", "CXX": "clang++"})
+        NativeOptions(enabled=True, cache=PosixPath('/scratch/me'), compiler='clang++')
+    """
+
+    enabled: bool = True
+    cache: Path | None = None
+    compiler: str = ""
+
+    @classmethod
+    def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
+        """Reads the variables that are set.
+
+        Args:
+            environment: where to read; this process's environment by default.
+
+        Raises:
+            ValueError: `TFDIST_NATIVE` is neither 0 nor 1.
+        """
+        source = os.environ if environment is None else environment
+        switch = source.get("TFDIST_NATIVE") or "1"
+        if switch not in ("0", "1"):
+            raise ValueError(
+                f"TFDIST_NATIVE must be 0 or 1. Received: {switch!r}. "
+                f"Set it to 0 for TensorFlow's collectives, or unset it to take the default."
+            )
+        return cls(switch == "1", _cache(source), source.get("CXX", "").strip())
+
+
+def _cache(source: Mapping[str, str]) -> Path | None:
+    home = source.get("HOME") or os.path.expanduser("~")
+    if chosen := source.get("TFDIST_CACHE"):
+        return Path(chosen).expanduser().absolute()
+    base = source.get("XDG_CACHE_HOME", "")
+    if os.path.isabs(base):
+        return Path(base) / "tfdist"
+    # Without a home folder, "~" stays as it is.
+    return Path(home) / ".cache" / "tfdist" if os.path.isabs(home) else None
 
 
 def _seconds(name: str, text: str) -> float:

@@ -21,6 +21,8 @@ import tfdist.cluster
 from tfdist.cluster import Session, Topology, from_tf_config, meet
 from tfdist.options import Options
 
+from .mesh_ranks import MESH
+
 ROOT = str(Path(tfdist.cluster.__file__).parents[2])
 PRELUDE = r"""
 import os, sys, threading, time
@@ -122,7 +124,7 @@ def attempt() -> Iterator[Callable[..., Attempt]]:
     """Starts one rank in a thread."""
     attempts: list[Attempt] = []
 
-    def start(addresses: list[str], index: int, **options: float) -> Attempt:
+    def start(addresses: list[str], index: int, **options: Any) -> Attempt:
         topology = from_tf_config(tf_config(addresses, index))
         attempts.append(Attempt(topology, Options(**{"start_timeout": 20.0, **options})))
         return attempts[-1]
@@ -238,3 +240,44 @@ def job(
         return processes
 
     return start
+
+
+@pytest.fixture
+def run(
+    addresses: Callable[[int], list[str]],
+    spawn: Callable[..., Process],
+    until: Callable[..., None],
+) -> Iterator[Callable[..., list[dict[str, Any]]]]:
+    """Runs a body on each rank after MESH, and returns what each reports.
+
+    `hosts` gives each rank its TFDIST_HOST; `outside` is called with the addresses meanwhile.
+    """
+
+    def start(
+        count: int,
+        body: str,
+        hosts: str = "",
+        outside: Callable[[list[str]], object] = lambda places: None,
+        **environment: str,
+    ) -> list[dict[str, Any]]:
+        places = addresses(count)
+        processes = []
+        for rank in range(count):
+            own = {"TFDIST_HOST": hosts[rank]} if hosts else {}
+            code = MESH + textwrap.dedent(body)
+            processes.append(spawn(places, rank, code, **own, **environment))
+        outside(places)
+        found = []
+        for process in processes:
+            output = process.rest()
+            lines = [line for line in output.splitlines() if line.startswith("REPORT ")]
+            assert lines or process.returncode < 0, output
+            found.append(json.loads(lines[-1].removeprefix("REPORT ")) if lines else {})
+        return found
+
+    def segments() -> set[str]:
+        return {name for name in os.listdir("/dev/shm") if name.startswith("tfdist-")}
+
+    before = segments()
+    yield start
+    until(lambda: segments() <= before)

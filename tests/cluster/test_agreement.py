@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from tfdist.cluster.agreement import disagreement, duplicate
-from tfdist.cluster.handshake import Hello
+from tfdist.cluster.hello import Hello
 
 CLUSTER = (("worker", 0, "h0:1"), ("worker", 1, "h1:1"))
 MINE = Hello(1, "0.1", "f", CLUSTER, 0, "host0", 10, "n0")

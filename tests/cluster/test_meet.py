@@ -10,9 +10,10 @@ import time
 import pytest
 
 from tfdist.cluster import Topology, meet, progress
-from tfdist.cluster import handshake as words
+from tfdist.cluster import hello as words
 from tfdist.cluster.gather import Gathering
-from tfdist.cluster.handshake import Hello
+from tfdist.cluster.handshake import handshake
+from tfdist.cluster.hello import Hello
 from tfdist.cluster.machine import local_addresses
 from tfdist.cluster.sockets import connect
 from tfdist.cluster.topology import Worker
@@ -216,7 +217,7 @@ def greet(dial, address, topology, **changes):
     """Dials rank 0 as a worker does, and returns the connection."""
     sock = dial(address)
     hello = dataclasses.replace(Hello.of(topology), **changes)
-    words.handshake(sock, hello, time.monotonic() + 5, first=True)
+    handshake(sock, hello, "", time.monotonic() + 5, first=True)
     return sock
 
 
@@ -277,6 +278,6 @@ def test_rank_0_restarted_while_waiting(addresses, attempt):
         first.bind(("127.0.0.1", port(places[0])))
         first.listen()
         with first.accept()[0] as accepted:
-            words.handshake(accepted, Hello.of(topology), time.monotonic() + 5, first=False)
+            handshake(accepted, Hello.of(topology), "", time.monotonic() + 5, first=False)
     for one in (attempt(places, 0), attempt(places, 2), worker):
         one.met()

@@ -41,7 +41,7 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, dial):
 
 
 def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", 0.3)
     places = addresses(2)
     hub = attempt(places, 0)
     with dial(places[0]) as slow:
@@ -55,8 +55,8 @@ def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
 
 
 def test_more_strangers_than_are_listened_to_at_once(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.gather._STRANGERS", 0)
-    monkeypatch.setattr("tfdist.cluster.gather.HELLO_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist.cluster.reception._STRANGERS", 0)
+    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", 0.5)
     places = addresses(2)
     hub = attempt(places, 0)
     strangers = [dial(places[0]) for _ in range(10)]

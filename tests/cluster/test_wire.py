@@ -6,7 +6,8 @@ import time
 
 import pytest
 
-from tfdist.cluster.handshake import MAGIC, Hello, handshake
+from tfdist.cluster.handshake import MAGIC, handshake
+from tfdist.cluster.hello import Hello
 from tfdist.cluster.tf_config import from_tf_config
 from tfdist.cluster.verdict import from_header, to_header
 from tfdist.cluster.wire import Decoder, WireError, encode, read_frame
@@ -86,7 +87,7 @@ def test_read_frame_deadline_and_end(pair):
 def test_handshake(pair, together):
     hello = Hello.of(TOPOLOGY)
     deadline = time.monotonic() + 5
-    both = together(lambda n: handshake(pair[n], hello, deadline, first=n == 0), [0, 1])
+    both = together(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])
     assert both == [hello, hello]
     assert str(hello).startswith("worker 1 (b:1), process ")
 
@@ -100,6 +101,9 @@ def test_handshake(pair, together):
         MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY)), "rank": -1}),
         MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY)), "pid": "1"}),
         MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY)), "cluster": [1]}),
+        MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY)), "host": "a\nb"}),
+        MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY)), "host": "a" * 1000}),
+        MAGIC + encode({"kind": "hello", **vars(Hello.of(TOPOLOGY))}),
         MAGIC + encode({"kind": "bye", **vars(Hello.of(TOPOLOGY))}),
         MAGIC + lengths(2**31),
     ],
@@ -107,7 +111,7 @@ def test_handshake(pair, together):
 def test_a_stranger_is_refused_and_learns_nothing(pair, words):
     pair[0].sendall(words)
     with pytest.raises(WireError):
-        handshake(pair[1], Hello.of(TOPOLOGY), time.monotonic() + 5, first=False)
+        handshake(pair[1], Hello.of(TOPOLOGY), "", time.monotonic() + 5, first=False)
     pair[0].setblocking(False)
     with pytest.raises(BlockingIOError):
         pair[0].recv(1)

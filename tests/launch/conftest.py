@@ -120,6 +120,8 @@ def environment(tmp_path: Path) -> dict[str, str]:
         "LAUNCH_TEST_FOLDER": str(tmp_path),
         "TMPDIR": str(temporary),
         "CUDA_VISIBLE_DEVICES": "",
+        # Compiling is tested elsewhere.
+        "TFDIST_NATIVE": "0",
     }
 
 

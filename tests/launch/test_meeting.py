@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from tfdist.launch.admission import Knock, Visitor
 from tfdist.launch.channel import Channel, ChannelError, StrangerError
 from tfdist.launch.hello import Hello, objection, unreachable, worker_addresses
 
@@ -131,3 +132,24 @@ def test_addresses_that_others_cannot_reach(hosts, problem):
 def test_workers_in_the_order_of_nodes():
     nodes = {2: ("c", (1,)), 0: ("fd00::1", (2, 3)), 1: ("10.0.0.1", (4,))}
     assert worker_addresses(nodes) == ["[fd00::1]:2", "[fd00::1]:3", "10.0.0.1:4", "c:1"]
+
+
+def test_both_ends_prove_the_secret():
+    hello = Hello(1, 3, "", (4000,))
+    for one, two in (("", ""), ("s", "s"), ("s", "t"), ("", "t")):
+        visitor, knock = Visitor(hello, one), Knock(0.0)
+        over_the_wire = json.loads(json.dumps(visitor.knock))
+        proof = visitor.answer(json.loads(json.dumps(knock.challenge(over_the_wire))))
+        assert knock.hello == hello
+        answer = knock.accept(proof, two)
+        assert (answer is not None) == (one == two)
+        if answer:
+            assert visitor.trusts(answer["proof"])
+            assert not visitor.trusts(proof["proof"])
+        assert Knock(0.0).accept(proof, one) is None
+        assert not Visitor(hello, one).trusts(proof["proof"])
+
+
+def test_a_knock_without_a_challenge():
+    with pytest.raises(ValueError, match="challenge"):
+        Knock(0.0).challenge(MINE.to_message())

@@ -244,7 +244,8 @@ def test_strangers_are_dropped(start, script, at):
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port(at)), 5) as stranger:
-        stranger.sendall(b'{"hello": {"rank": "x"}}\n')
+        knock = {"hello": {"rank": "x"}, "challenge": "0" * 64}
+        stranger.sendall(json.dumps(knock).encode() + b"\n")
         assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port(at)), 5):
         other = start(1, script(""), nnodes=2)
@@ -260,6 +261,70 @@ def test_the_rendezvous_is_something_else(start, script, at):
         connection.sendall(b"SSH-2.0-OpenSSH\r\n")
         assert job.wait(5) == 1
         connection.close()
+    assert "does not answer: it is no tfdist launcher" in job.err
+
+
+SECRET = """
+(here / f"secret-{rank}").write_text(os.environ.get("TFDIST_SECRET", "none"))
+"""
+
+
+def secrets(tmp_path, count):
+    return [(tmp_path / f"secret-{rank}").read_text() for rank in range(count)]
+
+
+def test_all_workers_get_one_secret(start, script, tmp_path):
+    jobs = [start(node, script(SECRET), workers=2) for node in (1, 0, 2)]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    (secret,) = set(secrets(tmp_path, 6))
+    assert len(secret) == 64
+    for job in jobs:
+        assert secret not in job.out + job.err
+
+
+def test_the_secret_of_all_nodes(start, script, tmp_path):
+    jobs = [start(node, script(SECRET), TFDIST_SECRET="hush") for node in range(3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    assert secrets(tmp_path, 3) == ["hush"] * 3
+
+
+@pytest.mark.parametrize(("right", "wrong"), [("hush", "other"), ("hush", ""), ("", "other")])
+def test_a_node_with_another_secret(start, script, right, wrong):
+    first = start(0, script(SECRET), nnodes=2, TFDIST_SECRET=right)
+    second = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=wrong)
+    assert second.wait(10) == 1
+    problem = "node 1 (127.0.0.1) does not hold its secret; set the same TFDIST_SECRET on all nodes"
+    assert f"node 0 (127.0.0.1) says: {problem}" in second.err
+    first.wait_err("dropped a connection from 127.0.0.1: it says that it is node 1 (127.0.0.1) and")
+    third = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=right)
+    assert (first.wait(), third.wait()) == (0, 0)
+    assert "hush" not in first.err + second.err and "other" not in first.err + second.err
+
+
+def test_a_node_0_without_the_secret_is_not_believed(start, script, at):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(SECRET), nnodes=2, TFDIST_SECRET="hush")
+        connection, _ = server.accept()
+        with connection, connection.makefile("rw") as file:
+            knock = json.loads(file.readline())
+            print(json.dumps({"challenge": knock["challenge"]}), file=file, flush=True)
+            proof = json.loads(file.readline())
+            print(json.dumps(proof), file=file, flush=True)
+            start_now = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine"}
+            print(json.dumps({"start": start_now}), file=file, flush=True)
+            assert job.wait(5) == 1
+    assert "it does not hold the secret; set the same TFDIST_SECRET on all nodes" in job.err
+    assert not list(job.folder.glob("secret-*"))
+
+
+@pytest.mark.parametrize("answer", [{"start": {"workers": ["a:1"], "first": 0}}, {"proof": "x"}])
+def test_a_node_0_that_does_not_ask(start, script, at, answer):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(SECRET), nnodes=2)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+            assert job.wait(5) == 1
     assert "does not answer: it is no tfdist launcher" in job.err
 
 

@@ -59,6 +59,31 @@ def test_what_the_user_has_set_stays(launch, script, tmp_path):
         assert worker["environment"]["LD_FOO"] == "bar"
 
 
+def test_every_job_has_a_secret_of_its_own(launch, script, tmp_path):
+    found = set()
+    for _ in range(2):
+        job = launch("-n", "2", "--output", "all", script(REPORT))
+        assert job.wait() == 0, job.err
+        (secret,) = {worker["environment"]["TFDIST_SECRET"] for worker in reports(tmp_path)}
+        assert len(secret) == 64
+        assert secret not in job.out + job.err
+        found.add(secret)
+    assert len(found) == 2
+
+
+def test_the_users_secret(launch, script, tmp_path):
+    assert launch("-n", "2", script(REPORT), TFDIST_SECRET="hush").wait() == 0
+    secrets = [worker["environment"]["TFDIST_SECRET"] for worker in reports(tmp_path)]
+    assert secrets == ["hush", "hush"]
+
+
+@pytest.mark.parametrize("secret", ["", "hush"])
+def test_dry_run_does_not_print_the_secret(launch, script, secret):
+    job = launch("-n", "2", "--dry-run", script(REPORT), TFDIST_SECRET=secret)
+    assert job.wait() == 0
+    assert "SECRET" not in job.out + job.err and "hush" not in job.out + job.err
+
+
 def test_gpus_are_shared_out(launch, script, tmp_path):
     job = launch(script(REPORT), CUDA_VISIBLE_DEVICES="4,5,6")
     assert job.wait() == 0, job.err

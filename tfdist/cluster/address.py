@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import ipaddress
 import socket
+from typing import Any
 
 from tfdist.cluster.hostport import shown, split
 from tfdist.cluster.machine import local_addresses, port_holder
@@ -54,20 +55,41 @@ def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
         >>> [s.close() for s in claim("127.0.0.1:50123")]
         [None]
     """
-    subject = name or address
     endpoints = check_resolvable(address, name=name)
+    try:
+        return bind(address, endpoints)
+    except OSError as error:
+        raise explain(error, address, name or address) from None
+
+
+def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> list[socket.socket]:
+    """Binds sockets as `claim` does, once.
+
+    Args:
+        address: `"host:port"`, this process's entry in the cluster.
+        endpoints: what it resolves to.
+        port: another port to bind; 0 for one that the system chooses, which may be another one
+            for each family.
+
+    Returns:
+        One bound socket for each family of the address; the caller closes them.
+
+    Raises:
+        OSError: a socket cannot be bound.
+    """
     bound: list[socket.socket] = []
     for family, sockaddr in _endpoints_to_bind(address, endpoints):
         try:
-            bound.append(_bind(family, sockaddr))
+            place = sockaddr if port is None else (sockaddr[0], port, *sockaddr[2:])
+            bound.append(_bind(family, place))
         except OSError as error:
             if error.errno in _ELSEWHERE:
                 continue
             for other in bound:
                 other.close()
-            raise explain(error, address, subject) from None
+            raise
     if not bound:
-        raise explain(OSError(errno.EADDRNOTAVAIL, ""), address, subject)
+        raise OSError(errno.EADDRNOTAVAIL, "")
     return bound
 
 
@@ -126,7 +148,7 @@ def _endpoints_to_bind(address: str, endpoints: list[Endpoint]) -> list[Endpoint
     return [(socket.AF_INET, ("0.0.0.0", port)), (socket.AF_INET6, ("::", port))]
 
 
-def _bind(family: socket.AddressFamily, sockaddr: tuple[str, int]) -> socket.socket:
+def _bind(family: socket.AddressFamily, sockaddr: tuple[Any, ...]) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.cluster.handshake import Hello
+from tfdist.cluster.hello import Hello
 from tfdist.errors import ClusterError
 
 
@@ -16,15 +16,10 @@ def disagreement(mine: Hello, theirs: Hello) -> ClusterError | None:
     Returns:
         The error for both; None where they agree.
     """
-    for what, here, there in (
-        ("versions of tfdist", mine.version, theirs.version),
-        ("protocols of tfdist", mine.protocol, theirs.protocol),
-    ):
-        if here != there:
-            return ClusterError(
-                f"The workers run different {what}: {here} at {mine}; {there} at {theirs}. "
-                f"Install the same version of tfdist everywhere."
-            )
+    if mine.version != theirs.version:
+        return _different("versions", mine, mine.version, theirs, theirs.version)
+    if error := protocols_differ(mine, theirs):
+        return error
     if mine.fingerprint != theirs.fingerprint or mine.cluster != theirs.cluster:
         return ClusterError(
             f"The workers hold different clusters: {_difference(mine, theirs)}. "
@@ -38,6 +33,13 @@ def disagreement(mine: Hello, theirs: Hello) -> ClusterError | None:
     return None
 
 
+def protocols_differ(mine: Hello, theirs: Hello) -> ClusterError | None:
+    """The error for two processes that cannot even prove to one another who they are."""
+    if mine.protocol == theirs.protocol:
+        return None
+    return _different("protocols", mine, mine.protocol, theirs, theirs.protocol)
+
+
 def duplicate(one: Hello, other: Hello) -> ClusterError:
     """The error for two processes that claim the same rank."""
     job, index, address = one.cluster[one.rank]
@@ -45,6 +47,13 @@ def duplicate(one: Hello, other: Hello) -> ClusterError:
         f"Two processes say that they are {job} {index} ({address}): process {one.pid} on "
         f"{one.host} and process {other.pid} on {other.host}. Give each process a task index of "
         f"its own, or end the one that is left over."
+    )
+
+
+def _different(what: str, mine: Hello, here: object, theirs: Hello, there: object) -> ClusterError:
+    return ClusterError(
+        f"The workers run different {what} of tfdist: {here} at {mine}; {there} at {theirs}. "
+        f"Install the same version of tfdist everywhere."
     )
 
 

@@ -6,7 +6,8 @@ import socket
 import time
 
 from tfdist.cluster.gather import STATUS_SECONDS
-from tfdist.cluster.handshake import HELLO_SECONDS, Hello, handshake
+from tfdist.cluster.handshake import HELLO_SECONDS, handshake
+from tfdist.cluster.hello import JOIN, Hello
 from tfdist.cluster.progress import Announce, Progress, named
 from tfdist.cluster.resolution import resolve
 from tfdist.cluster.sockets import connect
@@ -14,6 +15,7 @@ from tfdist.cluster.topology import Topology
 from tfdist.cluster.verdict import from_header
 from tfdist.cluster.wire import HELLO_LIMIT, Header, WireError, read_frame, readable
 from tfdist.errors import RendezvousError
+from tfdist.options import Options
 
 _BACK_OFF = (0.05, 1.0)
 _SILENCE_SECONDS = 10 * STATUS_SECONDS
@@ -26,13 +28,14 @@ class Dialling:
 
     Args:
         topology: the group; this process is not its rank 0.
-        timeout: seconds to wait for all.
+        options: `start_timeout` and `secret` are used.
         announce: takes the lines on who is missing.
     """
 
-    def __init__(self, topology: Topology, timeout: float, announce: Announce) -> None:
+    def __init__(self, topology: Topology, options: Options, announce: Announce) -> None:
         self._topology = topology
-        self._timeout = timeout
+        self._secret = options.secret
+        self._timeout = timeout = options.start_timeout
         self._mine = Hello.of(topology)
         self._progress = Progress(topology.me, timeout, announce)
         self._deadline = time.monotonic() + timeout
@@ -46,7 +49,8 @@ class Dialling:
             The connection to rank 0.
 
         Raises:
-            ClusterError: rank 0 found that the workers do not fit together.
+            ClusterError: rank 0 found that the workers do not fit together, or holds another
+                secret.
             RendezvousError: not all came in time.
         """
         pause = _BACK_OFF[0]
@@ -89,7 +93,7 @@ class Dialling:
             return None
         try:
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
-            handshake(sock, self._mine, deadline, first=True)
+            handshake(sock, self._mine, self._secret, deadline, first=True, admit=_screen)
         except (OSError, WireError) as error:
             self._problem = f"does not answer as a tfdist worker ({error})"
             sock.close()
@@ -133,3 +137,8 @@ class Dialling:
                 raise WireError("it sent an unreadable list")
             self._missing = missing
         return bool(header["kind"] == "go")
+
+
+def _screen(hello: Hello) -> None:
+    if hello.rank != 0 or hello.purpose != JOIN:
+        raise WireError(f"it is {hello}, and does not let workers join the job")

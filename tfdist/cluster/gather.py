@@ -5,35 +5,35 @@ from __future__ import annotations
 import queue
 import selectors
 import socket
-import threading
 import time
 from collections.abc import Sequence
 
 from tfdist.cluster.agreement import disagreement, duplicate
-from tfdist.cluster.handshake import HELLO_SECONDS, Hello, handshake
+from tfdist.cluster.hello import JOIN, Hello
 from tfdist.cluster.progress import Announce, Progress, named
-from tfdist.cluster.sockets import has_ended, send_at_once, tune
+from tfdist.cluster.reception import Reception
+from tfdist.cluster.sockets import has_ended, send_at_once
 from tfdist.cluster.topology import Topology
 from tfdist.cluster.verdict import to_header
 from tfdist.cluster.wire import Header, WireError, encode
 from tfdist.errors import RendezvousError, TfdistError
+from tfdist.options import Options
 
 STATUS_SECONDS = 2.0
 _LINGER_SECONDS = 2.0
 _SLICE = 0.2
-_STRANGERS = 256
 
 
 class Gathering:
     """One gathering of all workers at rank 0.
 
-    A thread of its own talks to each newcomer, so that a silent or slow stranger holds up nobody;
-    the caller's thread alone decides.
+    A `Reception` talks to the newcomers; the caller's thread alone decides on those who have
+    proven that they hold the secret.
 
     Args:
         topology: the group; this process is its rank 0.
         listeners: sockets that listen at this process's address; the caller closes them.
-        timeout: seconds to wait for all.
+        options: `start_timeout` and `secret` are used.
         announce: takes the lines on who is missing.
     """
 
@@ -41,12 +41,12 @@ class Gathering:
         self,
         topology: Topology,
         listeners: Sequence[socket.socket],
-        timeout: float,
+        options: Options,
         announce: Announce,
     ) -> None:
         self._topology = topology
         self._listeners = listeners
-        self._timeout = timeout
+        self._timeout = timeout = options.start_timeout
         self._announce = announce
         self._mine = Hello.of(topology)
         self._progress = Progress(topology.me, timeout, announce)
@@ -55,10 +55,10 @@ class Gathering:
         self._told: set[int] = set()
         self._selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
-        self._lock = threading.Lock()  # guards the next three
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, Hello]] = queue.SimpleQueue()
-        self._talking = 0
-        self._over = False
+        self._reception = Reception(
+            self._mine, options.secret, 2 * topology.size, _screen, self._arrive, announce
+        )
 
     def run(self) -> dict[int, socket.socket]:
         """Waits for all.
@@ -127,43 +127,16 @@ class Gathering:
             if key.fileobj is self._bell:
                 self._bell.recv(4096)
             elif key.fileobj in self._listeners:
-                self._accept(key.fileobj)  # type: ignore[arg-type]
+                self._reception.accept(key.fileobj)  # type: ignore[arg-type]
             elif (rank := key.data) in self._present and self._present[rank][0] is key.fileobj:
                 self._forget(rank)
         while not self._arrivals.empty():
             self._admit(*self._arrivals.get())
 
-    def _accept(self, listener: socket.socket) -> None:
-        try:
-            sock, peer = listener.accept()
-        except OSError:  # it has gone again
-            return
-        with self._lock:
-            full = self._talking >= _STRANGERS + 2 * self._topology.size
-            self._talking += not full
-        if full:
-            sock.close()
-            return
-        threading.Thread(
-            target=self._greet, args=(sock, f"{peer[0]}:{peer[1]}"), daemon=True
-        ).start()
-
-    def _greet(self, sock: socket.socket, peer: str) -> None:
-        """Learns who a newcomer is; runs in a thread of its own."""
-        hello = None
-        try:
-            sock.settimeout(HELLO_SECONDS)
-            tune(sock)
-            hello = handshake(sock, self._mine, time.monotonic() + HELLO_SECONDS, first=False)
-        except (OSError, WireError) as error:
-            self._announce(f"tfdist: dropped a connection from {peer}: {error}")
-        with self._lock:
-            self._talking -= 1
-            if hello is None or self._over:
-                sock.close()
-            else:
-                self._arrivals.put((sock, hello))
-                self._ringer.send(b"!")
+    def _arrive(self, sock: socket.socket, hello: Hello) -> None:
+        """Hands a newcomer to the thread that decides."""
+        self._arrivals.put((sock, hello))
+        self._ringer.send(b"!")
 
     def _admit(self, sock: socket.socket, hello: Hello) -> None:
         """Decides on a newcomer who has said who it is."""
@@ -209,10 +182,14 @@ class Gathering:
             self._announce(f"tfdist: {hello} went away while the others were awaited")
 
     def _close(self) -> None:
-        with self._lock:
-            self._over = True
-            while not self._arrivals.empty():
-                self._arrivals.get()[0].close()
-            self._bell.close()
-            self._ringer.close()
+        self._reception.close()
+        while not self._arrivals.empty():
+            self._arrivals.get()[0].close()
+        self._bell.close()
+        self._ringer.close()
         self._selector.close()
+
+
+def _screen(hello: Hello) -> None:
+    if hello.purpose != JOIN:
+        raise WireError(f"{hello} came for {hello.purpose!r}, where workers join the job")

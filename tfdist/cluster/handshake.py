@@ -1,108 +1,115 @@
-"""The first words on a connection between two workers: who each of them is."""
+"""The first words on a connection between two workers: each says and proves who it is."""
 
 from __future__ import annotations
 
-import os
-import secrets
 import socket
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable
+from dataclasses import asdict
 
-from tfdist._version import __version__
-from tfdist.cluster.topology import Topology, Worker
-from tfdist.cluster.wire import HELLO_LIMIT, Header, WireError, encode, read_exactly, read_frame
+from tfdist.cluster.agreement import protocols_differ
+from tfdist.cluster.hello import Hello
+from tfdist.cluster.proof import VARIABLE, is_challenge, new_challenge, prove, proves
+from tfdist.cluster.sockets import send_at_once
+from tfdist.cluster.wire import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
+from tfdist.errors import ClusterError
 
 MAGIC = b"tfdist\r\n"
-PROTOCOL = 1
 HELLO_SECONDS = 5.0
 
-
-@dataclass(frozen=True)
-class Hello:
-    """What a worker says of itself.
-
-    Attributes:
-        protocol: the version of these frames.
-        version: the version of tfdist.
-        fingerprint: `Topology.fingerprint()`.
-        cluster: every worker as (job, index, address), in rank order.
-        rank: the rank that it claims.
-        host: its machine's name.
-        pid: its process id.
-        nonce: differs between any two processes.
-    """
-
-    protocol: int
-    version: str
-    fingerprint: str
-    cluster: tuple[tuple[str, int, str], ...]
-    rank: int
-    host: str
-    pid: int
-    nonce: str
-
-    @classmethod
-    def of(cls, topology: Topology) -> Hello:
-        """What this process says of itself."""
-        return cls(
-            protocol=PROTOCOL,
-            version=__version__,
-            fingerprint=topology.fingerprint(),
-            cluster=tuple((w.task_type, w.task_index, w.address) for w in topology.workers),
-            rank=topology.rank,
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            nonce=secrets.token_hex(8),
-        )
-
-    def __str__(self) -> str:
-        worker = f"rank {self.rank}"
-        if self.rank < len(self.cluster):
-            worker = str(Worker(*self.cluster[self.rank]))
-        return f"{worker}, process {self.pid} on {self.host}"
+_DIALLER = "tfdist worker that dials"
+_LISTENER = "tfdist worker that listens"
 
 
-def handshake(sock: socket.socket, mine: Hello, deadline: float, *, first: bool) -> Hello:
-    """Exchanges hellos with the process at the other end.
+def handshake(
+    sock: socket.socket,
+    mine: Hello,
+    secret: str,
+    deadline: float,
+    *,
+    first: bool,
+    admit: Callable[[Hello], None] | None = None,
+) -> Hello:
+    """Learns who is at the other end, and proves in both directions that both hold the secret.
 
-    The one that dials speaks first; the other answers only to a hello, so that a stranger learns
-    nothing.
+    Both say hello with a challenge. Then each proves the secret over both hellos, the one that
+    dialled first; the other answers only to a hello, and proves nothing to one that did not prove
+    itself. Without a secret the proofs are made with an empty one.
 
     Args:
         sock: a connection that has just been made.
         mine: what this process says of itself.
+        secret: the job's secret; "" for none.
         deadline: the `time.monotonic()` at which to give up.
         first: whether this process dialled.
+        admit: looks at the other's hello once it is proven, and raises WireError to refuse it. At
+            the end that was dialled this comes before the word that the other is accepted.
 
     Returns:
-        What the other process says of itself. Nothing of it is checked but its form.
+        What the other process says of itself. Nothing of it is checked but its form, its protocol
+        and that it holds the secret.
 
     Raises:
-        WireError: the other is no tfdist worker.
+        ClusterError: the one that was dialled holds another secret, or has another protocol.
+        WireError: the other is no tfdist worker, or one that does not fit.
         OSError: the connection ended, or the deadline passed.
     """
-    words = MAGIC + encode({"kind": "hello", **asdict(mine)})
+    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
     if first:
-        sock.sendall(words)
+        sock.sendall(MAGIC + hello)
     # Byte by byte, so that one who speaks another protocol is found out at once.
     for position in range(len(MAGIC)):
         if read_exactly(sock, 1, deadline) != MAGIC[position : position + 1]:
             raise WireError("it is no tfdist worker")
-    theirs = _hello(read_frame(sock, HELLO_LIMIT, deadline)[0])
+    header, _ = read_frame(sock, HELLO_LIMIT, deadline)
+    theirs = Hello.from_header(header)
+    error = protocols_differ(mine, theirs)
+    if error is None and not is_challenge(header.get("challenge")):
+        raise WireError("it sent no hello")
     if not first:
-        sock.sendall(words)
+        sock.sendall(MAGIC + hello)
+    if error is not None:
+        raise error if first else WireError(str(error))
+    # What was understood is proven rather than what was sent: JSON has many ways to write it.
+    said = (hello, encode(header)) if first else (encode(header), hello)
+    if first:
+        _prove(sock, secret, _DIALLER, said)
+        _check(sock, secret, _LISTENER, said, deadline, mine, theirs)
+        if admit:
+            admit(theirs)
+    else:
+        _check(sock, secret, _DIALLER, said, deadline, mine, theirs)
+        if admit:
+            admit(theirs)
+        _prove(sock, secret, _LISTENER, said)
     return theirs
 
 
-def _hello(header: Header) -> Hello:
-    try:
-        values = {field.name: header[field.name] for field in fields(Hello)}
-        values["cluster"] = tuple(
-            (str(job), int(index), str(address)) for job, index, address in values["cluster"]
+def _prove(sock: socket.socket, secret: str, role: str, said: tuple[bytes, bytes]) -> None:
+    sock.sendall(encode({"kind": "proof", "proof": prove(secret, role, *said)}))
+
+
+def _check(
+    sock: socket.socket,
+    secret: str,
+    role: str,
+    said: tuple[bytes, bytes],
+    deadline: float,
+    mine: Hello,
+    theirs: Hello,
+) -> None:
+    """Reads the other's proof, and tells the one that dialled where it is wrong."""
+    header, _ = read_frame(sock, HELLO_LIMIT, deadline)
+    if role == _LISTENER and header["kind"] == "refused":
+        own = "one is set here" if secret else "none is set here"
+        raise ClusterError(
+            f"{theirs} refused {mine}: the two do not hold the same secret ({own}). Set the same "
+            f"{VARIABLE} on all workers."
         )
-    except (KeyError, TypeError, ValueError):
-        raise WireError("it sent no hello") from None
-    numbers = all(type(values[name]) is int and values[name] >= 0 for name in ("rank", "pid"))
-    texts = all(type(values[name]) is str for name in ("version", "fingerprint", "host", "nonce"))
-    if header["kind"] != "hello" or not numbers or not texts:
-        raise WireError("it sent no hello")
-    return Hello(**values)
+    if header["kind"] == "proof" and proves(header.get("proof"), secret, role, *said):
+        return
+    if role == _DIALLER:
+        send_at_once(sock, encode({"kind": "refused"}))
+    raise WireError(
+        f"it says that it is {theirs}, and does not hold the secret; set the same {VARIABLE} on "
+        f"all workers"
+    )

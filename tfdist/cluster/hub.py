@@ -52,9 +52,9 @@ class Hub:
         self._links = Links(sockets, self, silence)
         self._links.start()
 
-    def join(self, sequence: int, tag: str, payload: bytes, timeout: float) -> None:
+    def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
         """Joins an exchange as rank 0."""
-        self._join(0, sequence, tag, payload, timeout)
+        self._join(0, sequence, tag, payload, timeout, variable)
 
     def notify(self, key: str, text: str) -> None:
         """Posts a notice to all others."""
@@ -68,7 +68,8 @@ class Hub:
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         if header["kind"] == "join":
             sequence, tag, timeout = header["sequence"], header["tag"], header["timeout"]
-            self._join(rank, int(sequence), str(tag), payload, float(timeout))
+            variable = str(header["variable"])
+            self._join(rank, int(sequence), str(tag), payload, float(timeout), variable)
         elif header["kind"] == "bye":
             self._links.drop(rank)
             if header["failure"] is not None:
@@ -90,14 +91,22 @@ class Hub:
             if error := self._ledger.stuck(now):
                 self._fail(error)
 
-    def _join(self, rank: int, sequence: int, tag: str, payload: bytes, timeout: float) -> None:
+    def _join(
+        self, rank: int, sequence: int, tag: str, payload: bytes, timeout: float, variable: str
+    ) -> None:
         now = time.monotonic()
         with self._lock:
             if self._failed:  # that rank is about to hear of it
                 return
             try:
                 payloads = self._ledger.join(
-                    rank, sequence, tag, payload, deadline=now + timeout, timeout=timeout
+                    rank,
+                    sequence,
+                    tag,
+                    payload,
+                    deadline=now + timeout,
+                    timeout=timeout,
+                    variable=variable,
                 )
             except TfdistError as error:
                 self._fail(error)

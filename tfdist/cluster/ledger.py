@@ -9,6 +9,8 @@ from tfdist.cluster.progress import named
 from tfdist.cluster.topology import Worker
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
 
+COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
+
 
 @dataclass
 class _Round:
@@ -18,6 +20,7 @@ class _Round:
     first: int
     deadline: float
     timeout: float
+    variable: str
     payloads: dict[int, bytes] = field(default_factory=dict)
 
 
@@ -39,7 +42,15 @@ class Ledger:
         self._gone: set[int] = set()
 
     def join(
-        self, rank: int, sequence: int, tag: str, payload: bytes, *, deadline: float, timeout: float
+        self,
+        rank: int,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        *,
+        deadline: float,
+        timeout: float,
+        variable: str = COLLECTIVE_TIMEOUT,
     ) -> list[bytes] | None:
         """Records that a rank joins an exchange.
 
@@ -50,6 +61,7 @@ class Ledger:
             payload: what it brings.
             deadline: when it gives up, on the caller's clock.
             timeout: how many seconds after joining that is.
+            variable: the environment variable that sets these seconds.
 
         Returns:
             All payloads in rank order where this was the last rank, else None.
@@ -57,7 +69,7 @@ class Ledger:
         Raises:
             ProgramMismatchError: another rank calls the exchange otherwise.
         """
-        current = self._rounds.setdefault(sequence, _Round(tag, rank, deadline, timeout))
+        current = self._rounds.setdefault(sequence, _Round(tag, rank, deadline, timeout, variable))
         if tag != current.tag:
             raise ProgramMismatchError(
                 f"The workers run different programs: exchange {sequence} is {current.tag!r} at "
@@ -65,7 +77,7 @@ class Ledger:
                 f"script with the same arguments on all workers."
             )
         if deadline < current.deadline:
-            current.deadline, current.timeout = deadline, timeout
+            current.deadline, current.timeout, current.variable = deadline, timeout, variable
         current.payloads[rank] = payload
         if len(current.payloads) < self._size:
             return None
@@ -95,7 +107,7 @@ class Ledger:
                 return RendezvousError(
                     f"exchange {current.tag!r} waited {current.timeout:g} s in vain for "
                     f"{len(missing)} of {self._size} workers: {names}. See what they do; where "
-                    f"they are only slow, set TFDIST_COLLECTIVE_TIMEOUT to wait longer."
+                    f"they are only slow, set {current.variable} to wait longer."
                 )
         return None
 

@@ -20,20 +20,23 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     """Waits until every worker of the group has come, and connects them.
 
     Each worker first checks its own address. Then rank 0 listens at its address and the others
-    dial it. Where this returns, all are there, they hold the same cluster and run the same version
-    of tfdist, and every worker's address is free for TensorFlow's server. The connections to rank
+    dial it. Where this returns, all are there and have proven to one another that they hold the
+    job's secret, they hold the same cluster and run the same version of tfdist, and every worker's
+    address is free for TensorFlow's server. The connections to rank
     0 stay open for the life of the session.
 
     Args:
         topology: the group and this process's place in it.
-        options: `start_timeout` is how many seconds to wait; the others are for the session.
+        options: `start_timeout` is how many seconds to wait, `secret` is what all have to know;
+            the others are for the session.
         announce: takes a line on who is missing, now and then; stderr by default.
 
     Returns:
         The session; a trivial one without connections for a process alone.
 
     Raises:
-        ClusterError: an address cannot be used, or the workers do not fit together.
+        ClusterError: an address cannot be used, or the workers do not fit together, or rank 0
+            holds another secret.
         RendezvousError: not all came in time.
 
     Example:
@@ -46,10 +49,10 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     try:
         if topology.rank == 0:
             _listen(topology, claimed)
-            sockets = Gathering(topology, claimed, options.start_timeout, announce).run()
+            sockets = Gathering(topology, claimed, options, announce).run()
         else:
             check_resolvable(topology.chief.address, name=str(topology.chief))
-            sockets = {0: Dialling(topology, options.start_timeout, announce).run()}
+            sockets = {0: Dialling(topology, options, announce).run()}
     finally:
         for sock in claimed:
             sock.close()

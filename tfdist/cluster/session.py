@@ -11,6 +11,7 @@ from socket import socket
 
 from tfdist.cluster import farewell
 from tfdist.cluster.hub import Hub
+from tfdist.cluster.ledger import COLLECTIVE_TIMEOUT
 from tfdist.cluster.spoke import Spoke
 from tfdist.cluster.state import State
 from tfdist.cluster.topology import Topology
@@ -71,7 +72,14 @@ class Session:
         """The number of processes in the group."""
         return self.topology.size
 
-    def exchange(self, tag: str, payload: bytes, timeout: float | None = None) -> list[bytes]:
+    def exchange(
+        self,
+        tag: str,
+        payload: bytes,
+        timeout: float | None = None,
+        *,
+        variable: str = COLLECTIVE_TIMEOUT,
+    ) -> list[bytes]:
         """Brings a small byte string from every rank to every rank.
 
         Every rank calls this in the same order with the same tags.
@@ -80,6 +88,7 @@ class Session:
             tag: what the exchange is for; compared between the ranks.
             payload: this rank's bytes; 64 MiB at most over all ranks.
             timeout: seconds to wait for the others; `options.collective_timeout` by default.
+            variable: the environment variable that sets these seconds, for the error's remedy.
 
         Returns:
             The payloads in rank order.
@@ -106,7 +115,7 @@ class Session:
             sequence = self._sequence
             self._sequence += 1
             self._state.expect(sequence)
-            self._role.join(sequence, tag, bytes(payload), seconds)
+            self._role.join(sequence, tag, bytes(payload), seconds, variable)
             # Rank 0 keeps the time and names who is missing; this is only the second line.
             late = RendezvousError(
                 f"exchange {tag!r} waited {seconds:g} s in vain, and {self._chief()} did not say "

@@ -33,9 +33,15 @@ class Spoke:
         self._links = Links({0: sock}, self, silence)
         self._links.start()
 
-    def join(self, sequence: int, tag: str, payload: bytes, timeout: float) -> None:
+    def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
         """Joins an exchange."""
-        header = {"kind": "join", "sequence": sequence, "tag": tag, "timeout": timeout}
+        header = {
+            "kind": "join",
+            "sequence": sequence,
+            "tag": tag,
+            "timeout": timeout,
+            "variable": variable,
+        }
         self._links.send(0, encode(header, payload))
 
     def notify(self, key: str, text: str) -> None:

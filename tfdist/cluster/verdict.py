@@ -9,11 +9,18 @@ from tfdist.errors import (
     ProgramMismatchError,
     RendezvousError,
     TfdistError,
+    UnsupportedError,
 )
 
 _TYPES: dict[str, type[TfdistError]] = {
     error.__name__: error
-    for error in (ClusterError, PeerLostError, ProgramMismatchError, RendezvousError)
+    for error in (
+        ClusterError,
+        PeerLostError,
+        ProgramMismatchError,
+        RendezvousError,
+        UnsupportedError,
+    )
 }
 
 

@@ -41,14 +41,25 @@ def reduce_in_buckets(
 _ALONE_BYTES = 1 << 20
 
 
-def plan(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Chooses which tensors travel together: indices, in backward order, one type a bucket."""
+def plan(
+    tensors: Sequence[tf.Tensor], bucket_bytes: int, alone_bytes: int = _ALONE_BYTES
+) -> list[list[int]]:
+    """Chooses which tensors travel together.
+
+    Args:
+        tensors: in the order of the forward pass.
+        bucket_bytes: a bucket is closed when it holds at least this many bytes.
+        alone_bytes: a tensor of at least this many bytes is a bucket of its own.
+
+    Returns:
+        Buckets of indices, in backward order; the tensors of one have one type.
+    """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
     for i in reversed(range(len(tensors))):
         dtype = tensors[i].dtype
         size = (tensors[i].shape.num_elements() or 0) * dtype.size
-        if size >= _ALONE_BYTES:
+        if size >= alone_bytes:
             buckets.append([i])
             continue
         bucket, filled = open_buckets.get(dtype, ([], 0))

@@ -28,10 +28,15 @@ def to_summable(tensor: tf.Tensor) -> tf.Tensor:
     raise ValueError(f"A tensor of type {dtype.name} cannot be summed over workers.")
 
 
+def to_native_summable(tensor: tf.Tensor) -> tf.Tensor:
+    """Like `to_summable`, for the native core, which adds up bfloat16 in float32 by itself."""
+    return tensor if tensor.dtype == tf.bfloat16 else to_summable(tensor)
+
+
 def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     """Converts a sum back to the type of the tensor that was given to `to_summable`."""
     dtype = like.dtype
-    if dtype in REDUCIBLE:
+    if dtype == value.dtype:
         return value
     if dtype.is_complex:
         return tf.bitcast(value, dtype)

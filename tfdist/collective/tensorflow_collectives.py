@@ -7,13 +7,12 @@ participants trace at different times, loops and conditionals keep in step.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
 
-from tfdist.collective import dtypes
+from tfdist.collective import dtypes, tokens
 from tfdist.collective.buckets import reduce_in_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.errors import UnsupportedError
@@ -134,9 +133,10 @@ class TensorFlowCommunicator:
 
     def _ordering(self) -> list[tf.Tensor]:
         # NCCL must launch in one order on all ranks; RING may run several at a time.
-        tokens = self._place.tokens
+        ordering = self._place.ordering
         self._place.calls += 1
-        return [tokens[0 if self._implementation == "nccl" else self._place.calls % len(tokens)]]
+        concurrent = 1 if self._implementation == "nccl" else len(ordering)
+        return [ordering[self._place.calls % concurrent]]
 
 
 @dataclass
@@ -145,13 +145,13 @@ class _Place:
 
     Attributes:
         counter: the last instance key, a resource on the host.
-        tokens: resources on the device; an operation that holds one stays on that device, and
+        ordering: resources on the device; an operation that holds one stays on that device, and
             operations that hold the same one run in order.
         calls: how many operations have been made.
     """
 
     counter: tf.Tensor
-    tokens: list[tf.Tensor]
+    ordering: list[tf.Tensor]
     calls: int = 0
 
 
@@ -161,16 +161,7 @@ _CONCURRENT = 4
 
 def _place(host: str, device: str, group_key: int) -> _Place:
     if (device, group_key) not in _places:
-        counter = _resource(host, tf.int32)
-        tokens = [_resource(device, tf.float32) for _ in range(_CONCURRENT)]
-        _places[device, group_key] = _Place(counter, tokens)
+        counter = tokens.make(host, tf.int32)
+        ordering = [tokens.make(device, tf.float32) for _ in range(_CONCURRENT)]
+        _places[device, group_key] = _Place(counter, ordering)
     return _places[device, group_key]
-
-
-def _resource(device: str, dtype: tf.DType) -> tf.Tensor:
-    # A bare resource, since a tf.Variable would be mirrored by a strategy in scope.
-    with tf.init_scope(), tf.device(device):
-        name = f"collective_{uuid.uuid4().hex}"
-        handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([], dtype))
-    return handle

@@ -49,6 +49,7 @@ class Communicator : private Guard {
   explicit Communicator(Setup setup);
   ~Communicator() override;
 
+  const std::string& name() const { return name_; }
   int rank() const { return fabric_.topology.rank; }
   int size() const { return fabric_.topology.size; }
 

@@ -60,6 +60,18 @@ std::shared_ptr<Communicator> Find(int64_t number) {
   return found->second;
 }
 
+std::shared_ptr<Communicator> FindNamed(const std::string& name) {
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  auto& all = registry.communicators;
+  for (auto next = all.rbegin(); next != all.rend(); ++next) {
+    if (next->second->name() == name) return next->second;
+  }
+  throw Error(Code::kClosed, "There is no communicator '" + name +
+                                 "' in this process, or it has been closed. Make the strategy, or "
+                                 "tfdist.collective.Communicator, before the function runs.");
+}
+
 std::shared_ptr<Communicator> Remove(int64_t number) {
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 
 #include "communicator.h"
 
@@ -13,6 +14,10 @@ int64_t Register(std::shared_ptr<Communicator> communicator);
 
 // Throws Error(kClosed) if there is none of this number any more.
 std::shared_ptr<Communicator> Find(int64_t number);
+
+// By the name of its group; of several the newest, so that a graph that was traced with one goes on
+// with the one that has taken its place.
+std::shared_ptr<Communicator> FindNamed(const std::string& name);
 
 // Takes a communicator out; null if there is none.
 std::shared_ptr<Communicator> Remove(int64_t number);

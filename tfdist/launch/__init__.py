@@ -6,5 +6,6 @@ from __future__ import annotations
 # The module is imported when its command is called.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tfdist.launch.run", "start a script as several workers"),
+    "build": ("tfdist.launch.build", "compile the native collectives ahead of time"),
     "doctor": ("tfdist.launch.doctor", "check this machine and its TF_CONFIG"),
 }

@@ -9,9 +9,11 @@ import time
 from collections.abc import Mapping
 
 from tfdist.cluster.machine import port_holder
+from tfdist.cluster.proof import new_secret
 from tfdist.cluster.resolution import is_numeric
 from tfdist.errors import LaunchError
-from tfdist.launch.channel import Channel, ChannelError, Message
+from tfdist.launch.admission import REMEDY, Knock
+from tfdist.launch.channel import Channel, ChannelError, Message, StrangerError
 from tfdist.launch.console import say
 from tfdist.launch.hello import Hello, objection, unreachable, worker_addresses
 from tfdist.launch.meeting import Meeting, Patience, names
@@ -20,20 +22,22 @@ _HELLO_SECONDS = 10.0
 _MOST_STRANGERS = 64
 
 
-def gather(at: tuple[str, int], mine: Hello, seconds: float) -> Meeting:
+def gather(at: tuple[str, int], mine: Hello, seconds: float, secret: str) -> Meeting:
     """Waits for the other nodes.
 
     Args:
         at: host and port to listen at.
         mine: this node.
         seconds: how long to wait.
+        secret: what was set for the job, and every node has to prove; "" where nothing was, and a
+            random one is told to the nodes.
 
     Raises:
         LaunchError: a node is missing at the end, or the nodes do not fit together. The nodes
             that are there are told the same.
     """
     listener = _listen(*at)
-    with listener, _Gathering(listener, mine) as gathering:
+    with listener, _Gathering(listener, mine, secret) as gathering:
         try:
             return gathering.run(Patience(seconds), f"{at[0]}:{at[1]}")
         except LaunchError as error:
@@ -45,12 +49,13 @@ def gather(at: tuple[str, int], mine: Hello, seconds: float) -> Meeting:
 class _Gathering:
     """The connections on node 0: those that have not said who they are, and the nodes."""
 
-    def __init__(self, listener: socket.socket, mine: Hello) -> None:
+    def __init__(self, listener: socket.socket, mine: Hello, secret: str) -> None:
         self._mine = mine
+        self._secret = secret
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        self._unknown: dict[Channel, float] = {}
+        self._unknown: dict[Channel, Knock] = {}
         self._nodes: dict[int, tuple[Hello, Channel]] = {}
 
     def __enter__(self) -> _Gathering:
@@ -101,20 +106,32 @@ class _Gathering:
         except OSError:
             return  # It has gone again.
         self._selector.register(channel, selectors.EVENT_READ, channel)
-        self._unknown[channel] = time.monotonic()
+        self._unknown[channel] = Knock(time.monotonic())
         if len(self._unknown) > _MOST_STRANGERS:
             self._forget(next(iter(self._unknown)), "it did not say who it is")
 
     def _hear(self, channel: Channel) -> None:
         try:
             for message in channel.receive():
-                if channel in self._unknown:
-                    self._admit(channel, Hello.from_message(message))
+                if knock := self._unknown.get(channel):
+                    self._greet(channel, knock, message)
         except (ChannelError, ValueError) as error:
             self._forget(channel, str(error))
 
+    def _greet(self, channel: Channel, knock: Knock, message: Message) -> None:
+        """Has a newcomer say and prove who it is."""
+        if knock.hello is None:
+            channel.send(knock.challenge(message))
+        elif answer := knock.accept(message, self._secret):
+            channel.send(answer)
+            self._admit(channel, knock.hello)
+        else:
+            node = f"node {knock.hello.rank} ({channel.peer})"
+            _send_last(channel, {"refuse": f"{node} does not hold its secret; {REMEDY}"})
+            raise StrangerError(f"it says that it is {node} and does not hold the secret; {REMEDY}")
+
     def _admit(self, channel: Channel, hello: Hello) -> None:
-        """Takes in a node. This is where it would first have to prove that it may take part."""
+        """Takes in a node that has proven itself."""
         arrived = {rank: node.peer for rank, (_, node) in self._nodes.items()}
         problem = objection(hello, channel.peer, self._mine, {0: "node 0 itself", **arrived})
         del self._unknown[channel]
@@ -127,7 +144,7 @@ class _Gathering:
 
     def _drop_silent(self) -> None:
         since = time.monotonic() - _HELLO_SECONDS
-        for channel in [channel for channel, start in self._unknown.items() if start < since]:
+        for channel in [channel for channel, knock in self._unknown.items() if knock.since < since]:
             self._forget(channel, "it did not say who it is")
 
     def _forget(self, channel: Channel, why: str) -> None:
@@ -150,15 +167,18 @@ class _Gathering:
             **{rank: hello.ports for rank, (hello, _) in self._nodes.items()},
         }
         addresses = worker_addresses({rank: (hosts[rank], ports[rank]) for rank in hosts})
+        secret = self._secret or new_secret()
+        told = "" if self._secret else secret
         first = len(ports[0])
         for rank in range(1, self._mine.nnodes):
             try:
-                self._nodes[rank][1].send({"start": {"workers": addresses, "first": first}})
+                start = {"workers": addresses, "first": first, "secret": told}
+                self._nodes[rank][1].send({"start": start})
             except ChannelError as error:
                 raise LaunchError(f"node {rank} left just before the start: {error}") from error
             first += len(ports[rank])
         links = {rank: node for rank, (_, node) in self._nodes.items()}
-        return Meeting(tuple(addresses), first=0, links=links)
+        return Meeting(tuple(addresses), first=0, links=links, secret=secret)
 
     def _own_host(self) -> str:
         """The address at which the other nodes have reached this one, another machine's first."""

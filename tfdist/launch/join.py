@@ -5,8 +5,11 @@ from __future__ import annotations
 import select
 import socket
 import time
+from collections.abc import Iterator
 
+from tfdist.cluster.proof import is_challenge
 from tfdist.errors import LaunchError
+from tfdist.launch.admission import REMEDY, Visitor
 from tfdist.launch.channel import Channel, ChannelError, Message, StrangerError
 from tfdist.launch.console import say
 from tfdist.launch.hello import Hello
@@ -18,16 +21,17 @@ _PAUSE = 0.2
 _LONGER_THAN_NODE_0 = 10.0
 
 
-def join(at: tuple[str, int], mine: Hello, seconds: float) -> Meeting:
+def join(at: tuple[str, int], mine: Hello, seconds: float, secret: str) -> Meeting:
     """Dials node 0 and waits for its answer.
 
     Args:
         at: host and port of node 0.
         mine: this node.
         seconds: how long to dial.
+        secret: what was set for the job; "" where nothing was, and node 0 tells a random one.
 
     Raises:
-        LaunchError: node 0 is not there, or says why the job cannot start.
+        LaunchError: node 0 is not there, or holds another secret, or says why the job cannot start.
     """
     patience = Patience(seconds)
     where = f"node 0 at {at[0]}:{at[1]}"
@@ -35,8 +39,11 @@ def join(at: tuple[str, int], mine: Hello, seconds: float) -> Meeting:
         try:
             channel = _dial(at, patience)
             try:
-                channel.send(mine.to_message())
-                return _answer(channel, seconds + _LONGER_THAN_NODE_0)
+                visitor = Visitor(mine, secret)
+                channel.send(visitor.knock)
+                messages = _messages(channel, seconds + _LONGER_THAN_NODE_0)
+                _be_admitted(channel, visitor, messages)
+                return _answer(channel, messages, secret)
             except BaseException:
                 channel.close()
                 raise
@@ -63,28 +70,46 @@ def _dial(at: tuple[str, int], patience: Patience) -> Channel:
     return Channel(connection)
 
 
-def _answer(channel: Channel, seconds: float) -> Meeting:
+def _messages(channel: Channel, seconds: float) -> Iterator[Message]:
+    """What node 0 says; a message that refuses this node becomes the error."""
     end = time.monotonic() + seconds
     while (left := end - time.monotonic()) > 0:
         if not select.select([channel], [], [], left)[0]:
             continue
         for message in channel.receive():
-            meeting = _read(channel, message)
-            if meeting is not None:
-                return meeting
+            if "refuse" in message:
+                # Node 0 may not have proven itself: its text must not be able to write lines.
+                text = "".join(c if c.isprintable() else "?" for c in str(message["refuse"]))
+                raise LaunchError(f"node 0 ({channel.peer}) says: {text}")
+            yield message
     raise LaunchError(f"node 0 ({channel.peer}) took the call but never said to start")
 
 
-def _read(channel: Channel, message: Message) -> Meeting | None:
-    try:
-        if "refuse" in message:
-            raise LaunchError(f"node 0 ({channel.peer}) says: {message['refuse']}")
-        if "waiting" in message:
-            say(f"node 0 is there; waiting for {names([int(r) for r in message['waiting']])}")
-        if "start" not in message:
-            return None
-        start = message["start"]
-        addresses = tuple(str(address) for address in start["workers"])
-        return Meeting(addresses, first=int(start["first"]), links={0: channel})
-    except (KeyError, TypeError, ValueError) as error:
-        raise StrangerError(f"it is no tfdist launcher: {error!r}") from error
+def _be_admitted(channel: Channel, visitor: Visitor, messages: Iterator[Message]) -> None:
+    """Proves this node to node 0 and has that one prove itself."""
+    challenge = next(messages)
+    if not is_challenge(challenge.get("challenge")):
+        raise StrangerError("it is no tfdist launcher: it does not ask who calls")
+    channel.send(visitor.answer(challenge))
+    if not visitor.trusts(next(messages).get("proof")):
+        raise StrangerError(f"it does not hold the secret; {REMEDY}")
+
+
+def _answer(channel: Channel, messages: Iterator[Message], secret: str) -> Meeting:
+    for message in messages:
+        try:
+            if "waiting" in message:
+                missing = names([int(rank) for rank in message["waiting"]])
+                say(f"node 0 is there; waiting for {missing}")
+            if "start" not in message:
+                continue
+            start = message["start"]
+            return Meeting(
+                tuple(str(address) for address in start["workers"]),
+                first=int(start["first"]),
+                links={0: channel},
+                secret=secret or str(start["secret"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise StrangerError(f"it is no tfdist launcher: {error!r}") from error
+    raise AssertionError("the messages end with an error")

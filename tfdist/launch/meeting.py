@@ -20,11 +20,13 @@ class Meeting:
         first: the rank of this node's first worker.
         links: open connections by node rank: on node 0 to every other node, on the others to
             node 0.
+        secret: what all workers of the job have to know.
     """
 
     addresses: tuple[str, ...]
     first: int
     links: dict[int, Channel] = field(default_factory=dict)
+    secret: str = field(default="", repr=False)
 
 
 class Patience:

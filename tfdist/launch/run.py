@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 
+from tfdist.cluster.proof import VARIABLE, new_secret
 from tfdist.errors import LaunchError
 from tfdist.launch.arguments import RunOptions, parse
 from tfdist.launch.console import say
@@ -17,6 +18,7 @@ from tfdist.launch.meeting import Meeting
 from tfdist.launch.output import Output
 from tfdist.launch.plan import WorkerPlan, plan_workers
 from tfdist.launch.ports import Reservation
+from tfdist.launch.prepare import prepare
 from tfdist.launch.report import describe
 from tfdist.launch.supervisor import Supervisor
 from tfdist.launch.team import Team
@@ -66,6 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         for worker in plan(_supposed_meeting(options, count)):
             print(worker)
         return 0
+    prepare()
     # Forked first, while this process has nothing that the watchdog should not hold.
     watchdog = Watchdog()
     try:
@@ -78,15 +81,17 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _meet(options: RunOptions, ports: tuple[int, ...]) -> Meeting:
+    secret = os.environ.get(VARIABLE, "")
     if options.nnodes == 1 or options.rendezvous is None:
-        return Meeting(tuple(worker_addresses({0: (options.host or _ALONE, ports)})), first=0)
+        addresses = worker_addresses({0: (options.host or _ALONE, ports)})
+        return Meeting(tuple(addresses), first=0, secret=secret or new_secret())
     try:
         timeout = Options.from_environment().start_timeout
     except ValueError as error:
         raise LaunchError(str(error)) from error
     mine = Hello(options.node_rank, options.nnodes, options.host or "", ports)
     meet = gather if options.node_rank == 0 else join
-    return meet(options.rendezvous, mine, timeout)
+    return meet(options.rendezvous, mine, timeout, secret)
 
 
 def _supposed_meeting(options: RunOptions, count: int) -> Meeting:
@@ -108,7 +113,8 @@ def _supervise(
     try:
         failure = Supervisor(
             plans=plans,
-            environment=os.environ,
+            # Not among the plan's settings, which --dry-run prints.
+            environment={**os.environ, VARIABLE: meeting.secret},
             output=output,
             team=team,
             node=options.node_rank,

@@ -15,6 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
+from tfdist.collective import registry
+from tfdist.collective.native_communicator import NativeCommunicator, open_communicator
+from tfdist.collective.protocol import Alone
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
 from tfdist.options import Options
@@ -36,9 +39,42 @@ class Group:
         self._loss: str | None = None
         self._lost = threading.Event()
         self._step_began: float | None = None
+        self._native: NativeCommunicator | None = None
+        self._serves_tensorflow = False
+        if topology.size == 1:
+            registry.put("workers", Alone())
 
-    def watch(self) -> None:
-        """Fails this process's collectives as soon as a worker is lost, or has ended early."""
+    def native(self) -> NativeCommunicator:
+        """The native communicator of all workers, made at the first call; all of them call it.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded here.
+            TfdistError: the workers cannot be connected; the same error on all of them.
+        """
+        if self._native is None:
+            everyone = range(self.topology.size)
+            self._native = open_communicator(self.session, "workers", everyone, self.options)
+            assert self._native is not None
+            self.session.on_peer_lost(self._native.abort)
+        return self._native
+
+    def serve_tensorflow(self) -> None:
+        """Starts TensorFlow's server, through which its collectives reach the other workers.
+
+        Raises:
+            UnsupportedError: TensorFlow ran an operation before.
+        """
+        if self._serves_tensorflow or self.topology.size == 1:
+            return
+        try:
+            _start_server(self.topology)
+        except RuntimeError as error:
+            raise UnsupportedError(
+                "TensorFlow ran an operation before the strategy was made, so its collectives "
+                "cannot reach the other workers any more. Make the strategy first, right after "
+                "the imports."
+            ) from error
+        self._serves_tensorflow = True
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
@@ -67,6 +103,8 @@ class Group:
         try:
             yield
         except _FAILURES as error:
+            if not self._serves_tensorflow:
+                raise
             # TensorFlow may notice a moment before the control connection does.
             if self.topology.size > 1 and self._lost.wait(_NEWS_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
@@ -119,7 +157,6 @@ def join(topology: Topology) -> Group:
     Raises:
         ClusterError: the process is a member of another group already.
         RendezvousError: the others did not come in time.
-        UnsupportedError: TensorFlow was used before the group was joined.
     """
     global _joined
     if topology.size == 1:
@@ -148,14 +185,6 @@ def _join(topology: Topology) -> Group:
     session = meet(topology, options)
     group = Group(topology, session, options)
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
-    try:
-        _start_server(topology)
-    except RuntimeError as error:
-        raise UnsupportedError(
-            "TensorFlow ran an operation before the strategy was made, so its collectives cannot "
-            "reach the other workers any more. Make the strategy first, right after the imports."
-        ) from error
-    group.watch()
     return group
 
 

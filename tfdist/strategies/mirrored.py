@@ -8,10 +8,10 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Topology
-from tfdist.collective.communicator import Alone
+from tfdist.collective.protocol import Alone
+from tfdist.strategies.communication import local_devices, replica_communicators
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import join
-from tfdist.strategies.multi_worker import local_devices, replica_communicators
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.protocol import Communicator
 
 
 def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas: int) -> Any:

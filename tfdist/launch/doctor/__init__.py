@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from tfdist.launch.doctor import devices, machine, settings, versions, workers
+from tfdist.launch.doctor import devices, machine, native, settings, versions, workers
 from tfdist.launch.doctor.section import Question, Section
 from tfdist.launch.parsing import OneLineParser, seconds
 
@@ -14,6 +14,7 @@ CHECKS: dict[str, Callable[[Question], Section]] = {
     "versions": versions.check,
     "machine": machine.check,
     "settings": settings.check,
+    "collectives": native.check,
     "workers": workers.check,
     "devices": devices.check,
 }

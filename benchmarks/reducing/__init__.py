@@ -1,0 +1,1 @@
+"""The parts of `all_reduce.py`: backends, their ranks, hosts, rounds and figures."""

@@ -1,0 +1,44 @@
+"""Open MPI."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+
+from reducing.compiling import RANKS, build
+from reducing.job import Job, MissingError, Process
+from reducing.remote import write_agent
+
+INSTALL = "apt-get install openmpi-bin libopenmpi-dev"
+
+
+def mpi(job: Job) -> list[Process]:
+    """One `mpirun` for all ranks."""
+    mpirun, mpicc = find()
+    program = build(mpicc, [RANKS / "mpi.c"], job.builds / "mpi")
+    # Ranks are not pinned, as those of no backend are, and may be more than there are cores.
+    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(job.ranks)]
+    if job.hosts.namespaces:
+        hosts = [job.hosts.addresses[host] for host in job.host_of_rank]
+        agent = write_agent(job.folder / "agent", job.hosts)
+        command += ["--host", ",".join(hosts), "--mca", "plm_rsh_agent", str(agent)]
+        for layer in ("btl_tcp", "oob_tcp"):
+            command += ["--mca", f"{layer}_if_include", job.hosts.interface]
+    env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return [Process([*command, str(program), str(job.control), str(int(job.in_place))], 0, env)]
+
+
+def find() -> tuple[str, str]:
+    """The commands `mpirun` and `mpicc` of Open MPI.
+
+    Raises:
+        MissingError: they are not there, or another MPI's.
+    """
+    # Where several are installed, Debian adds the name of each.
+    found = [shutil.which(f"{c}.openmpi") or shutil.which(c) for c in ("mpirun", "mpicc")]
+    if not all(found):
+        raise MissingError(f"there is no mpirun with mpicc; {INSTALL}")
+    version = subprocess.run([found[0], "--version"], capture_output=True, text=True).stdout
+    if "open-mpi.org" not in version:
+        raise MissingError(f"{found[0]} is not Open MPI's; {INSTALL}")
+    return found[0], found[1]

@@ -1,0 +1,91 @@
+"""What the ranks of the tests of meshes begin with: words to check one and to report."""
+
+MESH = r"""
+import json, mmap, socket, struct
+from pathlib import Path
+from tfdist.cluster import connect, mesh as mesh_module
+options = Options.from_environment()
+lines = []
+
+def weave(members, name="test", options=options, size=lambda ranks: 4096 * ranks):
+    return connect(session, name, members, options, size, announce=lines.append)
+
+def descriptors():
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            found[int(number)] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # the one that lists
+            pass
+    return found
+
+def settled():
+    '''Descriptors, once threads that end have closed theirs.'''
+    before = descriptors()
+    for _ in range(100):
+        time.sleep(0.02)
+        now = descriptors()
+        if now == before:
+            break
+        before = now
+    return now
+
+def names():
+    return {path for path in os.listdir("/dev/shm") if path.startswith("tfdist-")}
+
+others = names()
+
+def files():
+    '''What this test has left in /dev/shm; other jobs of this machine come and go.'''
+    end = time.monotonic() + 2
+    while (left := names() - others) and time.monotonic() < end:
+        time.sleep(0.01)
+    return sorted(left)
+
+def report(**words):
+    tell("REPORT", json.dumps(words))
+    try:
+        session.exchange("reported", b"", 10)  # who ends closes the others' sessions
+    except Exception:  # in tests where it has ended
+        time.sleep(0.5)
+
+def talk(number, mine, theirs):
+    '''Sends a word to the other end and reads the one that it sends.'''
+    with socket.socket(fileno=os.dup(number)) as sock:
+        assert not os.get_blocking(number) and not os.get_inheritable(number)
+        assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        sock.settimeout(10)
+        sock.sendall(mine.encode().ljust(64))
+        assert sock.recv(64, socket.MSG_WAITALL).decode().strip() == theirs, theirs
+
+def check(mesh, members, hosts):
+    '''Every descriptor leads to the rank that it is said to lead to.'''
+    me = members.index(rank)
+    assert (mesh.rank, mesh.size, mesh.hosts) == (me, len(members), tuple(hosts)), mesh
+    assert mesh.ranks == tuple(str(session.topology.workers[m]) for m in members)
+    for other in range(mesh.size):
+        assert (mesh.control[other] == -1) == (other == me), mesh
+        assert (mesh.data[other] == -1) == (hosts[other] == hosts[me]), mesh
+        for kind, number in (("control", mesh.control[other]), ("data", mesh.data[other])):
+            if number >= 0:
+                talk(number, f"{kind} {me} to {other}", f"{kind} {other} to {me}")
+    local = [other for other in range(mesh.size) if hosts[other] == hosts[me]]
+    assert (mesh.segment == -1) == (len(local) == 1), mesh
+    if mesh.segment == -1:
+        assert mesh.segment_bytes == 0
+    else:
+        assert mesh.segment_bytes == 4096 * len(local)
+        status = os.fstat(mesh.segment)
+        assert (status.st_size, status.st_nlink) == (mesh.segment_bytes, 0)
+        assert status.st_mode & 0o777 == 0o600 and not os.get_inheritable(mesh.segment)
+        assert status.st_blocks * 512 >= mesh.segment_bytes
+        with mmap.mmap(mesh.segment, mesh.segment_bytes) as memory:
+            assert memory[me] == 0
+            memory[me] = 100 + me
+            session.exchange("written", b"")
+            assert [memory[other] for other in local] == [100 + other for other in local]
+            session.exchange("read", b"")
+            return
+    session.exchange("written", b"")
+    session.exchange("read", b"")
+"""

@@ -1,0 +1,273 @@
+"""What keeps a group from being connected is told to all, leaves nothing, and can be mended."""
+
+import pytest
+
+pytestmark = pytest.mark.timeout(60)
+
+ATTEMPT = """
+from tfdist.cluster import dialler, segment, sharing
+from tfdist.errors import ClusterError, PeerLostError
+
+def attempt(*args, **kwargs):
+    '''One error, the seconds until it, and whether it left anything.'''
+    before = settled()
+    start = time.monotonic()
+    try:
+        weave(*args, **kwargs)
+        error = ""
+    except Exception as caught:
+        error = f"{type(caught).__name__}: {caught}"
+    seconds = time.monotonic() - start
+    return {"error": error, "seconds": seconds, "same": settled() == before}
+
+def again():
+    '''The session lives: the group can be connected now.'''
+    mesh = weave([0, 1, 2])
+    check(mesh, [0, 1, 2], [sorted(set(HOSTS)).index(host) for host in HOSTS])
+    mesh.close()
+    return True
+
+def fail(*args, **kwargs):
+    raise OSError(110, "Connection timed out")
+"""
+
+
+@pytest.fixture
+def attempts(run):
+    """Runs a body on three ranks, two of them on one host; `found` is told by each."""
+
+    def start(body, hosts="aab", **environment):
+        found = run(3, f"HOSTS = {hosts!r}\n{ATTEMPT}\n{body}", hosts=hosts, **environment)
+        for one in found:
+            assert one["same"] and one.get("again", True), found
+        (error,) = {one["error"] for one in found}
+        return error, max(one["seconds"] for one in found)
+
+    return start
+
+
+def test_a_member_that_does_not_come(run):
+    body = f"""{ATTEMPT}
+if rank == 2:
+    time.sleep(4)
+    report()
+else:
+    found = attempt([0, 1, 2])
+    report(**found, address=str(session.topology.workers[2]))
+"""
+    found = run(3, body, TFDIST_START_TIMEOUT="2")[:2]
+    for one in found:
+        assert one["error"].startswith(
+            "RendezvousError: exchange \"mesh 'test': members\" waited 2"
+        )
+        assert f"1 of 3 workers: {one['address']}." in one["error"]
+        assert "TFDIST_START_TIMEOUT" in one["error"]
+        assert one["seconds"] < 6 and one["same"]
+
+
+@pytest.mark.parametrize("who", [1, 2])
+def test_a_member_that_cannot_be_reached(attempts, who):
+    body = f"""
+options = Options(start_timeout=1.5, host=options.host)
+real = dialler.connect
+if rank == {who}:
+    dialler.connect = fail
+found = attempt([0, 1, 2], options=options)
+dialler.connect = real
+report(**found, again=again())
+"""
+    error, seconds = attempts(body)
+    assert error.startswith("RendezvousError: mesh 'test' is not complete after 1.5 s: worker")
+    assert f"worker {who} (127.0.0.1:" in error
+    assert ") does not reach worker 0 (127.0.0.1:" in error
+    assert "(Connection timed out)" in error
+    assert ("does not reach worker 1" in error) == (who == 2)
+    assert "TFDIST_START_TIMEOUT" in error and "firewalls" in error
+    assert seconds < 5
+
+
+def test_a_member_that_nobody_can_talk_to(attempts):
+    """It refuses all that come: what is said names it."""
+    body = """
+from tfdist.cluster import weaving
+real = weaving.Weaving._screen
+def refuse(self, hello):
+    raise weaving.WireError("no")
+if rank == 1:
+    weaving.Weaving._screen = refuse
+found = attempt([0, 1, 2], options=Options(start_timeout=1.5, host=options.host))
+weaving.Weaving._screen = real
+report(**found, again=again())
+"""
+    error, _ = attempts(body)
+    assert "worker 2 (127.0.0.1:" in error
+    assert ") does not reach worker 1 (127.0.0.1:" in error
+    assert "(connection closed)" in error or "(Connection reset by peer)" in error
+    assert "reach worker 0" not in error
+
+
+def test_a_member_that_cannot_listen(attempts):
+    body = """
+real = mesh_module.listen_near
+def refuse(address, name):
+    raise ClusterError(f"{name}: no port is left. Mend it.")
+if rank == 2:
+    mesh_module.listen_near = refuse
+found = attempt([0, 1, 2])
+mesh_module.listen_near = real
+report(**found, again=again())
+"""
+    error, seconds = attempts(body)
+    assert error.startswith("ClusterError: worker 2 (127.0.0.1:")
+    assert error.endswith("no port is left. Mend it.")
+    assert seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("failure", "kind", "parts"),
+    [
+        (
+            "raise FileNotFoundError(2, 'No such file or directory')",
+            "ClusterError",
+            ["worker 1 (", "memory that worker 0 (", "No such file or directory", "TFDIST_HOST"],
+        ),
+        ("raise RuntimeError('on fire')", "RendezvousError", ["worker 1 (", "on fire"]),
+        ("raise MemoryError()", "RendezvousError", ["worker 1 (", "MemoryError"]),
+    ],
+)
+def test_a_member_that_cannot_open_the_memory(attempts, failure, kind, parts):
+    body = f"""
+real = sharing.open_segment
+def refuse(name, size):
+    {failure}
+if rank == 1:
+    sharing.open_segment = refuse
+found = attempt([0, 1, 2])
+assert not files()
+sharing.open_segment = real
+report(**found, again=again())
+"""
+    error, seconds = attempts(body)
+    assert error.startswith(f"{kind}: ")
+    for part in parts:
+        assert part in error
+    assert seconds < 2
+
+
+@pytest.mark.parametrize(
+    ("size", "parts"),
+    [
+        ("lambda ranks: 4096 + rank", ["worker 1 (", "4096 bytes here and not 4097"]),
+        ("lambda ranks: 0", ["worker 0 (", "segment_bytes must return one byte or more"]),
+        ("lambda ranks: 1 // rank", ["worker 0 (", "ZeroDivisionError"]),
+    ],
+)
+def test_sizes_of_memory(attempts, size, parts):
+    error, _ = attempts(f"report(**attempt([0, 1, 2], size={size}), again=again())")
+    for part in parts:
+        assert part in error
+
+
+@pytest.mark.parametrize(
+    ("members", "kind", "parts"),
+    [
+        ("[0, 1, 2] if rank else [0, 1]", "ProgramMismatch", ["names the members [0, 1]", "same"]),
+        ("[0, 1, 2] if rank else [2, 1, 0]", "ProgramMismatch", ["[2, 1, 0]", "[0, 1, 2]"]),
+        ("[0, 1, 2] if rank else []", "ProgramMismatch", ["worker 1 (", "worker 0 (", "[]"]),
+        ("[0, 1]", "ClusterError", ["worker 2 (", "own rank 2", "[0, 1]"]),
+        ("[0, 1, 2, 3]", "ClusterError", ["worker 0 (", "from 0 to 2", "[0, 1, 2, 3]"]),
+        ("[0, 1, 2, 2]", "ClusterError", ["worker 0 (", "different ranks"]),
+    ],
+)
+def test_members_that_do_not_fit(attempts, members, kind, parts):
+    error, seconds = attempts(f"report(**attempt({members}), again=again())")
+    assert error.startswith(kind)
+    for part in ["mesh 'test'", *parts]:
+        assert part in error
+    assert seconds < 2
+
+
+def test_who_is_in_no_group_learns_of_it_too(attempts):
+    body = """
+if rank == 1:
+    mesh_module.host_key = fail
+report(**attempt([0, 1] if rank < 2 else []))
+"""
+    error, _ = attempts(body)
+    assert "worker 1 (" in error and "Connection timed out" in error
+
+
+def test_another_secret(attempts):
+    """The options of one rank have changed since it joined."""
+    body = """
+other = Options(secret="other", host=options.host)
+found = attempt([0, 1, 2], options=other if rank == 1 else options)
+report(**found, again=again())
+"""
+    error, seconds = attempts(body, TFDIST_SECRET="one")
+    assert error.startswith("ClusterError: worker ")
+    assert "worker 1 (" in error and "Set the same TFDIST_SECRET" in error
+    assert seconds < 3
+
+
+def test_different_names(run):
+    body = f"{ATTEMPT}\nreport(**attempt([0, 1], name='ab'[rank]))"
+    for one in run(2, body):
+        assert one["error"].startswith("ProgramMismatchError") and one["same"]
+
+
+@pytest.mark.parametrize("where", ["weaving.Weaving.start", "sharing.open_segment"])
+def test_a_member_that_dies(run, where):
+    body = f"""{ATTEMPT}
+from tfdist.cluster import weaving
+def die(*args):
+    os.kill(os.getpid(), 9)
+if rank == 1:
+    {where} = die
+found = attempt([0, 1, 2])
+report(**found, worker=str(session.topology.workers[1]), left=files())
+"""
+    found = run(3, body)
+    for one in (found[0], found[2]):
+        assert one["error"].startswith(f"PeerLostError: rank 1, {one['worker']} is lost")
+        assert one["seconds"] < 3 and not one["left"]
+        # The session closes its connection to the one that is lost.
+        assert "same" in one
+
+
+def test_descriptors_that_are_used_up(attempts):
+    body = """
+import resource
+before = resource.getrlimit(resource.RLIMIT_NOFILE)
+if rank == 2:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 4, before[1]))
+found = attempt([0, 1, 2], options=Options(start_timeout=1.5, host=options.host))
+resource.setrlimit(resource.RLIMIT_NOFILE, before)
+report(**found, again=again())
+"""
+    error, seconds = attempts(body)
+    assert "worker 2 (" in error and "Too many open files" in error
+    assert seconds < 5
+
+
+def test_control_c(run):
+    body = f"""{ATTEMPT}
+import signal
+if rank == 1:
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    def interrupt(*args):
+        raise KeyboardInterrupt
+    signal.signal(signal.SIGALRM, interrupt)
+    dialler.connect = fail
+before = settled()
+try:
+    weave([0, 1])
+except KeyboardInterrupt:
+    tell("REPORT", json.dumps(dict(interrupted=True, same=settled() == before)))
+    os._exit(0)
+except PeerLostError as error:
+    report(lost=str(error))
+"""
+    found = run(2, body, hosts="aa")
+    assert found[1] == {"interrupted": True, "same": True}
+    assert "rank 1, worker 1 (" in found[0]["lost"]

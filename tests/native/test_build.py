@@ -1,0 +1,303 @@
+"""Compiling: once, again when something changed, and what is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.native.conftest import write
+from tfdist import native
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import build as builds
+from tfdist.native import builder, compiler, recipe, store, tensorflow_package
+from tfdist.native.builder import ensure
+from tfdist.native.tensorflow_package import TensorFlowPackage
+from tfdist.options import NativeOptions
+
+ROOT = Path(native.__file__).parents[2]
+
+
+def value(build):
+    return ctypes.CDLL(str(build.core)).tiny()
+
+
+def test_it_is_compiled_once(source, options, capfd):
+    first = ensure(options, source)
+    said = capfd.readouterr()
+    assert said.out == ""
+    assert said.err.splitlines()[0] == (
+        "tfdist: compiling the native collectives (once for this machine) ..."
+    )
+    assert re.search(r"\ntfdist: compiled the native collectives in \d+\.\d s \(g\+\+ ", said.err)
+    assert value(first) == 1
+    assert first.folder.parent == options.cache / "native"
+    assert ensure(options, source) == first
+    assert capfd.readouterr().err == ""
+
+
+def test_what_is_left(source, options):
+    build = ensure(options, source)
+    assert sorted(path.name for path in build.folder.iterdir()) == [
+        "build.json",
+        "build.log",
+        "libtfdist_core.so",
+    ]
+    assert sorted(path.name for path in build.folder.parent.iterdir()) == [
+        build.folder.name,
+        "lock",
+    ]
+    # Another user may load what one has compiled.
+    assert build.folder.stat().st_mode & 0o777 == 0o755
+    log = (build.folder / "build.log").read_text()
+    assert "-O3" in log
+    assert "-march" not in log
+
+
+def test_the_check_is_cheap(source, options):
+    ensure(options, source)
+    fastest = min(_seconds(lambda: ensure(options, source)) for _ in range(5))
+    assert fastest < 0.05
+
+
+def _seconds(function):
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tiny.h": "#define TINY 2\n"},
+        {"inner/other.cc": '#include "tiny.h"\nint another() { return TINY; }\n'},
+        {"inner/new.h": ""},
+        {"new.inc": ""},
+    ],
+    ids=str,
+)
+def test_sources_change_the_key(source, change):
+    package = tensorflow_package.find()
+    before = recipe.read(package, source).key
+    write(source, change)
+    assert recipe.read(package, source).key != before
+
+
+@pytest.mark.parametrize("change", [{"tests/test.cc": "x"}, {"notes.txt": "x"}], ids=str)
+def test_other_files_do_not(source, change):
+    package = tensorflow_package.find()
+    before = recipe.read(package, source).key
+    write(source, change)
+    assert recipe.read(package, source).key == before
+
+
+def test_flags_and_versions_change_the_key(source, monkeypatch):
+    package = TensorFlowPackage(Path("/a"), "2.21.0")
+    keys = {recipe.read(package, source).key}
+    assert recipe.read(TensorFlowPackage(Path("/b"), "2.21.0"), source).key in keys
+    keys.add(recipe.read(TensorFlowPackage(Path("/a"), "2.21.1"), source).key)
+    monkeypatch.setattr(recipe, "_COMPILE", ("-std=c++17", "-O2"))
+    keys.add(recipe.read(package, source).key)
+    monkeypatch.setattr(tensorflow_package, "_DEFINES", ("-D_GLIBCXX_USE_CXX11_ABI=0",))
+    keys.add(recipe.read(package, source).key)
+    assert len(keys) == 4
+
+
+def test_what_changed_is_compiled_and_the_old_stays(source, options):
+    first = ensure(options, source)
+    write(source, {"tiny.h": "#define TINY 2\n"})
+    second = ensure(options, source)
+    assert (value(first), value(second)) == (1, 2)
+    assert first.folder.exists()
+    write(source, {"tiny.h": "#define TINY 1\n"})
+    assert ensure(options, source) == first
+
+
+def test_another_compiler_compiles_anew(source, options, script):
+    first = ensure(options, source)
+    other = script('[ "$1" = --version ] && echo "other 1.0" && exit\nexec g++ "$@"')
+    second = ensure(dataclasses.replace(options, compiler=other), source)
+    assert second.folder != first.folder
+    assert second.compiler == "compiler 1.0"
+
+
+def test_force(source, options):
+    first = ensure(options, source)
+    second = ensure(options, source, force=True)
+    assert second.folder == first.folder
+    assert second.stamp != first.stamp
+    assert value(second) == 1
+
+
+def test_clean(source, options):
+    old = ensure(options, source)
+    stranger = options.cache / "native" / "stranger.log"
+    stranger.touch()
+    failed = options.cache / "native" / f"{old.folder.name}.log"
+    failed.touch()
+    abandoned = options.cache / "native" / ".unfinished-x"
+    abandoned.mkdir()
+    os.utime(abandoned, (0, 0))
+    running = options.cache / "native" / ".unfinished-y"
+    running.mkdir()
+    write(source, {"tiny.h": "#define TINY 2\n"})
+    new = ensure(options, source)
+    assert builder.clean(options, new) == [old.folder]
+    left = {path.name for path in new.folder.parent.iterdir()}
+    assert left == {new.folder.name, "lock", "stranger.log", ".unfinished-y"}
+
+
+WAITING = """
+import sys
+from pathlib import Path
+from tfdist.native.builder import ensure
+from tfdist.options import NativeOptions
+cache, source, compiler = sys.argv[1:]
+print(ensure(NativeOptions(cache=Path(cache), compiler=compiler), Path(source)).stamp)
+"""
+
+
+def in_processes(count, options, source):
+    command = [sys.executable, "-c", WAITING, str(options.cache), str(source), options.compiler]
+    processes = [
+        subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1) for _ in range(count)
+    ]
+    return [(*process.communicate(timeout=60), process.returncode) for process in processes]
+
+
+def test_processes_compile_once(source, options, script, tmp_path):
+    slow = script(
+        f'[ "$1" = --version ] && echo "slow 1.0" && exit\necho "$*" >> {tmp_path}/calls\n'
+        f'sleep 0.3\nexec g++ "$@"'
+    )
+    answers = in_processes(4, dataclasses.replace(options, compiler=slow), source)
+    assert [code for _, _, code in answers] == [0] * 4, answers
+    assert len({out for out, _, _ in answers}) == 1
+    assert sum("compiling" in err for _, err, _ in answers) == 1
+    # Two files and one link.
+    assert len((tmp_path / "calls").read_text().splitlines()) == 3
+
+
+def test_processes_fail_once(source, options, script, tmp_path):
+    bad = script(
+        f'[ "$1" = --version ] && echo "bad 1.0" && exit\necho "$*" >> {tmp_path}/calls\n'
+        f"sleep 0.3\necho 'x.cc:1: error: no' >&2\nexit 1"
+    )
+    answers = in_processes(4, dataclasses.replace(options, compiler=bad), source)
+    assert all(code == 1 and "x.cc:1: error: no" in err for _, err, code in answers)
+    assert sum("compiling" in err for _, err, _ in answers) == 1
+    assert len((tmp_path / "calls").read_text().splitlines()) <= 2
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
+def test_the_units_are_compiled_together(source, options, script, tmp_path):
+    # Each of the two waits until both have begun.
+    meeting = script(
+        f'[ "$1" = --version ] && echo "meeting 1.0" && exit\necho >> {tmp_path}/begun\n'
+        f"for i in $(seq 100); do [ $(wc -l < {tmp_path}/begun) -ge 2 ] && break; sleep 0.1; done\n"
+        f'[ $(wc -l < {tmp_path}/begun) -ge 2 ] && exec g++ "$@"'
+    )
+    assert ensure(dataclasses.replace(options, compiler=meeting), source)
+
+
+@pytest.mark.parametrize("damage", ["cut", "missing", "manifest", "nonsense", "list"])
+def test_a_broken_build_is_made_anew(damage, source, options):
+    broken = ensure(options, source)
+    manifest = broken.folder / builds.MANIFEST
+    if damage == "cut":
+        os.truncate(broken.core, 100)
+    elif damage == "missing":
+        broken.core.unlink()
+    elif damage == "manifest":
+        manifest.unlink()
+    elif damage == "nonsense":
+        manifest.write_text("{")
+    else:
+        manifest.write_text("[]")
+    build = ensure(options, source)
+    assert build.stamp != broken.stamp
+    assert value(build) == 1
+
+
+def test_a_build_of_a_newer_system_is_passed_over(source, options):
+    build = ensure(options, source)
+    manifest = build.folder / builds.MANIFEST
+    values = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps({**values, "libc": "glibc 9.99"}))
+    assert builds.read(build.folder) is not None
+    assert builder.find(options, source) is None
+    manifest.write_text(json.dumps({**values, "libc": "glibc 2.9"}))
+    assert builder.find(options, source) is not None
+
+
+def test_a_build_without_a_compiler(source, options, monkeypatch):
+    build = ensure(options, source)
+    monkeypatch.setenv("PATH", "")
+    assert ensure(options, source) == build
+
+
+def test_a_cache_that_cannot_be_written(source, tmp_path, options, capfd):
+    (tmp_path / "file").touch()
+    blocked = NativeOptions(cache=tmp_path / "file" / "cache")
+    build = ensure(blocked, source)
+    assert build.folder.parent == store._temporary()
+    assert build.folder.parent.stat().st_mode & 0o777 == 0o700
+    said = capfd.readouterr().err
+    assert f"warning: {tmp_path}/file/cache/native cannot be written (Not a directory)" in said
+    assert "set TFDIST_CACHE" in said
+    assert ensure(blocked, source) == build
+    assert capfd.readouterr().err == ""
+
+
+def test_no_home(source, options, capfd):
+    assert value(ensure(NativeOptions(), source)) == 1
+    assert "there is no home folder" in capfd.readouterr().err
+
+
+def test_a_temporary_folder_that_others_can_write_is_not_used(source, options):
+    shared = store._temporary()
+    shared.mkdir()
+    shared.chmod(0o777)
+    assert ensure(NativeOptions(), source).folder.parent != shared
+    assert store.caches(NativeOptions()) == []
+
+
+def test_nowhere_to_write(source, options, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
+    with pytest.raises(NativeUnavailableError, match="Set TFDIST_CACHE to one that can"):
+        ensure(NativeOptions(cache=tmp_path / "file" / "cache"), source)
+
+
+def test_the_package_is_used(source, options, tmp_path, monkeypatch, capfd):
+    build = ensure(options, source, package=store.PACKAGE)
+    assert build.folder.parent == store.PACKAGE
+    assert not options.cache.exists()
+    capfd.readouterr()
+    assert ensure(options, source) == build
+    # Any compiler's build will do, also where there is none.
+    monkeypatch.setenv("PATH", "")
+    assert ensure(options, source) == build
+    assert capfd.readouterr().err == ""
+    write(source, {"tiny.h": "#define TINY 2\n"})
+    assert builder.find(options, source) is None
+
+
+def test_a_package_that_cannot_be_written(source, options, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(NativeUnavailableError, match="run this as the user who"):
+        ensure(options, source, package=tmp_path / "file" / "prebuilt")
+
+
+def test_compilers_are_named():
+    version = "Debian clang version 14.0.6"
+    assert str(compiler.Compiler(("/usr/bin/clang++",), version)) == "clang++ 14.0.6"
+    assert str(compiler.Compiler(("cc",), "no number")) == "cc"

@@ -1,0 +1,239 @@
+"""Collectives for user code: on tensors and nests of tensors, eagerly and in `tf.function`.
+
+All ranks of a communicator call the same functions in the same order. A strategy with the native
+collectives makes the communicator `"workers"`, which has one rank for each worker;
+`NativeCommunicator.split` makes others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collective import native_ops, registry
+from tfdist.collective.native_communicator import NativeCommunicator, Traffic
+from tfdist.collective.native_ops import REDUCTIONS
+
+_WORKERS = "workers"
+
+
+def communicator(name: str = _WORKERS) -> NativeCommunicator:
+    """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `abort`.
+
+    Raises:
+        ValueError: there is no communicator of this name.
+    """
+    return registry.get(name)  # type: ignore[no-any-return]
+
+
+def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Reduces over the ranks; every rank gets the same bits.
+
+    Args:
+        value: a tensor, or a nest of tensors, of bool, (u)int8, int32, int64, float16, bfloat16,
+            float32 or float64; the same shapes and types on all ranks. Half types are added up in
+            float32.
+        op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools are taken
+            as 0 and 1: a sum is whether any is true.
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+
+    Returns:
+        The reduced value, of the same structure. `"sum"` and `"mean"` have gradients.
+
+    Raises:
+        ValueError: an unknown `op`, or no communicator of this name.
+        tf.errors.FailedPreconditionError: the ranks do not call the same collective.
+        tf.errors.UnavailableError: a rank is lost.
+
+    Example:
+        >>> tfdist.collective.all_reduce({"loss": loss, "rows": rows})  # doctest: +SKIP
+    """
+    _check_op(op)
+    group = registry.get(communicator)
+    tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]
+    if group.size == 1 or not tensors:
+        return tf.nest.pack_sequence_as(value, tensors)
+    results: list[Any] = [None] * len(tensors)
+    with tf.device(group.host):
+        for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
+            mine = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            reduced = native_ops.all_reduce(
+                group.token, [tensors[i] for i in mine], op, communicator, name
+            )
+            for i, result in zip(mine, reduced, strict=True):
+                results[i] = result
+    return tf.nest.pack_sequence_as(value, results)
+
+
+def reduce_scatter(
+    value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
+) -> Any:
+    """Reduces over the ranks, and gives each its part along the first axis.
+
+    Args:
+        value: a tensor or a nest of them, as for `all_reduce`; the first axis is a multiple of the
+            number of ranks.
+        op: as for `all_reduce`.
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+
+    Returns:
+        Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` have gradients.
+
+    Raises:
+        As `all_reduce`; tf.errors.InvalidArgumentError for an axis that cannot be cut.
+    """
+    _check_op(op)
+    return _map(
+        value,
+        communicator,
+        lambda group, t: native_ops.reduce_scatter(group.token, t, op, communicator, name),
+    )
+
+
+def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Concatenates along the first axis, in rank order.
+
+    Args:
+        value: a tensor or a nest of them; ranks may differ in the first dimension.
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+
+    Returns:
+        The rows of all ranks; has a gradient.
+    """
+    return _map(
+        value,
+        communicator,
+        lambda group, t: native_ops.all_gather(group.token, t, communicator, name),
+    )
+
+
+def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
+    """Gives every rank the root's value.
+
+    Args:
+        value: a tensor or a nest of them, of the same shapes and types on all ranks.
+        root: a rank.
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+
+    Returns:
+        The root's value; has a gradient.
+    """
+    return _map(
+        value,
+        communicator,
+        lambda group, t: native_ops.broadcast(group.token, t, root, communicator, name),
+    )
+
+
+def all_to_all(
+    tensor: Any, rows: Any = None, *, communicator: str = _WORKERS, name: str = ""
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends some rows to each rank.
+
+    Args:
+        tensor: rows for rank 0, then for rank 1, and so on.
+        rows: for each rank the number of rows that go to it, int64; equal shares by default.
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+
+    Returns:
+        The rows that came, in rank order, and how many came from each rank. Has a gradient.
+    """
+    group = registry.get(communicator)
+    tensor = tf.convert_to_tensor(tensor)
+    if rows is None:
+        rows = tf.fill([group.size], tf.shape(tensor, tf.int64)[0] // group.size)
+    rows = tf.cast(rows, tf.int64)
+    if group.size == 1:
+        return tensor, rows
+    with tf.device(group.host):
+        return native_ops.all_to_all(group.token, tensor, rows, communicator, name)
+
+
+def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "") -> None:
+    """Sends a tensor to one rank, which calls `receive`.
+
+    Args:
+        value: the tensor.
+        rank: to whom.
+        communicator: the group's name.
+        name: of this message, compared with the receiver's.
+    """
+    group = registry.get(communicator)
+    with tf.device(group.host):
+        native_ops.send(group.token, tf.convert_to_tensor(value), rank, communicator, name)
+
+
+def receive(
+    shape: Sequence[int] | tf.Tensor,
+    dtype: Any,
+    rank: int,
+    *,
+    communicator: str = _WORKERS,
+    name: str = "",
+) -> tf.Tensor:
+    """Receives a tensor that one rank sends.
+
+    Args:
+        shape: of the tensor; compared with the sender's.
+        dtype: its type.
+        rank: from whom.
+        communicator: the group's name.
+        name: of this message, compared with the sender's.
+
+    Returns:
+        The tensor.
+    """
+    group = registry.get(communicator)
+    with tf.device(group.host):
+        return native_ops.receive(group.token, shape, tf.as_dtype(dtype), rank, communicator, name)
+
+
+def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
+    """Waits until all ranks have come here.
+
+    Args:
+        communicator: the group's name.
+        name: of this call, compared between the ranks.
+    """
+    group = registry.get(communicator)
+    if group.size > 1:
+        with tf.device(group.host):
+            native_ops.barrier(group.token, communicator, name)
+
+
+def statistics(communicator: str = _WORKERS) -> Traffic:
+    """What has crossed a communicator's links so far.
+
+    Example:
+        >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
+        33554432
+    """
+    group = registry.get(communicator)
+    return Traffic(0, 0, 0, 0) if group.size == 1 else group.traffic()
+
+
+def _map(value: Any, communicator: str, collective: Any) -> Any:
+    group = registry.get(communicator)
+
+    def one(leaf: Any) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(leaf)
+        return tensor if group.size == 1 else collective(group, tensor)
+
+    if group.size == 1:
+        return tf.nest.map_structure(one, value)
+    with tf.device(group.host):
+        return tf.nest.map_structure(one, value)
+
+
+def _check_op(op: str) -> None:
+    if op not in REDUCTIONS:
+        raise ValueError(
+            f"`op` must be one of {', '.join(map(repr, REDUCTIONS))}. Received: {op!r}."
+        )

@@ -1,0 +1,234 @@
+"""A communicator over the native core: shared memory inside a host, TCP between hosts."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.cluster import Mesh, Session, connect
+from tfdist.collective import dtypes, native_ops, registry, tokens
+from tfdist.collective.buckets import plan
+from tfdist.collective.strings import gather_strings
+from tfdist.errors import UnsupportedError
+from tfdist.native.api import Setup, Statistics
+from tfdist.options import Options
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has crossed a communicator's links so far.
+
+    Attributes:
+        collectives: collectives and messages that have ended.
+        shared_bytes: copied into the memory that this host's ranks share.
+        sent_bytes: written to the connections with other hosts.
+        received_bytes: read from them.
+    """
+
+    collectives: int
+    shared_bytes: int
+    sent_bytes: int
+    received_bytes: int
+
+
+class NativeCommunicator:
+    """This process's handle on a group of ranks; `open_communicator` makes it.
+
+    Its operations run eagerly and in `tf.function`, in the same order on all ranks. A lost rank
+    fails those that are pending and all that follow, on every rank, with
+    `tf.errors.UnavailableError`; ranks that do not call the same ones get
+    `tf.errors.FailedPreconditionError`, which names both.
+
+    Args:
+        number: the core's number of the communicator.
+        mesh: the group.
+        session: the job's control connections, for `split`.
+        options: the settings.
+        bucket_bytes: tensors are reduced in collectives of about this size.
+    """
+
+    def __init__(
+        self, number: int, mesh: Mesh, session: Session, options: Options, bucket_bytes: int
+    ) -> None:
+        self.name = mesh.name
+        self._number = number
+        self._rank, self._size = mesh.rank, mesh.size
+        self._session, self._options = session, options
+        self._bucket_bytes = bucket_bytes
+        self._core = native.load().library
+        # Only where this strategy's devices are known to TensorFlow.
+        self._host: str | None = None
+        self._token: tf.Tensor | None = None
+        self._making = threading.Lock()
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    @property
+    def rank(self) -> int:
+        return self._rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        with tf.device(self.host):
+            summable = [dtypes.to_native_summable(t) for t in tensors]
+            sums: list[Any] = [None] * len(summable)
+            for number, bucket in enumerate(plan(summable, self._bucket_bytes, self._bucket_bytes)):
+                reduced = native_ops.all_reduce(
+                    self.token, [summable[i] for i in bucket], "sum", self.name, f"{number}"
+                )
+                for i, value in zip(bucket, reduced, strict=True):
+                    sums[i] = value
+            return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(self.host):
+            if tensor.dtype == tf.string:
+                return gather_strings(tensor, self.all_gather)
+            if tensor.dtype in native_ops.TYPES:
+                return native_ops.all_gather(self.token, tensor, self.name, "")
+            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, "")
+            return dtypes.from_bits(bits, tensor.dtype)
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        if tensor.dtype in (tf.string, tf.resource, tf.variant):
+            raise UnsupportedError(
+                f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
+                "Create it outside of the strategy's scope."
+            )
+        with tf.device(self.host):
+            if tensor.dtype in native_ops.TYPES:
+                return native_ops.broadcast(self.token, tensor, 0, self.name, "")
+            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), 0, self.name, "")
+            return dtypes.from_bits(bits, tensor.dtype)
+
+    @property
+    def host(self) -> str:
+        """The device that its operations run on: this process's CPU."""
+        if self._host is None:
+            self._host = str(tf.config.list_logical_devices("CPU")[0].name)
+        return self._host
+
+    @property
+    def token(self) -> tf.Tensor:
+        """What its operations hold, so that they run in order."""
+        with self._making:
+            if self._token is None:
+                self._token = tokens.make(self.host, tf.float32)
+            return self._token
+
+    def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
+        """Makes a communicator of some of the job's ranks; all of the job call it together.
+
+        Args:
+            name: of the new group, the same for all; there can be several groups of one name,
+                as long as each process is in one of them.
+            members: the job's ranks in this process's group, in the group's order; empty for a
+                process in none.
+
+        Returns:
+            The new communicator; None for a process in no group.
+        """
+        return open_communicator(
+            self._session, name, members, self._options, bucket_bytes=self._bucket_bytes
+        )
+
+    def traffic(self) -> Traffic:
+        """What has crossed the links so far."""
+        statistics = Statistics()
+        _check(self._core, self._core.tfd_get_statistics(self._number, ctypes.byref(statistics)))
+        return Traffic(
+            statistics.collectives,
+            statistics.shared_bytes,
+            statistics.sent_bytes,
+            statistics.received_bytes,
+        )
+
+    def abort(self, message: str) -> None:
+        """Fails what is pending and what follows, on all ranks, with this message."""
+        self._core.tfd_abort(self._number, message.encode())
+
+    def close(self) -> None:
+        """Waits for what is pending and leaves the group; a second time does nothing."""
+        atexit.unregister(self.close)
+        self._core.tfd_close(self._number)
+
+
+def open_communicator(
+    session: Session,
+    name: str,
+    members: Sequence[int],
+    options: Options,
+    *,
+    bucket_bytes: int = 4 << 20,
+) -> NativeCommunicator | None:
+    """Connects a group of ranks; all ranks of the session call this together.
+
+    Args:
+        session: the job's control connections.
+        name: of the group, the same on all ranks.
+        members: the job's ranks in this process's group, in the group's order; empty for a process
+            in none.
+        options: the settings.
+        bucket_bytes: tensors are reduced in collectives of about this size.
+
+    Returns:
+        The communicator; None for a process in no group.
+
+    Raises:
+        NativeUnavailableError: the core cannot be compiled or loaded.
+        TfdistError: the group is not complete in time; the same error on all ranks.
+        ValueError: `TFDIST_ALGORITHM` names none.
+    """
+    core = native.load().library
+    native.load_ops()
+    mesh = connect(session, name, members, options, core.tfd_segment_bytes)
+    if mesh is None:
+        return None
+    number = ctypes.c_int64()
+    setup = _setup(mesh, options)
+    mesh.hand_over()
+    _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
+    communicator = NativeCommunicator(number.value, mesh, session, options, bucket_bytes)
+    registry.put(name, communicator)
+    # Otherwise the others would take the end of this process for a loss.
+    atexit.register(communicator.close)
+    return communicator
+
+
+def _setup(mesh: Mesh, options: Options) -> Setup:
+    def integers(values: Sequence[int]) -> Any:
+        return (ctypes.c_int * len(values))(*values)
+
+    names = [name.encode() for name in mesh.ranks]
+    return Setup(
+        name=mesh.name.encode(),
+        rank=mesh.rank,
+        size=mesh.size,
+        ranks=(ctypes.c_char_p * len(names))(*names),
+        hosts=integers(mesh.hosts),
+        control=integers(mesh.control),
+        data=integers(mesh.data),
+        segment=mesh.segment,
+        segment_bytes=mesh.segment_bytes,
+        heartbeat_seconds=options.link_timeout,
+        stall_seconds=options.stall_warning,
+        timeout_seconds=options.collective_timeout,
+        algorithm=options.algorithm.encode(),
+    )
+
+
+def _check(core: Any, code: int) -> None:
+    if code:
+        message = core.tfd_error().decode(errors="replace")
+        raise ValueError(message) if code == _INVALID_ARGUMENT else RuntimeError(message)
+
+
+_INVALID_ARGUMENT = 1

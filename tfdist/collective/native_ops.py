@@ -1,0 +1,164 @@
+"""The native collectives as TensorFlow operations, with their gradients.
+
+Each takes a token (see `tokens`) and the name of a communicator; `key` is compared between the
+ranks, so that another order of calls is noticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.collective import registry
+
+# The types that the core knows.
+TYPES = frozenset(
+    {
+        tf.bool,
+        tf.uint8,
+        tf.int8,
+        tf.int32,
+        tf.int64,
+        tf.float16,
+        tf.bfloat16,
+        tf.float32,
+        tf.float64,
+    }
+)
+REDUCTIONS = ("sum", "mean", "min", "max", "product")
+
+
+def all_reduce(
+    token: tf.Tensor, tensors: Sequence[tf.Tensor], op: str, communicator: str, key: str
+) -> list[tf.Tensor]:
+    """Reduces tensors of one type in one collective."""
+    return list(
+        _ops().tfdist_all_reduce(
+            token=token, tensors=tensors, op=op, communicator=communicator, key=key
+        )
+    )
+
+
+def reduce_scatter(
+    token: tf.Tensor, tensor: tf.Tensor, op: str, communicator: str, key: str
+) -> tf.Tensor:
+    """This rank's part, along the first axis, of what `all_reduce` gives."""
+    return _ops().tfdist_reduce_scatter(
+        token=token, tensor=tensor, op=op, communicator=communicator, key=key
+    )
+
+
+def all_gather(token: tf.Tensor, tensor: tf.Tensor, communicator: str, key: str) -> tf.Tensor:
+    """Concatenates along the first axis; the numbers of rows may differ."""
+    gathered = _ops().tfdist_all_gather(
+        token=token, tensor=tensor, communicator=communicator, key=key
+    )
+    return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
+
+
+def broadcast(
+    token: tf.Tensor, tensor: tf.Tensor, root: int, communicator: str, key: str
+) -> tf.Tensor:
+    """The root's tensor; all of the same shape."""
+    return _ops().tfdist_broadcast(
+        token=token, tensor=tensor, root=root, communicator=communicator, key=key
+    )
+
+
+def all_to_all(
+    token: tf.Tensor, tensor: tf.Tensor, rows: tf.Tensor, communicator: str, key: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sends `rows[r]` rows to each rank r; returns what came, and how many rows from each."""
+    received, received_rows = _ops().tfdist_all_to_all(
+        token=token, tensor=tensor, rows=rows, communicator=communicator, key=key
+    )
+    return received, received_rows
+
+
+def send(token: tf.Tensor, tensor: tf.Tensor, rank: int, communicator: str, key: str) -> Any:
+    """Sends to one rank, which receives in the same order."""
+    return _ops().tfdist_send(
+        token=token, tensor=tensor, rank=rank, communicator=communicator, key=key
+    )
+
+
+def receive(
+    token: tf.Tensor, shape: Any, dtype: tf.DType, rank: int, communicator: str, key: str
+) -> tf.Tensor:
+    """Receives from one rank a tensor of known shape and type."""
+    return _ops().tfdist_receive(
+        token=token,
+        shape=tf.cast(shape, tf.int64),
+        T=dtype,
+        rank=rank,
+        communicator=communicator,
+        key=key,
+    )
+
+
+def barrier(token: tf.Tensor, communicator: str, key: str) -> Any:
+    """Waits for all ranks."""
+    return _ops().tfdist_barrier(token=token, communicator=communicator, key=key)
+
+
+def _ops() -> Any:
+    return native.load_ops()
+
+
+def _settings(op: Any) -> tuple[str, str]:
+    name = op.get_attr("communicator").decode()
+    return name, op.get_attr("key").decode() + "/gradient"
+
+
+@tf.RegisterGradient("TfdistAllReduce")  # type: ignore[untyped-decorator]
+def _all_reduce_gradient(op: Any, *gradients: tf.Tensor) -> list[Any]:
+    kind = op.get_attr("op").decode()
+    if kind not in ("sum", "mean"):
+        raise LookupError(
+            f"all_reduce has a gradient for 'sum' and 'mean'. Received: {kind!r}. "
+            "Stop the gradient there with tf.stop_gradient."
+        )
+    dense = [tf.convert_to_tensor(g) for g in gradients]
+    return [None, *all_reduce(op.inputs[0], dense, kind, *_settings(op))]
+
+
+@tf.RegisterGradient("TfdistReduceScatter")  # type: ignore[untyped-decorator]
+def _reduce_scatter_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
+    kind = op.get_attr("op").decode()
+    if kind not in ("sum", "mean"):
+        raise LookupError(
+            f"reduce_scatter has a gradient for 'sum' and 'mean'. Received: {kind!r}. "
+            "Stop the gradient there with tf.stop_gradient."
+        )
+    whole = all_gather(op.inputs[0], gradient, *_settings(op))
+    if kind == "mean":
+        size = tf.shape(op.inputs[1])[0] / tf.maximum(tf.shape(gradient)[0], 1)
+        whole /= tf.cast(size, whole.dtype)
+    return [None, tf.reshape(whole, tf.shape(op.inputs[1]))]
+
+
+@tf.RegisterGradient("TfdistAllGather")  # type: ignore[untyped-decorator]
+def _all_gather_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
+    token, tensor = op.inputs
+    name, key = _settings(op)
+    rows = tf.shape(tensor)[:1]
+    before = tf.cumsum(all_gather(token, rows, name, f"{key}/rows"), exclusive=True)
+    (total,) = all_reduce(token, [tf.convert_to_tensor(gradient)], "sum", name, key)
+    rank = registry.get(name).rank
+    return [None, total[before[rank] : before[rank] + rows[0]]]
+
+
+@tf.RegisterGradient("TfdistBroadcast")  # type: ignore[untyped-decorator]
+def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
+    name, key = _settings(op)
+    (total,) = all_reduce(op.inputs[0], [tf.convert_to_tensor(gradient)], "sum", name, key)
+    return [None, total if registry.get(name).rank == op.get_attr("root") else tf.zeros_like(total)]
+
+
+@tf.RegisterGradient("TfdistAllToAll")  # type: ignore[untyped-decorator]
+def _all_to_all_gradient(op: Any, gradient: tf.Tensor, _: Any) -> list[Any]:
+    back, _ = all_to_all(op.inputs[0], gradient, op.outputs[1], *_settings(op))
+    return [None, tf.reshape(back, tf.shape(op.inputs[1])), None]

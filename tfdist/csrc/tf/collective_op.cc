@@ -1,0 +1,95 @@
+#include "tf/collective_op.h"
+
+#include "absl/status/status.h"
+
+namespace tfdist::tf {
+
+using tensorflow::DataType;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+
+DType FromTensorFlow(DataType type) {
+  switch (type) {
+    case tensorflow::DT_BOOL: return DType::kBool;
+    case tensorflow::DT_UINT8: return DType::kUint8;
+    case tensorflow::DT_INT8: return DType::kInt8;
+    case tensorflow::DT_INT32: return DType::kInt32;
+    case tensorflow::DT_INT64: return DType::kInt64;
+    case tensorflow::DT_HALF: return DType::kFloat16;
+    case tensorflow::DT_BFLOAT16: return DType::kBfloat16;
+    case tensorflow::DT_FLOAT: return DType::kFloat32;
+    default: return DType::kFloat64;  // the signatures allow no others
+  }
+}
+
+absl::Status ToStatus(const Error& error) {
+  switch (error.code()) {
+    case Code::kInvalidArgument: return absl::InvalidArgumentError(error.what());
+    case Code::kMismatch:
+    case Code::kClosed: return absl::FailedPreconditionError(error.what());
+    case Code::kUnavailable: return absl::UnavailableError(error.what());
+    case Code::kInternal: return absl::InternalError(error.what());
+  }
+  return absl::InternalError(error.what());
+}
+
+CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
+    : AsyncOpKernel(construction), kind_(kind) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
+}
+
+void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
+  std::shared_ptr<Communicator> group;
+  Operation operation;
+  try {
+    group = FindNamed(communicator_);
+    operation.fingerprint.kind = kind_;
+    operation.fingerprint.SetName(key_);
+    if (context->num_inputs() > 1) {
+      operation.fingerprint.type = FromTensorFlow(context->input_dtype(1));
+    }
+    OP_REQUIRES_OK_ASYNC(context, Prepare(context, *group, &operation), done);
+  } catch (const Error& error) {
+    OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
+  }
+  group->Enqueue(std::move(operation), [this, context, done](const Error* error) {
+    OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
+    done();
+  });
+}
+
+ConstPieces Read(const Tensor& tensor) {
+  return ConstPieces(static_cast<const char*>(tensor.data()), tensor.TotalBytes());
+}
+
+Pieces Written(Tensor* tensor) {
+  return Pieces(static_cast<char*>(tensor->data()), tensor->TotalBytes());
+}
+
+std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
+  const auto dims = shape.dim_sizes();
+  return {dims.begin(), dims.end()};
+}
+
+absl::Status AddRowShape(const Tensor& tensor, const char* what, Fingerprint* fingerprint) {
+  if (tensor.dims() == 0) {
+    return absl::InvalidArgumentError(std::string(what) +
+                                      " needs a tensor with a first axis. Received: a scalar. "
+                                      "Reshape it to [1].");
+  }
+  std::vector<int64_t> dims = Dims(tensor.shape());
+  dims.erase(dims.begin());
+  fingerprint->AddShape(dims);
+  return absl::OkStatus();
+}
+
+ReduceOp ReductionNamed(const std::string& name) {
+  for (int op = 0; op < kReduceOps; ++op) {
+    if (name == NameOf(static_cast<ReduceOp>(op))) return static_cast<ReduceOp>(op);
+  }
+  return ReduceOp::kSum;  // the signature allows no others
+}
+
+}  // namespace tfdist::tf

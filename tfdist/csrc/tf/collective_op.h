@@ -1,0 +1,46 @@
+// What all of the kernels share: they hand a collective to its communicator and return at once.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "communicator.h"
+#include "registry.h"
+#include "tensorflow/core/framework/op_kernel.h"
+
+namespace tfdist::tf {
+
+DType FromTensorFlow(tensorflow::DataType type);
+absl::Status ToStatus(const Error& error);
+
+// The token is input 0 of every operation; the tensors come after it.
+class CollectiveOp : public tensorflow::AsyncOpKernel {
+ public:
+  CollectiveOp(tensorflow::OpKernelConstruction* construction, Kind kind);
+
+  void ComputeAsync(tensorflow::OpKernelContext* context, DoneCallback done) override;
+
+ protected:
+  // Describes the collective and prepares its outputs; what it refers to must live until the end.
+  // Runs in TensorFlow's thread and must not wait.
+  virtual absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                               Operation* operation) = 0;
+  // After the collective, in the communicator's thread.
+  virtual absl::Status Finish(tensorflow::OpKernelContext*) { return absl::OkStatus(); }
+
+ private:
+  const Kind kind_;
+  std::string communicator_;
+  std::string key_;
+};
+
+ConstPieces Read(const tensorflow::Tensor& tensor);
+Pieces Written(tensorflow::Tensor* tensor);
+std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
+// Dimensions but the first, in which the ranks may differ.
+absl::Status AddRowShape(const tensorflow::Tensor& tensor, const char* what,
+                         Fingerprint* fingerprint);
+ReduceOp ReductionNamed(const std::string& name);
+
+}  // namespace tfdist::tf

@@ -1,0 +1,208 @@
+// The kernels of the collectives that move values as they are.
+#include <numeric>
+
+#include "tf/collective_op.h"
+
+namespace tfdist::tf {
+namespace {
+
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+
+// Bytes of one row; a row may be empty.
+size_t RowBytes(const Tensor& tensor) {
+  size_t bytes = static_cast<size_t>(tensorflow::DataTypeSize(tensor.dtype()));
+  for (int axis = 1; axis < tensor.dims(); ++axis) {
+    bytes *= static_cast<size_t>(tensor.dim_size(axis));
+  }
+  return bytes;
+}
+
+// Allocates output 0 for rows that come from many ranks. Rows that hold no bytes are not counted.
+Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received_bytes) {
+  const Tensor& tensor = context->input(1);
+  const size_t row = RowBytes(tensor);
+  const size_t bytes =
+      std::accumulate(received_bytes.begin(), received_bytes.end(), size_t{0});
+  TensorShape shape = tensor.shape();
+  shape.set_dim(0, row == 0 ? 0 : static_cast<int64_t>(bytes / row));
+  Tensor* result = nullptr;
+  const absl::Status status = context->allocate_output(0, shape, &result);
+  if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
+  return Written(result);
+}
+
+class AllGatherOp : public CollectiveOp {
+ public:
+  explicit AllGatherOp(OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kAllGather) {}
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, const Communicator&,
+                       Operation* operation) override {
+    TF_RETURN_IF_ERROR(
+        AddRowShape(context->input(1), "all_gather", &operation->fingerprint));
+    operation->in = Read(context->input(1));
+    operation->allocate = [context](const std::vector<size_t>& received) {
+      return AllocateRows(context, received);
+    };
+    return absl::OkStatus();
+  }
+};
+
+class BroadcastOp : public CollectiveOp {
+ public:
+  explicit BroadcastOp(OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kBroadcast) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, const Communicator&,
+                       Operation* operation) override {
+    const Tensor& tensor = context->input(1);
+    Tensor* result = nullptr;
+    TF_RETURN_IF_ERROR(
+        context->forward_input_or_allocate_output({1}, 0, tensor.shape(), &result));
+    operation->in = Read(tensor);
+    operation->out = Written(result);
+    operation->fingerprint.root = static_cast<int32_t>(root_);
+    operation->fingerprint.AddShape(Dims(tensor.shape()));
+    return absl::OkStatus();
+  }
+
+  int64_t root_ = 0;
+};
+
+class AllToAllOp : public CollectiveOp {
+ public:
+  explicit AllToAllOp(OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kAllToAll) {}
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override {
+    const Tensor& tensor = context->input(1);
+    const Tensor& rows = context->input(2);
+    TF_RETURN_IF_ERROR(AddRowShape(tensor, "all_to_all", &operation->fingerprint));
+    int64_t total = 0;
+    bool negative = false;
+    const size_t row = RowBytes(tensor);
+    if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
+      for (int rank = 0; rank < group.size(); ++rank) {
+        const int64_t count = rows.vec<int64_t>()(rank);
+        negative = negative || count < 0;
+        total += count;
+        operation->sent_bytes.push_back(static_cast<size_t>(count) * row);
+      }
+    }
+    if (operation->sent_bytes.empty() || negative || total != tensor.dim_size(0)) {
+      return absl::InvalidArgumentError(
+          "all_to_all needs, for each of " + std::to_string(group.size()) +
+          " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +
+          rows.SummarizeValue(64) + " for a tensor of shape " + tensor.shape().DebugString() +
+          ".");
+    }
+    Tensor* received_rows = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(1, rows.shape(), &received_rows));
+    operation->in = Read(tensor);
+    operation->allocate = [context, received_rows, row](const std::vector<size_t>& received) {
+      for (size_t rank = 0; rank < received.size(); ++rank) {
+        received_rows->vec<int64_t>()(static_cast<int64_t>(rank)) =
+            row == 0 ? 0 : static_cast<int64_t>(received[rank] / row);
+      }
+      return AllocateRows(context, received);
+    };
+    return absl::OkStatus();
+  }
+};
+
+class SendOp : public CollectiveOp {
+ public:
+  explicit SendOp(OpKernelConstruction* construction) : CollectiveOp(construction, Kind::kSend) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, const Communicator&,
+                       Operation* operation) override {
+    operation->peer = static_cast<int>(rank_);
+    operation->in = Read(context->input(1));
+    operation->fingerprint.AddShape(Dims(context->input(1).shape()));
+    return absl::OkStatus();
+  }
+
+  int64_t rank_ = 0;
+};
+
+class ReceiveOp : public CollectiveOp {
+ public:
+  explicit ReceiveOp(OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kReceive) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
+  }
+
+ private:
+  absl::Status Prepare(OpKernelContext* context, const Communicator&,
+                       Operation* operation) override {
+    const Tensor& dims = context->input(1);
+    TensorShape shape;
+    if (dims.dims() != 1) {
+      return absl::InvalidArgumentError("The shape to receive must be a vector. Received: shape " +
+                                        dims.shape().DebugString() + ".");
+    }
+    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(dims.vec<int64_t>(), &shape));
+    Tensor* result = nullptr;
+    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &result));
+    operation->peer = static_cast<int>(rank_);
+    operation->out = Written(result);
+    operation->fingerprint.type = FromTensorFlow(result->dtype());
+    operation->fingerprint.AddShape(Dims(shape));
+    return absl::OkStatus();
+  }
+
+  int64_t rank_ = 0;
+};
+
+class BarrierOp : public CollectiveOp {
+ public:
+  explicit BarrierOp(OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kBarrier) {}
+
+ private:
+  absl::Status Prepare(OpKernelContext*, const Communicator&, Operation*) override {
+    return absl::OkStatus();
+  }
+};
+
+#define TFDIST_KERNEL(name, kernel) \
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU), kernel);
+
+TFDIST_KERNEL("TfdistAllGather", AllGatherOp)
+TFDIST_KERNEL("TfdistBroadcast", BroadcastOp)
+TFDIST_KERNEL("TfdistAllToAll", AllToAllOp)
+TFDIST_KERNEL("TfdistSend", SendOp)
+TFDIST_KERNEL("TfdistReceive", ReceiveOp)
+TFDIST_KERNEL("TfdistBarrier", BarrierOp)
+
+// On a GPU's worker everything passes through the host's memory.
+#define TFDIST_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("token")
+REGISTER_KERNEL_BUILDER(
+    TFDIST_GPU("TfdistAllGather").HostMemory("tensor").HostMemory("gathered"), AllGatherOp);
+REGISTER_KERNEL_BUILDER(
+    TFDIST_GPU("TfdistBroadcast").HostMemory("tensor").HostMemory("value"), BroadcastOp);
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
+                            .HostMemory("tensor")
+                            .HostMemory("rows")
+                            .HostMemory("received")
+                            .HostMemory("received_rows"),
+                        AllToAllOp);
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistSend").HostMemory("tensor"), SendOp);
+REGISTER_KERNEL_BUILDER(
+    TFDIST_GPU("TfdistReceive").HostMemory("shape").HostMemory("tensor"), ReceiveOp);
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBarrier"), BarrierOp);
+
+}  // namespace
+}  // namespace tfdist::tf

@@ -1,0 +1,135 @@
+// The collectives as TensorFlow operations: their signatures and the shapes of their results.
+//
+// `token` is a resource that orders the operations of one communicator: TensorFlow runs operations
+// that hold the same resource in the order of the program, and that must be the same on all ranks.
+
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace {
+
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+using Result = decltype(tensorflow::shape_inference::UnknownShape(nullptr));
+
+#define TFDIST_TYPES "{bool, uint8, int8, int32, int64, half, bfloat16, float, double}"
+#define TFDIST_REDUCTIONS "{'sum', 'mean', 'min', 'max', 'product'} = 'sum'"
+
+// The first input is the token.
+Result SameShapes(InferenceContext* context) {
+  for (int i = 0; i < context->num_outputs(); ++i) {
+    context->set_output(i, context->input(i + 1));
+  }
+  return Result();
+}
+
+Result UnknownRows(InferenceContext* context, ShapeHandle shape) {
+  if (!context->RankKnown(shape) || context->Rank(shape) == 0) {
+    context->set_output(0, context->UnknownShape());
+    return Result();
+  }
+  ShapeHandle result;
+  TF_RETURN_IF_ERROR(context->ReplaceDim(shape, 0, context->UnknownDim(), &result));
+  context->set_output(0, result);
+  return Result();
+}
+
+}  // namespace
+
+REGISTER_OP("TfdistAllReduce")
+    .Input("token: resource")
+    .Input("tensors: N * T")
+    .Output("reduced: N * T")
+    .Attr("N: int >= 1")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("op: " TFDIST_REDUCTIONS)
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(SameShapes);
+
+REGISTER_OP("TfdistReduceScatter")
+    .Input("token: resource")
+    .Input("tensor: T")
+    .Output("part: T")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("op: " TFDIST_REDUCTIONS)
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      return UnknownRows(context, context->input(1));
+    });
+
+REGISTER_OP("TfdistAllGather")
+    .Input("token: resource")
+    .Input("tensor: T")
+    .Output("gathered: T")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      return UnknownRows(context, context->input(1));
+    });
+
+REGISTER_OP("TfdistBroadcast")
+    .Input("token: resource")
+    .Input("tensor: T")
+    .Output("value: T")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("root: int")
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(SameShapes);
+
+REGISTER_OP("TfdistAllToAll")
+    .Input("token: resource")
+    .Input("tensor: T")
+    .Input("rows: int64")
+    .Output("received: T")
+    .Output("received_rows: int64")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(1, context->input(2));
+      return UnknownRows(context, context->input(1));
+    });
+
+REGISTER_OP("TfdistSend")
+    .Input("token: resource")
+    .Input("tensor: T")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("rank: int")
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfdistReceive")
+    .Input("token: resource")
+    .Input("shape: int64")
+    .Output("tensor: T")
+    .Attr("T: " TFDIST_TYPES)
+    .Attr("rank: int")
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      ShapeHandle shape;
+      TF_RETURN_IF_ERROR(context->MakeShapeFromShapeTensor(1, &shape));
+      context->set_output(0, shape);
+      return Result();
+    });
+
+REGISTER_OP("TfdistBarrier")
+    .Input("token: resource")
+    .Attr("communicator: string")
+    .Attr("key: string = ''")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);

@@ -1,0 +1,87 @@
+"""The core's C functions (csrc/c_api.h) as ctypes calls them; a test compares the two files."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import (
+    CFUNCTYPE,
+    POINTER,
+    c_char_p,
+    c_double,
+    c_int,
+    c_int64,
+    c_size_t,
+    c_uint64,
+    c_void_p,
+)
+from typing import Any
+
+
+class Setup(ctypes.Structure):
+    """`tfd_setup`: how a communicator reaches its ranks."""
+
+    _fields_ = [
+        ("name", c_char_p),
+        ("rank", c_int),
+        ("size", c_int),
+        ("ranks", POINTER(c_char_p)),
+        ("hosts", POINTER(c_int)),
+        ("control", POINTER(c_int)),
+        ("data", POINTER(c_int)),
+        ("segment", c_int),
+        ("segment_bytes", c_size_t),
+        ("heartbeat_seconds", c_double),
+        ("stall_seconds", c_double),
+        ("timeout_seconds", c_double),
+        ("algorithm", c_char_p),
+    ]
+
+
+class Statistics(ctypes.Structure):
+    """`tfd_statistics`: what has crossed the links."""
+
+    _fields_ = [
+        ("collectives", c_uint64),
+        ("shared_bytes", c_uint64),
+        ("sent_bytes", c_uint64),
+        ("received_bytes", c_uint64),
+    ]
+
+
+# What `tfd_on_warning` takes. The caller keeps a reference for as long as the core may call it.
+WARN = CFUNCTYPE(None, c_char_p)
+
+_COMMUNICATOR = (c_int64, c_char_p)  # number, name of the collective
+_COUNTS = POINTER(c_size_t)
+
+# Function -> what it returns, what it takes.
+FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "tfd_segment_bytes": (c_size_t, (c_int,)),
+    "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),
+    "tfd_abort": (c_int, (c_int64, c_char_p)),
+    "tfd_close": (c_int, (c_int64,)),
+    "tfd_error": (c_char_p, ()),
+    "tfd_on_warning": (None, (WARN,)),
+    "tfd_get_statistics": (c_int, (c_int64, POINTER(Statistics))),
+    "tfd_all_reduce": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
+    "tfd_reduce_scatter": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
+    "tfd_all_gather": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, _COUNTS, c_int)),
+    "tfd_broadcast": (c_int, (*_COMMUNICATOR, c_void_p, c_size_t, c_int, c_int)),
+    "tfd_all_to_all": (c_int, (*_COMMUNICATOR, c_void_p, _COUNTS, c_void_p, _COUNTS, c_int)),
+    "tfd_send": (c_int, (*_COMMUNICATOR, c_void_p, c_size_t, c_int, c_int)),
+    "tfd_receive": (c_int, (*_COMMUNICATOR, c_void_p, c_size_t, c_int, c_int)),
+    "tfd_barrier": (c_int, _COMMUNICATOR),
+}
+
+
+def declare(library: ctypes.CDLL) -> ctypes.CDLL:
+    """Gives every function its types.
+
+    Raises:
+        AttributeError: the library lacks a function.
+    """
+    for name, (result, arguments) in FUNCTIONS.items():
+        function = getattr(library, name)
+        function.restype = result
+        function.argtypes = arguments
+    return library

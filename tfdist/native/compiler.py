@@ -1,0 +1,101 @@
+"""The C++ compiler of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shlex
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import NativeUnavailableError
+
+NAMES = ("g++", "c++", "clang++")
+_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A compiler that answers.
+
+    Attributes:
+        command: how it is called.
+        version: the first line of what it says of itself.
+    """
+
+    command: tuple[str, ...]
+    version: str
+
+    @property
+    def key(self) -> str:
+        """Eight characters that tell this compiler's libraries from another's."""
+        # "CXX=g++ -O1" is another compiler than "CXX=g++".
+        text = "\0".join((self.version, *self.command[1:]))
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    def __str__(self) -> str:
+        """Its name and version.
+
+        Example:
+            >>> str(Compiler(("/usr/bin/g++",), "g++ (Debian 12.2.0-14) 12.2.0"))
+            'g++ 12.2.0'
+        """
+        numbers = re.findall(r"(?<![\w.-])\d+\.\d+(?:\.\d+)?", self.version)
+        name = Path(self.command[0]).name
+        return f"{name} {numbers[-1]}" if numbers else name
+
+
+def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
+    """Finds a compiler.
+
+    Args:
+        setting: the command that the user has chosen, with its arguments; "" for none.
+        names: what to look for otherwise, the best first.
+
+    Raises:
+        NativeUnavailableError: there is none, or the chosen one does not answer.
+    """
+    command = _words(setting)
+    if not command:
+        command = next(([name] for name in names if shutil.which(name)), [])
+    if not command:
+        raise NativeUnavailableError(
+            f"No C++ compiler was found (looked for {', '.join(names)}). Install one (Debian: "
+            f"apt-get install g++; conda: gxx_linux-64 and CXX), or run tfdist build "
+            f"--into-package where there is one and install the wheel made there."
+        )
+    try:
+        done = subprocess.run(
+            [*command, "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_SECONDS,
+        )
+        problem = "" if done.returncode == 0 else _last(done.stderr) or f"code {done.returncode}"
+    except (OSError, subprocess.TimeoutExpired) as error:
+        problem = str(error)
+    if problem:
+        origin = "given by CXX" if setting else "found in PATH"
+        raise NativeUnavailableError(
+            f"The C++ compiler {shlex.join(command)}, {origin}, does not answer to --version "
+            f"({problem}): set CXX to a compiler that works."
+        )
+    return Compiler(tuple(command), done.stdout.partition("\n")[0])
+
+
+def _words(setting: str) -> list[str]:
+    try:
+        return shlex.split(setting)
+    except ValueError as error:
+        raise NativeUnavailableError(
+            f"CXX is not a command ({error}). Received: {setting!r}. Set it to a C++ compiler, or "
+            f"unset it."
+        ) from error
+
+
+def _last(text: str) -> str:
+    return (text.strip().splitlines() or [""])[-1]

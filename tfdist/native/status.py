@@ -1,0 +1,66 @@
+"""What is known of the native collectives without compiling or loading anything."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import builder
+from tfdist.native import compiler as compilers
+from tfdist.native.build import Build
+from tfdist.native.recipe import SOURCE
+from tfdist.options import NativeOptions
+
+
+@dataclass(frozen=True)
+class Status:
+    """How things stand.
+
+    Attributes:
+        enabled: whether they may be used.
+        build: the libraries that would be loaded; None if they are still to be compiled.
+        compiler: name and version of the one that would compile them, "" if there is none.
+        problem: why they can be neither loaded nor compiled, with the remedy; "" if they can.
+    """
+
+    enabled: bool
+    build: Build | None = None
+    compiler: str = ""
+    problem: str = ""
+
+    def __str__(self) -> str:
+        """One line.
+
+        Example:
+            >>> str(Status(True, compiler="g++ 12.2.0"))
+            'not compiled yet; will be on first use, by g++ 12.2.0'
+        """
+        if not self.enabled:
+            return "switched off by TFDIST_NATIVE=0"
+        if self.build:
+            return f"compiled: {self.build.folder} ({self.build.compiler})"
+        if self.problem:
+            return "not possible"
+        return f"not compiled yet; will be on first use, by {self.compiler}"
+
+
+def status(options: NativeOptions | None = None, source: Path = SOURCE) -> Status:
+    """Says which libraries would be loaded, or why none would.
+
+    Args:
+        options: the compiler and the cache; from the environment by default.
+        source: the folder with the C++ sources.
+
+    Raises:
+        ValueError: a setting is wrong.
+    """
+    options = options or NativeOptions.from_environment()
+    if not options.enabled:
+        return Status(enabled=False)
+    try:
+        build = builder.find(options, source)
+        compiler = "" if build else str(compilers.find(options.compiler))
+    except NativeUnavailableError as error:
+        return Status(enabled=True, problem=str(error))
+    return Status(enabled=True, build=build, compiler=compiler)

@@ -1,0 +1,129 @@
+"""Which collectives a strategy uses, and the communicators that go with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.cluster.progress import say
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.protocol import Alone, Communicator
+from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
+from tfdist.errors import NativeUnavailableError, UnsupportedError
+from tfdist.strategies.group import Group
+
+COMMUNICATIONS = ("auto", "tensorflow", "native")
+
+
+def choose(group: Group, communication: str) -> str:
+    """Chooses the collectives, the same on all workers.
+
+    Args:
+        group: the workers; all of them call this.
+        communication: what this worker asked for, one of `COMMUNICATIONS`.
+
+    Returns:
+        `"native"` or `"tensorflow"`.
+
+    Raises:
+        NativeUnavailableError: the native ones were asked for and cannot be had.
+        UnsupportedError: they were asked for with several devices per worker.
+    """
+    group.agree("communication", communication)
+    if communication == "tensorflow" or group.topology.size == 1:
+        return "tensorflow"
+    obstacle = _obstacle(gpus=communication == "native")
+    obstacles = [text for text in group.exchange("native collectives", obstacle) if text]
+    if not obstacles:
+        return "native"
+    if communication == "native":
+        kind = UnsupportedError if obstacles[0] == _SEVERAL_DEVICES else NativeUnavailableError
+        raise kind(obstacles[0])
+    if obstacles[0] not in (_SEVERAL_DEVICES, _GPUS) and group.topology.rank == 0:
+        say(f"{obstacles[0]} TensorFlow's collectives are used instead, which are slower.")
+    return "tensorflow"
+
+
+_SEVERAL_DEVICES = (
+    "The native collectives serve workers with one device each. Start one worker per device, "
+    'or use communication="tensorflow".'
+)
+_GPUS = "The worker has a GPU."
+
+
+def _obstacle(*, gpus: bool) -> str:
+    """Why this worker cannot use the native collectives; "" if it can.
+
+    Args:
+        gpus: whether the gradients of a GPU may pass through the host's memory.
+    """
+    # Listing the logical devices would start TensorFlow too early for its server.
+    physical = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("CPU")
+    logical = [tf.config.get_logical_device_configuration(d) or [d] for d in physical]
+    if sum(map(len, logical)) > 1:
+        return _SEVERAL_DEVICES
+    if not gpus and physical[0].device_type == "GPU":
+        return _GPUS
+    try:
+        native.load()
+        native.load_ops()
+    except NativeUnavailableError as error:
+        return str(error)
+    return ""
+
+
+def local_devices(group: Group) -> list[str]:
+    """This process's replicas' devices: its GPUs, else its logical CPU devices."""
+    kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
+    names = [device.name for device in tf.config.list_logical_devices(kind)]
+    group.agree("number of devices", f"{len(names)} {kind}")
+    return names
+
+
+# TensorFlow names a group of devices by a number, the same on all of them.
+_WORKERS_KEY = 0x7FD0001
+_REPLICAS_KEY = 0x7FD0002
+_DEFAULT_BUCKET_BYTES = 4 << 20
+
+
+def worker_communicator(group: Group, options: Any, *, native: bool) -> Communicator:
+    """A communicator with one participant per worker, for values on the host."""
+    if group.topology.size == 1:
+        return Alone()
+    if native:
+        return group.native()
+    return TensorFlowCommunicator(
+        tf.config.list_logical_devices("CPU")[0].name,
+        rank=group.topology.rank,
+        size=group.topology.size,
+        group_key=_WORKERS_KEY,
+        implementation="RING",
+        timeout=options.timeout_seconds or group.options.collective_timeout,
+        bucket_bytes=options.bytes_per_pack or _DEFAULT_BUCKET_BYTES,
+    )
+
+
+def replica_communicators(
+    group: Group, devices: list[str], workers: Communicator, options: Any
+) -> list[Communicator]:
+    """For each device a communicator over the replicas of all workers."""
+    size = len(devices) * group.topology.size
+    if size == 1:
+        return [Alone()]
+    if len(devices) == 1 and ("CPU" in devices[0] or isinstance(workers, NativeCommunicator)):
+        return [workers]
+    local_key = hash(tuple(devices)) % 2**30
+    return [
+        TensorFlowCommunicator(
+            device,
+            rank=group.topology.rank * len(devices) + i,
+            size=size,
+            group_key=_REPLICAS_KEY if group.topology.size > 1 else local_key,
+            implementation=options.implementation.value,
+            timeout=options.timeout_seconds or group.options.collective_timeout,
+            bucket_bytes=options.bytes_per_pack or _DEFAULT_BUCKET_BYTES,
+        )
+        for i, device in enumerate(devices)
+    ]
