@@ -14,6 +14,10 @@ import traceback
 import warnings
 from typing import Any
 
+from tfdist import native
+from tfdist.errors import NativeUnavailableError
+from tfdist.options import NativeOptions
+
 
 class RankError(AssertionError):
     """A rank raised; the message holds every rank's traceback."""
@@ -25,10 +29,12 @@ class Ranks:
     Args:
         workers: how many processes; 0 for one plain process without a strategy.
         devices: logical CPU devices, and so replicas, per process.
+        native: whether they may use the native collectives.
     """
 
-    def __init__(self, workers: int, devices: int = 1) -> None:
+    def __init__(self, workers: int, devices: int = 1, *, native: bool = True) -> None:
         self.workers, self.devices = workers, devices
+        self._native = native
         self._processes: list[Any] = []
 
     def run(self, function: str, *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -64,6 +70,10 @@ class Ranks:
             return False, f"ended with exit code {process.exitcode}"
 
     def _start(self) -> None:
+        if self._native and self.workers > 1:
+            # Here, where no test's clock runs.
+            with contextlib.suppress(NativeUnavailableError):
+                native.ensure(NativeOptions.from_environment())
         context = multiprocessing.get_context("spawn")
         addresses = [f"127.0.0.1:{port}" for port in free_ports(max(1, self.workers))]
         for rank in range(max(1, self.workers)):
@@ -74,6 +84,7 @@ class Ranks:
                 "TF_NUM_INTEROP_THREADS": "4",
                 "TFDIST_COLLECTIVE_TIMEOUT": "60",
                 "TFDIST_START_TIMEOUT": "60",
+                "TFDIST_NATIVE": "1" if self._native else "0",
                 "TF_CONFIG": "",
             }
             if self.workers > 1:

@@ -14,6 +14,7 @@ GROUPS = {
     "alone": Ranks(0),
     "1": Ranks(1),
     "2": Ranks(2),
+    "2 by TensorFlow": Ranks(2, native=False),
     "3": Ranks(3),
     "4": Ranks(4),
     "1x2": Ranks(1, devices=2),

@@ -23,7 +23,7 @@ def test_two_workers(behaviour, tmp_path):
     _check("2", behaviour, tmp_path)
 
 
-@pytest.mark.parametrize("group", ["3", "1x2", "2x2"])
+@pytest.mark.parametrize("group", ["2 by TensorFlow", "3", "1x2", "2x2"])
 @pytest.mark.parametrize(
     "behaviour", ["files:save_and_load_whole_model", "files:export_for_serving"]
 )

@@ -12,7 +12,7 @@ def test_two_workers(model):
     check_same_as_alone("2", model)
 
 
-@pytest.mark.parametrize("group", ["1", "3", "4", "1x2", "2x2"])
+@pytest.mark.parametrize("group", ["1", "2 by TensorFlow", "3", "4", "1x2", "2x2"])
 @pytest.mark.parametrize(
     "model",
     [

@@ -12,7 +12,7 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", behaviour)
 
 
-@pytest.mark.parametrize("group", ["1", "3", "4", "1x2", "2x2"])
+@pytest.mark.parametrize("group", ["1", "2 by TensorFlow", "3", "4", "1x2", "2x2"])
 @pytest.mark.parametrize(
     "behaviour",
     [

@@ -78,6 +78,12 @@ class Group:
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
+    def close(self) -> None:
+        """Leaves the group, as the end of the process does."""
+        if self._native is not None:
+            self._native.close()
+        self.session.close()
+
     def _lose(self, message: str) -> None:
         self._loss = message
         self._lost.set()
@@ -104,7 +110,7 @@ class Group:
             yield
         except _FAILURES as error:
             if not self._serves_tensorflow:
-                raise
+                raise type(error)(None, None, _plain(error)) from error
             # TensorFlow may notice a moment before the control connection does.
             if self.topology.size > 1 and self._lost.wait(_NEWS_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
@@ -143,6 +149,15 @@ _FAILURES = (
     tf.errors.FailedPreconditionError,
     tf.errors.UnknownError,
 )
+
+
+def _plain(error: tf.errors.OpError) -> str:
+    """An operation's own message, without the graph's account of where the operation stands."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
+    return lines[ends[0] - 1] if ends and ends[0] else str(error.message)
+
+
 _NEWS_SECONDS = 2.0
 _LAST_STEP_SECONDS = 5.0
 _joined: Group | None = None

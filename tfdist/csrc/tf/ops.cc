@@ -48,6 +48,7 @@ REGISTER_OP("TfdistAllReduce")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);
 
 REGISTER_OP("TfdistReduceScatter")
@@ -59,6 +60,7 @@ REGISTER_OP("TfdistReduceScatter")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* context) {
       return UnknownRows(context, context->input(1));
     });
@@ -71,6 +73,7 @@ REGISTER_OP("TfdistAllGather")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* context) {
       return UnknownRows(context, context->input(1));
     });
@@ -84,6 +87,7 @@ REGISTER_OP("TfdistBroadcast")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);
 
 REGISTER_OP("TfdistAllToAll")
@@ -96,6 +100,7 @@ REGISTER_OP("TfdistAllToAll")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* context) {
       context->set_output(1, context->input(2));
       return UnknownRows(context, context->input(1));
@@ -109,6 +114,7 @@ REGISTER_OP("TfdistSend")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfdistReceive")
@@ -120,6 +126,7 @@ REGISTER_OP("TfdistReceive")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn([](InferenceContext* context) {
       ShapeHandle shape;
       TF_RETURN_IF_ERROR(context->MakeShapeFromShapeTensor(1, &shape));
@@ -132,4 +139,5 @@ REGISTER_OP("TfdistBarrier")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .SetIsStateful()
+    .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
