@@ -28,7 +28,7 @@ Sizes OnOneHost(Host& host, const Operation& operation) {
       along.push_back({data, bytes});
     });
   }
-  host.Arrive(operation.fingerprint, ConstPieces(std::move(along)));
+  host.Arrive(operation.fingerprint, ConstPieces(along));
   Sizes sizes;
   sizes.arrived = true;
   for (int rank = 0; rank < host.size(); ++rank) {

@@ -22,11 +22,16 @@ constexpr Named kAlgorithms[] = {
     {"ring", Algorithm::kRing},     {"hierarchical", Algorithm::kHierarchical},
 };
 
+constexpr int kMostArrivals = 64;
 // Up to here a message between hosts costs its way, not its bytes.
 constexpr size_t kWholeBytes = 16 << 10;
 constexpr int kMostWhole = 64;
 // With more members a ring has fewer connections to serve, and no rank has many senders at once.
 constexpr int kMostDirect = 16;
+
+double Scale(const Operation& operation, int size) {
+  return operation.fingerprint.op == ReduceOp::kMean ? 1.0 / size : 1.0;
+}
 
 Transfer Everything(const Operation& operation, int participants, int owners, int size) {
   Transfer transfer;
@@ -35,26 +40,30 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   transfer.op = operation.fingerprint.op;
   transfer.in = operation.in;
   transfer.out = operation.out;
-  if (transfer.op == ReduceOp::kMean) transfer.scale = 1.0 / size;
+  transfer.scale = Scale(operation, size);
   transfer.part_bytes =
       CutEvenly(operation.in.bytes(), SizeOf(transfer.type), owners, participants);
   return transfer;
 }
 
 // Every rank of the host reads what every other one has brought along, and adds it up.
-void AmongArrivals(Host& host, const Transfer& transfer) {
-  std::vector<const char*> all(static_cast<size_t>(host.size()), nullptr);
-  for (int rank = 0; rank < host.size(); ++rank) {
-    if (rank != host.rank()) all[static_cast<size_t>(rank)] = host.Await(rank).data;
-  }
-  Transfer mine = transfer;
-  mine.part_bytes.assign(all.size(), 0);
-  mine.part_bytes[static_cast<size_t>(host.rank())] = transfer.in.bytes();
-  ReducePart(mine, host.rank(), 0, transfer.in.bytes(), all, nullptr);
+void AmongArrivals(Host& host, const Operation& operation, double scale) {
+  const DType type = operation.fingerprint.type;
+  const ReduceOp op = operation.fingerprint.op;
+  // The own values are among the arrivals, too.
+  const void* all[kMostArrivals];
+  for (int rank = 0; rank < host.size(); ++rank) all[rank] = host.Await(rank).data;
+  operation.out.ForEach(0, operation.out.bytes(), [&](char* out, size_t bytes) {
+    Reduce({type, op, scale, all, host.size(), bytes / SizeOf(type), out});
+    for (int rank = 0; rank < host.size(); ++rank) {
+      all[rank] = static_cast<const char*>(all[rank]) + bytes;
+    }
+  });
 }
 
 bool FitsArrivals(size_t bytes, int ranks) {
-  return bytes <= Arrival::kBytes && bytes * static_cast<size_t>(ranks) <= 4 * Arrival::kBytes;
+  return ranks <= kMostArrivals && bytes <= Arrival::kBytes &&
+         bytes * static_cast<size_t>(ranks) <= 8 * Arrival::kBytes;
 }
 
 Algorithm BetweenHosts(size_t bytes, int members) {
@@ -95,12 +104,13 @@ void Hierarchical(Fabric& fabric, const Operation& operation) {
       Everything(operation, host.size(), static_cast<int>(carriers), topology.size);
 
   if (carriers == most && FitsArrivals(operation.in.bytes(), host.size())) {
-    Transfer inside = whole, between = whole;
-    inside.scale = 1.0;
+    Transfer between = whole;
     if (host.size() > 1) {
-      AmongArrivals(host, inside);
+      AmongArrivals(host, operation, 1.0);
     } else {
-      CopyPart(inside, 0, 0, inside.in.bytes());
+      Transfer own = whole;
+      own.part_bytes = {whole.in.bytes()};
+      CopyPart(own, 0, 0, whole.in.bytes());
     }
     between.in = operation.out.Const();
     return OverLinks(fabric, operation, Counterparts(topology), between, Algorithm::kAuto);
@@ -163,10 +173,11 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation);
-  const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
-  if (algorithm == Algorithm::kShared) {
-    return small ? AmongArrivals(host, whole) : RunShared(host, whole);
+  if (algorithm == Algorithm::kShared && small) {
+    return AmongArrivals(host, operation, Scale(operation, topology.size));
   }
+  const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
+  if (algorithm == Algorithm::kShared) return RunShared(host, whole);
   host.AwaitAll();
   OverLinks(fabric, operation, Everyone(topology), whole, algorithm);
 }

@@ -102,7 +102,7 @@ class Direct {
       const size_t chunk = reduced_, begin = chunk * kChunk, bytes = ChunkBytes(chunk);
       std::vector<const char*> others(static_cast<size_t>(size_), nullptr);
       ForOthers([&](int j) { others[static_cast<size_t>(j)] = Scratch(j, chunk); });
-      ReducePart(t_, members_.me, begin, bytes, others, nullptr);
+      ReducePart(t_, members_.me, begin, bytes, others);
       ++reduced_;
       if (t_.gather) {
         ForOthers([&](int j) { SendOwn(j, begin, bytes, t_.out, t_.OutBegin(members_.me)); });
@@ -155,7 +155,7 @@ void RunWhole(Fabric& fabric, const Fingerprint& joined, const Members& members,
   Transfer reduction = transfer;
   reduction.part_bytes.assign(size, 0);
   reduction.part_bytes[me] = bytes;
-  ReducePart(reduction, members.me, 0, bytes, all, nullptr);
+  ReducePart(reduction, members.me, 0, bytes, all);
 }
 
 }  // namespace tfdist

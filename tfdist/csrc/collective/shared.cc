@@ -5,6 +5,7 @@
 
 #include "collective/shared.h"
 
+
 #include <algorithm>
 #include <cstring>
 
@@ -12,11 +13,7 @@
 namespace tfdist {
 namespace {
 
-// Below this a part of a chunk is not worth a wait of its own.
-constexpr size_t kLeastSlice = 8 << 10;
-// A message is cut into about this many chunks, if that leaves them large enough, so that copying
-// and reducing overlap.
-constexpr size_t kChunks = 4;
+constexpr size_t kBlock = 32 << 10;
 
 class Run {
  public:
@@ -24,7 +21,8 @@ class Run {
       : host_(host), t_(transfer), rank_(host.rank()), ranks_(host.size()) {
     const size_t largest = *std::max_element(t_.part_bytes.begin(), t_.part_bytes.end());
     const size_t room = host.segment().chunk_bytes() / static_cast<size_t>(ranks_) / 64 * 64;
-    slice_ = std::max(kLeastSlice, (largest / kChunks + 63) / 64 * 64);
+    count_ = std::max<size_t>(1, (largest + room - 1) / room);
+    slice_ = (largest / count_ + 127) / 64 * 64;
     slice_ = std::min(room, slice_);
     count_ = std::max<size_t>(1, (largest + slice_ - 1) / slice_);
   }
@@ -49,25 +47,31 @@ class Run {
     return Begin(i) < bytes ? std::min(slice_, bytes - Begin(i)) : 0;
   }
   char* Room(int rank, uint64_t chunk, int part) {
-    return host_.segment().chunk(rank, chunk) + static_cast<size_t>(part) * slice_;
+    return host_.segment().room(rank) + begins_[chunk % Segment::kSlots] +
+           static_cast<size_t>(part) * slice_;
   }
-  void CopyIn(uint64_t chunk, size_t i, int j) {
-    char* to = Room(rank_, chunk, j);
-    t_.in.ForEach(t_.InBegin(j) + Begin(i), Length(j, i), [&](const char* from, size_t bytes) {
-      std::memcpy(to, from, bytes);
-      to += bytes;
+  template <typename Source>
+  void CopyIn(const Source& source, size_t begin, size_t bytes, char* to) {
+    source.ForEach(begin, bytes, [&](const char* from, size_t some) {
+      host_.Copy(to, from, some);
+      to += some;
     });
-    host_.copied_bytes += Length(j, i);
+    host_.copied_bytes += bytes;
+  }
+
+  void CopyPartIn(uint64_t chunk, size_t i, int j) {
+    CopyIn(t_.in, t_.InBegin(j) + Begin(i), Length(j, i), Room(rank_, chunk, j));
   }
 
   void Publish(uint64_t chunk, size_t i) {
-    host_.AwaitRoom(chunk);
+    begins_[chunk % Segment::kSlots] =
+        host_.TakeRoom(chunk, slice_ * static_cast<size_t>(ranks_));
     if (t_.scatter) {
-      for (int step = 1; step < ranks_; ++step) CopyIn(chunk, i, (rank_ + step) % ranks_);
+      for (int step = 1; step < ranks_; ++step) CopyPartIn(chunk, i, (rank_ + step) % ranks_);
       host_.Publish(chunk);
       return;
     }
-    CopyIn(chunk, i, rank_);
+    CopyPartIn(chunk, i, rank_);
     CopyPart(t_, rank_, Begin(i), Length(rank_, i));
     host_.Publish(chunk);
     host_.Reduced(chunk);
@@ -76,23 +80,30 @@ class Run {
   void ReduceOwn(uint64_t chunk, size_t i) {
     for (int rank = 0; rank < ranks_; ++rank) {
       if (rank == rank_) continue;
-      if (i == 0) host_.Await(rank);
+      if (i == 0) host_.Await(rank, true);
       host_.AwaitPublished(rank, chunk);
     }
-    std::vector<const char*> rooms(static_cast<size_t>(ranks_), nullptr);
-    for (int rank = 0; rank < ranks_; ++rank) {
-      if (rank != rank_) rooms[static_cast<size_t>(rank)] = Room(rank, chunk, rank_);
-    }
     const size_t length = Length(rank_, i);
-    ReducePart(t_, rank_, Begin(i), length, rooms, t_.gather ? Room(rank_, chunk, rank_) : nullptr);
-    if (t_.gather) host_.copied_bytes += length;
+    std::vector<const char*> rooms(static_cast<size_t>(ranks_), nullptr);
+    // Block by block, so that the result is still in the first cache when it is copied.
+    for (size_t done = 0; done < length; done += kBlock) {
+      const size_t bytes = std::min(kBlock, length - done);
+      for (int rank = 0; rank < ranks_; ++rank) {
+        rooms[static_cast<size_t>(rank)] = Room(rank, chunk, rank_) + done;
+      }
+      ReducePart(t_, rank_, Begin(i) + done, bytes, rooms);
+      if (t_.gather) {
+        CopyIn(t_.out, t_.OutBegin(rank_) + Begin(i) + done, bytes,
+               Room(rank_, chunk, rank_) + done);
+      }
+    }
     host_.Reduced(chunk);
   }
 
   void Collect(uint64_t chunk, size_t i) {
     for (int step = 1; step < ranks_; ++step) {
       const int j = (rank_ + step) % ranks_;
-      if (!t_.scatter && i == 0) host_.Await(j);
+      if (!t_.scatter && i == 0) host_.Await(j, true);
       if (!t_.gather) continue;
       host_.AwaitReduced(j, chunk);
       const char* from = Room(j, chunk, j);
@@ -110,6 +121,7 @@ class Run {
   const int ranks_;
   size_t slice_ = 0;
   size_t count_ = 0;
+  size_t begins_[Segment::kSlots] = {};  // of the last chunks, in each rank's room
 };
 
 }  // namespace

@@ -13,7 +13,7 @@ size_t Transfer::Begin(int j) const {
 }
 
 void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
-                const std::vector<const char*>& others, char* copy) {
+                const std::vector<const char*>& others) {
   const size_t element = SizeOf(t.type);
   const size_t in_begin = t.InBegin(me) + begin, out_begin = t.OutBegin(me) + begin;
   std::vector<const void*> inputs(others.size());
@@ -25,7 +25,6 @@ void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
     inputs[static_cast<size_t>(me)] = in.data;
     Reduction reduction{t.type,        t.op, t.scale, inputs.data(), static_cast<int>(inputs.size()),
                         some / element, out.data};
-    if (copy) reduction.copy = copy + done;
     Reduce(reduction);
     done += some;
   }

@@ -29,9 +29,8 @@ struct Transfer {
 
 // Reduces bytes [begin, begin + bytes) of participant me's part into `out`: its own values and those
 // of the others, which begin at `others[j]` (others[me] is not read), in the participants' order.
-// Puts the result at `copy` too, unless it is null.
 void ReducePart(const Transfer& transfer, int me, size_t begin, size_t bytes,
-                const std::vector<const char*>& others, char* copy);
+                const std::vector<const char*>& others);
 
 // Copies bytes [begin, begin + bytes) of participant me's part from `in` to `out`.
 void CopyPart(const Transfer& transfer, int me, size_t begin, size_t bytes);

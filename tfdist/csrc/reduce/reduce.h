@@ -15,8 +15,7 @@ struct Reduction {
   const void* const* in;  // `inputs` buffers of `count` elements
   int inputs;
   size_t count;
-  void* out;             // may be one of the inputs
-  void* copy = nullptr;  // a second place for the result, or none
+  void* out;  // may be one of the inputs
 };
 
 // Reduces in the order of the inputs, half types in float32, so that every rank that reduces the

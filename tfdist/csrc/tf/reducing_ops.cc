@@ -50,8 +50,8 @@ class AllReduceOp : public ReducingOp {
       out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
       operation->fingerprint.AddShape(Dims(tensor.shape()));
     }
-    operation->in = ConstPieces(std::move(in));
-    operation->out = Pieces(std::move(out));
+    operation->in = ConstPieces(in);
+    operation->out = Pieces(out);
     return absl::OkStatus();
   }
 };

@@ -1,9 +1,11 @@
 #include "transport/host.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 
 #include "error.h"
+#include "memory.h"
 
 namespace tfdist {
 namespace {
@@ -38,10 +40,15 @@ void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
   Wake();
 }
 
-const Arrival& Host::Await(int rank) {
+const Arrival& Host::Await(int rank, bool measure) {
   const auto& arrived = segment_->progress(rank).arrived;
   Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
   const Arrival& arrival = segment_->arrival(rank, arrivals_);
+  if (measure) {
+    // An interruption is no distance.
+    const unsigned long ticks = std::min(TicksToRead(&arrival), 4 * kFarTicks);
+    ticks_ = (7 * ticks_ + ticks) / 8;
+  }
   if (rank != rank_ && !Agree(joined_, arrival.fingerprint)) {
     throw Error(Code::kMismatch, Disagreement(names_[static_cast<size_t>(rank_)], joined_,
                                               names_[static_cast<size_t>(rank)],
@@ -56,14 +63,27 @@ void Host::AwaitAll() {
   }
 }
 
+void Host::Copy(void* to, const void* from, size_t bytes) {
+  // Virtual processors move about, so it is looked at again and again.
+  if (ticks_ > kFarTicks) {
+    CopyFar(to, from, bytes);
+  } else {
+    CopyNear(to, from, bytes);
+  }
+}
+
 uint64_t Host::TakeChunks(uint64_t count) {
   const uint64_t first = chunks_ + 1;
   chunks_ += count;
   return first;
 }
 
-void Host::AwaitRoom(uint64_t chunk) {
-  if (chunk <= Segment::kSlots) return;
+size_t Host::TakeRoom(uint64_t chunk, size_t bytes) {
+  // Round and round, so that a line is long out of the others' caches when it is written again.
+  if (room_next_ + bytes > segment_->room_bytes()) room_next_ = 0;
+  const size_t begin = room_next_;
+  room_next_ += bytes;
+  if (chunk <= Segment::kSlots) return begin;
   for (int rank = 0; rank < size_; ++rank) {
     if (rank == rank_) continue;
     const auto& finished = segment_->progress(rank).finished;
@@ -71,6 +91,7 @@ void Host::AwaitRoom(uint64_t chunk) {
       return finished.load(kInOrder) + Segment::kSlots >= chunk;
     });
   }
+  return begin;
 }
 
 void Host::Publish(uint64_t chunk) {

@@ -32,13 +32,18 @@ class Host {
 
   // What a rank has brought to the collective that this one has joined last.
   // Throws Error(kMismatch) if it has joined another one.
-  const Arrival& Await(int rank);
+  // Args: whether to measure how far away it is, for `Copy`.
+  const Arrival& Await(int rank, bool measure = false);
   void AwaitAll();
+
+  // Copies into the segment, in the way that lets the other ranks read it fastest.
+  void Copy(void* to, const void* from, size_t bytes);
 
   // The chunks of one transfer; all ranks of the host take the same number.
   uint64_t TakeChunks(uint64_t count);
-  // Waits until a chunk's room may be written again.
-  void AwaitRoom(uint64_t chunk);
+  // Waits until a chunk may be written, and says where in each rank's room it lies. All ranks of
+  // the host ask for the same chunks with the same bytes, chunk_bytes() at most, in order.
+  size_t TakeRoom(uint64_t chunk, size_t bytes);
   void Publish(uint64_t chunk);
   void AwaitPublished(int rank, uint64_t chunk);
   void Reduced(uint64_t chunk);
@@ -69,6 +74,8 @@ class Host {
   Fingerprint joined_;
   uint64_t arrivals_ = 0;
   uint64_t chunks_ = 0;  // taken so far; the first is number 1
+  size_t room_next_ = 0;
+  unsigned long ticks_ = 0;  // to read what another rank has written, a running mean
 };
 
 }  // namespace tfdist

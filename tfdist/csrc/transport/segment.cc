@@ -18,10 +18,12 @@ constexpr size_t kPage = 4096;
 
 size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// All ranks' parts of a chunk should stay in a core's second cache, and be worth a wait each.
+// Large, so that a rank's room does not fit into its second cache: lines that have moved on to the
+// third are faster to read for another core. All rooms together stay within 32 MiB.
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
-  return std::max<size_t>(size_t{128} << 10, n * (size_t{8} << 10));
+  const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
+  return std::clamp<size_t>(share, n * (size_t{1} << 10), size_t{512} << 10);
 }
 
 // The rings of all pairs together stay within 16 MiB.
@@ -37,7 +39,7 @@ size_t Segment::BytesFor(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   return RoundUp(sizeof(Header), kPage) + RoundUp(n * sizeof(Progress), kPage) +
          RoundUp(n * kArrivals * sizeof(Arrival), kPage) + RoundUp(n * n * sizeof(Ring), kPage) +
-         n * n * RingBytes(ranks) + kSlots * n * ChunkBytes(ranks);
+         n * n * RingBytes(ranks) + (kSlots + 1) * n * ChunkBytes(ranks);
 }
 
 Segment::Segment(int descriptor, size_t bytes, int ranks)
@@ -84,7 +86,7 @@ void Segment::Lay() {
   arrivals_ = reinterpret_cast<Arrival*>(take(n * kArrivals * sizeof(Arrival)));
   rings_ = reinterpret_cast<Ring*>(take(n * n * sizeof(Ring)));
   ring_data_ = take(n * n * ring_bytes_);
-  chunks_ = take(kSlots * n * chunk_bytes_);
+  rooms_ = take((kSlots + 1) * n * chunk_bytes_);
 }
 
 void Segment::Abort(const Error& error) {

@@ -22,7 +22,7 @@ struct alignas(128) Progress {
 
 // What a rank brings to a collective: its fingerprint, and all of its data if that is small.
 struct alignas(64) Arrival {
-  static constexpr size_t kBytes = 8192;
+  static constexpr size_t kBytes = 2048;
   Fingerprint fingerprint;
   char data[kBytes];
 };
@@ -56,13 +56,11 @@ class Segment {
                      static_cast<size_t>(rank)];
   }
 
-  // A rank's room for a chunk.
+  // A rank's room for chunks, and the largest one. There is room for one more than are on their
+  // way, since a chunk that does not fit at the end begins at the front.
   size_t chunk_bytes() const { return chunk_bytes_; }
-  char* chunk(int rank, uint64_t number) {
-    const size_t slot = number % kSlots;
-    return chunks_ + (slot * static_cast<size_t>(ranks_) + static_cast<size_t>(rank)) *
-                         chunk_bytes_;
-  }
+  size_t room_bytes() const { return (kSlots + 1) * chunk_bytes_; }
+  char* room(int rank) { return rooms_ + static_cast<size_t>(rank) * room_bytes(); }
 
   size_t ring_bytes() const { return ring_bytes_; }
   Ring& ring(int from, int to) { return rings_[from * ranks_ + to]; }
@@ -97,7 +95,7 @@ class Segment {
   Arrival* arrivals_;
   Ring* rings_;
   char* ring_data_;
-  char* chunks_;
+  char* rooms_;
 };
 
 }  // namespace tfdist
