@@ -80,7 +80,7 @@ class Run {
   void ReduceOwn(uint64_t chunk, size_t i) {
     for (int rank = 0; rank < ranks_; ++rank) {
       if (rank == rank_) continue;
-      if (i == 0) host_.Await(rank, true);
+      if (i == 0) host_.Await(rank);
       host_.AwaitPublished(rank, chunk);
     }
     const size_t length = Length(rank_, i);
@@ -103,7 +103,7 @@ class Run {
   void Collect(uint64_t chunk, size_t i) {
     for (int step = 1; step < ranks_; ++step) {
       const int j = (rank_ + step) % ranks_;
-      if (!t_.scatter && i == 0) host_.Await(j, true);
+      if (!t_.scatter && i == 0) host_.Await(j);
       if (!t_.gather) continue;
       host_.AwaitReduced(j, chunk);
       const char* from = Room(j, chunk, j);

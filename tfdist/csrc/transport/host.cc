@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 
 #include "error.h"
 #include "memory.h"
@@ -13,6 +12,9 @@ namespace {
 // Progress is stored and then the bells' `asleep` read; a sleeper does it the other way round. Only
 // in one common order does either see the other.
 constexpr auto kInOrder = std::memory_order_seq_cst;
+
+// Every so many collectives; measuring holds the processor up.
+constexpr uint64_t kMeasured = 8;
 
 }  // namespace
 
@@ -32,22 +34,22 @@ void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
   Arrival& arrival = segment_->arrival(rank_, arrivals_);
   arrival.fingerprint = fingerprint;
   char* to = arrival.data;
-  data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
-    std::memcpy(to, from, bytes);
+  data.ForEach(0, data.bytes(), [this, &to](const char* from, size_t bytes) {
+    Copy(to, from, bytes);
     to += bytes;
   });
   mine().arrived.store(arrivals_, kInOrder);
   Wake();
 }
 
-const Arrival& Host::Await(int rank, bool measure) {
+const Arrival& Host::Await(int rank) {
   const auto& arrived = segment_->progress(rank).arrived;
   Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
   const Arrival& arrival = segment_->arrival(rank, arrivals_);
-  if (measure) {
+  if (rank != rank_ && arrivals_ % kMeasured == 0) {
     // An interruption is no distance.
     const unsigned long ticks = std::min(TicksToRead(&arrival), 4 * kFarTicks);
-    ticks_ = (7 * ticks_ + ticks) / 8;
+    ticks_ = (3 * ticks_ + ticks) / 4;
   }
   if (rank != rank_ && !Agree(joined_, arrival.fingerprint)) {
     throw Error(Code::kMismatch, Disagreement(names_[static_cast<size_t>(rank_)], joined_,

@@ -32,8 +32,7 @@ class Host {
 
   // What a rank has brought to the collective that this one has joined last.
   // Throws Error(kMismatch) if it has joined another one.
-  // Args: whether to measure how far away it is, for `Copy`.
-  const Arrival& Await(int rank, bool measure = false);
+  const Arrival& Await(int rank);
   void AwaitAll();
 
   // Copies into the segment, in the way that lets the other ranks read it fastest.
