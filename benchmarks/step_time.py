@@ -1,51 +1,76 @@
 """Measures how long a training step takes under tfdist and under its peers, in turns.
 
-    python benchmarks/step_time.py --workers=1,2 --models=mlp,cnn --json=step_time.json
+    python benchmarks/step_time.py --workers=1,2 --models=mlp,cnn,gpt --json=step_time.json
 
-The processes of all backends are started and sleep; then, round after round, each backend takes
-some steps while the others sleep. So a disturbance of the machine hits all alike, and what counts
-is the ratio to the peer in the same round. All is done with several sets of processes, since two
-processes that run the same program differ by some percent.
+The backends:
+
+  tfdist             fit under tfdist.MultiWorkerMirroredStrategy
+  tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
+  keras              plain fit, the limit of one worker
+  stock              a loop under TensorFlow's MultiWorkerMirroredStrategy; several workers only
+  unconnected        plain fit in each worker at the same time, the limit of several
+  ddp                torch's DistributedDataParallel over gloo; pip install torch==2.13.0
+  ddp_unconnected    the same loop in each worker without it, the limit of ddp
+
+Every worker has a core and its rows for itself, however many there are. The processes of all
+backends are started and sleep; then, round after round, each backend takes some steps while the
+others sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the
+same round. All is done with several sets of processes, since two processes that run the same
+program differ by some percent. Backends that cannot run are reported with the reason.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import sys
+import time
 from collections.abc import Iterator
 
 from absl import app, flags
+from reducing.job import MissingError
+from stepping.backends import BACKENDS, limit, peer, possible
 from stepping.figures import format_table, make_rows
 from stepping.models import MODELS
 from stepping.team import Team, TeamError
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("workers", ["1", "2"], "numbers of workers")
-flags.DEFINE_list("models", ["mlp", "cnn"], f"any of {', '.join(MODELS)}")
+flags.DEFINE_list("models", ["mlp", "cnn", "gpt"], f"any of {', '.join(MODELS)}")
 flags.DEFINE_list(
     "backends",
-    ["tfdist", "keras", "stock", "unconnected"],
-    "tfdist: its fit; keras: plain fit, for one worker; for several, stock: a loop under "
-    "TensorFlow's MultiWorkerMirroredStrategy, and unconnected: plain fit in each worker",
+    list(BACKENDS),
+    f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out",
 )
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 10, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
 flags.DEFINE_string("json", None, "file to write the rows to")
 
-ALONE = ("tfdist", "keras")
-SEVERAL = ("tfdist", "stock", "unconnected")
+
+def are_counts(counts: list[str]) -> bool:
+    """Whether these are numbers of workers."""
+    return all(count.isdigit() and int(count) for count in counts)
 
 
-def main(_) -> None:
+flags.register_validator("workers", are_counts, "each is a number from 1")
+for name, known in (("models", MODELS), ("backends", BACKENDS)):
+    flags.register_validator(
+        name, lambda names, known=known: set(names) <= set(known), f"any of {', '.join(known)}"
+    )
+
+
+def main(_: list[str]) -> None:
     """Measures, prints a table for each model, and writes the rows."""
     rows = []
     for workers in map(int, FLAGS.workers):
-        possible = ALONE if workers == 1 else SEVERAL
-        backends = [b for b in FLAGS.backends if b in possible]
+        backends = possible(FLAGS.backends, workers)
+        limits = {b: limit(b, workers) for b in backends}
+        peers = {b: peer(b, workers) for b in backends}
         for model in FLAGS.models:
             times, missing = measure(model, workers, backends)
-            group = make_rows(model, workers, times, missing, peer=possible[1])
+            group = make_rows(model, workers, times, missing, limits, peers)
             print(format_table(group), end="\n\n", flush=True)
             rows += group
     if FLAGS.json:
@@ -64,12 +89,13 @@ def measure(
     steps = FLAGS.steps or MODELS[model].steps
     times: dict[str, list[float]] = {backend: [] for backend in backends}
     missing: dict[str, str] = {}
-    for _ in range(FLAGS.starts):
+    for start in range(FLAGS.starts):
+        began = time.monotonic()
         teams: dict[str, Team] = {}
         try:
             for backend in [b for b in backends if b not in missing]:
-                teams[backend] = Team(backend, model, workers)
                 with noting(backend, missing):
+                    teams[backend] = Team(backend, model, workers, FLAGS.torch_python)
                     teams[backend].steps(steps)  # Compiles and warms up.
             for turn in range(FLAGS.rounds):
                 for backend in backends[:: -1 if turn % 2 else 1]:
@@ -79,6 +105,9 @@ def measure(
         finally:
             for team in teams.values():
                 team.stop()
+        spent = time.monotonic() - began
+        count = "1 worker" if workers == 1 else f"{workers} workers"
+        print(f"{model}, {count}, set {start + 1}: {spent:.0f} s", file=sys.stderr)
     return {b: times[b] for b in backends if b not in missing}, missing
 
 
@@ -87,7 +116,7 @@ def noting(backend: str, missing: dict[str, str]) -> Iterator[None]:
     """Notes why a backend fails."""
     try:
         yield
-    except TeamError as error:
+    except (MissingError, TeamError) as error:
         missing[backend] = str(error)
 
 

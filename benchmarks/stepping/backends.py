@@ -1,106 +1,67 @@
-"""The ways to train that are compared: each takes steps for ever and tells a clock of them."""
+"""The ways to train that are compared, and what each is measured against."""
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
 
-from stepping.clock import Clock
-from stepping.models import Workload
-
-ENDLESS = 10**9
+from reducing.python import require
 
 
-def keras_fit(workload: Workload, workers: int, clock: Clock) -> None:
-    """Plain Keras, without connection to anything."""
-    fit(workload, workload.rows, None, clock)
+@dataclasses.dataclass(frozen=True)
+class Backend:
+    """A way to train; the functions are in `keras_training` and `torch_training`.
 
-
-def tfdist_fit(workload: Workload, workers: int, clock: Clock) -> None:
-    """`fit` under `tfdist.MultiWorkerMirroredStrategy`."""
-    import tfdist
-
-    strategy = tfdist.MultiWorkerMirroredStrategy()
-    fit(workload, workload.rows * workers, strategy, clock)
-
-
-def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
-    """Trains by `model.fit` with loss and accuracy.
-
-    Args:
-        workload: the model.
-        rows: the global batch.
-        strategy: a tf.distribute strategy, or None.
-        clock: told of each step.
+    Attributes:
+        framework: what the model is written in, `"keras"` or `"torch"`.
+        connected: whether its workers talk to each other.
+        alone: whether it runs with one worker.
+        several: whether it runs with more.
     """
-    import contextlib
 
-    import keras
-
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = workload.build()
-        model.compile("sgd", loss_function(), metrics=["accuracy"])
-    tick = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
-    )
-    data = endless(workload, rows)
-    model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[tick])
-
-
-def stock_loop(workload: Workload, workers: int, clock: Clock) -> None:
-    """A training loop of one's own under TensorFlow's strategy, whose `fit` fails on Keras 3."""
-    import keras
-    import tensorflow as tf
-
-    options = tf.distribute.experimental.CommunicationOptions(
-        implementation=tf.distribute.experimental.CommunicationImplementation.RING
-    )
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    rows = workload.rows * workers
-    with strategy.scope():
-        model = workload.build()
-        optimizer = keras.optimizers.SGD()
-        optimizer.build(model.trainable_variables)
-        accuracy = keras.metrics.SparseCategoricalAccuracy()
-        loss_of_rows = loss_function(reduction="none")
-    batches = iter(strategy.experimental_distribute_dataset(endless(workload, rows)))
-
-    def train_step(batch: Any) -> Any:
-        x, y = batch
-        with tf.GradientTape() as tape:
-            logits = model(x, training=True)
-            losses = tf.reduce_mean(tf.reshape(loss_of_rows(y, logits), [tf.shape(x)[0], -1]), 1)
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=rows)
-        grads = tape.gradient(loss, model.trainable_variables)
-        optimizer.apply(grads)
-        accuracy.update_state(y, logits)
-        return loss
-
-    @tf.function
-    def step(batches: Any) -> Any:
-        losses = strategy.run(train_step, args=(next(batches),))
-        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
-
-    while True:
-        clock.tick(step(batches))
-
-
-def loss_function(**options: Any) -> Any:
-    """What all models are trained on."""
-    import keras
-
-    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
-
-
-def endless(workload: Workload, rows: int) -> Any:
-    """The same batch for ever, which costs next to nothing to read."""
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensors(workload.data(rows)).repeat()
+    framework: str
+    connected: bool = False
+    alone: bool = True
+    several: bool = True
 
 
 BACKENDS = {
-    "keras": keras_fit,
-    "tfdist": tfdist_fit,
-    "stock": stock_loop,
-    "unconnected": keras_fit,
+    "tfdist": Backend("keras", connected=True),
+    "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
+    "keras": Backend("keras", several=False),
+    "stock": Backend("keras", connected=True, alone=False),
+    "unconnected": Backend("keras", alone=False),
+    "ddp": Backend("torch", connected=True),
+    "ddp_unconnected": Backend("torch"),
 }
+INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
+
+
+def possible(backends: list[str], workers: int) -> list[str]:
+    """Those that run with so many workers."""
+    return [b for b in backends if (BACKENDS[b].alone if workers == 1 else BACKENDS[b].several)]
+
+
+def limit(backend: str, workers: int) -> str:
+    """The same model in the same framework, as many times, each alone."""
+    if BACKENDS[backend].framework == "torch":
+        return "ddp_unconnected"
+    return "keras" if workers == 1 else "unconnected"
+
+
+def peer(backend: str, workers: int) -> str:
+    """The other way to train the same Keras model; "" where the model is not Keras's."""
+    if BACKENDS[backend].framework == "torch":
+        return ""
+    return "keras" if workers == 1 else "stock"
+
+
+def find_python(backend: str, keras_python: str, torch_python: str) -> str:
+    """The Python that runs a backend.
+
+    Raises:
+        MissingError: it has no torch, and the backend takes it; with what installs it.
+    """
+    if BACKENDS[backend].framework != "torch":
+        return keras_python
+    require(torch_python, "torch", INSTALL_TORCH)
+    return torch_python

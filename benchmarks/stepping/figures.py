@@ -11,9 +11,15 @@ COLUMNS = {
     "workers": "workers",
     "backend": "backend",
     "step_ms": "median ms",
+    "low_ms": "from",
+    "high_ms": "to",
     "best_ms": "best ms",
+    "limit": "limit",
+    "efficiency": "limit/step",
+    "efficiency_low": "from",
+    "efficiency_high": "to",
     "peer": "peer",
-    "ratio": "ratio",
+    "ratio": "step/peer",
     "ratio_low": "from",
     "ratio_high": "to",
 }
@@ -24,7 +30,8 @@ def make_rows(
     workers: int,
     rounds: Mapping[str, Sequence[float]],
     missing: Mapping[str, str],
-    peer: str,
+    limits: Mapping[str, str],
+    peers: Mapping[str, str],
 ) -> list[dict[str, Any]]:
     """One row per backend.
 
@@ -33,19 +40,28 @@ def make_rows(
         workers: how many.
         rounds: for each backend its seconds per step in each round.
         missing: for each backend that could not run, why.
-        peer: the backend that the others are compared with, round by round.
+        limits: for each backend the one that does the same without connection.
+        peers: for each backend the one that it is compared with, or "".
 
     Returns:
-        Rows with `step_ms` (the median), `best_ms` and, where the peer ran, `ratio` (the median
-        over the rounds of time / peer's time) between its quartiles `ratio_low` and `ratio_high`.
+        Rows with `step_ms` (the median) between its quartiles `low_ms` and `high_ms`, and
+        `best_ms`; where the limit ran, `efficiency` (limit's time / time) and, where the peer ran,
+        `ratio` (time / peer's time). Both are taken round by round: the median over the rounds,
+        between its quartiles.
     """
     rows: list[dict[str, Any]] = []
     for backend, times in rounds.items():
         row: dict[str, Any] = {"backend": backend, "model": model, "workers": workers}
-        row |= {"step_ms": 1e3 * median(times), "best_ms": 1e3 * min(times)}
-        if peer in rounds and backend != peer:
-            ratios = [mine / its for mine, its in zip(times, rounds[peer], strict=True)]
-            low, middle, high = quantiles(ratios, n=4, method="inclusive")
+        low, middle, high = _spread(times)
+        row |= {"step_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
+        row["best_ms"] = 1e3 * min(times)
+        limit, peer = limits[backend], peers[backend]
+        if limit in rounds and limit != backend:
+            low, middle, high = _spread(_divide(rounds[limit], times))
+            row |= {"limit": limit, "efficiency": middle}
+            row |= {"efficiency_low": low, "efficiency_high": high}
+        if peer in rounds and peer != backend:
+            low, middle, high = _spread(_divide(times, rounds[peer]))
             row |= {"peer": peer, "ratio": middle, "ratio_low": low, "ratio_high": high}
         rows.append(row)
     for backend, reason in missing.items():
@@ -67,6 +83,16 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
         if "missing" in row:
             texts[i] += f"  missing: {row['missing']}"
     return "\n".join(texts)
+
+
+def _divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(upper, lower, strict=True)]
+
+
+def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+    """First quartile, median, third quartile."""
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, median(values), high
 
 
 def _cell(name: str, value: Any) -> str:

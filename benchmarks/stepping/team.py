@@ -6,10 +6,15 @@ import json
 import multiprocessing
 import os
 import socket
-import traceback
-from typing import Any
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing.connection import wait
 
-CONNECTED = ("tfdist", "stock")
+from reducing.python import ENVIRONMENT
+
+from stepping.backends import BACKENDS, find_python
 
 
 class TeamError(Exception):
@@ -23,21 +28,39 @@ class Team:
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
         workers: how many processes; worker i runs on core i alone, with one thread to compute.
+        torch_python: a Python that has torch, where the backend takes one.
         timeout: seconds to wait for an answer.
+
+    Raises:
+        MissingError: the backend cannot run here.
     """
 
-    def __init__(self, backend: str, model: str, workers: int, timeout: float = 180.0) -> None:
-        context = multiprocessing.get_context("spawn")
-        connected = backend in CONNECTED and workers > 1
+    def __init__(
+        self,
+        backend: str,
+        model: str,
+        workers: int,
+        torch_python: str = sys.executable,
+        timeout: float = 180.0,
+    ) -> None:
+        python = find_python(backend, sys.executable, torch_python)
+        connected = BACKENDS[backend].connected and workers > 1
         addresses = free_addresses(workers) if connected else []
         self._timeout = timeout
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
         self._members = []
         for rank in range(workers):
-            ours, theirs = context.Pipe()
-            process = context.Process(
-                target=work, args=(backend, model, rank, workers, addresses, theirs), daemon=True
+            ours, theirs = multiprocessing.Pipe()
+            file = theirs.fileno()
+            order = {"backend": backend, "model": model, "rank": rank, "addresses": addresses}
+            process = subprocess.Popen(
+                [python, "-m", "stepping.worker", json.dumps(order | {"file": file})],
+                env={**os.environ, **ENVIRONMENT},
+                stdin=subprocess.DEVNULL,
+                stdout=self._log,
+                stderr=self._log,
+                pass_fds=[file],
             )
-            process.start()
             theirs.close()
             self._members.append((process, ours))
 
@@ -53,60 +76,46 @@ class Team:
         try:
             for _, pipe in self._members:
                 pipe.send(count)
-        except BrokenPipeError:
+        except (BrokenPipeError, ConnectionResetError):
             pass  # Its last words are read below.
-        return max(self._answer(rank) for rank in range(len(self._members)))
+        waiting = {pipe: rank for rank, (_, pipe) in enumerate(self._members)}
+        seconds = []
+        end = time.monotonic() + self._timeout
+        while waiting:
+            ready = wait(waiting, max(0.0, end - time.monotonic()))
+            if not ready:
+                ranks = ", ".join(map(str, waiting.values()))
+                raise TeamError(f"worker {ranks} gave no answer within {self._timeout:.0f} s")
+            # A worker that failed is heard while those that wait for it are silent.
+            seconds += [self._read(waiting.pop(pipe)) for pipe in ready]
+        return max(seconds)
 
     def stop(self) -> None:
         """Ends the processes."""
-        for process, pipe in self._members:
+        for process, _ in self._members:
             process.kill()
-            process.join()
+        for process, pipe in self._members:
+            process.wait()
             pipe.close()
         self._members = []
+        self._log.close()
 
-    def _answer(self, rank: int) -> float:
+    def _read(self, rank: int) -> float:
         process, pipe = self._members[rank]
-        if not pipe.poll(self._timeout):
-            raise TeamError(f"worker {rank} gave no answer within {self._timeout:.0f} s")
         try:
             answer = pipe.recv()
         except (EOFError, ConnectionResetError):
-            process.join(1)
-            raise TeamError(f"worker {rank} ended with exit code {process.exitcode}") from None
+            code = process.wait(5)
+            words = self._last_words()
+            raise TeamError(f"worker {rank} ended with exit code {code}: {words}") from None
         if isinstance(answer, str):
             raise TeamError(f"worker {rank}: {answer}")
         return float(answer)
 
-
-def work(
-    backend: str, model: str, rank: int, workers: int, addresses: list[str], pipe: Any
-) -> None:
-    """A worker's life: settings that TensorFlow reads when it is imported, then steps."""
-    with open(os.devnull, "w") as nowhere:
-        os.dup2(nowhere.fileno(), 2)  # TensorFlow's greetings; errors go through the pipe.
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ.pop("TF_CONFIG", None)
-    os.environ.update(
-        CUDA_VISIBLE_DEVICES="",
-        OMP_NUM_THREADS="1",
-        TF_NUM_INTRAOP_THREADS="1",
-        TF_NUM_INTEROP_THREADS="2",
-    )
-    if addresses:
-        task = {"type": "worker", "index": rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
-    try:
-        from stepping.backends import BACKENDS
-        from stepping.clock import Clock
-        from stepping.models import MODELS
-
-        BACKENDS[backend](MODELS[model], workers, Clock(pipe))
-    except EOFError:
-        pass  # The driver is gone.
-    except Exception:
-        pipe.send(traceback.format_exc().strip().splitlines()[-1])
+    def _last_words(self) -> str:
+        self._log.seek(0)
+        lines = self._log.read().decode(errors="replace").split("\n")
+        return next((line.strip() for line in reversed(lines) if line.strip()), "without a word")
 
 
 def free_addresses(count: int) -> list[str]:

@@ -2,11 +2,13 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <utility>
 #include <vector>
 
@@ -107,6 +109,27 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   return converted;
 }
 
+// For each rank a descriptor where there has to be one; else a wait would never end.
+void CheckSetup(const tfd_setup& setup) {
+  if (setup.rank < 0 || setup.rank >= setup.size) {
+    throw Error(Code::kInvalidArgument, "The rank must be one of the group's " +
+                                            std::to_string(setup.size) + ". Received: " +
+                                            std::to_string(setup.rank) + ".");
+  }
+  for (int rank = 0; rank < setup.size; ++rank) {
+    const bool other = rank != setup.rank;
+    const bool away = setup.hosts[rank] != setup.hosts[setup.rank];
+    if ((setup.control[rank] >= 0) != other || (setup.data[rank] >= 0) != away) {
+      throw Error(Code::kInvalidArgument,
+                  "Every other rank needs a control connection, and those of other hosts a data "
+                  "connection. Received: " +
+                      std::to_string(setup.control[rank]) + " and " +
+                      std::to_string(setup.data[rank]) + " for rank " + std::to_string(rank) +
+                      ".");
+    }
+  }
+}
+
 void CloseAll(const tfd_setup& setup) {
   for (int rank = 0; rank < setup.size; ++rank) {
     if (setup.control[rank] >= 0) close(setup.control[rank]);
@@ -116,26 +139,30 @@ void CloseAll(const tfd_setup& setup) {
 
 }  // namespace
 
-size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(ranks); }
+size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(std::max(ranks, 1)); }
 
 int tfd_create(const tfd_setup* setup, int64_t* number) {
   return Guarded([&] {
     Communicator::Setup converted;
+    int segment = setup->segment;
     try {
+      CheckSetup(*setup);
       converted = Convert(*setup);
       tfdist::AlgorithmNamed(setup->algorithm);
       int local = 0;
       for (int rank = 0; rank < setup->size; ++rank) {
         if (setup->hosts[rank] == setup->hosts[setup->rank]) ++local;
       }
-      if (setup->segment >= 0) {
+      if (segment >= 0) {
+        const int taken = std::exchange(segment, -1);
         converted.segment =
-            std::make_unique<tfdist::Segment>(setup->segment, setup->segment_bytes, local);
+            std::make_unique<tfdist::Segment>(taken, setup->segment_bytes, local);
       } else if (local > 1) {
         throw Error(Code::kInvalidArgument, "Ranks of one host need shared memory.");
       }
     } catch (...) {
       CloseAll(*setup);
+      if (segment >= 0) close(segment);
       throw;
     }
     *number = tfdist::Register(std::make_shared<Communicator>(std::move(converted)));

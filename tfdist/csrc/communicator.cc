@@ -4,6 +4,7 @@
 
 #include <cstdio>
 #include <future>
+#include <optional>
 
 #include "transport/ring_link.h"
 #include "transport/socket_link.h"
@@ -21,6 +22,9 @@ std::string Elapsed(Clock::duration duration) {
 }
 
 bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
+
+// The communicator that this thread works for.
+thread_local const Communicator* employer = nullptr;
 
 std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
                                Guard& guard) {
@@ -60,12 +64,19 @@ Communicator::Communicator(Setup setup)
       setup.warn};
   watch_ = std::make_unique<Watch>(std::move(settings), setup.control, std::move(callbacks));
   watch_->Start();
-  worker_ = std::thread([this] { Work(); });
+  try {
+    worker_ = std::thread([this] { Work(); });
+  } catch (...) {
+    // Its thread calls back into members that are about to go.
+    watch_->Stop();
+    throw;
+  }
 }
 
 Communicator::~Communicator() { Close(); }
 
 void Communicator::Run(Operation operation) {
+  RefuseOwnThread();
   {
     std::unique_lock<std::mutex> lock(queue_mutex_);
     if (closing_) throw Error(Code::kClosed, "The communicator '" + name_ + "' has been closed.");
@@ -118,6 +129,7 @@ void Communicator::Enqueue(Operation operation, Done done) {
 
 void Communicator::Work() {
   pthread_setname_np(pthread_self(), "tfdist-collect");
+  employer = this;
   std::unique_lock<std::mutex> lock(queue_mutex_);
   for (;;) {
     queue_changed_.wait(lock, [this] { return !busy_ && (!queue_.empty() || closing_); });
@@ -126,12 +138,13 @@ void Communicator::Work() {
     queue_.pop_front();
     busy_ = true;
     lock.unlock();
+    std::optional<Error> failure;
     try {
       Execute(task.operation);
-      task.done(nullptr);
     } catch (const Error& error) {
-      task.done(&error);
+      failure = error;
     }
+    task.done(failure ? &*failure : nullptr);
     task = {};
     lock.lock();
     busy_ = false;
@@ -147,17 +160,25 @@ void Communicator::Execute(Operation& operation) {
     End();
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const Error& error) {
-    if (error.code() == Code::kInvalidArgument) {
-      End();
-      throw;
-    }
-    const std::string cause = Cause(error);
-    const Doing doing = CurrentlyDoing();
-    End();
-    throw Error(abort_code_, cause + " It was noticed in " + Describe(operation.fingerprint) +
-                                 " of rank " + std::to_string(rank()) + ", " +
-                                 Elapsed(Clock::now() - doing.since) + " after that began.");
+    Fail(operation, error);
+  } catch (const std::exception& error) {
+    // The others would wait for this rank in vain.
+    Fail(operation, Error(Code::kInternal, fabric_.topology.names[static_cast<size_t>(rank())] +
+                                               " has failed: " + error.what() + "."));
   }
+}
+
+void Communicator::Fail(const Operation& operation, const Error& error) {
+  if (error.code() == Code::kInvalidArgument) {
+    End();
+    throw error;
+  }
+  const std::string cause = Cause(error);
+  const Doing doing = CurrentlyDoing();
+  End();
+  throw Error(abort_code_, cause + " It was noticed in " + Describe(operation.fingerprint) +
+                               " of rank " + std::to_string(rank()) + ", " +
+                               Elapsed(Clock::now() - doing.since) + " after that began.");
 }
 
 // Waits for the news that explains an error, and makes the error the reason if none comes.
@@ -234,15 +255,24 @@ void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
     abort_code_ = code;
     abort_message_ = message;
     aborted_ = true;
+    if (fabric_.host && fabric_.host->has_segment()) {
+      fabric_.host->segment().Abort(Error(code, message));
+    }
   }
-  if (fabric_.host->has_segment()) fabric_.host->segment().Abort(Error(code, message));
   if (spread && watch_) watch_->SpreadAbort(code, message);
+}
+
+void Communicator::RefuseOwnThread() {
+  if (employer != this) return;
+  throw Error(Code::kInvalidArgument, "What the communicator '" + name_ +
+                                          "' calls must not wait for it. Enqueue instead.");
 }
 
 void Communicator::Close() {
   {
     std::unique_lock<std::mutex> lock(queue_mutex_);
     if (closed_) return;
+    RefuseOwnThread();
     closing_ = true;
     closed_ = true;
   }
@@ -253,14 +283,21 @@ void Communicator::Close() {
     queue_changed_.wait(lock, [this] { return !busy_; });
   }
   watch_->Stop();
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  final_ = Count();
   fabric_.links.clear();
   fabric_.host = nullptr;
 }
 
 Communicator::Statistics Communicator::statistics() {
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  return fabric_.host ? Count() : final_;
+}
+
+Communicator::Statistics Communicator::Count() const {
   Statistics statistics;
   statistics.collectives = collectives_;
-  if (fabric_.host) statistics.shared_bytes = fabric_.host->copied_bytes;
+  statistics.shared_bytes = fabric_.host->copied_bytes;
   for (const auto& link : fabric_.links) {
     if (const auto* socket = dynamic_cast<const SocketLink*>(link.get())) {
       statistics.sent_bytes += socket->sent_bytes;

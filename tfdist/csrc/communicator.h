@@ -43,7 +43,8 @@ class Communicator : private Guard {
     uint64_t sent_bytes = 0;
     uint64_t received_bytes = 0;
   };
-  // Null, or what went wrong; called in the communicator's thread.
+  // Null, or what went wrong; called in the communicator's thread. It must not throw, nor wait for
+  // the communicator.
   using Done = std::function<void(const Error*)>;
 
   explicit Communicator(Setup setup);
@@ -60,7 +61,8 @@ class Communicator : private Guard {
 
   // Fails what is pending, and all that follows, on every rank; the first message stays.
   void Abort(Code code, const std::string& message);
-  // Waits for what is pending, says farewell, and frees everything but the object itself.
+  // Waits for what is pending, says farewell, and frees everything but the object itself. Other
+  // threads may be in any call meanwhile.
   void Close();
 
   Statistics statistics();
@@ -79,10 +81,13 @@ class Communicator : private Guard {
   void Dispatch(Operation& operation);
   void Begin(Operation& operation);
   void End();
+  [[noreturn]] void Fail(const Operation& operation, const Error& error);
+  void RefuseOwnThread();
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);
   Doing CurrentlyDoing();
   bool Joined(uint64_t sequence, Fingerprint* joined);
+  Statistics Count() const;
 
   const std::string name_;
   const Algorithm algorithm_;
@@ -101,10 +106,11 @@ class Communicator : private Guard {
   Doing doing_;
   std::array<Fingerprint, 16> joined_;  // the last collectives, by number
 
-  std::mutex abort_mutex_;
+  std::mutex abort_mutex_;  // also of the fabric's end
   std::atomic<bool> aborted_{false};
   Code abort_code_ = Code::kUnavailable;
   std::string abort_message_;
+  Statistics final_;  // once the fabric is gone
   std::atomic<uint64_t> collectives_{0};
 };
 

@@ -3,13 +3,18 @@
 #include <cstdint>
 #include <cstring>
 
-#if defined(__x86_64__)
+// A sanitizer sees nothing of what assembler does.
+#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)
+#define TFDIST_OWN_COPIES
+#endif
+
+#if defined(TFDIST_OWN_COPIES)
 #include <x86intrin.h>
 #endif
 
 namespace tfdist {
 
-#if defined(__x86_64__)
+#if defined(TFDIST_OWN_COPIES)
 
 void CopyNear(void* to, const void* from, size_t bytes) {
   asm volatile("rep movsb" : "+D"(to), "+S"(from), "+c"(bytes) : : "memory");

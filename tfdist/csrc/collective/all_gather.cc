@@ -62,11 +62,7 @@ void AllGather(Fabric& fabric, Operation& operation) {
   const bool one_host = fabric.topology.hosts.size() == 1;
   const Sizes sizes =
       one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
-  if (operation.allocate) {
-    operation.out = operation.allocate(sizes.bytes);
-  } else {
-    CheckSizes(fabric.topology, operation, sizes.bytes);
-  }
+  MakeRoom(fabric.topology, operation, sizes.bytes);
   Transfer transfer;
   transfer.gather = true;
   transfer.part_bytes = sizes.bytes;

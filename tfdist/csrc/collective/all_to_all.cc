@@ -33,11 +33,7 @@ void AllToAll(Fabric& fabric, Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   const std::vector<size_t> received = TellSizes(fabric, operation);
-  if (operation.allocate) {
-    operation.out = operation.allocate(received);
-  } else {
-    CheckSizes(topology, operation, received);
-  }
+  MakeRoom(topology, operation, received);
   Exchange exchange(fabric, operation.fingerprint);
   const auto begin = [](const std::vector<size_t>& bytes, int rank) {
     return std::accumulate(bytes.begin(), bytes.begin() + rank, size_t{0});

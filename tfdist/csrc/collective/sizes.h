@@ -1,4 +1,4 @@
-// What comes from each rank must be what this one has made room for.
+// The sizes that the ranks have told each other, and room for what comes.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,10 @@
 
 namespace tfdist {
 
-// Throws Error(kMismatch) that names the first rank whose bytes are not `received_bytes`.
-void CheckSizes(const Topology& topology, const Operation& operation,
-                const std::vector<size_t>& bytes);
+// Sets `operation.out` to room for `bytes`, those that come from each rank, which are believed only
+// as far as there is room for them. Where the caller has made the room already, they must be what it
+// expects. Throws Error(kMismatch) that names the first rank whose bytes cannot be, or
+// Error(kInternal) where there is no memory.
+void MakeRoom(const Topology& topology, Operation& operation, const std::vector<size_t>& bytes);
 
 }  // namespace tfdist

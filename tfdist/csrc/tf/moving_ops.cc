@@ -88,17 +88,18 @@ class AllToAllOp : public CollectiveOp {
     const Tensor& rows = context->input(2);
     TF_RETURN_IF_ERROR(AddRowShape(tensor, "all_to_all", &operation->fingerprint));
     int64_t total = 0;
-    bool negative = false;
+    bool impossible = false;
     const size_t row = RowBytes(tensor);
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
-        negative = negative || count < 0;
+        // None larger than their sum, which then does not overflow.
+        impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
         operation->sent_bytes.push_back(static_cast<size_t>(count) * row);
       }
     }
-    if (operation->sent_bytes.empty() || negative || total != tensor.dim_size(0)) {
+    if (operation->sent_bytes.empty() || impossible || total != tensor.dim_size(0)) {
       return absl::InvalidArgumentError(
           "all_to_all needs, for each of " + std::to_string(group.size()) +
           " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +

@@ -23,7 +23,7 @@ size_t RoundUp(size_t bytes, size_t unit) { return (bytes + unit - 1) / unit * u
 size_t ChunkBytes(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   const size_t share = (size_t{32} << 20) / (4 * n) / kPage * kPage;
-  return std::clamp<size_t>(share, n * (size_t{1} << 10), size_t{512} << 10);
+  return std::max(std::min(share, size_t{512} << 10), n * (size_t{1} << 10));
 }
 
 // The rings of all pairs together stay within 16 MiB.

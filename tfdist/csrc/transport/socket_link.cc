@@ -15,8 +15,8 @@
 namespace tfdist {
 namespace {
 
-// More at a time gives the kernel's buffers no advantage, and the other links must have a turn.
-constexpr size_t kMostBytes = 1 << 20;
+// So that what is received is still in the caches when it is read, and every link has its turn.
+constexpr size_t kMostBytes = 256 << 10;
 
 }  // namespace
 

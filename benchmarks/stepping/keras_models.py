@@ -1,0 +1,48 @@
+"""The models in Keras, not compiled; they return logits."""
+
+from __future__ import annotations
+
+import keras
+from keras import layers
+
+
+def tiny() -> keras.Model:
+    """Small enough for a test."""
+    return keras.Sequential([keras.Input([8]), layers.Dense(4)])
+
+
+def mlp() -> keras.Model:
+    """8.4 million parameters and little to compute: the gradients' way decides."""
+    hidden = [layers.Dense(2048, "relu") for _ in range(2)]
+    return keras.Sequential([keras.Input([2048]), *hidden, layers.Dense(10)])
+
+
+def cnn() -> keras.Model:
+    """A residual network of seven convolutions for images of 32x32, with batch normalisation."""
+
+    def convolve(x: keras.KerasTensor, filters: int, stride: int = 1) -> keras.KerasTensor:
+        x = layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
+        return layers.ReLU()(layers.BatchNormalization()(x))
+
+    images = keras.Input([32, 32, 3])
+    x = convolve(images, 32)
+    for filters in (32, 64, 128):
+        short = layers.Conv2D(filters, 1, 2)(x)
+        x = short + convolve(convolve(x, filters, 2), filters)
+    return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def gpt() -> keras.Model:
+    """A causal transformer of six blocks, 256 wide, over 128 characters: 4.9 million parameters."""
+    tokens = keras.Input([128], dtype="int32")
+    positions = keras.ops.cumsum(keras.ops.ones_like(tokens), axis=1) - 1
+    x = layers.Embedding(256, 256)(tokens) + layers.Embedding(128, 256)(positions)
+    for _ in range(6):
+        y = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(8, 32)(y, y, use_causal_mask=True)
+        y = layers.Dense(1024, "gelu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(256)(y)
+    return keras.Model(tokens, layers.Dense(256)(layers.LayerNormalization()(x)))
+
+
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": gpt}

@@ -1,0 +1,116 @@
+"""Training of the Keras models: each function takes steps for ever and tells a clock of them."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from stepping.clock import Clock
+from stepping.keras_models import BUILDERS
+from stepping.models import Workload
+
+ENDLESS = 10**9
+
+
+def alone(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """Plain Keras, without connection to anything."""
+    fit(workload, workload.rows, None, clock)
+
+
+def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy as it comes."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
+
+
+def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy with TensorFlow's collectives."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy(communication="tensorflow")
+    fit(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
+    """Trains by `model.fit` with loss and accuracy.
+
+    Args:
+        workload: the model.
+        rows: the global batch.
+        strategy: a tf.distribute strategy, or None.
+        clock: told of each step.
+    """
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = BUILDERS[workload.name]()
+        model.compile("sgd", loss_function(), metrics=["accuracy"])
+    tick = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
+    )
+    data = endless(workload, rows)
+    model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[tick])
+
+
+def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """A training loop of one's own under TensorFlow's strategy, whose `fit` fails on Keras 3."""
+    options = tf.distribute.experimental.CommunicationOptions(
+        implementation=tf.distribute.experimental.CommunicationImplementation.RING
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
+    rows = workload.rows * len(addresses)
+    with strategy.scope():
+        model = BUILDERS[workload.name]()
+        optimizer = keras.optimizers.SGD()
+        optimizer.build(model.trainable_variables)
+        accuracy = keras.metrics.SparseCategoricalAccuracy()
+        loss_of_rows = loss_function(reduction="none")
+    batches = iter(strategy.experimental_distribute_dataset(endless(workload, rows)))
+
+    def train_step(batch: Any) -> Any:
+        x, y = batch
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            losses = tf.reduce_mean(tf.reshape(loss_of_rows(y, logits), [tf.shape(x)[0], -1]), 1)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=rows)
+        grads = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply(grads)
+        accuracy.update_state(y, logits)
+        return loss
+
+    @tf.function
+    def step(batches: Any) -> Any:
+        losses = strategy.run(train_step, args=(next(batches),))
+        return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    while True:
+        clock.tick(step(batches))
+
+
+def loss_function(**options: Any) -> Any:
+    """What all models are trained on."""
+    return keras.losses.SparseCategoricalCrossentropy(from_logits=True, **options)
+
+
+def endless(workload: Workload, rows: int) -> tf.data.Dataset:
+    """The same batch for ever, which costs next to nothing to read."""
+    random = np.random.default_rng(0)
+    if workload.integers:
+        x = random.integers(workload.classes, size=(rows, *workload.shape)).astype("int32")
+    else:
+        x = random.standard_normal((rows, *workload.shape)).astype("float32")
+    y = random.integers(workload.classes, size=(rows, *workload.labels)).astype("int32")
+    return tf.data.Dataset.from_tensors((x, y)).repeat()
+
+
+TRAINING = {
+    "tfdist": tfdist_native,
+    "tfdist_tensorflow": tfdist_tensorflow,
+    "keras": alone,
+    "stock": stock_loop,
+    "unconnected": alone,
+}

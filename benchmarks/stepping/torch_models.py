@@ -1,0 +1,85 @@
+"""The models in torch, layer by layer those of `keras_models`; they return logits."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+def tiny() -> nn.Module:
+    """Small enough for a test."""
+    return nn.Linear(8, 4)
+
+
+def mlp() -> nn.Module:
+    """8.4 million parameters and little to compute."""
+    hidden = [layer for _ in range(2) for layer in (nn.Linear(2048, 2048), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(2048, 10))
+
+
+def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
+    """Convolution, batch normalisation with Keras's constants, ReLU."""
+    return nn.Sequential(
+        nn.Conv2d(before, filters, 3, stride, padding=1, bias=False),
+        nn.BatchNorm2d(filters, eps=1e-3, momentum=0.01),
+        nn.ReLU(),
+    )
+
+
+class Residual(nn.Module):
+    """Two convolutions beside one of 1x1; halves the image."""
+
+    def __init__(self, before: int, filters: int) -> None:
+        super().__init__()
+        self.short = nn.Conv2d(before, filters, 1, 2)
+        self.long = nn.Sequential(convolve(before, filters, 2), convolve(filters, filters))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.short(x) + self.long(x)
+
+
+def cnn() -> nn.Module:
+    """A residual network of seven convolutions for images of 32x32, with batch normalisation."""
+    blocks = [Residual(before, filters) for before, filters in ((32, 32), (32, 64), (64, 128))]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
+    return nn.Sequential(convolve(3, 32), *blocks, *head)
+
+
+class Block(nn.Module):
+    """Causal attention with eight heads and a hidden layer, each behind a normalisation."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before_attention = nn.LayerNorm(width, eps=1e-3)
+        self.queries_keys_values = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.before_hidden = nn.LayerNorm(width, eps=1e-3)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, length, width = x.shape
+        split = self.queries_keys_values(self.before_attention(x)).view(rows, length, 3, 8, -1)
+        queries, keys, values = split.permute(2, 0, 3, 1, 4)
+        mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))
+        return x + self.down(functional.gelu(self.up(self.before_hidden(x))))
+
+
+class GPT(nn.Module):
+    """A causal transformer of six blocks, 256 wide, over 128 characters."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(256, 256)
+        self.positions = nn.Embedding(128, 256)
+        self.blocks = nn.Sequential(*(Block(256) for _ in range(6)))
+        self.head = nn.Sequential(nn.LayerNorm(256, eps=1e-3), nn.Linear(256, 256))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1]))
+        return self.head(self.blocks(x))
+
+
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": GPT}
