@@ -9,7 +9,6 @@
 #include <numeric>
 #include <string>
 #include <utility>
-#include <utility>
 #include <vector>
 
 #include "registry.h"
