@@ -33,7 +33,7 @@ MODELS = {
     for model in (
         Workload("tiny", (8,), (), 4, rows=4, steps=3),
         Workload("mlp", (2048,), (), 10, rows=32, steps=10),
-        Workload("cnn", (32, 32, 3), (), 10, rows=32, steps=10),
-        Workload("gpt", (128,), (128,), 256, rows=4, steps=5, integers=True),
+        Workload("cnn", (32, 32, 3), (), 10, rows=64, steps=5),
+        Workload("gpt", (128,), (128,), 256, rows=8, steps=5, integers=True),
     )
 }
