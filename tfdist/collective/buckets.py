@@ -31,9 +31,8 @@ def reduce_in_buckets(
             reduced[bucket[0]] = all_reduce(tensors[bucket[0]])
             continue
         members = [tensors[i] for i in bucket]
-        flat = all_reduce(tf.concat([tf.reshape(t, [-1]) for t in members], axis=0))
-        for i, part, tensor in zip(bucket, _split(flat, members), members, strict=True):
-            reduced[i] = tf.ensure_shape(tf.reshape(part, tf.shape(tensor)), tensor.shape)
+        for i, tensor in zip(bucket, unpack(all_reduce(pack(members)), members), strict=True):
+            reduced[i] = tensor
     return [t for t in reduced if t is not None]
 
 
@@ -42,13 +41,18 @@ _ALONE_BYTES = 1 << 20
 
 
 def plan(
-    tensors: Sequence[tf.Tensor], bucket_bytes: int, alone_bytes: int = _ALONE_BYTES
+    tensors: Sequence[tf.Tensor],
+    bucket_bytes: int,
+    *,
+    first_bytes: int | None = None,
+    alone_bytes: int = _ALONE_BYTES,
 ) -> list[list[int]]:
     """Chooses which tensors travel together.
 
     Args:
         tensors: in the order of the forward pass.
         bucket_bytes: a bucket is closed when it holds at least this many bytes.
+        first_bytes: the same for the first bucket, so that communication begins early.
         alone_bytes: a tensor of at least this many bytes is a bucket of its own.
 
     Returns:
@@ -67,9 +71,23 @@ def plan(
             buckets.append(bucket)
         bucket.append(i)
         filled += size
-        open_buckets[dtype] = ([], 0) if filled >= bucket_bytes else (bucket, filled)
+        first = first_bytes is not None and bucket is buckets[0]
+        full = filled >= (first_bytes if first else bucket_bytes)
+        open_buckets[dtype] = ([], 0) if full else (bucket, filled)
     return buckets
 
 
-def _split(flat: tf.Tensor, members: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    return list(tf.split(flat, [tf.size(t) for t in members], num=len(members)))
+def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """The tensors of one type as one flat tensor."""
+    return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def unpack(flat: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The inverse of `pack` for a flat tensor that may be longer; `tensors` give the shapes."""
+    sizes = [tf.size(t) for t in tensors]
+    rest = tf.size(flat) - tf.add_n(sizes)
+    parts = tf.split(flat, [*sizes, rest], num=len(sizes) + 1)
+    return [
+        tf.ensure_shape(tf.reshape(part, tf.shape(t)), t.shape)
+        for part, t in zip(parts, tensors, strict=False)
+    ]

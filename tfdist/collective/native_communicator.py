@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import copy
 import ctypes
 import threading
 from collections.abc import Sequence
@@ -13,12 +14,16 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.cluster import Mesh, Session, connect
+from tfdist.cluster.local_mesh import connect_threads
 from tfdist.collective import dtypes, native_ops, registry, tokens
 from tfdist.collective.buckets import plan
 from tfdist.collective.strings import gather_strings
 from tfdist.errors import UnsupportedError
 from tfdist.native.api import Setup, Statistics
 from tfdist.options import Options
+
+BUCKET_BYTES = 4 << 20
+FIRST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -49,19 +54,21 @@ class NativeCommunicator:
     Args:
         number: the core's number of the communicator.
         mesh: the group.
-        session: the job's control connections, for `split`.
         options: the settings.
+        session: the job's control connections, for `split`; None where all ranks are threads.
+
+    Attributes:
         bucket_bytes: tensors are reduced in collectives of about this size.
     """
 
     def __init__(
-        self, number: int, mesh: Mesh, session: Session, options: Options, bucket_bytes: int
+        self, number: int, mesh: Mesh, options: Options, session: Session | None = None
     ) -> None:
         self.name = mesh.name
         self._number = number
         self._rank, self._size = mesh.rank, mesh.size
         self._session, self._options = session, options
-        self._bucket_bytes = bucket_bytes
+        self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
         # Only where this strategy's devices are known to TensorFlow.
         self._host: str | None = None
@@ -80,7 +87,7 @@ class NativeCommunicator:
         with tf.device(self.host):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
-            for number, bucket in enumerate(plan(summable, self._bucket_bytes, self._bucket_bytes)):
+            for number, bucket in enumerate(self.plan(summable)):
                 reduced = native_ops.all_reduce(
                     self.token, [summable[i] for i in bucket], "sum", self.name, f"{number}"
                 )
@@ -124,6 +131,18 @@ class NativeCommunicator:
                 self._token = tokens.make(self.host, tf.float32)
             return self._token
 
+    def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
+        """The same communicator, which reduces tensors in collectives of about this size."""
+        assert self.token is not None  # Made now, so that both have the same.
+        other = copy.copy(self)
+        other.bucket_bytes = bucket_bytes
+        return other
+
+    def plan(self, tensors: Sequence[tf.Tensor]) -> list[list[int]]:
+        """Which tensors it reduces in one collective; see `buckets.plan`."""
+        bytes_ = self.bucket_bytes
+        return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
+
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
         """Makes a communicator of some of the job's ranks; all of the job call it together.
 
@@ -135,10 +154,13 @@ class NativeCommunicator:
 
         Returns:
             The new communicator; None for a process in no group.
+
+        Raises:
+            UnsupportedError: the ranks are threads of this process.
         """
-        return open_communicator(
-            self._session, name, members, self._options, bucket_bytes=self._bucket_bytes
-        )
+        if self._session is None:
+            raise UnsupportedError("A communicator of this process's devices cannot be split.")
+        return open_communicator(self._session, name, members, self._options)
 
     def traffic(self) -> Traffic:
         """What has crossed the links so far."""
@@ -162,12 +184,7 @@ class NativeCommunicator:
 
 
 def open_communicator(
-    session: Session,
-    name: str,
-    members: Sequence[int],
-    options: Options,
-    *,
-    bucket_bytes: int = 4 << 20,
+    session: Session, name: str, members: Sequence[int], options: Options
 ) -> NativeCommunicator | None:
     """Connects a group of ranks; all ranks of the session call this together.
 
@@ -177,7 +194,6 @@ def open_communicator(
         members: the job's ranks in this process's group, in the group's order; empty for a process
             in none.
         options: the settings.
-        bucket_bytes: tensors are reduced in collectives of about this size.
 
     Returns:
         The communicator; None for a process in no group.
@@ -187,17 +203,44 @@ def open_communicator(
         TfdistError: the group is not complete in time; the same error on all ranks.
         ValueError: `TFDIST_ALGORITHM` names none.
     """
-    core = native.load().library
-    native.load_ops()
-    mesh = connect(session, name, members, options, core.tfd_segment_bytes)
+    segment_bytes = native.load().library.tfd_segment_bytes
+    mesh = connect(session, name, members, options, segment_bytes)
     if mesh is None:
         return None
+    communicator = _open(mesh, options, session)
+    registry.put(name, communicator)
+    return communicator
+
+
+def open_local_communicators(
+    name: str, ranks: Sequence[str], options: Options
+) -> list[NativeCommunicator]:
+    """Connects ranks that are threads of this process.
+
+    Args:
+        name: of the group.
+        ranks: what messages call each rank.
+        options: the settings.
+
+    Returns:
+        For each rank its communicator.
+
+    Raises:
+        NativeUnavailableError: the core cannot be compiled or loaded.
+        OSError: there is no memory, or there are no descriptors.
+    """
+    meshes = connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
+    return [_open(mesh, options) for mesh in meshes]
+
+
+def _open(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
+    core = native.load().library
+    native.load_ops()
     number = ctypes.c_int64()
     setup = _setup(mesh, options)
     mesh.hand_over()
     _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
-    communicator = NativeCommunicator(number.value, mesh, session, options, bucket_bytes)
-    registry.put(name, communicator)
+    communicator = NativeCommunicator(number.value, mesh, options, session)
     # Otherwise the others would take the end of this process for a loss.
     atexit.register(communicator.close)
     return communicator

@@ -8,10 +8,11 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.cluster.progress import say
+from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.protocol import Alone, Communicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
-from tfdist.errors import NativeUnavailableError, UnsupportedError
+from tfdist.errors import NativeUnavailableError
 from tfdist.strategies.group import Group
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
@@ -29,7 +30,6 @@ def choose(group: Group, communication: str) -> str:
 
     Raises:
         NativeUnavailableError: the native ones were asked for and cannot be had.
-        UnsupportedError: they were asked for with several devices per worker.
     """
     group.agree("communication", communication)
     if communication == "tensorflow" or group.topology.size == 1:
@@ -39,17 +39,12 @@ def choose(group: Group, communication: str) -> str:
     if not obstacles:
         return "native"
     if communication == "native":
-        kind = UnsupportedError if obstacles[0] == _SEVERAL_DEVICES else NativeUnavailableError
-        raise kind(obstacles[0])
-    if obstacles[0] not in (_SEVERAL_DEVICES, _GPUS) and group.topology.rank == 0:
+        raise NativeUnavailableError(obstacles[0])
+    if obstacles[0] != _GPUS and group.topology.rank == 0:
         say(f"{obstacles[0]} TensorFlow's collectives are used instead, which are slower.")
     return "tensorflow"
 
 
-_SEVERAL_DEVICES = (
-    "The native collectives serve workers with one device each. Start one worker per device, "
-    'or use communication="tensorflow".'
-)
 _GPUS = "The worker has a GPU."
 
 
@@ -60,11 +55,7 @@ def _obstacle(*, gpus: bool) -> str:
         gpus: whether the gradients of a GPU may pass through the host's memory.
     """
     # Listing the logical devices would start TensorFlow too early for its server.
-    physical = tf.config.list_physical_devices("GPU") or tf.config.list_physical_devices("CPU")
-    logical = [tf.config.get_logical_device_configuration(d) or [d] for d in physical]
-    if sum(map(len, logical)) > 1:
-        return _SEVERAL_DEVICES
-    if not gpus and physical[0].device_type == "GPU":
+    if not gpus and tf.config.list_physical_devices("GPU"):
         return _GPUS
     try:
         native.load()
@@ -93,7 +84,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
     if group.topology.size == 1:
         return Alone()
     if native:
-        return group.native()
+        return _sized(group.native(), options)
     return TensorFlowCommunicator(
         tf.config.list_logical_devices("CPU")[0].name,
         rank=group.topology.rank,
@@ -112,8 +103,15 @@ def replica_communicators(
     size = len(devices) * group.topology.size
     if size == 1:
         return [Alone()]
-    if len(devices) == 1 and ("CPU" in devices[0] or isinstance(workers, NativeCommunicator)):
+    native = isinstance(workers, NativeCommunicator)
+    if len(devices) == 1 and ("CPU" in devices[0] or native):
         return [workers]
+    if native:
+        lanes = [group.native(f"device {i}") for i in range(len(devices))]
+        return [
+            DeviceCommunicator(local, _sized(lane, options))
+            for local, lane in zip(group.native_devices(devices), lanes, strict=True)
+        ]
     local_key = hash(tuple(devices)) % 2**30
     return [
         TensorFlowCommunicator(
@@ -127,3 +125,8 @@ def replica_communicators(
         )
         for i, device in enumerate(devices)
     ]
+
+
+def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:
+    size = options.bytes_per_pack
+    return communicator.with_buckets_of(size) if size else communicator

@@ -16,7 +16,11 @@ import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
 from tfdist.collective import registry
-from tfdist.collective.native_communicator import NativeCommunicator, open_communicator
+from tfdist.collective.native_communicator import (
+    NativeCommunicator,
+    open_communicator,
+    open_local_communicators,
+)
 from tfdist.collective.protocol import Alone
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
@@ -39,24 +43,39 @@ class Group:
         self._loss: str | None = None
         self._lost = threading.Event()
         self._step_began: float | None = None
-        self._native: NativeCommunicator | None = None
+        self._native: dict[str, NativeCommunicator] = {}
+        self._devices: list[NativeCommunicator] = []
         self._serves_tensorflow = False
         if topology.size == 1:
             registry.put("workers", Alone())
 
-    def native(self) -> NativeCommunicator:
-        """The native communicator of all workers, made at the first call; all of them call it.
+    def native(self, name: str = "workers") -> NativeCommunicator:
+        """A native communicator of all workers, made at the first call; all of them call it.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
-        if self._native is None:
+        if name not in self._native:
             everyone = range(self.topology.size)
-            self._native = open_communicator(self.session, "workers", everyone, self.options)
-            assert self._native is not None
-            self.session.on_peer_lost(self._native.abort)
-        return self._native
+            communicator = open_communicator(self.session, name, everyone, self.options)
+            assert communicator is not None
+            self.session.on_peer_lost(communicator.abort)
+            self._native[name] = communicator
+        return self._native[name]
+
+    def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
+        """For each device of this worker its handle on the native communicator of them all.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded here.
+        """
+        if not self._devices:
+            names = [f"{self.topology.me} {device.rsplit('device:')[-1]}" for device in devices]
+            self._devices = open_local_communicators("devices", names, self.options)
+            for communicator in self._devices:
+                self.session.on_peer_lost(communicator.abort)
+        return self._devices
 
     def serve_tensorflow(self) -> None:
         """Starts TensorFlow's server, through which its collectives reach the other workers.
@@ -80,8 +99,8 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group, as the end of the process does."""
-        if self._native is not None:
-            self._native.close()
+        for communicator in (*self._native.values(), *self._devices):
+            communicator.close()
         self.session.close()
 
     def _lose(self, message: str) -> None:

@@ -1,0 +1,63 @@
+"""A communicator over the devices of all workers: first those of a worker, then the workers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collective import dtypes, native_ops
+from tfdist.collective.buckets import pack, unpack
+from tfdist.collective.native_communicator import NativeCommunicator
+
+
+class DeviceCommunicator:
+    """One device's handle on the group of all devices of all workers.
+
+    The devices of a worker share the traffic between the workers: each takes a part of the sums
+    over the worker's devices and exchanges it with the same device of the other workers.
+
+    Args:
+        devices: over this worker's devices.
+        workers: over this device of all workers.
+    """
+
+    def __init__(self, devices: NativeCommunicator, workers: NativeCommunicator) -> None:
+        self._devices, self._workers = devices, workers
+
+    @property
+    def size(self) -> int:
+        return self._workers.size * self._devices.size
+
+    @property
+    def rank(self) -> int:
+        return self._workers.rank * self._devices.size + self._devices.rank
+
+    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        group = self._devices
+        sums: list[Any] = [None] * len(tensors)
+        with tf.device(group.host):
+            summable = [dtypes.to_native_summable(t) for t in tensors]
+            buckets = self._workers.plan(summable)
+            parts = []
+            for number, bucket in enumerate(buckets):
+                flat = pack([summable[i] for i in bucket])
+                whole = tf.pad(flat, [[0, -tf.size(flat) % group.size]])
+                parts.append(
+                    native_ops.reduce_scatter(group.token, whole, "sum", group.name, f"{number}")
+                )
+            # In the order in which the parts come to be, which is from the last to the first.
+            parts = self._workers.all_reduce(parts[::-1])[::-1]
+            for number, (bucket, part) in enumerate(zip(buckets, parts, strict=True)):
+                flat = native_ops.all_gather(group.token, part, group.name, f"{number}")
+                values = unpack(flat, [summable[i] for i in bucket])
+                for i, value in zip(bucket, values, strict=True):
+                    sums[i] = value
+            return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._workers.all_gather(self._devices.all_gather(tensor))
+
+    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._workers.broadcast(self._devices.broadcast(tensor))
