@@ -50,14 +50,19 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
 void AmongArrivals(Host& host, const Operation& operation, double scale) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
-  // The own values are among the arrivals, too.
+  const char* arrived[kMostArrivals] = {};
+  for (int rank = 0; rank < host.size(); ++rank) {
+    if (rank != host.rank()) arrived[rank] = host.Await(rank).data;
+  }
   const void* all[kMostArrivals];
-  for (int rank = 0; rank < host.size(); ++rank) all[rank] = host.Await(rank).data;
+  size_t begin = 0;
+  const ConstPieces& own = operation.in;
   operation.out.ForEach(0, operation.out.bytes(), [&](char* out, size_t bytes) {
+    for (int rank = 0; rank < host.size(); ++rank) all[rank] = arrived[rank] + begin;
+    // Not from where it was written just now, which would wait for the writing.
+    all[host.rank()] = own.At(begin).data;
     Reduce({type, op, scale, all, host.size(), bytes / SizeOf(type), out});
-    for (int rank = 0; rank < host.size(); ++rank) {
-      all[rank] = static_cast<const char*>(all[rank]) + bytes;
-    }
+    begin += bytes;
   });
 }
 

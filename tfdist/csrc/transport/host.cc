@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstring>
 
 #include "error.h"
 #include "memory.h"
@@ -34,8 +35,8 @@ void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
   Arrival& arrival = segment_->arrival(rank_, arrivals_);
   arrival.fingerprint = fingerprint;
   char* to = arrival.data;
-  data.ForEach(0, data.bytes(), [this, &to](const char* from, size_t bytes) {
-    Copy(to, from, bytes);
+  data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
+    std::memcpy(to, from, bytes);
     to += bytes;
   });
   mine().arrived.store(arrivals_, kInOrder);
