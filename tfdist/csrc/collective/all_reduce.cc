@@ -46,8 +46,10 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   return transfer;
 }
 
-// Every rank of the host reads what every other one has brought along, and adds it up.
-void AmongArrivals(Host& host, const Operation& operation, double scale) {
+// Every rank of the host reads what every other one has brought along, and adds it up into `out`,
+// whose elements are of `out_type`.
+void AmongArrivals(Host& host, const Operation& operation, double scale, const Pieces& out,
+                   DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
   const char* arrived[kMostArrivals] = {};
@@ -55,15 +57,17 @@ void AmongArrivals(Host& host, const Operation& operation, double scale) {
     if (rank != host.rank()) arrived[rank] = host.Await(rank).data;
   }
   const void* all[kMostArrivals];
-  size_t begin = 0;
-  const ConstPieces& own = operation.in;
-  operation.out.ForEach(0, operation.out.bytes(), [&](char* out, size_t bytes) {
-    for (int rank = 0; rank < host.size(); ++rank) all[rank] = arrived[rank] + begin;
+  const size_t element = SizeOf(type), wider = SizeOf(out_type) / element;
+  for (size_t done = 0; done < operation.in.bytes();) {
+    const auto own = operation.in.At(done);
+    const auto to = out.At(done * wider);
+    const size_t bytes = std::min(own.bytes, to.bytes / wider);
+    for (int rank = 0; rank < host.size(); ++rank) all[rank] = arrived[rank] + done;
     // Not from where it was written just now, which would wait for the writing.
-    all[host.rank()] = own.At(begin).data;
-    Reduce({type, op, scale, all, host.size(), bytes / SizeOf(type), out});
-    begin += bytes;
-  });
+    all[host.rank()] = own.data;
+    Reduce({type, op, scale, all, host.size(), bytes / element, to.data, out_type});
+    done += bytes;
+  }
 }
 
 bool FitsArrivals(size_t bytes, int ranks) {
@@ -96,60 +100,105 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   }
 }
 
-// Scattered over the host's ranks, each of which carries its part between the hosts, then gathered.
-void Hierarchical(Fabric& fabric, const Operation& operation) {
-  const Topology& topology = fabric.topology;
-  Host& host = *fabric.host;
-  size_t carriers = topology.my_host().size(), most = 0;
-  for (const auto& ranks : topology.hosts) {
-    carriers = std::min(carriers, ranks.size());
-    most = std::max(most, ranks.size());
-  }
-  const Transfer whole =
-      Everything(operation, host.size(), static_cast<int>(carriers), topology.size);
-
-  if (carriers == most && FitsArrivals(operation.in.bytes(), host.size())) {
-    Transfer between = whole;
-    if (host.size() > 1) {
-      AmongArrivals(host, operation, 1.0);
-    } else {
-      Transfer own = whole;
-      own.part_bytes = {whole.in.bytes()};
-      CopyPart(own, 0, 0, whole.in.bytes());
-    }
-    between.in = operation.out.Const();
-    return OverLinks(fabric, operation, Counterparts(topology), between, Algorithm::kAuto);
-  }
-  if (host.size() == 1 && carriers == most) {
-    return OverLinks(fabric, operation, Counterparts(topology), whole, Algorithm::kAuto);
-  }
-
-  const size_t bytes = whole.part_bytes[static_cast<size_t>(host.rank())];
-  char* part = fabric.host_scratch.Take(std::max<size_t>(bytes, 1));
-  Transfer inside = whole;
-  inside.gather = false;
-  inside.scale = 1.0;
-  inside.out = Pieces(part, bytes);
-  if (host.size() > 1) {
-    RunShared(host, inside);
-  } else {
-    CopyPart(inside, 0, 0, bytes);
-  }
-  if (host.rank() < static_cast<int>(carriers)) {
-    Transfer between = whole;
-    between.in = ConstPieces(part, bytes);
-    between.out = Pieces(part, bytes);
-    OverLinks(fabric, operation, Counterparts(topology), between, Algorithm::kAuto);
-  }
-  Transfer back = whole;
-  back.scatter = false;
-  back.in = ConstPieces(part, bytes);
-  if (host.size() > 1) {
-    RunShared(host, back);
-  } else {
-    CopyPart(back, 0, 0, bytes);
-  }
+// Rounds float32 sums to a half type.
+void Narrow(const Pieces& sums, DType type, const Pieces& out) {
+  size_t done = 0;
+  out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
+    const void* from = sums.At(2 * done).data;
+    Reduce({DType::kFloat32, ReduceOp::kSum, 1.0, &from, 1, bytes / 2, to, type});
+    done += bytes;
+  });
 }
+
+// Reduced among the host's ranks, then among the hosts, then given to all. A host's sums of half
+// types are float32, so that all are rounded once, at the end.
+class Hierarchical {
+ public:
+  Hierarchical(Fabric& fabric, const Operation& operation)
+      : fabric_(fabric), host_(*fabric.host), operation_(operation) {
+    for (const auto& ranks : fabric.topology.hosts) {
+      carriers_ = std::min(carriers_, ranks.size());
+      most_ = std::max(most_, ranks.size());
+    }
+    type_ = operation.fingerprint.type;
+    widens_ = most_ > 1 && SizeOf(type_) == 2;
+  }
+
+  void operator()() {
+    const Transfer whole = Everything(operation_, host_.size(), static_cast<int>(carriers_),
+                                      fabric_.topology.size);
+    if (most_ == 1) {
+      AmongHosts(whole);
+    } else if (carriers_ == most_ && FitsArrivals(operation_.in.bytes(), host_.size())) {
+      Small(whole);
+    } else {
+      Large(whole);
+    }
+  }
+
+ private:
+  void AmongHosts(const Transfer& transfer) {
+    OverLinks(fabric_, operation_, Counterparts(fabric_.topology), transfer, Algorithm::kAuto);
+  }
+
+  Transfer Between(Transfer transfer, const Pieces& sums) {
+    if (widens_) transfer.type = DType::kFloat32;
+    transfer.in = sums.Const();
+    transfer.out = sums;
+    return transfer;
+  }
+
+  // Every rank of the host has all of its sums.
+  void Small(const Transfer& whole) {
+    Pieces sums = operation_.out;
+    if (widens_) sums = Pieces(Take(2 * sums.bytes()), 2 * sums.bytes());
+    const Transfer between = Between(whole, sums);
+    AmongArrivals(host_, operation_, 1.0, sums, between.type);
+    AmongHosts(between);
+    if (widens_) Narrow(sums, type_, operation_.out);
+  }
+
+  // Scattered over the host's ranks, each of which carries its part between the hosts.
+  void Large(const Transfer& whole) {
+    const size_t bytes = whole.part_bytes[static_cast<size_t>(host_.rank())];
+    const size_t sum_bytes = widens_ ? 2 * bytes : bytes;
+    const Pieces sums(Take(sum_bytes + bytes), sum_bytes);
+    Transfer inside = whole;
+    inside.gather = false;
+    inside.scale = 1.0;
+    inside.widens = widens_;
+    inside.out = sums;
+    if (host_.size() > 1) {
+      RunShared(host_, inside);
+    } else {
+      ReducePart(inside, 0, 0, bytes, {nullptr});
+    }
+    if (host_.rank() < static_cast<int>(carriers_)) AmongHosts(Between(whole, sums));
+    Transfer back = whole;
+    back.scatter = false;
+    back.in = sums.Const();
+    if (widens_) {
+      const Pieces rounded(sums.At(0).data + sum_bytes, bytes);
+      Narrow(sums, type_, rounded);
+      back.in = rounded.Const();
+    }
+    if (host_.size() > 1) {
+      RunShared(host_, back);
+    } else {
+      CopyPart(back, 0, 0, bytes);
+    }
+  }
+
+  char* Take(size_t bytes) { return fabric_.host_scratch.Take(std::max<size_t>(bytes, 1)); }
+
+  Fabric& fabric_;
+  Host& host_;
+  const Operation& operation_;
+  DType type_;
+  size_t carriers_ = SIZE_MAX;  // of each host, as many as the smallest has ranks
+  size_t most_ = 0;             // ranks of a host
+  bool widens_;
+};
 
 }  // namespace
 
@@ -177,9 +226,10 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   const bool small = FitsArrivals(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
-  if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation);
+  if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {
-    return AmongArrivals(host, operation, Scale(operation, topology.size));
+    return AmongArrivals(host, operation, Scale(operation, topology.size), operation.out,
+                         operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
   if (algorithm == Algorithm::kShared) return RunShared(host, whole);

@@ -5,10 +5,8 @@
 
 #include "collective/shared.h"
 
-
 #include <algorithm>
 #include <cstring>
-
 
 namespace tfdist {
 namespace {

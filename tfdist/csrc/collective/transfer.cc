@@ -14,18 +14,18 @@ size_t Transfer::Begin(int j) const {
 
 void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
                 const std::vector<const char*>& others) {
-  const size_t element = SizeOf(t.type);
-  const size_t in_begin = t.InBegin(me) + begin, out_begin = t.OutBegin(me) + begin;
+  const DType out_type = t.widens ? DType::kFloat32 : t.type;
+  const size_t element = SizeOf(t.type), wider = SizeOf(out_type) / element;
+  const size_t in_begin = t.InBegin(me) + begin, out_begin = t.OutBegin(me) + begin * wider;
   std::vector<const void*> inputs(others.size());
   for (size_t done = 0; done < bytes;) {
     const auto in = t.in.At(in_begin + done);
-    const auto out = t.out.At(out_begin + done);
-    const size_t some = std::min({in.bytes, out.bytes, bytes - done});
+    const auto out = t.out.At(out_begin + done * wider);
+    const size_t some = std::min({in.bytes, out.bytes / wider, bytes - done});
     for (size_t j = 0; j < others.size(); ++j) inputs[j] = others[j] + done;
     inputs[static_cast<size_t>(me)] = in.data;
-    Reduction reduction{t.type,        t.op, t.scale, inputs.data(), static_cast<int>(inputs.size()),
-                        some / element, out.data};
-    Reduce(reduction);
+    Reduce({t.type, t.op, t.scale, inputs.data(), static_cast<int>(inputs.size()), some / element,
+            out.data, out_type});
     done += some;
   }
 }

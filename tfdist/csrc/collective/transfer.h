@@ -9,8 +9,9 @@
 
 namespace tfdist {
 
-// One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering brings everyone's values of a part to its owner, which reduces them; gathering
-// brings the owner's result to everyone; together they are an all-reduce.
+// One transfer. Participant j owns a part of the data; all know the parts' sizes. Scattering brings
+// everyone's values of a part to its owner, which reduces them; gathering brings the owner's result
+// to everyone; together they are an all-reduce.
 struct Transfer {
   bool scatter = false;
   bool gather = false;
@@ -20,6 +21,8 @@ struct Transfer {
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   double scale = 1.0;  // of the reduced values
+  // Of scattered values of half types: whether the results are float32, to be reduced further.
+  bool widens = false;
 
   // Where a part begins in `in`, and in `out`.
   size_t InBegin(int j) const { return scatter ? Begin(j) : 0; }
@@ -27,15 +30,17 @@ struct Transfer {
   size_t Begin(int j) const;
 };
 
-// Reduces bytes [begin, begin + bytes) of participant me's part into `out`: its own values and those
-// of the others, which begin at `others[j]` (others[me] is not read), in the participants' order.
+// Reduces bytes [begin, begin + bytes) of participant me's part into `out`: its own values and
+// those of the others, which begin at `others[j]` (others[me] is not read), in the participants'
+// order.
 void ReducePart(const Transfer& transfer, int me, size_t begin, size_t bytes,
                 const std::vector<const char*>& others);
 
 // Copies bytes [begin, begin + bytes) of participant me's part from `in` to `out`.
 void CopyPart(const Transfer& transfer, int me, size_t begin, size_t bytes);
 
-// Cuts `bytes` into parts of whole elements for the first `owners` of `participants`, as even as possible.
+// Cuts `bytes` into parts of whole elements for the first `owners` of `participants`, as even as
+// possible.
 std::vector<size_t> CutEvenly(size_t bytes, size_t element, int owners, int participants);
 
 }  // namespace tfdist

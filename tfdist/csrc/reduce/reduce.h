@@ -15,7 +15,9 @@ struct Reduction {
   const void* const* in;  // `inputs` buffers of `count` elements
   int inputs;
   size_t count;
-  void* out;  // may be one of the inputs
+  void* out;  // may be one of the inputs, if it is of their type
+  // float32 for half types, or a half type for float32, where the result is not of the same type.
+  DType out_type = type;
 };
 
 // Reduces in the order of the inputs, half types in float32, so that every rank that reduces the
