@@ -133,7 +133,7 @@ class NativeCommunicator:
 
     def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
         """The same communicator, which reduces tensors in collectives of about this size."""
-        assert self.token is not None  # Made now, so that both have the same.
+        _ = self.token  # Made now, so that both have the same.
         other = copy.copy(self)
         other.bucket_bytes = bucket_bytes
         return other

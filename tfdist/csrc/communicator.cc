@@ -44,8 +44,8 @@ Communicator::Communicator(Setup setup)
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this);
-  fabric_.messages_to.assign(size, 0);
-  fabric_.messages_from.assign(size, 0);
+  messages_to_.assign(size, 0);
+  messages_from_.assign(size, 0);
   for (size_t other = 0; other < size; ++other) {
     std::unique_ptr<Link> link;
     if (setup.data[other] >= 0) {
@@ -60,6 +60,7 @@ Communicator::Communicator(Setup setup)
   Watch::Callbacks callbacks{
       [this] { return CurrentlyDoing(); },
       [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
+      [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
       setup.warn};
   watch_ = std::make_unique<Watch>(std::move(settings), setup.control, std::move(callbacks));
@@ -148,7 +149,6 @@ void Communicator::Work() {
     task = {};
     lock.lock();
     busy_ = false;
-    if (closing_) queue_changed_.notify_all();
   }
 }
 
@@ -173,7 +173,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
     End();
     throw error;
   }
-  const std::string cause = Cause(error);
+  std::string cause = Cause(error);
+  if (!cause.empty() && cause.back() != '.') cause += ".";
   const Doing doing = CurrentlyDoing();
   End();
   throw Error(abort_code_, cause + " It was noticed in " + Describe(operation.fingerprint) +
@@ -208,14 +209,21 @@ void Communicator::Dispatch(Operation& operation) {
 }
 
 void Communicator::Begin(Operation& operation) {
+  if (IsMessage(operation.fingerprint.kind)) CheckPeer(operation.peer);
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = true;
   doing_.status.peer = operation.peer;
-  if (!IsMessage(operation.fingerprint.kind)) {
-    operation.fingerprint.sequence = ++doing_.status.sequence;
-    joined_[doing_.status.sequence % joined_.size()] = operation.fingerprint;
+  Fingerprint& fingerprint = operation.fingerprint;
+  if (IsMessage(fingerprint.kind)) {
+    fingerprint.sequence = ++Messages(fingerprint.kind, operation.peer);
+  } else {
+    if (fingerprint.kind == Kind::kAllReduce) {
+      fingerprint.algorithm = static_cast<uint8_t>(algorithm_);
+    }
+    fingerprint.sequence = ++doing_.status.sequence;
+    joined_[doing_.status.sequence % joined_.size()] = fingerprint;
   }
-  doing_.status.fingerprint = operation.fingerprint;
+  doing_.status.fingerprint = fingerprint;
   doing_.since = Clock::now();
 }
 
@@ -227,6 +235,25 @@ void Communicator::End() {
 Doing Communicator::CurrentlyDoing() {
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   return doing_;
+}
+
+void Communicator::CheckPeer(int peer) const {
+  if (peer >= 0 && peer < size() && peer != rank()) return;
+  throw Error(Code::kInvalidArgument,
+              "Rank " + std::to_string(rank()) + " of " + std::to_string(size()) +
+                  " can exchange messages with other ranks of its group only. Received: rank " +
+                  std::to_string(peer) + ".");
+}
+
+// How many have been sent to a rank, or received from it.
+uint64_t& Communicator::Messages(Kind kind, int peer) {
+  return (kind == Kind::kSend ? messages_to_ : messages_from_)[static_cast<size_t>(peer)];
+}
+
+bool Communicator::HasHandled(int peer, const Fingerprint& message) {
+  const std::lock_guard<std::mutex> lock(doing_mutex_);
+  const Kind mine = message.kind == Kind::kSend ? Kind::kReceive : Kind::kSend;
+  return Messages(mine, peer) >= message.sequence;
 }
 
 bool Communicator::Joined(uint64_t sequence, Fingerprint* joined) {
@@ -271,10 +298,9 @@ void Communicator::RefuseOwnThread() {
 void Communicator::Close() {
   {
     std::unique_lock<std::mutex> lock(queue_mutex_);
-    if (closed_) return;
+    if (closing_) return;
     RefuseOwnThread();
     closing_ = true;
-    closed_ = true;
   }
   queue_changed_.notify_all();
   worker_.join();

@@ -86,6 +86,9 @@ class Communicator : private Guard {
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);
   Doing CurrentlyDoing();
+  void CheckPeer(int peer) const;
+  uint64_t& Messages(Kind kind, int peer);
+  bool HasHandled(int peer, const Fingerprint& message);
   bool Joined(uint64_t sequence, Fingerprint* joined);
   Statistics Count() const;
 
@@ -99,12 +102,13 @@ class Communicator : private Guard {
   std::deque<Task> queue_;
   bool busy_ = false;     // somebody runs a collective
   bool closing_ = false;
-  bool closed_ = false;
   std::thread worker_;
 
   std::mutex doing_mutex_;
   Doing doing_;
   std::array<Fingerprint, 16> joined_;  // the last collectives, by number
+  std::vector<uint64_t> messages_to_;    // sent to each rank so far
+  std::vector<uint64_t> messages_from_;  // received from each rank so far
 
   std::mutex abort_mutex_;  // also of the fabric's end
   std::atomic<bool> aborted_{false};

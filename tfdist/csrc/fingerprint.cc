@@ -39,6 +39,7 @@ bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
   return (pair || mine.kind == theirs.kind) && mine.sequence == theirs.sequence &&
          mine.shapes == theirs.shapes && mine.count == theirs.count && mine.root == theirs.root &&
          mine.tensors == theirs.tensors && mine.type == theirs.type && mine.op == theirs.op &&
+         mine.algorithm == theirs.algorithm &&
          std::memcmp(mine.name, theirs.name, sizeof(mine.name)) == 0;
 }
 
@@ -83,7 +84,11 @@ std::string Disagreement(const std::string& rank, const Fingerprint& joined,
   std::string mine = side(rank, joined), theirs = side(other_rank, other_joined);
   if (theirs < mine) std::swap(mine, theirs);
   std::string why;
-  if (Describe(joined) == Describe(other_joined)) why = " The shapes differ.";
+  if (joined.algorithm != other_joined.algorithm) {
+    why = " TFDIST_ALGORITHM differs.";
+  } else if (Describe(joined) == Describe(other_joined)) {
+    why = " The shapes differ.";
+  }
   return "The ranks do not call the same collectives in the same order: " + mine + ", where " +
          theirs + "." + why + " Run one program, with the same arguments and data, on all ranks.";
 }

@@ -22,7 +22,8 @@ struct Fingerprint {
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
   uint8_t dimensions = 0;  // of the first tensor; those of higher rank are not shown
-  uint8_t unused[6] = {};
+  uint8_t algorithm = 0;  // that is forced, for an all-reduce
+  uint8_t unused[5] = {};
   int64_t dims[4] = {};
   char name[56] = {};
 

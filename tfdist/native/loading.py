@@ -47,7 +47,7 @@ def load() -> Core:
 
     Example:
         >>> load().library.tfd_segment_bytes(2)  # doctest: +SKIP
-        8392704
+        6340608
     """
     global _core
     with _lock:

@@ -30,7 +30,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         communication_options: a `tf.distribute.experimental.CommunicationOptions`.
         communication: `"native"` for tfdist's collectives (shared memory and TCP),
             `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs); `"auto"` takes the
-            native ones for workers with one CPU device each, if they can be had on all of them.
+            native ones for workers without GPUs, if they can be had on all of them.
 
     Raises:
         ClusterError: the cluster's description is wrong.

@@ -13,7 +13,8 @@ class AroundRing {
  public:
   AroundRing(Fabric& fabric, const Fingerprint& joined, const Members& members,
              const Transfer& transfer)
-      : exchange_(fabric, joined),
+      : fabric_(fabric),
+        exchange_(fabric, joined),
         t_(transfer),
         me_(members.me),
         size_(static_cast<int>(members.ranks.size())),
@@ -23,7 +24,7 @@ class AroundRing {
   void operator()() {
     exchange_.Send(next_, nullptr, 0);
     exchange_.Receive(previous_, nullptr, 0);
-    scratch_.resize(static_cast<size_t>(size_));
+    sums_ = fabric_.link_scratch.Take(t_.Begin(size_));
     Send(t_.in, PartBefore(1), 0, PartBytes(PartBefore(1)));
     for (int step = 0; step + 1 < size_; ++step) ReceiveSums(step);
     for (int step = 0; step + 1 < size_; ++step) ReceiveResults(step);
@@ -46,18 +47,17 @@ class AroundRing {
   void ReceiveSums(int step) {
     const int part = PartBefore(step + 2);
     const bool complete = part == me_;
-    std::vector<char>& sums = scratch_[static_cast<size_t>(part)];
-    sums.resize(PartBytes(part));
-    for (size_t begin = 0; begin < sums.size(); begin += kChunk) {
-      const size_t bytes = std::min(kChunk, sums.size() - begin);
-      exchange_.Receive(previous_, &sums[begin], bytes,
-                        [this, part, complete, begin, bytes, &sums](size_t received) {
+    for (size_t begin = 0; begin < PartBytes(part); begin += kChunk) {
+      const size_t bytes = std::min(kChunk, PartBytes(part) - begin);
+      char* sums = sums_ + t_.Begin(part) + begin;
+      exchange_.Receive(previous_, sums, bytes,
+                        [this, part, complete, begin, bytes, sums](size_t received) {
                           if (received < bytes) return;
-                          Add(part, begin, bytes, &sums[begin], complete);
+                          Add(part, begin, bytes, sums, complete);
                           if (complete) {
                             Send(t_.out, part, begin, bytes);
                           } else {
-                            exchange_.Send(next_, &sums[begin], bytes);
+                            exchange_.Send(next_, sums, bytes);
                           }
                         });
     }
@@ -89,13 +89,14 @@ class AroundRing {
     }
   }
 
+  Fabric& fabric_;
   Exchange exchange_;
   const Transfer& t_;
   const int me_;
   const int size_;
   const int next_;
   const int previous_;
-  std::vector<std::vector<char>> scratch_;  // for each part, the sums that pass through
+  char* sums_ = nullptr;  // that pass through; of each part where that part lies
 };
 
 }  // namespace

@@ -17,8 +17,6 @@ namespace {
 constexpr double kTickSeconds = 0.1;
 // A rank that is in one collective for longer tells the others at every tick.
 constexpr double kSlowSeconds = 0.1;
-// A state that lasts so long on both sides will not end by itself.
-constexpr double kDeadlockSeconds = 0.5;
 constexpr size_t kMostWaiting = 1 << 20;
 
 double Seconds(Clock::duration duration) {
@@ -44,6 +42,7 @@ struct Watch::Peer {
   Clock::time_point heard = Clock::now();
   Status status;
   bool left = false;  // has said farewell
+  Clock::time_point left_at;
   bool gone = false;  // nothing more comes from it
 };
 
@@ -192,6 +191,7 @@ void Watch::Handle(int rank, const Frame& frame) {
       peer.status = frame.status;
       peer.status.active = false;
       peer.left = true;
+      peer.left_at = Clock::now();
       break;
   }
 }
@@ -237,8 +237,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     if (peer.descriptor < 0) continue;
     const std::string& name = settings_.names[rank];
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
+    // What it has sent before may still be on its way.
     if (peer.left && together &&
-        (IsMessage(mine) ? Seconds(now - doing.since) > kDeadlockSeconds
+        (IsMessage(mine) ? Seconds(now - peer.left_at) > settings_.heartbeat_seconds
                          : peer.status.sequence < mine.sequence)) {
       callbacks_.give_up(Code::kUnavailable, name + " has left the group.");
       return;
@@ -246,9 +247,10 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    const bool message_to_me = peer.status.active && IsMessage(peer.status) &&
-                               peer.status.peer == settings_.rank && !IsMessage(mine) &&
-                               Seconds(now - doing.since) > kDeadlockSeconds;
+    // What it told may be old.
+    const bool message_to_me =
+        peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
+        !IsMessage(mine) && !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
       callbacks_.give_up(

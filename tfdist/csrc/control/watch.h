@@ -35,6 +35,8 @@ class Watch {
     std::function<Doing()> doing;
     // What this rank was in when it joined a collective by its number, if that was not long ago.
     std::function<bool(uint64_t sequence, Fingerprint* joined)> joined;
+    // Whether this rank has begun its side of a message that a rank sends to it or receives.
+    std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
   };

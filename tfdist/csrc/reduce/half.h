@@ -1,5 +1,5 @@
 // float16 and bfloat16 <-> float32, rounding to the nearest, ties to even.
-// Everything is inline and in no named namespace's vector unit: see kernels.inc.
+// Each including file gets code of its own, since it may be compiled for another vector unit.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Float16 {
   uint16_t bits;
 };
 
-// Source: the exponent is moved by a multiplication, which rounds denormal numbers rightly.
+// The exponent is moved by a multiplication, which makes denormal numbers normal ones.
 inline float ToFloat(Float16 value) {
   const uint32_t sign = uint32_t{value.bits & 0x8000u} << 16;
   const uint32_t magnitude = uint32_t{value.bits & 0x7fffu} << 13;

@@ -43,8 +43,6 @@ struct Rank {
     fabric.host = std::make_unique<Host>(nullptr, 0, std::vector<std::string>{"rank 0"}, guard);
     fabric.links.push_back(nullptr);
     fabric.links.push_back(std::make_unique<SocketLink>(descriptor, "rank 1"));
-    fabric.messages_to.assign(2, 0);
-    fabric.messages_from.assign(2, 0);
   }
   Impatient guard;
   Fabric fabric;

@@ -110,7 +110,8 @@ Communicator::Setup Wiring::Take(int rank) {
   setup.heartbeat_seconds = plan_.heartbeat_seconds;
   setup.stall_seconds = plan_.stall_seconds;
   setup.timeout_seconds = plan_.timeout_seconds;
-  setup.algorithm = plan_.algorithm;
+  setup.algorithm =
+      plan_.algorithms.empty() ? plan_.algorithm : plan_.algorithms[static_cast<size_t>(rank)];
   setup.warn = [](const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); };
   return setup;
 }

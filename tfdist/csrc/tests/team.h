@@ -19,6 +19,7 @@ struct Plan {
   int hosts = 1;  // the ranks are spread over so many, in turns
   As as = As::kThreads;
   std::string algorithm;
+  std::vector<std::string> algorithms;  // one for each rank, where they differ
   double heartbeat_seconds = 5;
   double stall_seconds = 30;
   double timeout_seconds = 60;

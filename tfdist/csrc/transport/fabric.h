@@ -37,10 +37,8 @@ struct Fabric {
   std::unique_ptr<Host> host;
   std::vector<std::unique_ptr<Link>> links;  // one for each rank, none for this one
   Guard& guard;
-  Scratch host_scratch = {};                // for what passes between a host's ranks
-  Scratch link_scratch = {};                // for what passes over links
-  std::vector<uint64_t> messages_to = {};   // sent to each rank so far
-  std::vector<uint64_t> messages_from = {}; // received from each rank so far
+  Scratch host_scratch = {};  // for what passes between a host's ranks
+  Scratch link_scratch = {};  // for what passes over links
 
   Link& link(int other) { return *links[static_cast<size_t>(other)]; }
 };

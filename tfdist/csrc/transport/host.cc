@@ -34,6 +34,8 @@ void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
   if (size_ == 1) return;
   Arrival& arrival = segment_->arrival(rank_, arrivals_);
   arrival.fingerprint = fingerprint;
+  copied_bytes.store(copied_bytes.load(std::memory_order_relaxed) + data.bytes(),
+                     std::memory_order_relaxed);
   char* to = arrival.data;
   data.ForEach(0, data.bytes(), [&to](const char* from, size_t bytes) {
     std::memcpy(to, from, bytes);

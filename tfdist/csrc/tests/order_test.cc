@@ -1,0 +1,101 @@
+// What is no mismatch, though it looks like one for a while; and one that is hard to see.
+#include <chrono>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "error.h"
+#include "tests/team.h"
+
+namespace tfdist::testing {
+namespace {
+
+void Sleep(double seconds) {
+  std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
+}
+
+void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer = -1) {
+  const size_t bytes = values.size() * sizeof(float);
+  Operation operation;
+  operation.fingerprint.kind = kind;
+  operation.fingerprint.type = DType::kFloat32;
+  operation.fingerprint.AddShape({static_cast<int64_t>(values.size())});
+  operation.peer = peer;
+  if (kind != Kind::kReceive) operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
+  if (kind != Kind::kSend) operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
+  group.Run(std::move(operation));
+}
+
+// The sender's last word is that it sends, long after that has ended.
+void ASlowMessageBeforeACollective(int hosts) {
+  Plan plan;
+  plan.hosts = hosts;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> message(1 << 20, 1.0f), values(10, 1.0f);
+    if (group.rank() == 1) {
+      Call(group, Kind::kSend, message, 0);
+      Sleep(1.5);
+    } else {
+      Sleep(0.35);
+      Call(group, Kind::kReceive, message, 1);
+    }
+    Call(group, Kind::kAllReduce, values);
+    EXPECT(values[0] == 2.0f);
+  });
+}
+
+// What a rank sent before it left arrives.
+void AMessageOfOneWhoHasLeft(int hosts) {
+  Plan plan;
+  plan.hosts = hosts;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> message(1000, static_cast<float>(group.rank()));
+    if (group.rank() == 1) {
+      Sleep(0.8);
+      Call(group, Kind::kSend, message, 0);
+      group.Close();
+    } else {
+      Call(group, Kind::kReceive, message, 1);
+      EXPECT(message[999] == 1.0f);
+    }
+  });
+}
+
+void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
+  Plan plan;
+  plan.ranks = static_cast<int>(algorithms.size());
+  plan.hosts = hosts;
+  plan.algorithms = algorithms;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> values(100000, 1.0f);
+    try {
+      Call(group, Kind::kAllReduce, values);
+    } catch (const Error& error) {
+      EXPECT(error.code() == Code::kMismatch);
+      EXPECT(std::string(error.what()).find("TFDIST_ALGORITHM differs") != std::string::npos);
+      return;
+    }
+    throw Failure("Ranks with different algorithms got a result.");
+  });
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  try {
+    for (const int hosts : {1, 2}) {
+      ASlowMessageBeforeACollective(hosts);
+      AMessageOfOneWhoHasLeft(hosts);
+      AnotherAlgorithm(hosts, {"whole", "direct", "direct"});
+      AnotherAlgorithm(hosts, {"", "ring", ""});
+      AnotherAlgorithm(hosts, {"hierarchical", "ring"});
+    }
+  } catch (const std::exception& failure) {
+    std::fprintf(stderr, "%s\n", failure.what());
+    return 1;
+  }
+  std::printf("order: ok\n");
+}
