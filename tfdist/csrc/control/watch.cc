@@ -44,7 +44,8 @@ struct Watch::Peer {
   Clock::time_point heard = Clock::now();
   Status status;
   bool left = false;  // has said farewell
-  bool gone = false;  // nothing more comes from it
+  bool lost = false;  // is not listened to any more, only told why
+  bool gone = false;  // the connection has ended
 };
 
 Watch::Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks)
@@ -109,7 +110,7 @@ void Watch::Loop() {
     std::vector<int> ranks{-1};
     for (size_t rank = 0; rank < peers_.size(); ++rank) {
       const Peer& peer = *peers_[rank];
-      if (peer.descriptor < 0 || peer.gone) continue;
+      if (peer.descriptor < 0 || peer.gone || peer.lost) continue;
       const int events = POLLIN | (peer.waiting.empty() ? 0 : POLLOUT);
       polled.push_back({peer.descriptor, static_cast<short>(events), 0});
       ranks.push_back(static_cast<int>(rank));
@@ -173,8 +174,9 @@ void Watch::Read(int rank) {
     peer.heard = Clock::now();
     const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
     if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
-      peer.gone = true;
+      peer.lost = true;
       Lose(rank, "it sent what is no frame of this protocol");
+      return;
     }
   }
 }
@@ -221,9 +223,9 @@ void Watch::Lose(int rank, const std::string& why) {
 void Watch::CheckSilence(Clock::time_point now) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
-    if (peer.descriptor < 0 || peer.gone || peer.left) continue;
+    if (peer.descriptor < 0 || peer.gone || peer.lost || peer.left) continue;
     if (Seconds(now - peer.heard) > settings_.heartbeat_seconds) {
-      peer.gone = true;
+      peer.lost = true;
       Lose(static_cast<int>(rank),
            "no sign of life for " + Rounded(settings_.heartbeat_seconds));
     }

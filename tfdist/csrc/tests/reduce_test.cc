@@ -118,7 +118,7 @@ bool IsNan(DType type, const char* at) {
 // The same bits, but for those that tell one NaN from another.
 bool Same(DType type, const char* a, const char* b, size_t count) {
   const size_t element = SizeOf(type);
-  if (std::memcmp(a, b, count * element) == 0) return true;
+  if (count == 0 || std::memcmp(a, b, count * element) == 0) return true;
   for (size_t i = 0; i < count * element; i += element) {
     if (std::memcmp(a + i, b + i, element) != 0 && !(IsNan(type, a + i) && IsNan(type, b + i))) {
       return false;
