@@ -242,7 +242,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     if (peer.left && together &&
         (IsMessage(mine) ? Seconds(now - doing.since) > kDeadlockSeconds
                          : peer.status.sequence < mine.sequence)) {
-      callbacks_.give_up(Code::kUnavailable, name + " has left the group.");
+      callbacks_.give_up(Code::kUnavailable,
+                         name + " has left the group: its program has ended, or has closed it. "
+                                "Run the same number of steps on all ranks.");
       return;
     }
     Fingerprint joined;

@@ -1,6 +1,7 @@
 #include "tests/calls.h"
 
 #include <cstdio>
+#include <iterator>
 
 namespace tfdist::testing {
 
@@ -63,6 +64,11 @@ Plan Arranged(int ranks, int hosts, As as) {
   plan.hosts = hosts;
   plan.as = as;
   return plan;
+}
+
+std::vector<std::pair<int, int>> Arrangements(int argc, char** argv) {
+  if (argc > 1 && argv[1] == std::string("quick")) return {{2, 1}, {4, 2}};
+  return {std::begin(kArrangements), std::end(kArrangements)};
 }
 
 int Report(const std::function<void()>& tests) {

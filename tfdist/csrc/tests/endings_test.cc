@@ -1,3 +1,5 @@
+// Usage: endings_test [quick]
+//
 // Groups that end: by a deadline, by one rank's wish, in good order; all ranks learn why.
 #include <atomic>
 #include <chrono>
@@ -39,7 +41,7 @@ void AbortedByOne(const Plan& plan, Kind kind, size_t count) {
         [&] {
           for (;;) Do(c, kind, count);
         },
-        Code::kUnavailable, {"the user pressed a key"});
+        Code::kUnavailable, {"the user pressed a key. It was noticed in"});
     if (user.joinable()) user.join();
   });
 }
@@ -48,7 +50,8 @@ void LeftByOne(const Plan& plan, Kind kind) {
   OnEachRank(plan, [&](Communicator& c) {
     Do(c, kind, 10);
     if (c.rank() == 1) return c.Close();
-    ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable, {"rank 1 has left the group"});
+    ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable,
+                {"rank 1 has left the group: its program has ended"});
   });
 }
 
@@ -71,8 +74,8 @@ void ClosedHere(const Plan& plan) {
   });
 }
 
-void All() {
-  for (const auto& [ranks, hosts] : kArrangements) {
+void All(const std::vector<std::pair<int, int>>& arrangements) {
+  for (const auto& [ranks, hosts] : arrangements) {
     const Plan plan = Arranged(ranks, hosts, As::kThreads);
     for (const Kind kind : kKindsOfGroups) {
       AbortedByOne(plan, kind, 0);
@@ -90,4 +93,7 @@ void All() {
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { return tfdist::testing::Report(tfdist::testing::All); }
+int main(int argc, char** argv) {
+  using namespace tfdist::testing;
+  return Report([&] { All(Arrangements(argc, argv)); });
+}

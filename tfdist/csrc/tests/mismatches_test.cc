@@ -1,3 +1,5 @@
+// Usage: mismatches_test [quick]
+//
 // Ranks that do not call the same collective: an error on every rank that names both sides; never
 // a hang, never a wrong sum.
 #include <cstdio>
@@ -106,8 +108,8 @@ void MessageAmongCollectives(const Plan& plan, Kind kind) {
   });
 }
 
-void All() {
-  for (const auto& [ranks, hosts] : kArrangements) {
+void All(const std::vector<std::pair<int, int>>& arrangements) {
+  for (const auto& [ranks, hosts] : arrangements) {
     const Plan plan = Arranged(ranks, hosts, As::kThreads);
     for (const size_t count : {size_t{10}, size_t{100'000}}) {
       for (const Kind kind : kKindsOfGroups) {
@@ -125,4 +127,7 @@ void All() {
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() { return tfdist::testing::Report(tfdist::testing::All); }
+int main(int argc, char** argv) {
+  using namespace tfdist::testing;
+  return Report([&] { All(Arrangements(argc, argv)); });
+}
