@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import re
 import secrets
 import stat
+import time
 
 from tfdist.cluster.descriptors import Descriptor, not_for_children
 from tfdist.cluster.locality import MEMORY
 
 _NAME = re.compile(r"tfdist-[0-9a-f]{32}")
+# A name is there for moments only, and its maker holds a lock all the while but for the first one.
+_ABANDONED_SECONDS = 60.0
 
 
 class Segment:
     """Memory that this process has made; all of it is zero.
+
+    Whoever makes some removes what processes of this user have left that were killed before
+    `unlink`.
 
     Args:
         size: its bytes, at least one. They are reserved truly: where the memory is full, that is
@@ -31,10 +38,13 @@ class Segment:
     """
 
     def __init__(self, size: int) -> None:
+        _remove_abandoned()
         self.name = f"tfdist-{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         self.descriptor = not_for_children(Descriptor(os.open(_path(self.name), flags, 0o600)))
         try:
+            with contextlib.suppress(OSError):  # without locks nobody can remove it either
+                fcntl.flock(self.descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self.descriptor.fileno(), 0, size)
         except BaseException:
             self.unlink()
@@ -77,6 +87,25 @@ def remedy(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         return f"Give {MEMORY} more space; for a container that is docker run --shm-size=1g."
     return f"Make {MEMORY} a writable tmpfs; a container has one by docker run --shm-size=1g."
+
+
+def _remove_abandoned() -> None:
+    """Removes memory whose maker has died, in whatever container: the system has freed its lock."""
+    with contextlib.suppress(OSError):
+        for name in filter(_NAME.fullmatch, os.listdir(MEMORY)):
+            with contextlib.suppress(OSError):
+                if os.lstat(_path(name)).st_mtime < time.time() - _ABANDONED_SECONDS:
+                    _remove_unless_locked(name)
+
+
+def _remove_unless_locked(name: str) -> None:
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    descriptor = not_for_children(Descriptor(os.open(_path(name), flags)))
+    try:
+        fcntl.flock(descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.unlink(_path(name))
+    finally:
+        descriptor.close()
 
 
 def _path(name: str) -> str:

@@ -177,7 +177,8 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
   if (!cause.empty() && cause.back() != '.') cause += ".";
   const Doing doing = CurrentlyDoing();
   End();
-  throw Error(abort_code_, cause + " It was noticed in " + Describe(operation.fingerprint) +
+  const char* const stop = cause.empty() || cause.back() != '.' ? "." : "";
+  throw Error(abort_code_, cause + stop + " It was noticed in " + Describe(operation.fingerprint) +
                                " of rank " + std::to_string(rank()) + ", " +
                                Elapsed(Clock::now() - doing.since) + " after that began.");
 }

@@ -43,7 +43,8 @@ struct Watch::Peer {
   Status status;
   bool left = false;  // has said farewell
   Clock::time_point left_at;
-  bool gone = false;  // nothing more comes from it
+  bool lost = false;  // is not listened to any more, only told why
+  bool gone = false;  // the connection has ended
 };
 
 Watch::Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks)
@@ -108,7 +109,7 @@ void Watch::Loop() {
     std::vector<int> ranks{-1};
     for (size_t rank = 0; rank < peers_.size(); ++rank) {
       const Peer& peer = *peers_[rank];
-      if (peer.descriptor < 0 || peer.gone) continue;
+      if (peer.descriptor < 0 || peer.gone || peer.lost) continue;
       const int events = POLLIN | (peer.waiting.empty() ? 0 : POLLOUT);
       polled.push_back({peer.descriptor, static_cast<short>(events), 0});
       ranks.push_back(static_cast<int>(rank));
@@ -172,8 +173,9 @@ void Watch::Read(int rank) {
     peer.heard = Clock::now();
     const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
     if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
-      peer.gone = true;
+      peer.lost = true;
       Lose(rank, "it sent what is no frame of this protocol");
+      return;
     }
   }
 }
@@ -221,9 +223,9 @@ void Watch::Lose(int rank, const std::string& why) {
 void Watch::CheckSilence(Clock::time_point now) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
-    if (peer.descriptor < 0 || peer.gone || peer.left) continue;
+    if (peer.descriptor < 0 || peer.gone || peer.lost || peer.left) continue;
     if (Seconds(now - peer.heard) > settings_.heartbeat_seconds) {
-      peer.gone = true;
+      peer.lost = true;
       Lose(static_cast<int>(rank),
            "no sign of life for " + Rounded(settings_.heartbeat_seconds));
     }
@@ -241,7 +243,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     if (peer.left && together &&
         (IsMessage(mine) ? Seconds(now - peer.left_at) > settings_.heartbeat_seconds
                          : peer.status.sequence < mine.sequence)) {
-      callbacks_.give_up(Code::kUnavailable, name + " has left the group.");
+      callbacks_.give_up(Code::kUnavailable,
+                         name + " has left the group: its program has ended, or has closed it. "
+                                "Run the same number of steps on all ranks.");
       return;
     }
     Fingerprint joined;

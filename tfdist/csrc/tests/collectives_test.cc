@@ -2,83 +2,13 @@
 //
 // Every collective, type and algorithm, on every arrangement of ranks, against values known
 // beforehand.
-#include <cmath>
 #include <cstdio>
-#include <cstring>
-#include <numeric>
 
-#include "reduce/half.h"
 #include "tests/team.h"
+#include "tests/values.h"
 
 namespace tfdist::testing {
 namespace {
-
-// Values that half types hold exactly, and so do their sums and products over few ranks.
-double Value(int rank, size_t i) { return static_cast<double>((i * 7 + size_t(rank) * 3) % 4); }
-
-void Put(DType type, double value, char* at) {
-  const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof(typed)); };
-  switch (type) {
-    case DType::kBool: return put(static_cast<uint8_t>(value != 0));
-    case DType::kUint8: return put(static_cast<uint8_t>(value));
-    case DType::kInt8: return put(static_cast<int8_t>(value));
-    case DType::kInt32: return put(static_cast<int32_t>(value));
-    case DType::kInt64: return put(static_cast<int64_t>(value));
-    case DType::kFloat32: return put(static_cast<float>(value));
-    case DType::kFloat64: return put(value);
-    case DType::kFloat16: {
-      Float16 half;
-      FromFloat(static_cast<float>(value), &half);
-      return put(half);
-    }
-    case DType::kBfloat16: {
-      Bfloat16 half;
-      FromFloat(static_cast<float>(value), &half);
-      return put(half);
-    }
-  }
-}
-
-std::vector<char> Fill(DType type, size_t count, int rank, size_t offset = 0) {
-  std::vector<char> data(count * SizeOf(type));
-  for (size_t i = 0; i < count; ++i) Put(type, Value(rank, i + offset), &data[i * SizeOf(type)]);
-  return data;
-}
-
-double Reduced(DType type, ReduceOp op, int ranks, size_t i) {
-  double result = Value(0, i);
-  if (type == DType::kBool) result = result != 0;
-  for (int rank = 1; rank < ranks; ++rank) {
-    double next = Value(rank, i);
-    if (type == DType::kBool) next = next != 0;
-    switch (op) {
-      case ReduceOp::kSum:
-      case ReduceOp::kMean: result += next; break;
-      case ReduceOp::kMin: result = std::min(result, next); break;
-      case ReduceOp::kMax: result = std::max(result, next); break;
-      case ReduceOp::kProduct: result *= next; break;
-    }
-  }
-  return op == ReduceOp::kMean ? static_cast<double>(static_cast<float>(result) *
-                                                     static_cast<float>(1.0 / ranks))
-                               : result;
-}
-
-std::vector<char> Expected(DType type, ReduceOp op, int ranks, size_t count, size_t offset = 0) {
-  std::vector<char> data(count * SizeOf(type));
-  for (size_t i = 0; i < count; ++i) {
-    double value = Reduced(type, op, ranks, i + offset);
-    if (type == DType::kFloat64 && op == ReduceOp::kMean) {
-      value = Reduced(type, ReduceOp::kSum, ranks, i + offset) * (1.0 / ranks);
-    }
-    // The product wraps around in small integers.
-    if (type == DType::kUint8) value = static_cast<uint8_t>(static_cast<int64_t>(value));
-    if (type == DType::kInt8) value = static_cast<int8_t>(static_cast<int64_t>(value));
-    if (type == DType::kInt32) value = static_cast<int32_t>(static_cast<int64_t>(value));
-    Put(type, value, &data[i * SizeOf(type)]);
-  }
-  return data;
-}
 
 Operation Make(Kind kind, DType type, const std::vector<char>& in, std::vector<char>& out) {
   Operation operation;
@@ -208,47 +138,93 @@ void CheckBarrier(Communicator& c) {
   c.Run(Make(Kind::kBarrier, DType::kUint8, none, none));
 }
 
+// One message for each ordered pair of ranks.
+void CheckPairs(Communicator& c, size_t count) {
+  const DType type = DType::kFloat32;
+  for (int from = 0; from < c.size(); ++from) {
+    for (int to = 0; to < c.size(); ++to) {
+      if (from == to || (c.rank() != from && c.rank() != to)) continue;
+      const std::vector<char> sent = Fill(type, count, from, size_t(to));
+      std::vector<char> received(sent.size()), none;
+      Operation operation = c.rank() == from ? Make(Kind::kSend, type, sent, none)
+                                             : Make(Kind::kReceive, type, none, received);
+      operation.peer = c.rank() == from ? to : from;
+      c.Run(std::move(operation));
+      EXPECT(c.rank() == from || received == sent);
+    }
+  }
+}
+
 // Fewer and smaller cases, for sanitizers that are slow.
 bool quick = false;
 
 std::vector<size_t> Counts() {
-  return quick ? std::vector<size_t>{0, 3, 5003} : std::vector<size_t>{0, 1, 3, 1001, 70001};
+  return quick ? std::vector<size_t>{0, 3, 5003} : std::vector<size_t>{0, 1, 3, 1001};
+}
+
+void CheckAll(Communicator& c, DType type, size_t count) {
+  for (int o = 0; o < kReduceOps; ++o) {
+    const auto op = static_cast<ReduceOp>(o);
+    if (op == ReduceOp::kMean && !IsFloating(type)) continue;
+    CheckAllReduce(c, type, op, count, count % 2 == 0);
+    CheckReduceScatter(c, type, op, count);
+  }
+  CheckAllGather(c, type, count, true);
+  CheckAllGather(c, type, count, false);
+  for (int root = 0; root < c.size(); ++root) CheckBroadcast(c, type, count, root);
+  CheckAllToAll(c, type, count, true);
+  CheckAllToAll(c, type, count, false);
+  CheckMessages(c, type, count);
+  CheckBarrier(c);
 }
 
 void Everything(Communicator& c) {
   for (int t = 0; t < kDTypes; t += quick ? 3 : 1) {
-    const auto type = static_cast<DType>(t);
-    for (const size_t count : Counts()) {
-      for (int o = 0; o < kReduceOps; ++o) {
-        const auto op = static_cast<ReduceOp>(o);
-        if (op == ReduceOp::kMean && !IsFloating(type)) continue;
-        CheckAllReduce(c, type, op, count, count % 2 == 0);
-        CheckReduceScatter(c, type, op, count);
-      }
-      CheckAllGather(c, type, count, true);
-      CheckAllGather(c, type, count, false);
-      for (int root = 0; root < c.size(); ++root) CheckBroadcast(c, type, count, root);
-      CheckAllToAll(c, type, count, true);
-      CheckAllToAll(c, type, count, false);
-      CheckMessages(c, type, count);
-      CheckBarrier(c);
-    }
+    for (const size_t count : Counts()) CheckAll(c, static_cast<DType>(t), count);
   }
-  for (const size_t count : Counts()) CheckList(c, count);
-  if (quick) return;
-  CheckAllReduce(c, DType::kFloat32, ReduceOp::kSum, 3'000'001, true);
-  CheckAllReduce(c, DType::kBfloat16, ReduceOp::kMean, 1'000'003, false);
-  CheckList(c, 500'009);
+  for (const size_t count : Counts()) {
+    CheckList(c, count);
+    CheckPairs(c, count);
+  }
+}
+
+// Each type once in many chunks, the unequal sizes and all roots among them.
+void Large(Communicator& c) {
+  for (int t = 0; t < kDTypes; ++t) {
+    const auto type = static_cast<DType>(t);
+    const size_t count = 280'001 / SizeOf(type);
+    const ReduceOp op = IsFloating(type) ? ReduceOp::kMean : ReduceOp::kSum;
+    CheckAllReduce(c, type, op, count, t % 2 == 0);
+    CheckReduceScatter(c, type, op, count);
+    CheckAllGather(c, type, count, t % 2 == 0);
+    CheckBroadcast(c, type, count, t % c.size());
+    CheckAllToAll(c, type, count, t % 2 == 0);
+    CheckMessages(c, type, count);
+  }
+  const size_t larger = 700'003;
+  CheckAllReduce(c, DType::kFloat32, ReduceOp::kSum, larger, true);
+  CheckAllReduce(c, DType::kBfloat16, ReduceOp::kMean, larger, false);
+  CheckReduceScatter(c, DType::kFloat32, ReduceOp::kSum, larger);
+  CheckAllGather(c, DType::kFloat32, larger, false);
+  CheckBroadcast(c, DType::kFloat32, larger, c.size() - 1);
+  CheckAllToAll(c, DType::kFloat32, larger, false);
+  CheckPairs(c, larger);
+  CheckList(c, larger);
 }
 
 void AllReducesOnly(Communicator& c) {
-  for (const size_t count : Counts()) {
-    CheckAllReduce(c, DType::kFloat32, ReduceOp::kSum, count, true);
-    CheckAllReduce(c, DType::kBfloat16, ReduceOp::kMean, count, false);
-    CheckAllReduce(c, DType::kInt64, ReduceOp::kMax, count, false);
-    CheckList(c, count);
+  std::vector<size_t> counts = Counts();
+  if (!quick) counts.push_back(70'001);
+  for (int t = 0; t < kDTypes; t += quick ? 3 : 1) {
+    const auto type = static_cast<DType>(t);
+    for (const size_t count : counts) {
+      CheckAllReduce(c, type, ReduceOp::kSum, count, true);
+      CheckAllReduce(c, type, ReduceOp::kMax, count, false);
+      if (IsFloating(type)) CheckAllReduce(c, type, ReduceOp::kMean, count, false);
+    }
   }
-  if (!quick) CheckAllReduce(c, DType::kFloat64, ReduceOp::kMean, 1'000'001, true);
+  for (const size_t count : counts) CheckList(c, count);
+  if (!quick) CheckAllReduce(c, DType::kFloat64, ReduceOp::kMean, 700'001, true);
 }
 
 void MeansOfIntegersAreRefused(Communicator& c) {
@@ -269,15 +245,17 @@ struct Arrangement {
   int hosts;
 };
 constexpr Arrangement kArrangements[] = {{1, 1}, {2, 1}, {3, 1}, {4, 1}, {7, 1}, {2, 2},
-                                         {3, 3}, {4, 2}, {3, 2}, {7, 3}, {4, 4}};
+                                         {3, 3}, {4, 4}, {7, 7}, {3, 2}, {4, 2}, {7, 3}};
 
 void RunAll(As as) {
   for (const auto& [ranks, hosts] : kArrangements) {
+    if (quick && ranks == 7 && hosts != 3) continue;
     Plan plan;
     plan.ranks = ranks;
     plan.hosts = hosts;
     plan.as = as;
     OnEachRank(plan, Everything);
+    if (!quick) OnEachRank(plan, Large);
     OnEachRank(plan, MeansOfIntegersAreRefused);
     for (const char* algorithm : {"shared", "whole", "direct", "ring", "hierarchical"}) {
       plan.algorithm = algorithm;

@@ -121,11 +121,15 @@ void OnEachRank(const Plan& plan, const std::function<void(Communicator&)>& body
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
   for (int rank = 0; rank < plan.ranks; ++rank) setups.push_back(wiring.Take(rank));
-  std::vector<std::exception_ptr> failures(static_cast<size_t>(plan.ranks));
+  OnEachThread(std::move(setups), body);
+}
+
+void OnEachThread(std::vector<Communicator::Setup> setups,
+                  const std::function<void(Communicator&)>& body) {
+  std::vector<std::exception_ptr> failures(setups.size());
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < plan.ranks; ++rank) {
-    threads.emplace_back([&, rank] {
-      const auto i = static_cast<size_t>(rank);
+  for (size_t i = 0; i < setups.size(); ++i) {
+    threads.emplace_back([&, i] {
       Communicator communicator(std::move(setups[i]));
       try {
         body(communicator);
@@ -171,7 +175,11 @@ void OnEachProcess(const Plan& given, int may_die,
     std::fflush(nullptr);
     _exit(code);
   }
-  for (int rank = 0; rank < plan.ranks; ++rank) (void)wiring.Take(rank);
+  for (int rank = 0; rank < plan.ranks; ++rank) {
+    Communicator::Setup setup = wiring.Take(rank);
+    CloseAll(setup.control);
+    CloseAll(setup.data);
+  }
   bool failed = false;
   for (int rank = 0; rank < plan.ranks; ++rank) {
     int status = 0;
@@ -179,6 +187,32 @@ void OnEachProcess(const Plan& given, int may_die,
     failed = failed || (rank != may_die && !(WIFEXITED(status) && WEXITSTATUS(status) == 0));
   }
   if (failed) throw Failure("A rank failed.");
+}
+
+void InParallel(const std::vector<std::function<void()>>& tests) {
+  std::fflush(nullptr);
+  std::vector<pid_t> children;
+  for (const auto& test : tests) {
+    children.push_back(fork());
+    EXPECT(children.back() >= 0);
+    if (children.back() > 0) continue;
+    int code = 0;
+    try {
+      test();
+    } catch (const std::exception& failure) {
+      std::fprintf(stderr, "%s\n", failure.what());
+      code = 1;
+    }
+    std::fflush(nullptr);
+    _exit(code);
+  }
+  bool failed = false;
+  for (const pid_t child : children) {
+    int status = 0;
+    waitpid(child, &status, 0);
+    failed = failed || !(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+  }
+  if (failed) throw Failure("One of several tests failed.");
 }
 
 }  // namespace tfdist::testing

@@ -58,8 +58,15 @@ class Wiring {
 // Runs `body` on every rank and throws the first failure. For processes a failure is its text.
 void OnEachRank(const Plan& plan, const std::function<void(Communicator&)>& body);
 
-// The processes' ids are given too, for bodies that kill one another. A rank that is killed counts
-// as no failure if `may_die` is its number.
+// The same in threads, for setups that a test has looked into.
+void OnEachThread(std::vector<Communicator::Setup> setups,
+                  const std::function<void(Communicator&)>& body);
+
+// The same in processes. One that is killed, or fails, counts as no failure if `may_die` is its
+// number.
 void OnEachProcess(const Plan& plan, int may_die, const std::function<void(Communicator&)>& body);
+
+// Each in a process of its own, all at once; for tests that mostly wait.
+void InParallel(const std::vector<std::function<void()>>& tests);
 
 }  // namespace tfdist::testing

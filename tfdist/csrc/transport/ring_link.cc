@@ -18,8 +18,9 @@ size_t RingLink::Write(const char* data, size_t bytes) {
   Ring& ring = segment.ring(host_.rank(), other_);
   const size_t room = segment.ring_bytes();
   const uint64_t written = ring.written.load(std::memory_order_relaxed);
-  const size_t free = room - static_cast<size_t>(written - ring.read.load(kInOrder));
-  const size_t taken = std::min(bytes, free);
+  // The other rank's count is not believed further than the memory goes.
+  const uint64_t unread = std::min<uint64_t>(written - ring.read.load(kInOrder), room);
+  const size_t taken = std::min(bytes, room - static_cast<size_t>(unread));
   if (taken == 0) return 0;
   char* memory = segment.ring_data(host_.rank(), other_);
   const size_t begin = written % room;

@@ -1,0 +1,104 @@
+"""Compiles the C++ tests of the core; what has not changed since the last time is kept."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tfdist.native import compiler as compilers
+from tfdist.native import recipe, tensorflow_package
+from tfdist.options import NativeOptions
+
+_FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra")
+_SECONDS = 250
+_TESTS = "tests"
+_TEST = "_test.cc"
+
+
+class Toolchain:
+    """A compiler with one set of flags, and the folder that keeps what it has made.
+
+    Args:
+        flags: for compiling and for linking.
+        cache: a folder, which may hold what was made before.
+    """
+
+    def __init__(self, flags: Sequence[str], cache: Path) -> None:
+        found = compilers.find(NativeOptions.from_environment().compiler)
+        self._command = (*found.command, *_FLAGS, *flags)
+        self._version = found.version
+        self._cache = cache
+
+    def problem(self) -> str:
+        """Why programs made with these flags do not run here; empty where they do."""
+        source = self._cache / "empty.cc"
+        source.write_text("int main() {}\n")
+        program = self._cache / f"empty-{_digest(*self._command)}"
+        command = [*self._command, str(source), "-o", str(program)]
+        for words in (command, [str(program)]):
+            done = subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS)
+            if done.returncode:
+                return (done.stderr.strip() or f"{words[0]} fails").splitlines()[0]
+        return ""
+
+    def programs(self) -> dict[str, Path]:
+        """Makes a program of each test, from as many units at once as there are cores.
+
+        Returns:
+            The programs by the names of their tests.
+        """
+        core = [recipe.SOURCE / path for path in recipe.read(tensorflow_package.find()).core]
+        tests = sorted((recipe.SOURCE / _TESTS).glob("*.cc"))
+        shared = core + [path for path in tests if not path.name.endswith(_TEST)]
+        own = [path for path in tests if path.name.endswith(_TEST)]
+        # A unit depends on any header: they are few, and change seldom.
+        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in (".h", ".inc")]
+        common = _digest(*self._command, self._version, *(path.read_bytes() for path in headers))
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            made = list(pool.map(lambda path: self._compile(path, common), own + shared))
+            objects = dict(zip(own + shared, made, strict=True))
+            libraries = [objects[path] for path in shared]
+            linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
+        self._forget({*made, *linked})
+        return {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
+
+    def _compile(self, path: Path, common: str) -> Path:
+        name = str(path.relative_to(recipe.SOURCE)).replace("/", "-")
+        made = self._cache / f"{name}-{_digest(common, path.read_bytes())}.o"
+        return self._make(made, "-I.", "-c", str(path.relative_to(recipe.SOURCE)))
+
+    def _link(self, objects: Sequence[Path]) -> Path:
+        made = self._cache / f"{objects[0].stem}-{_digest(*(path.name for path in objects))}"
+        return self._make(made, *map(str, objects))
+
+    def _make(self, made: Path, *words: str) -> Path:
+        if not made.exists():
+            unfinished = made.with_name(f"{os.getpid()}-{made.name}")
+            done = subprocess.run(
+                [*self._command, *words, "-o", str(unfinished)],
+                cwd=recipe.SOURCE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=_SECONDS,
+            )
+            assert done.returncode == 0, done.stdout
+            unfinished.rename(made)
+        return made
+
+    def _forget(self, kept: set[Path]) -> None:
+        for path in self._cache.iterdir():
+            if path not in kept and not path.name.startswith("empty"):
+                path.unlink()
+
+
+def _digest(*parts: str | bytes) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(b"%d\0" % len(data) + data)
+    return digest.hexdigest()[:16]

@@ -1,0 +1,67 @@
+"""The C++ tests as programs, plain and with sanitizers."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from .compiling import Toolchain
+
+# Without optimization the sanitizers are too slow, with more the compiler is.
+VARIANTS = {
+    "plain": ("-O2",),
+    "address": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-O1", "-g1", "-fsanitize=thread"),
+}
+# No test takes so long on two slow cores; a program that hangs does.
+SECONDS = 240
+
+
+@pytest.fixture(scope="session")
+def programs(pytestconfig: pytest.Config) -> Callable[[str], dict[str, Path]]:
+    """Makes the programs of a variant, once."""
+
+    @cache
+    def make(variant: str) -> dict[str, Path] | str:
+        folder = pytestconfig.cache.mkdir(f"csrc-{variant}")
+        toolchain = Toolchain(VARIANTS[variant], folder)
+        return toolchain.problem() or toolchain.programs()
+
+    def get(variant: str) -> dict[str, Path]:
+        made = make(variant)
+        if isinstance(made, str):
+            pytest.skip(f"no runtime for {VARIANTS[variant][-1]}: {made}")
+        return made
+
+    return get
+
+
+@pytest.fixture
+def execute(programs: Callable[[str], dict[str, Path]]) -> Callable[..., None]:
+    """Runs a program; its output is the failure's message."""
+
+    def run(variant: str, name: str, *arguments: str) -> None:
+        command = [str(programs(variant)[name]), *arguments]
+        try:
+            done = subprocess.run(
+                command,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=SECONDS,
+            )
+        except subprocess.TimeoutExpired as error:
+            output = (error.stdout or b"").decode(errors="replace")
+            pytest.fail(f"{name} {' '.join(arguments)} hangs after:\n{output}", pytrace=False)
+        if done.returncode:
+            pytest.fail(
+                f"{name} {' '.join(arguments)} ended with {done.returncode}:\n{done.stdout}",
+                pytrace=False,
+            )
+
+    return run

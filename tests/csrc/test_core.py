@@ -1,0 +1,69 @@
+"""Every C++ test, plain and with sanitizers; longer runs of the same are in docs/native.md."""
+
+from __future__ import annotations
+
+import pytest
+
+from tfdist.native import recipe
+
+pytestmark = pytest.mark.timeout(300)
+
+# variant -> test -> runs, each with its arguments. Forked processes are nothing for the thread
+# sanitizer, and what mostly waits, or goes through much data, says nothing new under a sanitizer.
+RUNS = {
+    "plain": {
+        "collectives": (("threads",), ("processes",)),
+        "data": (("20000",),),
+        "endings": ((),),
+        "frames": (("20000",),),
+        "garbage": ((),),
+        "groups": ((),),
+        "losses": (("kill",), ("stop",)),
+        "mismatches": ((),),
+        "order": ((),),
+        "reduce": ((),),
+        "rounding": ((),),
+        "rounds": (("100",),),
+        "segment": (("20000",),),
+    },
+    "address": {
+        "collectives": (("both", "quick"),),
+        "data": (("20000",),),
+        "endings": (("quick",),),
+        "frames": (("20000",),),
+        "garbage": ((),),
+        "groups": ((),),
+        "losses": (("kill",),),
+        "mismatches": (("quick",),),
+        "order": ((),),
+        "reduce": ((),),
+        "rounding": ((),),
+        "rounds": (("20",),),
+        "segment": (("20000",),),
+    },
+    "thread": {
+        "collectives": (("threads", "quick"),),
+        "endings": (("quick",),),
+        "garbage": ((),),
+        "groups": ((),),
+        "mismatches": (("quick",),),
+        "rounds": (("20",),),
+    },
+}
+CASES = [
+    pytest.param(variant, name, run, id="-".join((variant, name, *run)))
+    for variant, tests in RUNS.items()
+    for name, runs in tests.items()
+    for run in runs
+]
+
+
+@pytest.mark.parametrize(("variant", "name", "arguments"), CASES)
+def test(execute, variant, name, arguments):
+    execute(variant, name, *arguments)
+
+
+def test_every_test_is_run():
+    files = {path.stem for path in (recipe.SOURCE / "tests").glob("*_test.cc")}
+    assert files == {f"{name}_test" for name in RUNS["plain"]}
+    assert RUNS["address"].keys() == RUNS["plain"].keys()

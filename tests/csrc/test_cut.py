@@ -1,0 +1,115 @@
+"""The network between two hosts breaks in the middle of an all-reduce."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tfdist import native
+from tfdist.options import NativeOptions
+
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None,
+        reason="network namespaces take root and the command ip",
+    ),
+]
+ROOT = Path(tfdist.__file__).parents[1]
+UNAVAILABLE = 3
+# Far more than it should take, and far less than what is waited for without it.
+SECONDS = 15.0
+
+
+def ip(*words: str) -> None:
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Two network namespaces with one cable between them."""
+    names = [f"cut{os.getpid()}h{i}" for i in range(2)]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ends = ("link", "add", "eth0", "netns", names[0], "type", "veth")
+            ip(*ends, "peer", "name", "eth0", "netns", names[1])
+        except RuntimeError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        for i, name in enumerate(names):
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def start(host: str, rank: int) -> subprocess.Popen[str]:
+    workers = ["10.78.0.1:2222", "10.78.0.2:2222"]
+    task = {"type": "worker", "index": rank}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+        "TFDIST_SECRET": "a secret for this test alone",
+        "TFDIST_LINK_TIMEOUT": "1.5",
+        "TFDIST_COLLECTIVE_TIMEOUT": "100",
+        "TFDIST_START_TIMEOUT": "60",
+    }
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, sys.executable, "-m", "tests.csrc.member"],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def until(process: subprocess.Popen[str], word: str) -> list[str]:
+    output = []
+    for line in process.stdout:
+        output.append(line)
+        if line.startswith(word):
+            return line.split(" ")
+    raise AssertionError("".join(output))
+
+
+@pytest.mark.parametrize("end", [0, 1])
+def test_a_cut_fails_both_sides_within_the_link_timeout(hosts, end):
+    native.ensure(NativeOptions.from_environment())
+    with contextlib.ExitStack() as stack:
+        ranks = [stack.enter_context(start(host, rank)) for rank, host in enumerate(hosts)]
+        for rank in ranks:
+            stack.callback(rank.kill)
+        for rank in ranks:
+            until(rank, "RUNNING")
+        time.sleep(0.3)
+        ip("-n", hosts[end], "link", "set", "eth0", "down")
+        cut = time.monotonic()
+        for number, rank in enumerate(ranks):
+            _, code, when, *words = until(rank, "ERROR")
+            message = " ".join(words)
+            assert int(code) == UNAVAILABLE, message
+            assert f"worker {1 - number} (10.78.0.{2 - number}:2222" in message
+            assert "is lost: no sign of life for 1.5 s" in message
+            assert "It was noticed in all_reduce 'x' float32[8388608]" in message
+            print(f"rank {number} fails {float(when) - cut:.2f} s after the cut: {message}")
+            assert float(when) - cut < SECONDS
+            assert float(until(rank, "CLOSED")[1]) - cut < SECONDS
+            assert rank.wait() == 0

@@ -1,0 +1,99 @@
+// Usage: endings_test [quick]
+//
+// Groups that end: by a deadline, by one rank's wish, in good order; all ranks learn why.
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <thread>
+
+#include "tests/calls.h"
+
+namespace tfdist::testing {
+namespace {
+
+void Deadline(Plan plan) {
+  plan.timeout_seconds = 1;
+  plan.stall_seconds = 0.2;
+  std::atomic<int> waiting{plan.ranks - 1};
+  OnEachRank(plan, [&](Communicator& c) {
+    while (c.rank() == 1 && waiting > 0) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    ExpectError([&] { Do(c, Kind::kAllReduce, 10); }, Code::kUnavailable,
+                {"all_reduce 'x'", "for rank 1", "the longest that was allowed"});
+    --waiting;
+  });
+}
+
+// While rank 1 has not joined, and in the middle of much data.
+void AbortedByOne(const Plan& plan, Kind kind, size_t count) {
+  OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
+    std::thread user;
+    if (c.rank() == 1) {
+      user = std::thread([&c] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));
+        c.Abort(Code::kUnavailable, "the user pressed a key");
+      });
+      if (count == 0) user.join();
+    }
+    ExpectError(
+        [&] {
+          for (;;) Do(c, kind, count);
+        },
+        Code::kUnavailable, {"the user pressed a key. It was noticed in"});
+    if (user.joinable()) user.join();
+  });
+}
+
+void LeftByOne(const Plan& plan, Kind kind) {
+  OnEachRank(plan, [&](Communicator& c) {
+    Do(c, kind, 10);
+    if (c.rank() == 1) return c.Close();
+    ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable,
+                {"rank 1 has left the group: its program has ended"});
+  });
+}
+
+// Who leaves after a collective does not fail those who are still in it.
+void LeftAfterwards(const Plan& plan, Kind kind) {
+  for (int round = 0; round < 20; ++round) {
+    OnEachRank(plan, [&](Communicator& c) {
+      Do(c, kind, 30'000);
+      c.Close();
+    });
+  }
+}
+
+void ClosedHere(const Plan& plan) {
+  OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kAllReduce, 10);
+    c.Close();
+    ExpectError([&] { Do(c, Kind::kAllReduce, 10); }, Code::kClosed, {"closed"});
+    c.Close();
+  });
+}
+
+void All(const std::vector<std::pair<int, int>>& arrangements) {
+  for (const auto& [ranks, hosts] : arrangements) {
+    const Plan plan = Arranged(ranks, hosts, As::kThreads);
+    for (const Kind kind : kKindsOfGroups) {
+      AbortedByOne(plan, kind, 0);
+      AbortedByOne(plan, kind, 300'000);
+      LeftByOne(plan, kind);
+      LeftAfterwards(plan, kind);
+    }
+    ClosedHere(plan);
+    Deadline(plan);
+    std::printf("%d ranks on %d hosts: ok\n", ranks, hosts);
+    std::fflush(stdout);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main(int argc, char** argv) {
+  using namespace tfdist::testing;
+  return Report([&] { All(Arrangements(argc, argv)); });
+}

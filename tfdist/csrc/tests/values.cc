@@ -1,0 +1,80 @@
+#include "tests/values.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "reduce/half.h"
+
+namespace tfdist::testing {
+namespace {
+
+// Values that half types hold exactly, and so do their sums and products over few ranks.
+double Value(int rank, size_t i) { return static_cast<double>((i * 7 + size_t(rank) * 3) % 4); }
+
+void Put(DType type, double value, char* at) {
+  const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof(typed)); };
+  switch (type) {
+    case DType::kBool: return put(static_cast<uint8_t>(value != 0));
+    case DType::kUint8: return put(static_cast<uint8_t>(value));
+    case DType::kInt8: return put(static_cast<int8_t>(value));
+    case DType::kInt32: return put(static_cast<int32_t>(value));
+    case DType::kInt64: return put(static_cast<int64_t>(value));
+    case DType::kFloat32: return put(static_cast<float>(value));
+    case DType::kFloat64: return put(value);
+    case DType::kFloat16: {
+      Float16 half;
+      FromFloat(static_cast<float>(value), &half);
+      return put(half);
+    }
+    case DType::kBfloat16: {
+      Bfloat16 half;
+      FromFloat(static_cast<float>(value), &half);
+      return put(half);
+    }
+  }
+}
+
+double Reduced(DType type, ReduceOp op, int ranks, size_t i) {
+  double result = Value(0, i);
+  if (type == DType::kBool) result = result != 0;
+  for (int rank = 1; rank < ranks; ++rank) {
+    double next = Value(rank, i);
+    if (type == DType::kBool) next = next != 0;
+    switch (op) {
+      case ReduceOp::kSum:
+      case ReduceOp::kMean: result += next; break;
+      case ReduceOp::kMin: result = std::min(result, next); break;
+      case ReduceOp::kMax: result = std::max(result, next); break;
+      case ReduceOp::kProduct: result *= next; break;
+    }
+  }
+  return op == ReduceOp::kMean ? static_cast<double>(static_cast<float>(result) *
+                                                     static_cast<float>(1.0 / ranks))
+                               : result;
+}
+
+}  // namespace
+
+std::vector<char> Fill(DType type, size_t count, int rank, size_t offset) {
+  std::vector<char> data(count * SizeOf(type));
+  for (size_t i = 0; i < count; ++i) Put(type, Value(rank, i + offset), &data[i * SizeOf(type)]);
+  return data;
+}
+
+std::vector<char> Expected(DType type, ReduceOp op, int ranks, size_t count, size_t offset) {
+  std::vector<char> data(count * SizeOf(type));
+  for (size_t i = 0; i < count; ++i) {
+    double value = Reduced(type, op, ranks, i + offset);
+    if (type == DType::kFloat64 && op == ReduceOp::kMean) {
+      value = Reduced(type, ReduceOp::kSum, ranks, i + offset) * (1.0 / ranks);
+    }
+    // The product wraps around in small integers.
+    if (type == DType::kUint8) value = static_cast<uint8_t>(static_cast<int64_t>(value));
+    if (type == DType::kInt8) value = static_cast<int8_t>(static_cast<int64_t>(value));
+    if (type == DType::kInt32) value = static_cast<int32_t>(static_cast<int64_t>(value));
+    Put(type, value, &data[i * SizeOf(type)]);
+  }
+  return data;
+}
+
+}  // namespace tfdist::testing

@@ -1,0 +1,17 @@
+// What each rank of a test brings, and what must come of it.
+#pragma once
+
+#include <cstddef>
+#include <vector>
+
+#include "types.h"
+
+namespace tfdist::testing {
+
+// Small integers that depend on the rank and the position; the first of them is at `offset`.
+std::vector<char> Fill(DType type, size_t count, int rank, size_t offset = 0);
+
+// The same of all ranks, reduced.
+std::vector<char> Expected(DType type, ReduceOp op, int ranks, size_t count, size_t offset = 0);
+
+}  // namespace tfdist::testing
