@@ -27,7 +27,7 @@ RUNS = {
         "segment": (("20000",),),
     },
     "address": {
-        "collectives": (("both", "quick"),),
+        "collectives": (("processes", "quick"),),
         "data": (("20000",),),
         "endings": (("quick",),),
         "frames": (("20000",),),

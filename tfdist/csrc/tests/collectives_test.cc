@@ -201,7 +201,7 @@ void Large(Communicator& c) {
     CheckAllToAll(c, type, count, t % 2 == 0);
     CheckMessages(c, type, count);
   }
-  const size_t larger = 700'003;
+  const size_t larger = 300'001;
   CheckAllReduce(c, DType::kFloat32, ReduceOp::kSum, larger, true);
   CheckAllReduce(c, DType::kBfloat16, ReduceOp::kMean, larger, false);
   CheckReduceScatter(c, DType::kFloat32, ReduceOp::kSum, larger);
@@ -224,7 +224,7 @@ void AllReducesOnly(Communicator& c) {
     }
   }
   for (const size_t count : counts) CheckList(c, count);
-  if (!quick) CheckAllReduce(c, DType::kFloat64, ReduceOp::kMean, 700'001, true);
+  if (!quick) CheckAllReduce(c, DType::kFloat64, ReduceOp::kMean, 300'001, true);
 }
 
 void MeansOfIntegersAreRefused(Communicator& c) {
