@@ -6,12 +6,13 @@ The ranks of all backends are started and sleep; then, for each size, the backen
 rounds in turns while the others sleep. So a disturbance of the machine hits all alike, and what
 counts is the ratio in the same round. The backends:
 
-  native   tfdist's core by its C API
-  gloo     torch.distributed over gloo          pip install torch==2.13.0
-  mpi      Open MPI                             apt-get install openmpi-bin libopenmpi-dev
-  impi     Intel MPI                            pip install impi-rt impi-devel
-  tf_ring  TensorFlow's RING collectives
-  memcpy   the limit: all ranks copy at the same time
+  native     tfdist's core by its C API
+  native_op  the same as an operation of TensorFlow, in a tf.function
+  gloo       torch.distributed over gloo          pip install torch==2.13.0
+  mpi        Open MPI                             apt-get install openmpi-bin libopenmpi-dev
+  impi       Intel MPI                            pip install impi-rt impi-devel
+  tf_ring    TensorFlow's RING collectives
+  memcpy     the limit: all ranks copy at the same time
 
 For each size and backend there are the time (the median of the rounds), algbw = size / time,
 busbw = algbw * 2 (n - 1) / n on n ranks (algbw for memcpy), the best round's busbw, the number of

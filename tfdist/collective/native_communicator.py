@@ -207,7 +207,7 @@ def open_communicator(
     mesh = connect(session, name, members, options, segment_bytes)
     if mesh is None:
         return None
-    communicator = _open(mesh, options, session)
+    communicator = open_mesh(mesh, options, session)
     registry.put(name, communicator)
     return communicator
 
@@ -230,10 +230,16 @@ def open_local_communicators(
         OSError: there is no memory, or there are no descriptors.
     """
     meshes = connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
-    return [_open(mesh, options) for mesh in meshes]
+    return [open_mesh(mesh, options) for mesh in meshes]
 
 
-def _open(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
+def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
+    """The communicator of a rank that is connected; takes over the mesh's descriptors.
+
+    Raises:
+        NativeUnavailableError: the core cannot be compiled or loaded.
+        ValueError: `TFDIST_ALGORITHM` names none.
+    """
     core = native.load().library
     native.load_ops()
     number = ctypes.c_int64()
