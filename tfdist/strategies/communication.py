@@ -84,7 +84,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
     if group.topology.size == 1:
         return Alone()
     if native:
-        return _sized(group.native(), options)
+        return _sized(group.native(timeout=options.timeout_seconds), options)
     return TensorFlowCommunicator(
         tf.config.list_logical_devices("CPU")[0].name,
         rank=group.topology.rank,
@@ -107,7 +107,8 @@ def replica_communicators(
     if len(devices) == 1 and ("CPU" in devices[0] or native):
         return [workers]
     if native:
-        lanes = [group.native(f"device {i}") for i in range(len(devices))]
+        timeout = options.timeout_seconds
+        lanes = [group.native(f"device {i}", timeout) for i in range(len(devices))]
         return [
             DeviceCommunicator(local, _sized(lane, options))
             for local, lane in zip(group.native_devices(devices), lanes, strict=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import platform
 import random
@@ -49,8 +50,12 @@ class Group:
         if topology.size == 1:
             registry.put("workers", Alone())
 
-    def native(self, name: str = "workers") -> NativeCommunicator:
+    def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
         """A native communicator of all workers, made at the first call; all of them call it.
+
+        Args:
+            name: there is one for each name.
+            timeout: seconds a collective may take, for one that is made now; the setting's without.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
@@ -58,7 +63,10 @@ class Group:
         """
         if name not in self._native:
             everyone = range(self.topology.size)
-            communicator = open_communicator(self.session, name, everyone, self.options)
+            options = self.options
+            if timeout:
+                options = dataclasses.replace(options, collective_timeout=timeout)
+            communicator = open_communicator(self.session, name, everyone, options)
             assert communicator is not None
             self.session.on_peer_lost(communicator.abort)
             self._native[name] = communicator
