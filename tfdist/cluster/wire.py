@@ -106,9 +106,12 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it was silent or too slow")
-        if not readable(sock, min(left, _SLICE)):
+        try:
+            # Before waiting: what TLS has decrypted already does not make a socket readable.
+            part = sock.recv(min(count - len(data), 64 * 1024), socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            readable(sock, min(left, _SLICE))
             continue
-        part = sock.recv(min(count - len(data), 64 * 1024))
         if not part:
             raise ConnectionError("connection closed")
         data += part
