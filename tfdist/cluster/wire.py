@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import struct
 import time
 from typing import Any
@@ -106,11 +107,11 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it was silent or too slow")
+        if not readable(sock, min(left, _SLICE)):
+            continue
         try:
-            # Before waiting: what TLS has decrypted already does not make a socket readable.
             part = sock.recv(min(count - len(data), 64 * 1024), socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            readable(sock, min(left, _SLICE))
+        except BlockingIOError:  # a part of what TLS can decrypt only whole
             continue
         if not part:
             raise ConnectionError("connection closed")
@@ -120,6 +121,8 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 def readable(sock: socket.socket, seconds: float) -> bool:
     """Waits until a socket has something to read, or has ended."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
