@@ -139,8 +139,9 @@ def _no_passphrase() -> str:
 
 
 def _trust(context: ssl.SSLContext, variable: str, path: str) -> None:
+    content = _read(variable, path)
     try:
-        context.load_verify_locations(cadata=_read(variable, path).decode("ascii", "replace"))
+        context.load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError):
         raise TlsError(
             f"{variable}: {path} holds no certificate in PEM: correct the path."
