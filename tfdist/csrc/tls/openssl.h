@@ -22,6 +22,7 @@ constexpr int kSetSessionCache = 44;      // SSL_CTRL_SET_SESS_CACHE_MODE
 constexpr long kTls12 = 0x0303;           // TLS1_2_VERSION
 constexpr uint64_t kNoTicket = 1u << 14;  // SSL_OP_NO_TICKET
 constexpr uint64_t kNoRenegotiation = 1u << 30;  // SSL_OP_NO_RENEGOTIATION
+constexpr int kProtocol = 1;              // SSL_ERROR_SSL
 constexpr int kWantRead = 2;              // SSL_ERROR_WANT_READ
 constexpr int kZeroReturn = 6;            // SSL_ERROR_ZERO_RETURN
 constexpr int kSourceAndSink = 0x0400;    // BIO_TYPE_SOURCE_SINK

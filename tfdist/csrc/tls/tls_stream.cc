@@ -76,19 +76,25 @@ TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, 
 
 bool TlsStream::Handshake() {
   const openssl::Library& ssl = openssl::Load();
-  ssl.ERR_clear_error();
-  const int result = ssl.SSL_do_handshake(ssl_.get());
-  const int error = result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
+  const auto advance = [this, &ssl] {
+    ssl.ERR_clear_error();
+    const int result = ssl.SSL_do_handshake(ssl_.get());
+    return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
+  };
+  int error = advance();
   // Also after a failure, for it tells the other end why.
   const bool flushed = Flush();
-  if (result == 1) return flushed;
+  if (error == 0 && !socket_error_) return flushed;
+  // What the other end said before it went tells more than that it is gone.
+  if (error == openssl::kWantRead && socket_error_) error = advance();
   if (error == openssl::kWantRead && !socket_error_) return false;
   const long verified = ssl.SSL_get_verify_result(ssl_.get());
-  if (socket_error_) throw Error(Code::kUnavailable, std::strerror(socket_error_));
-  if (ended_) throw Error(Code::kUnavailable, "it has closed the connection");
-  throw Error(Code::kUnavailable, verified == openssl::kVerified
-                                      ? openssl::Reason()
-                                      : ssl.X509_verify_cert_error_string(verified));
+  if (verified != openssl::kVerified) {
+    throw Error(Code::kUnavailable, ssl.X509_verify_cert_error_string(verified));
+  }
+  if (error == openssl::kProtocol && !ended_) throw Error(Code::kUnavailable, openssl::Reason());
+  throw Error(Code::kUnavailable,
+              socket_error_ ? std::strerror(socket_error_) : "it has closed the connection");
 }
 
 short TlsStream::events() const {
