@@ -97,6 +97,7 @@ def test_both_ways_at_once(sessions, together):
     def notices():
         while not stop.is_set():
             one.notify("n", "x" * 30_000)
+            time.sleep(0.002)  # nothing holds back who posts too much
 
     thread = threading.Thread(target=notices)
     thread.start()
