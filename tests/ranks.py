@@ -14,6 +14,7 @@ import traceback
 import warnings
 from typing import Any
 
+from tests import certificates
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
 from tfdist.options import NativeOptions
@@ -30,11 +31,15 @@ class Ranks:
         workers: how many processes; 0 for one plain process without a strategy.
         devices: logical CPU devices, and so replicas, per process.
         native: whether they may use the native collectives.
+        tls: whether they count as being on hosts of their own, with TLS between them.
     """
 
-    def __init__(self, workers: int, devices: int = 1, *, native: bool = True) -> None:
+    def __init__(
+        self, workers: int, devices: int = 1, *, native: bool = True, tls: bool = False
+    ) -> None:
         self.workers, self.devices = workers, devices
         self._native = native
+        self._tls = tls
         self._processes: list[Any] = []
 
     def run(self, function: str, *args: Any, timeout: float = 120.0) -> list[Any]:
@@ -87,6 +92,8 @@ class Ranks:
                 "TFDIST_NATIVE": "1" if self._native else "0",
                 "TF_CONFIG": "",
             }
+            if self._tls:
+                environment |= {**certificates.variables(), "TFDIST_HOST": str(rank)}
             if self.workers > 1:
                 task = {"type": "worker", "index": rank}
                 environment["TF_CONFIG"] = json.dumps(

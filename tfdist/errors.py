@@ -14,6 +14,10 @@ class ClusterError(TfdistError, ValueError):
     """The description of the cluster is wrong, or two workers hold different ones."""
 
 
+class TlsError(TfdistError, ValueError):
+    """TLS is set up wrongly here, or two workers do not trust each other's certificates."""
+
+
 class RendezvousError(TfdistError, RuntimeError):
     """The workers did not find one another within the deadline."""
 

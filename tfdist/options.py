@@ -29,6 +29,11 @@ class Options:
             in no message and no repr.
         host: the name of this worker's machine for sharing memory (`TFDIST_HOST`): workers with
             the same one share, others do not. By default the system tells.
+        tls_certificate: the PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
+            with the next two it switches TLS on between the workers, "" for none.
+        tls_key: the PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
+        tls_ca: the PEM file with the certificate of the CA that signs those of all workers
+            (`TFDIST_TLS_CA`).
 
     Example:
         >>> Options.from_environment({"TFDIST_START_TIMEOUT": "60"}).start_timeout
@@ -43,6 +48,27 @@ class Options:
     algorithm: str = ""
     secret: str = field(default="", repr=False)
     host: str = ""
+    tls_certificate: str = ""
+    tls_key: str = ""
+    tls_ca: str = ""
+
+    def __post_init__(self) -> None:
+        named = {
+            "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
+            "TFDIST_TLS_KEY": self.tls_key,
+            "TFDIST_TLS_CA": self.tls_ca,
+        }
+        missing = [name for name, path in named.items() if not path]
+        if 0 < len(missing) < len(named):
+            raise ValueError(
+                f"TLS needs {', '.join(named)}. Received: no {' and no '.join(missing)}. Set all "
+                f"three, or none."
+            )
+
+    @property
+    def tls(self) -> bool:
+        """Whether the workers speak TLS with one another."""
+        return bool(self.tls_ca)
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> Options:
@@ -52,7 +78,8 @@ class Options:
             environment: where to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not a positive number.
+            ValueError: a number of seconds is not a positive number, or only a part of what TLS
+                needs is set.
         """
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.certificates import variables
 from tfdist.launch import doctor
-from tfdist.launch.doctor import CHECKS, devices, machine, probe, settings, versions, workers
+from tfdist.launch.doctor import CHECKS, devices, machine, probe, settings, tls, versions, workers
 from tfdist.launch.doctor.probe import Answer
 from tfdist.launch.doctor.section import Question, Section
 from tfdist.launch.ports import Reservation
@@ -243,3 +244,15 @@ def test_a_wrong_command_line(environment):
     done = run(environment, "--timeout", "no")
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
+
+
+def test_tls():
+    assert rows(tls.check(Question({}))) == {"between workers": "off"}
+    good = tls.check(Question(variables()))
+    assert good.problems == []
+    assert rows(good)["between workers"] == "on"
+    assert re.fullmatch("commonName=worker, until .* 2120 GMT", rows(good)["certificate"])
+    (problem,) = tls.check(Question(variables("expired"))).problems
+    assert "(certificate has expired)" in problem
+    part = Question({"TFDIST_TLS_CA": "/ca.pem"})
+    assert (len(settings.check(part).problems), tls.check(part).problems) == (1, [])

@@ -13,9 +13,16 @@ from tests.strategies.comparison import GROUPS, PACKAGE
 FAULTS = f"{PACKAGE}.faults"
 
 
-@pytest.fixture(params=[True, False], ids=["native", "tensorflow"])
+KINDS = {
+    "native": {},
+    "native in TLS between hosts": {"tls": True},
+    "tensorflow": {"native": False},
+}
+
+
+@pytest.fixture(params=KINDS.values(), ids=KINDS)
 def group(request):
-    ranks = Ranks(3, native=request.param)
+    ranks = Ranks(3, **request.param)
     yield ranks
     ranks.stop()
 
@@ -55,6 +62,17 @@ def test_rows_without_batches_are_refused():
     for message in GROUPS["2"].run(f"{FAULTS}:not_batched"):
         assert message.startswith("ValueError: ")
         assert "Call `.batch(global_batch_size)`" in message
+
+
+def test_tensors_are_not_sent_in_the_clear_where_tls_is_set():
+    group = Ranks(2, native=False, tls=True)
+    answers = group.answers(f"{FAULTS}:different_models", timeout=60)
+    group.stop()
+    for done, message in answers:
+        assert not done
+        last = message.strip().splitlines()[-1]
+        assert "TLS is set, and TensorFlow's collectives send tensors in the clear." in last
+        assert "switched off by TFDIST_NATIVE=0" in last
 
 
 def test_wrong_arguments():

@@ -11,6 +11,7 @@ from tfdist.cluster.hello import JOIN, Hello
 from tfdist.cluster.progress import Announce, Progress, named
 from tfdist.cluster.resolution import resolve
 from tfdist.cluster.sockets import connect
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.topology import Topology
 from tfdist.cluster.verdict import from_header
 from tfdist.cluster.wire import HELLO_LIMIT, Header, WireError, read_frame, readable
@@ -29,11 +30,15 @@ class Dialling:
     Args:
         topology: the group; this process is not its rank 0.
         options: `start_timeout` and `secret` are used.
+        tls: for a connection with TLS; None for one in the clear.
         announce: takes the lines on who is missing.
     """
 
-    def __init__(self, topology: Topology, options: Options, announce: Announce) -> None:
+    def __init__(
+        self, topology: Topology, options: Options, tls: Tls | None, announce: Announce
+    ) -> None:
         self._topology = topology
+        self._tls = tls
         self._secret = options.secret
         self._timeout = timeout = options.start_timeout
         self._mine = Hello.of(topology)
@@ -51,6 +56,7 @@ class Dialling:
         Raises:
             ClusterError: rank 0 found that the workers do not fit together, or holds another
                 secret.
+            TlsError: rank 0 and this worker do not trust one another, or only one uses TLS.
             RendezvousError: not all came in time.
         """
         pause = _BACK_OFF[0]
@@ -88,12 +94,22 @@ class Dialling:
         try:
             endpoints = resolve(self._topology.chief.address)
             sock = connect(endpoints, self._deadline)
+            if self._tls:
+                sock = self._tls.wrap(sock, dialled=True)
         except OSError as error:
             self._problem = f"cannot be reached ({error.strerror or error})"
             return None
         try:
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
-            handshake(sock, self._mine, self._secret, deadline, first=True, admit=_screen)
+            handshake(
+                sock,
+                self._mine,
+                self._secret,
+                deadline,
+                first=True,
+                admit=_screen,
+                name=str(self._topology.chief),
+            )
         except (OSError, WireError) as error:
             self._problem = f"does not answer as a tfdist worker ({error})"
             sock.close()

@@ -14,6 +14,7 @@ from tfdist.cluster.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.hello import Hello
 from tfdist.cluster.listening import Ports, places
 from tfdist.cluster.sockets import connect
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.wire import WireError
 
 _BACK_OFF = (0.05, 1.0)
@@ -24,6 +25,7 @@ class Call:
     """One connection to make.
 
     Attributes:
+        name: what messages call the other.
         address: the other's entry in the cluster.
         ports: where the other listens.
         hello: what this process says of itself.
@@ -33,6 +35,7 @@ class Call:
             or any other error, after which comes none.
     """
 
+    name: str
     address: str
     ports: Ports
     hello: Hello
@@ -46,11 +49,13 @@ class Dialler:
 
     Args:
         secret: the job's secret.
+        tls: for connections with TLS; None for those in the clear.
         deadline: the `time.monotonic()` at which to give up.
     """
 
-    def __init__(self, secret: str, deadline: float) -> None:
+    def __init__(self, secret: str, tls: Tls | None, deadline: float) -> None:
         self._secret = secret
+        self._tls = tls
         self._deadline = deadline
         self._over = threading.Event()
         self._lock = threading.Lock()  # guards what follows
@@ -89,14 +94,25 @@ class Dialler:
                 pause = min(2 * pause, _BACK_OFF[1])
 
     def _reach(self, call: Call) -> socket.socket:
-        sock = not_for_children(connect(places(call.address, call.ports), self._deadline))
+        sock = connect(places(call.address, call.ports), self._deadline)
+        if self._tls:
+            sock = self._tls.wrap(sock, dialled=True)
+        not_for_children(sock)
         try:
             with self._lock:
                 if self._over.is_set():
                     raise TimeoutError("it is too late")
                 self._talking.add(sock)
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
-            handshake(sock, call.hello, self._secret, deadline, first=True, admit=call.screen)
+            handshake(
+                sock,
+                call.hello,
+                self._secret,
+                deadline,
+                first=True,
+                admit=call.screen,
+                name=call.name,
+            )
         except BaseException:
             with self._lock:
                 self._talking.discard(sock)

@@ -13,6 +13,7 @@ from tfdist.cluster.hello import JOIN, Hello
 from tfdist.cluster.progress import Announce, Progress, named
 from tfdist.cluster.reception import Reception
 from tfdist.cluster.sockets import has_ended, send_at_once
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.topology import Topology
 from tfdist.cluster.verdict import to_header
 from tfdist.cluster.wire import Header, WireError, encode
@@ -34,6 +35,7 @@ class Gathering:
         topology: the group; this process is its rank 0.
         listeners: sockets that listen at this process's address; the caller closes them.
         options: `start_timeout` and `secret` are used.
+        tls: for connections with TLS; None for those in the clear.
         announce: takes the lines on who is missing.
     """
 
@@ -42,6 +44,7 @@ class Gathering:
         topology: Topology,
         listeners: Sequence[socket.socket],
         options: Options,
+        tls: Tls | None,
         announce: Announce,
     ) -> None:
         self._topology = topology
@@ -57,7 +60,7 @@ class Gathering:
         self._bell, self._ringer = socket.socketpair()
         self._arrivals: queue.SimpleQueue[tuple[socket.socket, Hello]] = queue.SimpleQueue()
         self._reception = Reception(
-            self._mine, options.secret, 2 * topology.size, _screen, self._arrive, announce
+            self._mine, options.secret, tls, 2 * topology.size, _screen, self._arrive, announce
         )
 
     def run(self) -> dict[int, socket.socket]:

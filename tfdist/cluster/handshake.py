@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import socket
+import ssl
 from collections.abc import Callable
 from dataclasses import asdict
 
 from tfdist.cluster.agreement import protocols_differ
 from tfdist.cluster.hello import Hello
 from tfdist.cluster.proof import VARIABLE, is_challenge, new_challenge, prove, proves
-from tfdist.cluster.sockets import send_at_once
+from tfdist.cluster.sockets import end_gently, send_at_once
+from tfdist.cluster.tls import CA, CERTIFICATE, KEY, REMEDY, explain
+from tfdist.cluster.tls_socket import TlsSocket
 from tfdist.cluster.wire import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
-from tfdist.errors import ClusterError
+from tfdist.errors import ClusterError, TlsError
 
 MAGIC = b"tfdist\r\n"
+TLS_MAGIC = b"tfdists\n"
+"""Instead of `MAGIC`, by those who go on in TLS."""
 HELLO_SECONDS = 5.0
 
 _DIALLER = "tfdist worker that dials"
@@ -28,12 +33,16 @@ def handshake(
     *,
     first: bool,
     admit: Callable[[Hello], None] | None = None,
+    name: str = "the other end",
 ) -> Hello:
     """Learns who is at the other end, and proves in both directions that both hold the secret.
 
     Both say hello with a challenge. Then each proves the secret over both hellos, the one that
     dialled first; the other answers only to a hello, and proves nothing to one that did not prove
     itself. Without a secret the proofs are made with an empty one.
+
+    On a `TlsSocket` all of this is said in TLS, once both have shown certificates that the other
+    trusts.
 
     Args:
         sock: a connection that has just been made.
@@ -43,6 +52,7 @@ def handshake(
         first: whether this process dialled.
         admit: looks at the other's hello once it is proven, and raises WireError to refuse it. At
             the end that was dialled this comes before the word that the other is accepted.
+        name: what messages call the other, where this process dialled.
 
     Returns:
         What the other process says of itself. Nothing of it is checked but its form, its protocol
@@ -50,23 +60,67 @@ def handshake(
 
     Raises:
         ClusterError: the one that was dialled holds another secret, or has another protocol.
+        TlsError: the one that was dialled does not trust this process, or the other way round, or
+            only one of the two uses TLS.
         WireError: the other is no tfdist worker, or one that does not fit.
         OSError: the connection ended, or the deadline passed.
     """
-    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
+    try:
+        return _handshake(sock, mine, secret, deadline, first, admit)
+    except _TlsMismatch as mismatch:
+        reason, remedy = str(mismatch), _ALL_OR_NONE
+    except ssl.SSLError as error:
+        reason, remedy = explain(error) or "", REMEDY
+        if not reason:
+            raise
+    # The other end is about to read why.
+    end_gently(sock)
     if first:
-        sock.sendall(MAGIC + hello)
-    # Byte by byte, so that one who speaks another protocol is found out at once.
-    for position in range(len(MAGIC)):
-        if read_exactly(sock, 1, deadline) != MAGIC[position : position + 1]:
-            raise WireError("it is no tfdist worker")
+        raise TlsError(f"{mine}: no TLS with {name}: {reason}. {remedy}.")
+    raise WireError(f"no TLS: {reason}; {remedy[:1].lower()}{remedy[1:]}")
+
+
+_ALL_OR_NONE = f"Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
+
+
+class _TlsMismatch(Exception):
+    """Only one of the two uses TLS."""
+
+
+def _handshake(
+    sock: socket.socket,
+    mine: Hello,
+    secret: str,
+    deadline: float,
+    first: bool,
+    admit: Callable[[Hello], None] | None,
+) -> Hello:
+    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
+    if isinstance(sock, TlsSocket):
+        if first:
+            sock.sendall(TLS_MAGIC)
+        theirs_magic = _read_magic(sock, deadline)
+        if not first:
+            sock.sendall(TLS_MAGIC)
+        if theirs_magic != TLS_MAGIC:
+            raise _TlsMismatch("it does not use TLS, and this worker does")
+        sock.secure(deadline)
+        opening = hello
+    else:
+        opening = MAGIC + hello
+    if first:
+        sock.sendall(opening)
+    if not isinstance(sock, TlsSocket) and _read_magic(sock, deadline) != MAGIC:
+        if not first:
+            sock.sendall(MAGIC)
+        raise _TlsMismatch("it uses TLS, and this worker does not")
     header, _ = read_frame(sock, HELLO_LIMIT, deadline)
     theirs = Hello.from_header(header)
     error = protocols_differ(mine, theirs)
     if error is None and not is_challenge(header.get("challenge")):
         raise WireError("it sent no hello")
     if not first:
-        sock.sendall(MAGIC + hello)
+        sock.sendall(opening)
     if error is not None:
         raise error if first else WireError(str(error))
     # What was understood is proven rather than what was sent: JSON has many ways to write it.
@@ -82,6 +136,16 @@ def handshake(
             admit(theirs)
         _prove(sock, secret, _LISTENER, said)
     return theirs
+
+
+def _read_magic(sock: socket.socket, deadline: float) -> bytes:
+    """Reads byte by byte, so that one who speaks another protocol is found out at once."""
+    said = b""
+    while len(said) < len(MAGIC):
+        said += read_exactly(sock, 1, deadline)
+        if not MAGIC.startswith(said) and not TLS_MAGIC.startswith(said):
+            raise WireError("it is no tfdist worker")
+    return said
 
 
 def _prove(sock: socket.socket, secret: str, role: str, said: tuple[bytes, bytes]) -> None:

@@ -38,7 +38,7 @@ class _Link:
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.decoder = Decoder(FRAME_LIMIT)
-        self.lock = threading.Lock()  # guards `out` and the sending
+        self.lock = threading.Lock()  # guards `out` and the socket
         self.out = bytearray()
         self.heard = now
         self.dropped = False
@@ -202,7 +202,8 @@ class Links:
     def _read(self, rank: int, link: _Link) -> str | None:
         """Reads what has come; returns why the connection is of no more use."""
         try:
-            data = link.sock.recv(_CHUNK)
+            with link.lock:
+                data = link.sock.recv(_CHUNK)
         except BlockingIOError:
             return None
         except OSError as error:

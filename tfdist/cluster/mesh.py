@@ -16,6 +16,7 @@ from tfdist.cluster.progress import Announce, say
 from tfdist.cluster.session import Session
 from tfdist.cluster.sharing import SegmentBytes, Sharing
 from tfdist.cluster.steps import Said, Steps
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.weaving import CONTROL, DATA, Weaving
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
@@ -28,7 +29,9 @@ _NAMED = 4
 class Mesh:
     """The descriptors by which one rank reaches the others of its group; `connect` makes it.
 
-    Ranks are numbered within the group. The sockets are connected TCP streams that do not block.
+    Ranks are numbered within the group. The sockets are connected TCP streams that do not block, in
+    the clear: where the options ask for TLS, it has served to prove who is at the other end, and
+    whoever takes the sockets over begins anew, the lower rank as the server.
 
     Attributes:
         name: of the group, for messages.
@@ -85,7 +88,8 @@ def connect(
         name: of the group, for messages; the same on all ranks.
         members: the ranks of the session in this process's group, in the group's order; empty for
             a process in no group.
-        options: `start_timeout` is how many seconds to wait; `secret` and `host` are used.
+        options: `start_timeout` is how many seconds to wait; `secret`, `host` and those for TLS are
+            used.
         segment_bytes: how many bytes so many ranks of one host share, at least one.
         announce: takes lines on strangers and on who is missing; stderr by default.
 
@@ -107,9 +111,11 @@ def connect(
     steps = Steps(session, subject, options.start_timeout)
     with ExitStack() as listening, ExitStack() as unfinished:
         listeners: list[socket.socket] = []
+        tls: list[Tls | None] = []
 
         def prepare() -> Said:
             check_members(members, topology)
+            tls.append(Tls.load(options))
             if len(members) > 1:
                 for sock in listen_near(topology.me.address, str(topology.me)):
                     listeners.append(not_for_children(listening.enter_context(sock)))
@@ -127,7 +133,7 @@ def connect(
         group = sharing.group
         weaving = None
         if group is not None and group.size > 1:
-            weaving = Weaving(topology, group, listeners, options, announce)
+            weaving = Weaving(topology, group, listeners, options, tls[0], announce)
             unfinished.callback(weaving.close)
         _weave(steps, session, weaving, subject, options.start_timeout)
         sockets = weaving.finish() if weaving else {}

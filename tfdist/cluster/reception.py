@@ -13,6 +13,7 @@ from tfdist.cluster.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.hello import Hello
 from tfdist.cluster.progress import Announce
 from tfdist.cluster.sockets import tune
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.wire import WireError
 
 _STRANGERS = 256
@@ -25,6 +26,7 @@ class Reception:
     Args:
         mine: what this process says of itself.
         secret: the job's secret.
+        tls: for connections with TLS; None for those in the clear.
         expected: how many may well come at one time; there is room for some strangers besides.
         screen: looks at a newcomer that has proven itself, and raises WireError to refuse it.
         welcome: takes a newcomer that was told that it is accepted. Like `screen` it is called
@@ -36,6 +38,7 @@ class Reception:
         self,
         mine: Hello,
         secret: str,
+        tls: Tls | None,
         expected: int,
         screen: Callable[[Hello], None],
         welcome: Callable[[socket.socket, Hello], None],
@@ -43,6 +46,7 @@ class Reception:
     ) -> None:
         self._mine = mine
         self._secret = secret
+        self._tls = tls
         self._most = _STRANGERS + expected
         self._screen = screen
         self._welcome = welcome
@@ -56,6 +60,8 @@ class Reception:
         """Takes the next connection; the listener does not block."""
         try:
             sock, peer = listener.accept()
+            if self._tls:
+                sock = self._tls.wrap(sock, dialled=False)
         except OSError:  # it has gone again, or descriptors are used up for now
             time.sleep(_PAUSE)
             return

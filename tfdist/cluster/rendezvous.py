@@ -10,6 +10,7 @@ from tfdist.cluster.gather import Gathering
 from tfdist.cluster.progress import Announce, say
 from tfdist.cluster.resolution import check_resolvable
 from tfdist.cluster.session import Session
+from tfdist.cluster.tls import Tls
 from tfdist.cluster.topology import Topology
 from tfdist.options import Options
 
@@ -22,13 +23,14 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     Each worker first checks its own address. Then rank 0 listens at its address and the others
     dial it. Where this returns, all are there and have proven to one another that they hold the
     job's secret, they hold the same cluster and run the same version of tfdist, and every worker's
-    address is free for TensorFlow's server. The connections to rank
-    0 stay open for the life of the session.
+    address is free for TensorFlow's server. The connections to rank 0 stay open for the life of the
+    session; they use TLS where the options say so.
 
     Args:
         topology: the group and this process's place in it.
-        options: `start_timeout` is how many seconds to wait, `secret` is what all have to know;
-            the others are for the session.
+        options: `start_timeout` is how many seconds to wait, `secret` is what all have to know,
+            `tls_certificate`, `tls_key` and `tls_ca` are by what they trust one another; the others
+            are for the session.
         announce: takes a line on who is missing, now and then; stderr by default.
 
     Returns:
@@ -37,6 +39,8 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     Raises:
         ClusterError: an address cannot be used, or the workers do not fit together, or rank 0
             holds another secret.
+        TlsError: this worker's certificate is of no use, or rank 0 and this worker do not trust one
+            another, or only one of the two uses TLS.
         RendezvousError: not all came in time.
 
     Example:
@@ -45,14 +49,15 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     """
     if topology.size == 1:
         return Session(topology, {}, options)
+    tls = Tls.load(options)
     claimed = claim(topology.me.address, name=str(topology.me))
     try:
         if topology.rank == 0:
             _listen(topology, claimed)
-            sockets = Gathering(topology, claimed, options, announce).run()
+            sockets = Gathering(topology, claimed, options, tls, announce).run()
         else:
             check_resolvable(topology.chief.address, name=str(topology.chief))
-            sockets = {0: Dialling(topology, options, announce).run()}
+            sockets = {0: Dialling(topology, options, tls, announce).run()}
     finally:
         for sock in claimed:
             sock.close()

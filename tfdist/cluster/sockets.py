@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tfdist.cluster.resolution import Endpoint
 
 _CONNECT_SECONDS = 3.0
+_LINGER_SECONDS = 1.0
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 
@@ -63,6 +64,17 @@ def send_at_once(sock: socket.socket, data: bytes) -> bool:
     with contextlib.suppress(OSError):
         return sock.send(data, socket.MSG_DONTWAIT) == len(data)
     return False
+
+
+def end_gently(sock: socket.socket) -> None:
+    """Lets the other end read the last words; a connection closed on unread bytes loses them."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not socket.socket.recv(sock, 4096):
+                return
 
 
 def has_ended(sock: socket.socket) -> bool:

@@ -9,6 +9,7 @@ from tfdist.errors import (
     ProgramMismatchError,
     RendezvousError,
     TfdistError,
+    TlsError,
     UnsupportedError,
 )
 
@@ -19,6 +20,7 @@ _TYPES: dict[str, type[TfdistError]] = {
         PeerLostError,
         ProgramMismatchError,
         RendezvousError,
+        TlsError,
         UnsupportedError,
     )
 }

@@ -17,6 +17,8 @@ from tfdist.cluster.partition import Group
 from tfdist.cluster.progress import Announce, Progress, named
 from tfdist.cluster.reception import Reception
 from tfdist.cluster.steps import Said
+from tfdist.cluster.tls import Tls
+from tfdist.cluster.tls_socket import in_the_clear
 from tfdist.cluster.topology import Topology
 from tfdist.cluster.wire import WireError
 from tfdist.options import Options
@@ -36,6 +38,7 @@ class Weaving:
         group: the group of this process.
         listeners: listening sockets, which do not block; the caller closes them.
         options: `start_timeout` and `secret` are used.
+        tls: to talk with the others in TLS until they have proven themselves; None for not at all.
         announce: takes lines on strangers, and on who is missing.
     """
 
@@ -45,6 +48,7 @@ class Weaving:
         group: Group,
         listeners: Sequence[socket.socket],
         options: Options,
+        tls: Tls | None,
         announce: Announce,
     ) -> None:
         self._topology = topology
@@ -71,10 +75,10 @@ class Weaving:
             if rank > group.rank
         }
         self._reception = Reception(
-            self._mine, options.secret, 2 * group.size, self._screen, self._welcome, announce
+            self._mine, options.secret, tls, 2 * group.size, self._screen, self._welcome, announce
         )
         self._listening = threading.Thread(target=self._listen, args=(listeners,), daemon=True)
-        self._dialler = Dialler(options.secret, self._deadline)
+        self._dialler = Dialler(options.secret, tls, self._deadline)
 
     def start(self) -> None:
         """Begins to listen and to dial; apart from the constructor so that `close` can follow."""
@@ -171,6 +175,7 @@ class Weaving:
     def _call(self, rank: int, kind: str) -> Call:
         place = (rank, kind)
         return Call(
+            name=str(self._topology.workers[self._group.members[rank]]),
             address=self._group.addresses[rank],
             ports=self._group.ports[rank],
             hello=Hello.of(self._topology, self._purpose(self._group.rank, rank, kind)),
@@ -184,6 +189,8 @@ class Weaving:
             raise WireError(f"{hello} answers there")
 
     def _made(self, place: _Place, sock: socket.socket) -> None:
+        # The core cannot take over Python's TLS; it begins its own.
+        sock = not_for_children(in_the_clear(sock))
         with self._changed:
             if known := self._sockets.get(place):
                 known.close()

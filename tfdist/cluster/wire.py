@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import select
 import socket
+import ssl
 import struct
 import time
 from typing import Any
@@ -108,7 +109,10 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
             raise TimeoutError("it was silent or too slow")
         if not readable(sock, min(left, _SLICE)):
             continue
-        part = sock.recv(min(count - len(data), 64 * 1024))
+        try:
+            part = sock.recv(min(count - len(data), 64 * 1024), socket.MSG_DONTWAIT)
+        except BlockingIOError:  # a part of what TLS can decrypt only whole
+            continue
         if not part:
             raise ConnectionError("connection closed")
         data += part
@@ -117,6 +121,8 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 def readable(sock: socket.socket, seconds: float) -> bool:
     """Waits until a socket has something to read, or has ended."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(seconds * 1000))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import copy
 import ctypes
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -271,6 +272,9 @@ def _setup(mesh: Mesh, options: Options) -> Setup:
         stall_seconds=options.stall_warning,
         timeout_seconds=options.collective_timeout,
         algorithm=options.algorithm.encode(),
+        tls_certificate=os.fsencode(options.tls_certificate),
+        tls_key=os.fsencode(options.tls_key),
+        tls_ca=os.fsencode(options.tls_ca),
     )
 
 

@@ -92,6 +92,10 @@ size_t Sum(const size_t* counts, int ranks) {
   return std::accumulate(counts, counts + ranks, size_t{0});
 }
 
+tfdist::TlsFiles Files(const char* certificate, const char* key, const char* ca) {
+  return {certificate ? certificate : "", key ? key : "", ca ? ca : ""};
+}
+
 Communicator::Setup Convert(const tfd_setup& setup) {
   Communicator::Setup converted;
   converted.name = setup.name;
@@ -104,6 +108,7 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.stall_seconds = setup.stall_seconds;
   converted.timeout_seconds = setup.timeout_seconds;
   converted.algorithm = setup.algorithm;
+  converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
   converted.warn = Warn;
   return converted;
 }
@@ -139,6 +144,10 @@ void CloseAll(const tfd_setup& setup) {
 }  // namespace
 
 size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(std::max(ranks, 1)); }
+
+int tfd_check_tls(const char* certificate, const char* key, const char* ca) {
+  return Guarded([&] { tfdist::TlsContext(Files(certificate, key, ca)); });
+}
 
 int tfd_create(const tfd_setup* setup, int64_t* number) {
   return Guarded([&] {

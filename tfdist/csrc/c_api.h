@@ -27,10 +27,16 @@ typedef struct {
   double stall_seconds;     /* after so long in one collective a warning names who is missing */
   double timeout_seconds;   /* after so long in one collective the communicator is aborted */
   const char* algorithm;    /* "" to choose by size and topology, or one name for all */
+  const char* tls_certificate; /* with these paths of PEM files all sockets go on in TLS; */
+  const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
+  const char* tls_ca;          /* who signs the certificates of all ranks */
 } tfd_setup;
 
 /* The size of the shared memory for this many ranks of one host. */
 size_t tfd_segment_bytes(int ranks);
+
+/* Whether TLS can be had here with these files, which all exist. */
+int tfd_check_tls(const char* certificate, const char* key, const char* ca);
 
 /* Makes a communicator; *number is its number in this process, from 1, never used again. */
 int tfd_create(const tfd_setup* setup, int64_t* number);

@@ -43,13 +43,15 @@ Communicator::Communicator(Setup setup)
       fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this} {
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
+  Connections connections = Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls,
+                                    setup.heartbeat_seconds);
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this);
   messages_to_.assign(size, 0);
   messages_from_.assign(size, 0);
   for (size_t other = 0; other < size; ++other) {
     std::unique_ptr<Link> link;
-    if (setup.data[other] >= 0) {
-      link = std::make_unique<SocketLink>(setup.data[other], topology.names[other]);
+    if (auto& stream = connections.data[other]) {
+      link = std::make_unique<SocketLink>(std::move(stream), topology.names[other]);
     } else if (static_cast<int>(other) != topology.rank) {
       link = std::make_unique<RingLink>(*fabric_.host, topology.place_of[other]);
     }
@@ -63,7 +65,8 @@ Communicator::Communicator(Setup setup)
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
       setup.warn};
-  watch_ = std::make_unique<Watch>(std::move(settings), setup.control, std::move(callbacks));
+  watch_ = std::make_unique<Watch>(std::move(settings), std::move(connections.control),
+                                   std::move(callbacks));
   watch_->Start();
   try {
     worker_ = std::thread([this] { Work(); });

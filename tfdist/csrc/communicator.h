@@ -17,6 +17,7 @@
 #include "control/watch.h"
 #include "error.h"
 #include "guard.h"
+#include "tls/streams.h"
 #include "transport/fabric.h"
 
 namespace tfdist {
@@ -30,6 +31,7 @@ class Communicator : private Guard {
     std::vector<int> hosts;          // for each rank a number that its host alone has
     std::vector<int> control;        // for each rank a connected stream socket; -1 for this one
     std::vector<int> data;           // for each rank of another host a stream socket; else -1
+    TlsFiles tls;                    // for the sockets; empty for none
     std::unique_ptr<Segment> segment;  // none for a rank alone on its host
     double heartbeat_seconds = 5;
     double stall_seconds = 30;

@@ -34,6 +34,9 @@ class Setup(ctypes.Structure):
         ("stall_seconds", c_double),
         ("timeout_seconds", c_double),
         ("algorithm", c_char_p),
+        ("tls_certificate", c_char_p),
+        ("tls_key", c_char_p),
+        ("tls_ca", c_char_p),
     ]
 
 
@@ -57,6 +60,7 @@ _COUNTS = POINTER(c_size_t)
 # Function -> what it returns, what it takes.
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_segment_bytes": (c_size_t, (c_int,)),
+    "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
     "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),
     "tfd_abort": (c_int, (c_int64, c_char_p)),
     "tfd_close": (c_int, (c_int64,)),

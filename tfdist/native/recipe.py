@@ -19,9 +19,9 @@ OPS = "libtfdist_ops.so"
 # NDEBUG, on which its headers depend.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
-# What is missing in the core shows when it is linked, not when it is loaded. librt holds shm_open
-# in a glibc before 2.34.
-_LINK_CORE = ("-Wl,-z,defs", f"-Wl,-soname,{CORE}")
+# What is missing in the core shows when it is linked, not when it is loaded. libdl holds dlopen in
+# a glibc before 2.34.
+_LINK_CORE = ("-Wl,-z,defs", f"-Wl,-soname,{CORE}", "-ldl")
 _LINK_OPS = (f"-Wl,-soname,{OPS}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN")
 _SUFFIXES = (".cc", ".h", ".inc")
 _OPS_FOLDER, _TESTS_FOLDER = "tf", "tests"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import tensorflow as tf
@@ -12,7 +13,8 @@ from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.protocol import Alone, Communicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
-from tfdist.errors import NativeUnavailableError
+from tfdist.errors import NativeUnavailableError, UnsupportedError
+from tfdist.options import Options
 from tfdist.strategies.group import Group
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
@@ -30,38 +32,53 @@ def choose(group: Group, communication: str) -> str:
 
     Raises:
         NativeUnavailableError: the native ones were asked for and cannot be had.
+        UnsupportedError: TensorFlow's would send in the clear what is to go in TLS.
     """
     group.agree("communication", communication)
-    if communication == "tensorflow" or group.topology.size == 1:
+    tls = group.options.tls
+    if group.topology.size == 1:
         return "tensorflow"
-    obstacle = _obstacle(gpus=communication == "native")
+    if communication == "tensorflow":
+        if tls:
+            raise UnsupportedError(f'{_IN_THE_CLEAR} Choose communication="native", or {_UNSET}.')
+        return "tensorflow"
+    # In TLS there is no other choice, also for GPUs.
+    obstacle = _obstacle(group.options, gpus=tls or communication == "native")
     obstacles = [text for text in group.exchange("native collectives", obstacle) if text]
     if not obstacles:
         return "native"
     if communication == "native":
         raise NativeUnavailableError(obstacles[0])
+    if tls:
+        raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
     if obstacles[0] != _GPUS and group.topology.rank == 0:
         say(f"{obstacles[0]} TensorFlow's collectives are used instead, which are slower.")
     return "tensorflow"
 
 
 _GPUS = "The worker has a GPU."
+_IN_THE_CLEAR = "TLS is set, and TensorFlow's collectives send tensors in the clear."
+_UNSET = "unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all workers"
 
 
-def _obstacle(*, gpus: bool) -> str:
+def _obstacle(options: Options, *, gpus: bool) -> str:
     """Why this worker cannot use the native collectives; "" if it can.
 
     Args:
+        options: those for TLS are used.
         gpus: whether the gradients of a GPU may pass through the host's memory.
     """
     # Listing the logical devices would start TensorFlow too early for its server.
     if not gpus and tf.config.list_physical_devices("GPU"):
         return _GPUS
     try:
-        native.load()
+        core = native.load().library
         native.load_ops()
     except NativeUnavailableError as error:
         return str(error)
+    files = (options.tls_certificate, options.tls_key, options.tls_ca)
+    if options.tls and core.tfd_check_tls(*map(os.fsencode, files)):
+        return str(core.tfd_error().decode(errors="replace"))
     return ""
 
 

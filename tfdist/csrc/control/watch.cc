@@ -1,10 +1,8 @@
 #include "control/watch.h"
 
-#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
 #include <sys/eventfd.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -36,7 +34,7 @@ bool IsMessage(const Status& status) {
 }  // namespace
 
 struct Watch::Peer {
-  int descriptor = -1;
+  std::unique_ptr<Stream> stream;
   FrameReader reader;
   std::string waiting;  // to be sent
   Clock::time_point heard = Clock::now();
@@ -47,17 +45,14 @@ struct Watch::Peer {
   bool gone = false;  // the connection has ended
 };
 
-Watch::Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks)
+Watch::Watch(Settings settings, Streams streams, Callbacks callbacks)
     : settings_(std::move(settings)),
-      descriptors_(std::move(descriptors)),
       callbacks_(std::move(callbacks)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  for (const int descriptor : descriptors_) {
+  for (auto& stream : streams) {
+    descriptors_.push_back(stream ? stream->descriptor() : -1);
     peers_.push_back(std::make_unique<Peer>());
-    peers_.back()->descriptor = descriptor;
-    if (descriptor >= 0) {
-      fcntl(descriptor, F_SETFL, fcntl(descriptor, F_GETFL) | O_NONBLOCK);
-    }
+    peers_.back()->stream = std::move(stream);
   }
 }
 
@@ -89,8 +84,7 @@ void Watch::Stop() {
   WakeUp();
   if (thread_.joinable()) thread_.join();
   for (const auto& peer : peers_) {
-    if (peer->descriptor >= 0) close(peer->descriptor);
-    peer->descriptor = -1;
+    peer->stream = nullptr;
   }
 }
 
@@ -103,15 +97,19 @@ void Watch::Loop() {
   pthread_setname_np(pthread_self(), "tfdist-watch");
   Clock::time_point last = Clock::now(), beat = last - std::chrono::hours(1);
   const double interval = std::min(1.0, settings_.heartbeat_seconds / 5);
+  // TLS may have read the first words together with the last of the handshake.
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (peers_[rank]->stream) Read(static_cast<int>(rank));
+  }
   for (;;) {
     const bool stopping = stopping_;
     std::vector<pollfd> polled{{wake_, POLLIN, 0}};
     std::vector<int> ranks{-1};
     for (size_t rank = 0; rank < peers_.size(); ++rank) {
       const Peer& peer = *peers_[rank];
-      if (peer.descriptor < 0 || peer.gone || peer.lost) continue;
+      if (!peer.stream || peer.gone || peer.lost) continue;
       const int events = POLLIN | (peer.waiting.empty() ? 0 : POLLOUT);
-      polled.push_back({peer.descriptor, static_cast<short>(events), 0});
+      polled.push_back({peer.stream->descriptor(), static_cast<short>(events), 0});
       ranks.push_back(static_cast<int>(rank));
     }
     if (!stopping) {
@@ -158,7 +156,7 @@ void Watch::Read(int rank) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   char bytes[4096];
   while (!peer.gone) {
-    const ssize_t got = recv(peer.descriptor, bytes, sizeof(bytes), 0);
+    const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) {
       peer.gone = true;
@@ -199,12 +197,11 @@ void Watch::Handle(int rank, const Frame& frame) {
 }
 
 void Watch::Send(Peer& peer, const std::string& bytes) {
-  if (peer.descriptor < 0 || peer.gone) return;
+  if (!peer.stream || peer.gone) return;
   // One who never reads is silent, too, and will be lost for that.
   if (peer.waiting.size() + bytes.size() <= kMostWaiting) peer.waiting += bytes;
   while (!peer.waiting.empty()) {
-    const ssize_t sent =
-        send(peer.descriptor, peer.waiting.data(), peer.waiting.size(), MSG_NOSIGNAL);
+    const ssize_t sent = peer.stream->Write(peer.waiting.data(), peer.waiting.size());
     if (sent <= 0) return;
     peer.waiting.erase(0, static_cast<size_t>(sent));
   }
@@ -223,7 +220,7 @@ void Watch::Lose(int rank, const std::string& why) {
 void Watch::CheckSilence(Clock::time_point now) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
-    if (peer.descriptor < 0 || peer.gone || peer.lost || peer.left) continue;
+    if (!peer.stream || peer.gone || peer.lost || peer.left) continue;
     if (Seconds(now - peer.heard) > settings_.heartbeat_seconds) {
       peer.lost = true;
       Lose(static_cast<int>(rank),
@@ -236,7 +233,7 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
   const Status& mine = doing.status;
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const Peer& peer = *peers_[rank];
-    if (peer.descriptor < 0) continue;
+    if (!peer.stream) continue;
     const std::string& name = settings_.names[rank];
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
     // What it has sent before may still be on its way.
@@ -289,7 +286,7 @@ std::vector<int> Watch::Missing(const Doing& doing) const {
   std::vector<int> missing;
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     const Peer& peer = *peers_[rank];
-    if (peer.descriptor < 0) continue;
+    if (!peer.stream) continue;
     const bool joined = IsMessage(doing.status)
                             ? doing.status.peer != static_cast<int>(rank)
                             : peer.status.sequence >= doing.status.sequence;

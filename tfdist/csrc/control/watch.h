@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "control/frames.h"
+#include "tls/streams.h"
 
 namespace tfdist {
 
@@ -41,8 +42,8 @@ class Watch {
     std::function<void(const std::string& message)> warn;
   };
 
-  // Takes over the descriptors: one for each rank, -1 for this one.
-  Watch(Settings settings, std::vector<int> descriptors, Callbacks callbacks);
+  // For each rank a stream, none for this one.
+  Watch(Settings settings, Streams streams, Callbacks callbacks);
   ~Watch();
   Watch(const Watch&) = delete;
   Watch& operator=(const Watch&) = delete;
@@ -50,7 +51,7 @@ class Watch {
   void Start();
   // Tells the others to give up too; from any thread.
   void SpreadAbort(Code code, const std::string& message);
-  // Says farewell, stops the thread, closes the descriptors.
+  // Says farewell, stops the thread, closes the streams.
   void Stop();
   const std::vector<int>& descriptors() const { return descriptors_; }
 

@@ -5,6 +5,7 @@
 #include <new>
 
 #include "transport/ring_link.h"
+#include "transport/socket.h"
 #include "transport/socket_link.h"
 
 namespace tfdist::testing {
@@ -35,7 +36,8 @@ void Dispatch(Fabric& fabric, Operation& operation, Algorithm algorithm) {
 
 Alone::Alone(int descriptor) : fabric(Make({0, 1}, guard)) {
   fabric.host = std::make_unique<Host>(nullptr, 0, std::vector<std::string>{"rank 0"}, guard);
-  fabric.links.push_back(std::make_unique<SocketLink>(descriptor, "rank 1"));
+  fabric.links.push_back(
+      std::make_unique<SocketLink>(std::make_unique<Socket>(descriptor), "rank 1"));
 }
 
 Alone::Alone(std::unique_ptr<Segment> segment) : fabric(Make({0, 0}, guard)) {

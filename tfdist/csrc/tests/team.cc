@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <thread>
@@ -112,6 +113,11 @@ Communicator::Setup Wiring::Take(int rank) {
   setup.timeout_seconds = plan_.timeout_seconds;
   setup.algorithm =
       plan_.algorithms.empty() ? plan_.algorithm : plan_.algorithms[static_cast<size_t>(rank)];
+  // Every test can be run in TLS: with the folder tests/certificates of the repository.
+  if (const char* folder = std::getenv("TFDIST_TEST_TLS")) {
+    const std::string base = folder;
+    setup.tls = {base + "/worker.pem", base + "/worker.key", base + "/ca.pem"};
+  }
   setup.warn = [](const std::string& message) { std::fprintf(stderr, "%s\n", message.c_str()); };
   return setup;
 }

@@ -1,14 +1,9 @@
 #include "transport/socket_link.h"
 
-#include <fcntl.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "error.h"
 
@@ -20,18 +15,11 @@ constexpr size_t kMostBytes = 256 << 10;
 
 }  // namespace
 
-SocketLink::SocketLink(int descriptor, std::string name)
-    : descriptor_(descriptor), name_(std::move(name)) {
-  fcntl(descriptor_, F_SETFL, fcntl(descriptor_, F_GETFL) | O_NONBLOCK);
-  const int yes = 1;
-  // Fails on a socket that is not TCP, where it is not needed.
-  setsockopt(descriptor_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof(yes));
-}
-
-SocketLink::~SocketLink() { close(descriptor_); }
+SocketLink::SocketLink(std::unique_ptr<Stream> stream, std::string name)
+    : stream_(std::move(stream)), name_(std::move(name)) {}
 
 size_t SocketLink::Write(const char* data, size_t bytes) {
-  const ssize_t sent = send(descriptor_, data, std::min(bytes, kMostBytes), MSG_NOSIGNAL);
+  const ssize_t sent = stream_->Write(data, std::min(bytes, kMostBytes));
   if (sent >= 0) {
     sent_bytes += static_cast<uint64_t>(sent);
     return static_cast<size_t>(sent);
@@ -42,7 +30,7 @@ size_t SocketLink::Write(const char* data, size_t bytes) {
 }
 
 size_t SocketLink::Read(char* data, size_t bytes) {
-  const ssize_t got = recv(descriptor_, data, std::min(bytes, kMostBytes), 0);
+  const ssize_t got = stream_->Read(data, std::min(bytes, kMostBytes));
   if (got > 0) {
     received_bytes += static_cast<uint64_t>(got);
     return static_cast<size_t>(got);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 
-from tfdist.launch.doctor import devices, machine, native, settings, versions, workers
+from tfdist.launch.doctor import devices, machine, native, settings, tls, versions, workers
 from tfdist.launch.doctor.section import Question, Section
 from tfdist.launch.parsing import OneLineParser, seconds
 
@@ -15,6 +15,7 @@ CHECKS: dict[str, Callable[[Question], Section]] = {
     "machine": machine.check,
     "settings": settings.check,
     "collectives": native.check,
+    "TLS": tls.check,
     "workers": workers.check,
     "devices": devices.check,
 }

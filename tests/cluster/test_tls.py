@@ -1,0 +1,272 @@
+"""TLS between the workers: who takes part, who is refused, and what each is told."""
+
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.certificates import FOLDER, files, variables
+from tfdist.cluster import tls as tls_module
+from tfdist.cluster.handshake import MAGIC, TLS_MAGIC
+from tfdist.cluster.tls import Tls
+from tfdist.errors import TlsError
+from tfdist.options import Options
+
+pytestmark = pytest.mark.timeout(60)
+
+
+def refusal(**fields):
+    with pytest.raises(TlsError) as raised:
+        Tls.load(Options(**fields))
+    assert "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_what_is_loaded():
+    loaded = Tls.load(Options(**files()))
+    assert loaded.subject == "commonName=worker"
+    assert "2120" in loaded.expires
+    assert Tls.load(Options()) is None
+
+
+@pytest.mark.parametrize("field", ["tls_certificate", "tls_key", "tls_ca"])
+def test_a_part_is_not_enough(field):
+    variable = f"TFDIST_{field.upper()}"
+    with pytest.raises(ValueError, match=f"Received: no {variable}. Set all three, or none"):
+        Options(**{**files(), field: ""})
+    with pytest.raises(ValueError, match="TLS needs TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY, TFDI"):
+        Options.from_environment({variable: "there.pem"})
+
+
+@pytest.mark.parametrize("field", ["tls_certificate", "tls_key", "tls_ca"])
+def test_a_file_that_is_no_good(field, tmp_path):
+    variable = f"TFDIST_{field.upper()}"
+    gone = tmp_path / "gone.pem"
+    said = refusal(**{**files(), field: str(gone)})
+    assert said.startswith(f"{variable}: {gone} cannot be read (No such file or directory)")
+    for content in (b"", b"words\n", b"\xff\x00", (FOLDER / "make.sh").read_bytes()):
+        gone.write_bytes(content)
+        said = refusal(**{**files(), field: str(gone)})
+        assert said.startswith(f"{variable}: {gone} holds no ")
+    assert refusal(**{**files(), field: str(tmp_path)}).startswith(f"{variable}: {tmp_path} cannot")
+
+
+def test_a_key_that_does_not_fit():
+    assert "is not that of the certificate in" in refusal(**files(key="stranger"))
+    assert "without a passphrase" in refusal(**files(key="locked"))
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (files("expired"), "(certificate has expired)"),
+        (files(ca="other_ca"), "(unable to get local issuer certificate)"),
+    ],
+)
+def test_a_certificate_that_nobody_would_trust(given, reason):
+    said = refusal(**given)
+    assert said.startswith("TFDIST_TLS_CERTIFICATE: other workers would not trust ")
+    assert reason in said
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_session(sessions, together, size):
+    group = sessions(size, secret="s", **files())
+    payloads = [bytes([rank]) * 3_000_000 for rank in range(size)]
+    for _ in range(3):
+        got = together(lambda s: s.exchange("much", payloads[s.rank]), group)
+        assert got == [payloads] * size
+    group[0].notify("key", "text")
+    assert group[1].wait_notified("key", 1, 5) == ["text"]
+    lost = []
+    group[0].on_peer_left(lost.append)
+    group[1].close()
+    end = time.monotonic() + 5
+    while not lost and time.monotonic() < end:
+        time.sleep(0.01)
+    assert "has ended" in lost[0]
+
+
+def test_both_ways_at_once(sessions, together):
+    """Notices run while results do; every thread that sends, and the one that reads."""
+    one, two = sessions(2, **files())
+    stop = threading.Event()
+
+    def notices():
+        while not stop.is_set():
+            one.notify("n", "x" * 30_000)
+            time.sleep(0.002)  # nothing holds back who posts too much
+
+    thread = threading.Thread(target=notices)
+    thread.start()
+    payload = bytes(200_000)
+    try:
+        for number in range(30):
+            assert together(lambda s: s.exchange(f"{number}", payload), [one, two])[0][1] == payload  # noqa: B023
+    finally:
+        stop.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("with_tls", [0, 1])
+def test_one_without(addresses, attempt, with_tls):
+    places = addresses(2)
+    group = [
+        attempt(places, rank, start_timeout=1.5, **(files() if rank == with_tls else {}))
+        for rank in (0, 1)
+    ]
+    begin = time.monotonic()
+    error = group[1].failed()
+    assert time.monotonic() - begin < 2
+    assert isinstance(error, TlsError)
+    assert f"worker 0 ({places[0]})" in str(error) and f"worker 1 ({places[1]})" in str(error)
+    uses = "it uses TLS, and this worker does not" if with_tls == 0 else "it does not use TLS, and"
+    assert uses in str(error)
+    assert "on all workers, or on none" in str(error)
+    group[0].failed()
+    (line,) = [line for line in group[0].lines if "dropped" in line]
+    assert line.startswith("tfdist: dropped a connection from 127.0.0.1:")
+    assert "on all workers, or on none" in line
+
+
+@pytest.mark.parametrize(
+    ("rank", "dialled", "listened"),
+    [
+        (0, "its certificate is not trusted here", "does not accept this worker's certificate"),
+        (1, "its certificate is not trusted here", "does not accept this worker's certificate"),
+    ],
+)
+def test_another_ca(addresses, attempt, rank, dialled, listened):
+    places = addresses(2)
+    strange = files("stranger", "other_ca")
+    group = [
+        attempt(places, r, start_timeout=1.5, **(strange if r == rank else files())) for r in (0, 1)
+    ]
+    error = group[1].failed()
+    assert isinstance(error, TlsError)
+    assert f"no TLS with worker 0 ({places[0]}): {dialled} (" in str(error)
+    group[0].failed()
+    assert any(listened in line for line in group[0].lines), group[0].lines
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
+    """One that was good when its worker began, by that worker's clock."""
+    monkeypatch.setattr(tls_module, "_seen_by_another", lambda *arguments: ("", ""))
+    places = addresses(2)
+    group = [
+        attempt(places, r, start_timeout=1.5, **files("expired" if r == rank else "worker"))
+        for r in (0, 1)
+    ]
+    error = group[1].failed()
+    assert isinstance(error, TlsError)
+    assert f"worker 0 ({places[0]})" in str(error)
+    assert "certificate has expired" in str(error) or "certificate expired" in str(error)
+    group[0].failed()
+    assert any("expired" in line for line in group[0].lines), group[0].lines
+
+
+def test_nobody_waits_for_slow_strangers(addresses, attempt, dial):
+    places = addresses(2)
+    hub = attempt(places, 0, secret="s", **files())
+    strangers = [dial(places[0]) for _ in range(4)]
+    _, _, half, garbage = strangers
+    strangers[1].sendall(TLS_MAGIC)
+    half.sendall(TLS_MAGIC + b"\x16\x03\x01\x02\x00\x01\x00")
+    garbage.sendall(TLS_MAGIC + b"GET / HTTP/1.1\r\n\r\n")
+    begin = time.monotonic()
+    attempt(places, 1, secret="s", **files()).met()
+    hub.met()
+    assert time.monotonic() - begin < 2
+    for one in strangers:
+        one.close()
+
+
+def test_nothing_is_said_in_the_clear(addresses, attempt):
+    """What passes between rank 1 and something that records all of it on the way to rank 0."""
+    recorded = {}
+    for given in ({}, files()):
+        chief, worker, between = addresses(3)
+        words = recorded[bool(given)] = bytearray()
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", int(between.rpartition(":")[2])))
+            listener.listen()
+            threading.Thread(target=relay, args=(listener, chief, words), daemon=True).start()
+            hub = attempt([chief, worker], 0, secret="s", **given)
+            # The two hold different clusters, which rank 0 says: that, too, is a conversation.
+            error = attempt([between, worker], 1, secret="s", **given).failed()
+            assert "different clusters" in str(error)
+            hub.failed()
+    for word in (b"hello", b"fingerprint", b"cluster", b"proof", b"challenge", b"kind"):
+        assert word in recorded[False]
+        assert word not in recorded[True]
+    assert recorded[False].startswith(MAGIC)
+    assert recorded[True].startswith(TLS_MAGIC)
+    assert len(recorded[True]) > 1000
+
+
+def relay(listener, chief, words):
+    near, _ = listener.accept()
+    far = socket.create_connection(("127.0.0.1", int(chief.rpartition(":")[2])), timeout=5)
+    with near, far:
+        while True:
+            for sock in select.select([near, far], [], [], 10)[0]:
+                data = sock.recv(65536)
+                words += data
+                if not data:
+                    return
+                (far if sock is near else near).sendall(data)
+
+
+@pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
+def test_a_mesh(run, hosts):
+    """The sockets come out in the clear, with nothing left in them."""
+    size = len(hosts)
+    body = f"""
+    before = settled()
+    mesh = weave(range({size}))
+    check(mesh, list(range({size})), {[0 if h == "a" else 1 for h in hosts]})
+    mesh.close()
+    report(same=settled() == before, lines=lines)
+    """
+    for found in run(size, body, hosts, TFDIST_SECRET="s", **variables()):
+        assert found == {"same": True, "lines": []}
+
+
+def test_a_mesh_with_one_that_lost_its_files(run, tmp_path):
+    """Read anew for each mesh; the same error on all ranks."""
+    body = """
+    import dataclasses
+    if rank == 1:
+        options = dataclasses.replace(options, tls_ca="/gone.pem")
+    try:
+        weave([0, 1], options=options)
+    except Exception as error:
+        report(error=f"{type(error).__name__}: {error}")
+    """
+    found = run(2, body, "ab", **variables())
+    assert found[0] == found[1]
+    assert found[0]["error"].startswith("TlsError: TFDIST_TLS_CA: /gone.pem cannot be read (No su")
+
+
+def test_a_killed_rank_is_noticed_at_once(job):
+    body = """
+    lost = threading.Event()
+    session.on_peer_lost(lambda message: (tell("lost", message), lost.set()))
+    lost.wait(20)
+    """
+    ranks = job(3, body, TFDIST_SECRET="s", **variables())
+    begin = time.monotonic()
+    ranks[1].kill()
+    for rank in (0, 2):
+        assert "worker 1" in ranks[rank].until("lost")
+    assert time.monotonic() - begin < 1
+
+
+def test_the_variables(tmp_path):
+    given = Options.from_environment(variables())
+    assert given == Options(**files())
+    assert given.tls and not Options().tls

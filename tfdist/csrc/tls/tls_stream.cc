@@ -1,0 +1,165 @@
+#include "tls/tls_stream.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+// Encrypted before any of it is sent: enough to make little of the calls, and still in the caches.
+constexpr size_t kMostBytes = 128 << 10;
+
+bool IsNotYet(int error) { return error == EAGAIN || error == EWOULDBLOCK || error == EINTR; }
+
+}  // namespace
+
+// OpenSSL's own way to a socket would raise SIGPIPE, and makes one call for every 16 KiB.
+struct TlsStream::Callbacks {
+  static TlsStream& Of(openssl::BIO* bio) {
+    return *static_cast<TlsStream*>(openssl::Load().BIO_get_data(bio));
+  }
+
+  static int Read(openssl::BIO* bio, char* data, int bytes) {
+    TlsStream& stream = Of(bio);
+    openssl::Load().BIO_clear_flags(bio, openssl::kRetries);
+    const ssize_t got = stream.socket_->Read(data, static_cast<size_t>(bytes));
+    if (got == 0) stream.ended_ = true;
+    if (got < 0 && IsNotYet(errno)) {
+      openssl::Load().BIO_set_flags(bio, openssl::kRetryRead);
+    } else if (got < 0) {
+      stream.socket_error_ = errno;
+    }
+    return static_cast<int>(got);
+  }
+
+  static int Write(openssl::BIO* bio, const char* data, int bytes) {
+    std::vector<char>& out = Of(bio).out_;
+    out.insert(out.end(), data, data + bytes);
+    return bytes;
+  }
+
+  static long Control(openssl::BIO*, int command, long, void*) {
+    return command == openssl::kFlush ? 1 : 0;
+  }
+
+  static const openssl::BIO_METHOD* Method() {
+    static const openssl::BIO_METHOD* const made = [] {
+      const openssl::Library& ssl = openssl::Load();
+      openssl::BIO_METHOD* const method =
+          ssl.BIO_meth_new(ssl.BIO_get_new_index() | openssl::kSourceAndSink, "tfdist");
+      ssl.BIO_meth_set_read(method, Read);
+      ssl.BIO_meth_set_write(method, Write);
+      ssl.BIO_meth_set_ctrl(method, Control);
+      return method;
+    }();
+    return made;
+  }
+};
+
+TlsStream::TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server)
+    : socket_(std::move(socket)) {
+  const openssl::Library& ssl = openssl::Load();
+  ssl_.reset(ssl.SSL_new(context.get()));
+  openssl::BIO* const bio = ssl_ ? ssl.BIO_new(Callbacks::Method()) : nullptr;
+  if (!bio) throw Error(Code::kInternal, "OpenSSL has no room for another connection.");
+  ssl.BIO_set_data(bio, this);
+  ssl.BIO_set_init(bio, 1);
+  ssl.SSL_set_bio(ssl_.get(), bio, bio);  // frees it too
+  server ? ssl.SSL_set_accept_state(ssl_.get()) : ssl.SSL_set_connect_state(ssl_.get());
+}
+
+bool TlsStream::Handshake() {
+  const openssl::Library& ssl = openssl::Load();
+  const auto advance = [this, &ssl] {
+    ssl.ERR_clear_error();
+    const int result = ssl.SSL_do_handshake(ssl_.get());
+    return result == 1 ? 0 : ssl.SSL_get_error(ssl_.get(), result);
+  };
+  int error = advance();
+  // Also after a failure, for it tells the other end why.
+  const bool flushed = Flush();
+  if (error == 0 && !socket_error_) return flushed;
+  // What the other end said before it went tells more than that it is gone.
+  if (error == openssl::kWantRead && socket_error_) error = advance();
+  if (error == openssl::kWantRead && !socket_error_) return false;
+  const long verified = ssl.SSL_get_verify_result(ssl_.get());
+  if (verified != openssl::kVerified) {
+    throw Error(Code::kUnavailable, ssl.X509_verify_cert_error_string(verified));
+  }
+  if (error == openssl::kProtocol && !ended_) throw Error(Code::kUnavailable, openssl::Reason());
+  throw Error(Code::kUnavailable,
+              socket_error_ ? std::strerror(socket_error_) : "it has closed the connection");
+}
+
+short TlsStream::events() const {
+  return static_cast<short>(sent_ < out_.size() ? POLLOUT : POLLIN);
+}
+
+ssize_t TlsStream::Read(char* data, size_t bytes) {
+  const openssl::Library& ssl = openssl::Load();
+  size_t read = 0;
+  ssl.ERR_clear_error();
+  while (read < bytes) {
+    const size_t some = std::min(bytes - read, size_t{1} << 30);
+    const int got = ssl.SSL_read(ssl_.get(), data + read, static_cast<int>(some));
+    if (got <= 0) return read > 0 ? static_cast<ssize_t>(read) : Failed(got);
+    read += static_cast<size_t>(got);
+  }
+  return static_cast<ssize_t>(read);
+}
+
+ssize_t TlsStream::Write(const char* data, size_t bytes) {
+  if (taken_ == 0) {
+    taken_ = std::min(bytes, kMostBytes);
+    openssl::Load().ERR_clear_error();
+    const int result =
+        openssl::Load().SSL_write(ssl_.get(), data, static_cast<int>(taken_));
+    if (result <= 0) {
+      taken_ = 0;
+      return Failed(result);
+    }
+  }
+  // What is encrypted counts as written once it has left, so that nobody needs to see to the rest.
+  if (!Flush()) {
+    errno = socket_error_ ? socket_error_ : EAGAIN;
+    return -1;
+  }
+  return static_cast<ssize_t>(std::exchange(taken_, 0));
+}
+
+ssize_t TlsStream::Failed(int result) {
+  const int error = openssl::Load().SSL_get_error(ssl_.get(), result);
+  if (error == openssl::kZeroReturn) return 0;
+  if (socket_error_) {
+    errno = socket_error_;
+  } else if (ended_) {
+    return 0;
+  } else {
+    errno = error == openssl::kWantRead ? EAGAIN : EPROTO;
+  }
+  return -1;
+}
+
+bool TlsStream::Flush() {
+  while (sent_ < out_.size()) {
+    const ssize_t sent = socket_->Write(out_.data() + sent_, out_.size() - sent_);
+    if (sent < 0) {
+      if (!IsNotYet(errno)) socket_error_ = errno;
+      return false;
+    }
+    sent_ += static_cast<size_t>(sent);
+  }
+  out_.clear();
+  sent_ = 0;
+  return true;
+}
+
+void TlsStream::Free::operator()(openssl::SSL* ssl) const { openssl::Load().SSL_free(ssl); }
+
+}  // namespace tfdist

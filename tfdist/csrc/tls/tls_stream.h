@@ -1,0 +1,46 @@
+// A connection between two ranks in TLS, in which each has proven to be one of the job.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tls/context.h"
+#include "transport/socket.h"
+
+namespace tfdist {
+
+class TlsStream : public Stream {
+ public:
+  // One end of a connection is its server.
+  TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
+
+  // Goes on with the handshake as far as that goes without waiting, and says whether it is done;
+  // else descriptor() is to be polled for events(). Throws Error(kUnavailable) that says why the
+  // two do not come together.
+  bool Handshake();
+  short events() const;
+
+  ssize_t Read(char* data, size_t bytes) override;
+  ssize_t Write(const char* data, size_t bytes) override;
+  int descriptor() const override { return socket_->descriptor(); }
+
+ private:
+  struct Free {
+    void operator()(openssl::SSL* ssl) const;
+  };
+  struct Callbacks;
+
+  ssize_t Failed(int result);
+  bool Flush();
+
+  const std::unique_ptr<Socket> socket_;
+  std::unique_ptr<openssl::SSL, Free> ssl_;
+  std::vector<char> out_;   // encrypted, and not sent yet from `sent_` on
+  size_t sent_ = 0;
+  size_t taken_ = 0;        // bytes of the caller's that are in `out_`
+  bool ended_ = false;      // the other end has closed the connection
+  int socket_error_ = 0;    // errno of the socket, once it is broken
+};
+
+}  // namespace tfdist
