@@ -57,7 +57,7 @@ void LeftByOne(const Plan& plan, Kind kind) {
 
 // Who leaves after a collective does not fail those who are still in it.
 void LeftAfterwards(const Plan& plan, Kind kind) {
-  for (int round = 0; round < 20; ++round) {
+  for (int round = 0; round < 5; ++round) {
     OnEachRank(plan, [&](Communicator& c) {
       Do(c, kind, 30'000);
       c.Close();

@@ -1,4 +1,4 @@
-// Usage: losses_test kill|stop
+// Usage: losses_test kill|stop [quick]
 //
 // A rank dies or stops: an error on every other rank that names it, whatever they are in.
 #include <signal.h>
@@ -76,8 +76,8 @@ void Lose(const Plan& plan, Kind kind, Phase phase, int signal, const std::strin
   munmap(victim, 4096);
 }
 
-void All(int signal) {
-  for (const auto& [ranks, hosts] : kArrangements) {
+void All(int signal, const std::vector<std::pair<int, int>>& arrangements) {
+  for (const auto& [ranks, hosts] : arrangements) {
     Plan plan = Arranged(ranks, hosts, As::kProcesses);
     std::string word = "its process has ended";
     if (signal == SIGSTOP) {
@@ -104,6 +104,7 @@ void All(int signal) {
 }  // namespace tfdist::testing
 
 int main(int argc, char** argv) {
-  const bool stop = argc > 1 && argv[1] == std::string("stop");
-  return tfdist::testing::Report([&] { tfdist::testing::All(stop ? SIGSTOP : SIGKILL); });
+  using namespace tfdist::testing;
+  const int signal = argc > 1 && argv[1] == std::string("stop") ? SIGSTOP : SIGKILL;
+  return Report([&] { All(signal, Arrangements(argc, argv)); });
 }
