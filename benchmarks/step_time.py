@@ -43,7 +43,7 @@ flags.DEFINE_list(
     f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out",
 )
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
-flags.DEFINE_integer("rounds", 10, "rounds with each set", lower_bound=2)
+flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
 flags.DEFINE_string("json", None, "file to write the rows to")

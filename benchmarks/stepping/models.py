@@ -32,8 +32,8 @@ MODELS = {
     model.name: model
     for model in (
         Workload("tiny", (8,), (), 4, rows=4, steps=3),
-        Workload("mlp", (2048,), (), 10, rows=32, steps=10),
-        Workload("cnn", (32, 32, 3), (), 10, rows=64, steps=5),
+        Workload("mlp", (2048,), (), 10, rows=32, steps=40),
+        Workload("cnn", (32, 32, 3), (), 10, rows=64, steps=20),
         Workload("gpt", (128,), (128,), 256, rows=8, steps=5, integers=True),
     )
 }
