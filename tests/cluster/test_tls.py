@@ -209,9 +209,8 @@ def test_nothing_is_said_in_the_clear(addresses, attempt):
 
 
 def relay(listener, chief, words):
-    near, _ = listener.accept()
-    far = socket.create_connection(("127.0.0.1", int(chief.rpartition(":")[2])), timeout=5)
-    with near, far:
+    port = int(chief.rpartition(":")[2])
+    with listener.accept()[0] as near, socket.create_connection(("127.0.0.1", port), 5) as far:
         while True:
             for sock in select.select([near, far], [], [], 10)[0]:
                 data = sock.recv(65536)
