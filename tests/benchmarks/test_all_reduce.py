@@ -71,7 +71,7 @@ def test_what_is_missing_is_reported_with_what_installs_it(
 @pytest.mark.parametrize(
     ("argument", "rule"),
     [
-        ("--backends=pigeons", "any of native, gloo"),
+        ("--backends=pigeons", "any of native, native_op, gloo"),
         ("--ranks=1", "a number from 2"),
         ("--sizes=4MB", "Write for example 64MiB"),
         ("--hosts=six", "netns:N"),
