@@ -16,7 +16,9 @@ Every worker has a core and its rows for itself, however many there are. The pro
 backends are started and sleep; then, round after round, each backend takes some steps while the
 others sleep. So a disturbance of the machine hits all alike, and what counts is the ratio in the
 same round. All is done with several sets of processes, since two processes that run the same
-program differ by some percent. Backends that cannot run are reported with the reason.
+program differ by some percent; and another backend's are started first in each set, since those
+compute 1 to 2 % slower than the same ones started later. Backends that cannot run are reported
+with the reason.
 """
 
 from __future__ import annotations
@@ -93,12 +95,13 @@ def measure(
         began = time.monotonic()
         teams: dict[str, Team] = {}
         try:
-            for backend in [b for b in backends if b not in missing]:
+            order = rotated(backends, start)
+            for backend in [b for b in order if b not in missing]:
                 with noting(backend, missing):
                     teams[backend] = Team(backend, model, workers, FLAGS.torch_python)
                     teams[backend].steps(steps)  # Compiles and warms up.
             for turn in range(FLAGS.rounds):
-                for backend in backends[:: -1 if turn % 2 else 1]:
+                for backend in order[:: -1 if turn % 2 else 1]:
                     with noting(backend, missing):
                         if backend not in missing:
                             times[backend].append(teams[backend].steps(steps) / steps)
@@ -109,6 +112,12 @@ def measure(
         count = "1 worker" if workers == 1 else f"{workers} workers"
         print(f"{model}, {count}, set {start + 1}: {spent:.0f} s", file=sys.stderr)
     return {b: times[b] for b in backends if b not in missing}, missing
+
+
+def rotated(backends: list[str], start: int) -> list[str]:
+    """The same ones in order, each first in its turn."""
+    first = start % len(backends)
+    return backends[first:] + backends[:first]
 
 
 @contextlib.contextmanager
