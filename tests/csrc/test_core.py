@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout(300)
 # sanitizer, and what mostly waits, or goes through much data, says nothing new under a sanitizer.
 RUNS = {
     "plain": {
-        "collectives": (("threads",), ("processes",)),
+        "collectives": (("threads", "quick"), ("processes",)),
         "data": (("20000",),),
         "endings": ((),),
         "frames": (("20000",),),
