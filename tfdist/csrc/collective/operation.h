@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -31,6 +32,9 @@ struct Operation {
   // Bytes of each rank, for gathers and all-to-alls; empty where all are alike.
   std::vector<size_t> sent_bytes;
   std::vector<size_t> received_bytes;
+
+  // Kept until the operation is over, since it refers to it.
+  std::shared_ptr<void> kept;
 
   // For results whose size is known only after the ranks have told their sizes: given the bytes
   // that come from each rank, returns where they go. `received_bytes` is then empty.
