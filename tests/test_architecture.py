@@ -21,6 +21,7 @@ LAYERS = [
     {"internals"},
     {"native"},
     {"collective"},
+    {"compression"},
     {"strategies"},
     {"trainer"},
     {"callbacks"},

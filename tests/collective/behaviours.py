@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tfdist.collective.compressed import compressed_all_reduce
+from tfdist.compression import CODECS
 
 TYPES = ["bool", "uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
 
@@ -190,3 +194,42 @@ def one_aborts(strategy):
     if group.rank == 1:
         group.abort("the cat walked over the keyboard")
     return message(lambda: [tfdist.collective.all_reduce(tf.zeros([3])) for _ in range(100)])
+
+
+def compressed(strategy, name, steps):
+    """Sums in a graph, step after step, with what each step has lost."""
+    encoding = CODECS[name]().encoding
+    group = tfdist.collective.communicator()
+    shapes = [(700, 3), (0, 2), (5,), (300_000,)]
+    errors = [tf.Variable(tf.zeros(shape)) for shape in shapes]
+
+    @tf.function
+    def reduce(tensors, seed):
+        return compressed_all_reduce(group, tensors, encoding, errors, seed, within_hosts=True)
+
+    totals = []
+    for step in range(steps):
+        values = [gradient(shape, group.rank, step) for shape in shapes]
+        totals.append(as_numpy(reduce([tf.constant(v) for v in values], tf.constant(step))))
+    return totals, [e.numpy() for e in errors]
+
+
+def gradient(shape, rank, step):
+    """A rank's values, which others can know."""
+    return np.random.default_rng([rank, step]).normal(size=shape).astype(np.float32)
+
+
+def compressed_wrongly(strategy):
+    group = tfdist.collective.communicator()
+    encoding = CODECS["int8"]().encoding
+    messages = []
+    for errors, changed in [
+        ([tf.Variable(tf.zeros([3]))], encoding),
+        ([tf.Variable(tf.zeros([4], tf.float64))], encoding),
+        ([], dataclasses.replace(encoding, block=12)),
+    ]:
+        try:
+            compressed_all_reduce(group, [tf.zeros([4])], changed, errors)
+        except tf.errors.InvalidArgumentError as error:
+            messages.append(error.message)
+    return messages

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.timeout(300)
 # sanitizer, and what mostly waits, or goes through much data, says nothing new under a sanitizer.
 RUNS = {
     "plain": {
+        "codec": ((),),
         "collectives": (("threads", "quick"), ("processes",)),
+        "compressed": ((),),
         "data": (("20000",),),
         "endings": ((),),
         "frames": (("20000",),),
@@ -27,7 +29,9 @@ RUNS = {
         "segment": (("20000",),),
     },
     "address": {
+        "codec": ((),),
         "collectives": (("processes", "quick"),),
+        "compressed": (("quick",),),
         "data": (("20000",),),
         "endings": (("quick",),),
         "frames": (("20000",),),
@@ -43,6 +47,7 @@ RUNS = {
     },
     "thread": {
         "collectives": (("threads", "quick"),),
+        "compressed": (("quick",),),
         "endings": (("quick",),),
         "garbage": ((),),
         "groups": ((),),

@@ -12,7 +12,11 @@ from tfdist.native import api
 from tfdist.native.recipe import SOURCE
 
 HEADER = re.sub(r"/\*.*?\*/", "", (SOURCE / "c_api.h").read_text(), flags=re.DOTALL)
-STRUCTURES = {"tfd_setup": api.Setup, "tfd_statistics": api.Statistics}
+STRUCTURES = {
+    "tfd_setup": api.Setup,
+    "tfd_statistics": api.Statistics,
+    "tfd_codec": api.Codec,
+}
 # C type -> the ctypes that may stand for it.
 TYPES = {
     "void": None,
@@ -27,6 +31,12 @@ TYPES = {
     "const tfd_setup*": ctypes.POINTER(api.Setup),
     "tfd_statistics*": ctypes.POINTER(api.Statistics),
     "double": ctypes.c_double,
+    "float": ctypes.c_float,
+    "uint32_t": ctypes.c_uint32,
+    "const float*": ctypes.c_void_p,
+    "float*": ctypes.c_void_p,
+    "size_t*": ctypes.POINTER(ctypes.c_size_t),
+    "const tfd_codec*": ctypes.POINTER(api.Codec),
     "uint64_t": ctypes.c_uint64,
     "const int*": ctypes.POINTER(ctypes.c_int),
     "const char* const*": ctypes.POINTER(ctypes.c_char_p),

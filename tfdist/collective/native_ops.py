@@ -6,6 +6,7 @@ ranks, so that another order of calls is noticed.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.collective import registry
+from tfdist.native.encoding import Encoding
 
 # The types that the core knows.
 TYPES = frozenset(
@@ -38,6 +40,36 @@ def all_reduce(
     return list(
         _ops().tfdist_all_reduce(
             token=token, tensors=tensors, op=op, communicator=communicator, key=key
+        )
+    )
+
+
+def compressed_all_reduce(
+    token: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    errors: Sequence[tf.Tensor],
+    seed: tf.Tensor,
+    encoding: Encoding,
+    within_hosts: bool,
+    communicator: str,
+    key: str,
+) -> list[tf.Tensor]:
+    """Sums float32 tensors in one collective that sends encoded values.
+
+    Args:
+        errors: resources of float32 variables, one for each tensor, or none.
+        seed: an int64 scalar.
+    """
+    return list(
+        _ops().tfdist_compressed_all_reduce(
+            token=token,
+            tensors=tensors,
+            errors=errors,
+            seed=seed,
+            **dataclasses.asdict(encoding),
+            within_hosts=within_hosts,
+            communicator=communicator,
+            key=key,
         )
     )
 

@@ -16,15 +16,32 @@
 namespace {
 
 using tfdist::Code;
+using tfdist::Codec;
 using tfdist::Communicator;
 using tfdist::DType;
 using tfdist::Error;
+using tfdist::Form;
 using tfdist::Kind;
 using tfdist::Operation;
 using tfdist::ReduceOp;
 
 thread_local std::string last_error;
 std::atomic<void (*)(const char*)> warning_sink{nullptr};
+
+Codec Checked(const tfd_codec& given) {
+  // What does not fit becomes what no codec has.
+  const auto small = [](int value) { return static_cast<uint8_t>(value & ~255 ? 255 : value); };
+  Codec codec;
+  codec.form = static_cast<Form>(small(given.form));
+  codec.bits = small(given.bits);
+  codec.stochastic = given.stochastic != 0;
+  codec.euclidean = given.euclidean != 0;
+  codec.unit = given.unit != 0;
+  codec.clip = given.clip;
+  codec.block = static_cast<uint32_t>(given.block);
+  CheckCodec(codec);
+  return codec;
+}
 
 template <typename Do>
 int Guarded(Do what) {
@@ -285,5 +302,22 @@ int tfd_receive(int64_t number, const char* name, void* out, size_t count, int d
 int tfd_barrier(int64_t number, const char* name) {
   return Guarded([&] {
     tfdist::Find(number)->Run(Make(Kind::kBarrier, name, static_cast<int>(DType::kUint8)));
+  });
+}
+
+int tfd_encoded_bytes(const tfd_codec* codec, size_t count, size_t* bytes) {
+  return Guarded([&] { *bytes = EncodedBytes(Checked(*codec), count); });
+}
+
+int tfd_encode(const tfd_codec* codec, const float* in, float* error, size_t count, void* out,
+               uint32_t seed) {
+  return Guarded([&] {
+    Encode(Checked(*codec), {in, error, count, static_cast<uint8_t*>(out), seed});
+  });
+}
+
+int tfd_decode(const tfd_codec* codec, const void* in, size_t count, float* out) {
+  return Guarded([&] {
+    Decode(Checked(*codec), {static_cast<const uint8_t*>(in), count, out, false});
   });
 }

@@ -82,6 +82,24 @@ int tfd_send(int64_t number, const char* name, const void* in, size_t count, int
 int tfd_receive(int64_t number, const char* name, void* out, size_t count, int dtype, int from);
 int tfd_barrier(int64_t number, const char* name);
 
+/* A lossy encoding of float32; see codec/codec.h for what each field means. */
+typedef struct {
+  int form;
+  int bits;
+  int stochastic;
+  int euclidean;
+  int unit;
+  float clip;
+  int block;
+} tfd_codec;
+
+/* The size of so many values. */
+int tfd_encoded_bytes(const tfd_codec* codec, size_t count, size_t* bytes);
+/* error: added to `in`, then holds what was lost; NULL for none. seed: of what is random. */
+int tfd_encode(const tfd_codec* codec, const float* in, float* error, size_t count, void* out,
+               uint32_t seed);
+int tfd_decode(const tfd_codec* codec, const void* in, size_t count, float* out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -223,6 +223,9 @@ void Communicator::Begin(Operation& operation) {
   } else {
     if (fingerprint.kind == Kind::kAllReduce) {
       fingerprint.algorithm = static_cast<uint8_t>(algorithm_);
+      if (const auto& compression = operation.compression) {
+        fingerprint.codec = HashOf(compression->codec) ^ (compression->within_hosts ? 0x100u : 0u);
+      }
     }
     fingerprint.sequence = ++doing_.status.sequence;
     joined_[doing_.status.sequence % joined_.size()] = fingerprint;

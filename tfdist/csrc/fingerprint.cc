@@ -39,7 +39,7 @@ bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
   return (pair || mine.kind == theirs.kind) && mine.sequence == theirs.sequence &&
          mine.shapes == theirs.shapes && mine.count == theirs.count && mine.root == theirs.root &&
          mine.tensors == theirs.tensors && mine.type == theirs.type && mine.op == theirs.op &&
-         mine.algorithm == theirs.algorithm &&
+         mine.algorithm == theirs.algorithm && mine.codec == theirs.codec &&
          std::memcmp(mine.name, theirs.name, sizeof(mine.name)) == 0;
 }
 
@@ -86,6 +86,8 @@ std::string Disagreement(const std::string& rank, const Fingerprint& joined,
   std::string why;
   if (joined.algorithm != other_joined.algorithm) {
     why = " TFDIST_ALGORITHM differs.";
+  } else if (joined.codec != other_joined.codec) {
+    why = " The compression differs.";
   } else if (Describe(joined) == Describe(other_joined)) {
     why = " The shapes differ.";
   }

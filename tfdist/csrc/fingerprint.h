@@ -23,7 +23,8 @@ struct Fingerprint {
   ReduceOp op = ReduceOp::kSum;
   uint8_t dimensions = 0;  // of the first tensor; those of higher rank are not shown
   uint8_t algorithm = 0;  // that is forced, for an all-reduce
-  uint8_t unused[5] = {};
+  uint8_t unused = 0;
+  uint32_t codec = 0;     // a hash of the compression; 0 for none
   int64_t dims[4] = {};
   char name[56] = {};
 

@@ -8,9 +8,11 @@ from ctypes import (
     POINTER,
     c_char_p,
     c_double,
+    c_float,
     c_int,
     c_int64,
     c_size_t,
+    c_uint32,
     c_uint64,
     c_void_p,
 )
@@ -51,6 +53,20 @@ class Statistics(ctypes.Structure):
     ]
 
 
+class Codec(ctypes.Structure):
+    """`tfd_codec`: a lossy encoding of float32."""
+
+    _fields_ = [
+        ("form", c_int),
+        ("bits", c_int),
+        ("stochastic", c_int),
+        ("euclidean", c_int),
+        ("unit", c_int),
+        ("clip", c_float),
+        ("block", c_int),
+    ]
+
+
 # What `tfd_on_warning` takes. The caller keeps a reference for as long as the core may call it.
 WARN = CFUNCTYPE(None, c_char_p)
 
@@ -75,6 +91,9 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_send": (c_int, (*_COMMUNICATOR, c_void_p, c_size_t, c_int, c_int)),
     "tfd_receive": (c_int, (*_COMMUNICATOR, c_void_p, c_size_t, c_int, c_int)),
     "tfd_barrier": (c_int, _COMMUNICATOR),
+    "tfd_encoded_bytes": (c_int, (POINTER(Codec), c_size_t, POINTER(c_size_t))),
+    "tfd_encode": (c_int, (POINTER(Codec), c_void_p, c_void_p, c_size_t, c_void_p, c_uint32)),
+    "tfd_decode": (c_int, (POINTER(Codec), c_void_p, c_size_t, c_void_p)),
 }
 
 

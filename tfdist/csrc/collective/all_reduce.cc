@@ -2,6 +2,7 @@
 #include <string>
 
 #include "collective/collectives.h"
+#include "collective/compressed.h"
 #include "collective/direct.h"
 #include "collective/members.h"
 #include "collective/ring.h"
@@ -100,6 +101,32 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   }
 }
 
+void Compress(Fabric& fabric, const Operation& operation, const Members& members,
+              Transfer transfer, size_t begin) {
+  const int size = static_cast<int>(members.ranks.size());
+  transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
+  RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
+}
+
+void CheckCompressible(const Operation& operation) {
+  const Fingerprint& fingerprint = operation.fingerprint;
+  const size_t error = operation.compression->error.bytes();
+  CheckCodec(operation.compression->codec);
+  if (fingerprint.type != DType::kFloat32 || fingerprint.op != ReduceOp::kSum) {
+    throw Error(Code::kInvalidArgument,
+                std::string("Sums of float32 can be compressed. Received: a ") +
+                    NameOf(fingerprint.op) + " of " + NameOf(fingerprint.type) + ".");
+  }
+  if (error != 0 && operation.compression->codec.unit) {
+    throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
+  }
+  if (error != 0 && error != operation.in.bytes()) {
+    throw Error(Code::kInvalidArgument, "The error must be as large as the values. Received: " +
+                                            std::to_string(error) + " bytes for " +
+                                            std::to_string(operation.in.bytes()) + ".");
+  }
+}
+
 // Rounds float32 sums to a half type.
 void Narrow(const Pieces& sums, DType type, const Pieces& out) {
   size_t done = 0;
@@ -128,8 +155,9 @@ class Hierarchical {
     const Transfer whole = Everything(operation_, host_.size(), static_cast<int>(carriers_),
                                       fabric_.topology.size);
     if (most_ == 1) {
-      AmongHosts(whole);
-    } else if (carriers_ == most_ && FitsArrivals(operation_.in.bytes(), host_.size())) {
+      AmongHosts(whole, 0);
+    } else if (!operation_.compression && carriers_ == most_ &&
+               FitsArrivals(operation_.in.bytes(), host_.size())) {
       Small(whole);
     } else {
       Large(whole);
@@ -137,8 +165,14 @@ class Hierarchical {
   }
 
  private:
-  void AmongHosts(const Transfer& transfer) {
-    OverLinks(fabric_, operation_, Counterparts(fabric_.topology), transfer, Algorithm::kAuto);
+  // Args: begin: where in the operation's values those of the transfer lie.
+  void AmongHosts(const Transfer& transfer, size_t begin) {
+    const Members members = Counterparts(fabric_.topology);
+    if (operation_.compression) {
+      Compress(fabric_, operation_, members, transfer, begin);
+    } else {
+      OverLinks(fabric_, operation_, members, transfer, Algorithm::kAuto);
+    }
   }
 
   Transfer Between(Transfer transfer, const Pieces& sums) {
@@ -154,7 +188,7 @@ class Hierarchical {
     if (widens_) sums = Pieces(Take(2 * sums.bytes()), 2 * sums.bytes());
     const Transfer between = Between(whole, sums);
     AmongArrivals(host_, operation_, 1.0, sums, between.type);
-    AmongHosts(between);
+    AmongHosts(between, 0);
     if (widens_) Narrow(sums, type_, operation_.out);
   }
 
@@ -173,7 +207,9 @@ class Hierarchical {
     } else {
       ReducePart(inside, 0, 0, bytes, {nullptr});
     }
-    if (host_.rank() < static_cast<int>(carriers_)) AmongHosts(Between(whole, sums));
+    if (host_.rank() < static_cast<int>(carriers_)) {
+      AmongHosts(Between(whole, sums), whole.Begin(host_.rank()));
+    }
     Transfer back = whole;
     back.scatter = false;
     back.in = sums.Const();
@@ -217,13 +253,28 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   const Topology& topology = fabric.topology;
   Host& host = *fabric.host;
   const bool one_host = topology.hosts.size() == 1;
+  if (operation.compression) {
+    CheckCompressible(operation);
+    // What does not leave the host stays as it is, and so does what has no one to go to.
+    const bool anywhere = operation.compression->within_hosts && topology.size > 1;
+    if (one_host && !anywhere) {
+      operation.compression.reset();
+    } else if (anywhere) {
+      host.Arrive(operation.fingerprint, ConstPieces());
+      host.AwaitAll();
+      const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);
+      return Compress(fabric, operation, Everyone(topology), whole, 0);
+    } else {
+      algorithm = Algorithm::kHierarchical;
+    }
+  }
   if (algorithm == Algorithm::kAuto) {
     algorithm = one_host ? Algorithm::kShared : Algorithm::kHierarchical;
   }
   if ((algorithm == Algorithm::kShared && !one_host) || topology.size == 1) {
     algorithm = Algorithm::kHierarchical;
   }
-  const bool small = FitsArrivals(operation.in.bytes(), host.size()) &&
+  const bool small = !operation.compression && FitsArrivals(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
   host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();

@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "error.h"
 
@@ -21,13 +22,15 @@ Exchange::Exchange(Fabric& fabric, const Fingerprint& joined)
       joined_(joined),
       streams_(static_cast<size_t>(fabric.topology.size)) {}
 
-void Exchange::Send(int rank, const void* data, size_t bytes) {
+void Exchange::Send(int rank, const void* data, size_t bytes, Fill fill) {
   Stream& stream = At(rank);
   if (!stream.opened_out) {
     stream.opened_out = true;
-    stream.out.push_back({reinterpret_cast<const char*>(&joined_), sizeof(joined_)});
+    stream.out.push_back({reinterpret_cast<const char*>(&joined_), sizeof(joined_), {}});
   }
-  if (bytes > 0) stream.out.push_back({static_cast<const char*>(data), bytes});
+  if (bytes > 0) {
+    stream.out.push_back({static_cast<const char*>(data), bytes, std::move(fill)});
+  }
 }
 
 void Exchange::Receive(int rank, void* data, size_t bytes, OnBytes on_bytes) {
@@ -69,6 +72,7 @@ bool Exchange::Advance() {
 
 bool Exchange::AdvanceOut(int rank, Stream& stream) {
   Outgoing& next = stream.out.front();
+  if (next.fill) std::exchange(next.fill, {})();
   const size_t taken = fabric_.link(rank).Write(next.data, next.bytes);
   next.data += taken;
   next.bytes -= taken;

@@ -18,8 +18,10 @@ class Exchange {
  public:
   Exchange(Fabric& fabric, const Fingerprint& joined);
 
-  // The memory stays the caller's, and as it is, until `Run` returns.
-  void Send(int rank, const void* data, size_t bytes);
+  // The memory stays the caller's, and as it is, until `Run` returns. `fill`, if any, is called once
+  // before the first byte is sent, to write it.
+  using Fill = std::function<void()>;
+  void Send(int rank, const void* data, size_t bytes, Fill fill = {});
 
   // `on_bytes`, if any, is told how many bytes have come each time that some have; it may call
   // `Send`.
@@ -33,6 +35,7 @@ class Exchange {
   struct Outgoing {
     const char* data;
     size_t bytes;
+    Fill fill;
   };
   struct Incoming {
     char* data;

@@ -1,0 +1,46 @@
+"""All-reduces of encoded values: the same everywhere, and what is lost is kept for later."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.collective.behaviours import gradient
+from tests.strategies.comparison import GROUPS
+
+BEHAVIOURS = "tests.collective.behaviours"
+
+
+@pytest.mark.parametrize("name", ["int8", "onebit", "qsgd"])
+@pytest.mark.parametrize("group", ["2", "3"])
+def test_sums(group, name):
+    ranks, steps = int(group), 3
+    results = GROUPS[group].run(f"{BEHAVIOURS}:compressed", name, steps)
+    first, _ = results[0]
+    for totals, _ in results:
+        for mine, theirs in zip(totals, first, strict=True):
+            for a, b in zip(mine, theirs, strict=True):
+                assert np.array_equal(a, b)
+    for i, total in enumerate(zip(*first, strict=True)):
+        shape = total[0].shape
+        given = sum(gradient(shape, r, s) for r in range(ranks) for s in range(steps))
+        left = sum(errors[i] for _, errors in results)
+        np.testing.assert_allclose(sum(total) + left, given, atol=1e-4)
+
+
+def test_bounds():
+    """Two errors of half a step, however many ranks there are."""
+    for group in ("2", "4"):
+        totals, _ = GROUPS[group].run(f"{BEHAVIOURS}:compressed", "int8", 1)[0]
+        for total in totals[0]:
+            exact = sum(gradient(total.shape, rank, 0) for rank in range(int(group)))
+            largest = np.abs(exact).max(initial=0) + 5 * int(group)
+            assert np.abs(total - exact).max(initial=0) <= largest / 127
+
+
+def test_wrong_arguments():
+    for messages in GROUPS["2"].run(f"{BEHAVIOURS}:compressed_wrongly"):
+        assert len(messages) == 3
+        assert "float32 variable of its shape, [4]" in messages[0]
+        assert "float32 variable of its shape, [4]" in messages[1]
+        assert "multiple of 8" in messages[2]

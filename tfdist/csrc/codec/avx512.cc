@@ -1,0 +1,24 @@
+// The encodings for avx512.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#if defined(__x86_64__)
+// After the standard headers, whose inline functions must stay fit for any processor.
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c")
+
+#include "codec/layout.h"
+#include "codec/units.h"
+#include "reduce/half.h"
+
+namespace tfdist {
+namespace {
+#include "codec/kernels.inc"
+}  // namespace
+
+void EncodeOnAvx512(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
+void DecodeOnAvx512(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+
+}  // namespace tfdist
+#endif

@@ -1,0 +1,19 @@
+// The encodings for any processor.
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "codec/layout.h"
+#include "codec/units.h"
+#include "reduce/half.h"
+
+namespace tfdist {
+namespace {
+#include "codec/kernels.inc"
+}  // namespace
+
+void EncodeOnBaseline(const Codec& codec, const Encoding& encoding) { EncodeWith(codec, encoding); }
+void DecodeOnBaseline(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
+
+}  // namespace tfdist

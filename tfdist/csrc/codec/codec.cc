@@ -1,0 +1,77 @@
+#include "codec/codec.h"
+
+#include <cstring>
+#include <string>
+
+#include "codec/layout.h"
+#include "codec/units.h"
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+struct Unit {
+  void (*encode)(const Codec&, const Encoding&);
+  void (*decode)(const Codec&, const Decoding&);
+};
+
+Unit Choose() {
+#if defined(__x86_64__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
+    return {EncodeOnAvx512, DecodeOnAvx512};
+  }
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
+    return {EncodeOnAvx2, DecodeOnAvx2};
+  }
+#endif
+  return {EncodeOnBaseline, DecodeOnBaseline};
+}
+
+const Unit& Chosen() {
+  static const Unit unit = Choose();
+  return unit;
+}
+
+[[noreturn]] void Refuse(const std::string& rule, uint32_t received) {
+  throw Error(Code::kInvalidArgument, rule + " Received: " + std::to_string(received) + ".");
+}
+
+}  // namespace
+
+void CheckCodec(const Codec& codec) {
+  if (static_cast<int>(codec.form) >= kForms) {
+    Refuse("There is no such form of a codec.", static_cast<uint32_t>(codec.form));
+  }
+  if (codec.bits != 2 && codec.bits != 4 && codec.bits != 8) {
+    Refuse("A codec has 2, 4 or 8 bits a value.", codec.bits);
+  }
+  if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMostBlock) {
+    Refuse("A codec's block is a multiple of 8 values, at most 4096.", codec.block);
+  }
+}
+
+uint32_t HashOf(const Codec& codec) {
+  uint32_t clip;
+  std::memcpy(&clip, &codec.clip, sizeof(clip));
+  const uint32_t flags = codec.stochastic | codec.euclidean << 1 | codec.unit << 2;
+  uint32_t hash = 1;
+  for (const uint32_t field : {static_cast<uint32_t>(codec.form), uint32_t{codec.bits}, flags,
+                               clip, codec.block}) {
+    hash = (hash ^ field) * 0x01000193u + 0x9e3779b9u;
+  }
+  return hash | 1;
+}
+
+size_t EncodedBytes(const Codec& codec, size_t count) {
+  const size_t rest = count % codec.block;
+  return count / codec.block * BlockBytes(codec, codec.block) +
+         (rest ? BlockBytes(codec, rest) : 0);
+}
+
+void Encode(const Codec& codec, const Encoding& encoding) { Chosen().encode(codec, encoding); }
+
+void Decode(const Codec& codec, const Decoding& decoding) { Chosen().decode(codec, decoding); }
+
+}  // namespace tfdist

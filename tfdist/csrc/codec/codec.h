@@ -1,0 +1,63 @@
+// Lossy encodings of float32 values, for gradients on slow links.
+//
+// Values are encoded in blocks, each by itself: a header of a few bytes, then a few bits a value. A
+// block that holds a value that is not finite decodes to NaN, all of it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace tfdist {
+
+enum class Form : uint8_t {
+  kHalf,      // float16, scaled by a power of two, so that nothing overflows or vanishes
+  kBfloat16,  // bfloat16; no header
+  kFloat8,    // 8 bits with 4 of exponent and 3 of mantissa ("e4m3fn"), scaled
+  kLevels,    // sign and one of 2^(bits - 1) even steps from 0 to the scale
+  kPowers,    // sign and a power of two, rounded at random: unbiased
+  kTwoMeans,  // whether a value is negative; decoded to the mean of those on its side
+  kSigns,     // whether a value is negative; decoded to a magnitude that all have
+};
+constexpr int kForms = 7;
+
+struct Codec {
+  Form form = Form::kLevels;
+  uint8_t bits = 8;          // of kLevels: 2, 4 or 8
+  bool stochastic = false;   // kLevels: rounded up or down at random, unbiased, not to the nearest
+  bool euclidean = false;    // kLevels: the scale is the block's norm, not its largest magnitude
+  bool unit = false;         // kSigns: the magnitude is 1, not the mean; a sum is again its sign
+  float clip = 0;            // kLevels: larger values become this many standard deviations; 0: none
+  uint32_t block = 256;      // values in a block: a multiple of 8, at most kMostBlock
+};
+constexpr uint32_t kMostBlock = 4096;
+
+// Throws Error(kInvalidArgument) with the rule that is broken.
+void CheckCodec(const Codec& codec);
+
+// Not 0, and another one for another codec, most likely.
+uint32_t HashOf(const Codec& codec);
+
+// Bytes of so many values.
+size_t EncodedBytes(const Codec& codec, size_t count);
+
+struct Encoding {
+  const float* in;
+  // Added to `in` before, and afterwards what the decoded values lack; null for none. Where a block
+  // is not finite it stays.
+  float* error;
+  size_t count;
+  uint8_t* out;
+  uint32_t seed;  // of what is random
+};
+void Encode(const Codec& codec, const Encoding& encoding);
+
+struct Decoding {
+  const uint8_t* in;
+  size_t count;
+  float* out;
+  bool add;  // to what is in `out`
+};
+// The same bits on every processor, unless it adds.
+void Decode(const Codec& codec, const Decoding& decoding);
+
+}  // namespace tfdist

@@ -1,0 +1,38 @@
+// Where a block's header and values lie.
+//
+// The codes of a block are in planes, so that packing them takes no shuffling: with p codes in a
+// byte, byte k holds those of the values k, k + plane, k + 2 plane, and so on.
+#pragma once
+
+#include "codec/codec.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t HeaderBytes(const Codec& codec) {
+  switch (codec.form) {
+    case Form::kBfloat16: return 0;
+    case Form::kTwoMeans: return 8;
+    default: return 4;
+  }
+}
+
+constexpr size_t BitsOf(const Codec& codec) {
+  switch (codec.form) {
+    case Form::kHalf:
+    case Form::kBfloat16: return 16;
+    case Form::kFloat8:
+    case Form::kPowers: return 8;
+    case Form::kLevels: return codec.bits;
+    default: return 1;
+  }
+}
+
+constexpr size_t PayloadBytes(size_t bits, size_t count) { return (count * bits + 7) / 8; }
+
+constexpr size_t BlockBytes(const Codec& codec, size_t count) {
+  return HeaderBytes(codec) + PayloadBytes(BitsOf(codec), count);
+}
+
+}  // namespace
+}  // namespace tfdist

@@ -1,0 +1,124 @@
+"""The lossy encodings of float32 that the native core knows, and how it is asked for one."""
+
+from __future__ import annotations
+
+import ctypes
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from tfdist import native
+from tfdist.native.api import Codec
+
+# As in csrc/codec/codec.h.
+HALF, BFLOAT16, FLOAT8, LEVELS, POWERS, TWO_MEANS, SIGNS = range(7)
+_BITS = {HALF: 16, BFLOAT16: 16, FLOAT8: 8, POWERS: 8, TWO_MEANS: 1, SIGNS: 1}
+_HEADER_BITS = {BFLOAT16: 0, TWO_MEANS: 64}
+
+
+@dataclasses.dataclass(frozen=True)
+class Encoding:
+    """How the core encodes values, block by block.
+
+    A block with a value that is not finite decodes to NaN.
+
+    Attributes:
+        form: one of the constants of this module.
+        bits: of `LEVELS`, 2, 4 or 8: a sign, and one of 2^(bits - 1) even steps from 0.
+        stochastic: `LEVELS` are rounded up or down at random, unbiased, not to the nearest.
+        euclidean: the last of the `LEVELS` is the block's norm, not its largest magnitude.
+        unit: `SIGNS` stand for 1 and -1, not for the block's mean magnitude, and so do their sums.
+        clip: standard deviations beyond which `LEVELS` are clipped; 0 for none.
+        block: values that share a header, a multiple of 8 up to 4096.
+    """
+
+    form: int
+    bits: int = 8
+    stochastic: bool = False
+    euclidean: bool = False
+    unit: bool = False
+    clip: float = 0.0
+    block: int = 256
+
+    @property
+    def bits_per_value(self) -> float:
+        """What a value takes on the wire, its share of the header included."""
+        bits = self.bits if self.form == LEVELS else _BITS[self.form]
+        return bits + _HEADER_BITS.get(self.form, 32) / self.block
+
+    def bytes(self, count: int) -> int:
+        """The size of so many values, encoded.
+
+        Raises:
+            ValueError: there is no such encoding.
+        """
+        size = ctypes.c_size_t()
+        _check(_core().tfd_encoded_bytes(self._codec(), count, ctypes.byref(size)))
+        return size.value
+
+    def encode(
+        self, values: np.ndarray[Any, Any], error: np.ndarray[Any, Any] | None = None, seed: int = 0
+    ) -> np.ndarray[Any, Any]:
+        """Encodes float32 values.
+
+        Args:
+            values: float32, of any shape.
+            error: float32 of the same shape; added to the values, and afterwards what is lost.
+            seed: of what is random, 32 bits.
+
+        Returns:
+            The bytes, uint8.
+
+        Raises:
+            ValueError: there is no such encoding, or these are no such arrays.
+        """
+        for array in (values, error):
+            if array is not None and (
+                array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.aligned
+            ):
+                raise ValueError(
+                    f"Values are encoded from contiguous float32 arrays. Received: {array.dtype}. "
+                    "Use np.ascontiguousarray(values, np.float32)."
+                )
+        if error is not None and (error.shape != values.shape or not error.flags.writeable):
+            raise ValueError(
+                f"The error is a writable array of the values' shape {values.shape}. "
+                f"Received: {error.shape}."
+            )
+        encoded = np.empty(self.bytes(values.size), np.uint8)
+        lost = None if error is None else error.ctypes.data
+        _check(
+            _core().tfd_encode(
+                self._codec(), values.ctypes.data, lost, values.size, encoded.ctypes.data, seed
+            )
+        )
+        return encoded
+
+    def decode(self, encoded: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+        """Decodes so many values, float32.
+
+        Raises:
+            ValueError: there is no such encoding, or these are not the bytes of so many values.
+        """
+        encoded = np.ascontiguousarray(encoded, np.uint8)
+        if encoded.size != self.bytes(count):
+            raise ValueError(
+                f"{count} values are encoded in {self.bytes(count)} bytes. "
+                f"Received: {encoded.size} bytes."
+            )
+        values = np.empty(count, np.float32)
+        _check(_core().tfd_decode(self._codec(), encoded.ctypes.data, count, values.ctypes.data))
+        return values
+
+    def _codec(self) -> Codec:
+        return Codec(*dataclasses.astuple(self))
+
+
+def _core() -> Any:
+    return native.load().library
+
+
+def _check(code: int) -> None:
+    if code:
+        raise ValueError(_core().tfd_error().decode(errors="replace"))
