@@ -31,14 +31,22 @@ class Ranks:
         workers: how many processes; 0 for one plain process without a strategy.
         devices: logical CPU devices, and so replicas, per process.
         native: whether they may use the native collectives.
-        tls: whether they count as being on hosts of their own, with TLS between them.
+        apart: whether they count as being on hosts of their own.
+        tls: the same, with TLS between them.
     """
 
     def __init__(
-        self, workers: int, devices: int = 1, *, native: bool = True, tls: bool = False
+        self,
+        workers: int,
+        devices: int = 1,
+        *,
+        native: bool = True,
+        apart: bool = False,
+        tls: bool = False,
     ) -> None:
         self.workers, self.devices = workers, devices
         self._native = native
+        self._apart = apart or tls
         self._tls = tls
         self._processes: list[Any] = []
 
@@ -93,7 +101,9 @@ class Ranks:
                 "TF_CONFIG": "",
             }
             if self._tls:
-                environment |= {**certificates.variables(), "TFDIST_HOST": str(rank)}
+                environment |= certificates.variables()
+            if self._apart:
+                environment["TFDIST_HOST"] = str(rank)
             if self.workers > 1:
                 task = {"type": "worker", "index": rank}
                 environment["TF_CONFIG"] = json.dumps(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, collective
+    from tfdist import callbacks, collective, compression
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 
@@ -29,9 +29,10 @@ __all__ = [
     "__version__",
     "callbacks",
     "collective",
+    "compression",
 ]
 
-_PACKAGES = ("callbacks", "collective")
+_PACKAGES = ("callbacks", "collective", "compression")
 _STRATEGIES = {
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",

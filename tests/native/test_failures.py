@@ -14,7 +14,7 @@ from tests.native.conftest import write
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import build as builds
-from tfdist.native import lock, recipe, store, tensorflow_package
+from tfdist.native import loading, lock, recipe, store, tensorflow_package
 from tfdist.native.builder import ensure
 from tfdist.native.loading import load_core, load_op_library
 from tfdist.options import NativeOptions
@@ -164,6 +164,9 @@ def test_no_ops(source, options):
 
 def test_switched_off(monkeypatch):
     monkeypatch.setenv("TFDIST_NATIVE", "0")
+    # Another test may have loaded them in this process.
+    monkeypatch.setattr(loading, "_core", None)
+    monkeypatch.setattr(loading, "_ops", None)
     assert "switched off by TFDIST_NATIVE=0" in refusal(native.load)
     assert "switched off by TFDIST_NATIVE=0" in refusal(native.load_ops)
     assert str(native.status()) == "switched off by TFDIST_NATIVE=0"

@@ -15,6 +15,7 @@ GROUPS = {
     "1": Ranks(1),
     "2": Ranks(2),
     "2 by TensorFlow": Ranks(2, native=False),
+    "2 hosts": Ranks(2, apart=True),
     "3": Ranks(3),
     "4": Ranks(4),
     "1x2": Ranks(1, devices=2),

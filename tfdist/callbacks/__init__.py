@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from tfdist.callbacks.replica_audit import ReplicaAudit
+from tfdist.callbacks.traffic_logger import TrafficLogger
 
-__all__ = ["ReplicaAudit"]
+__all__ = ["ReplicaAudit", "TrafficLogger"]

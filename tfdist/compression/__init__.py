@@ -1,30 +1,17 @@
-"""Gradient compression: fewer bytes for what crosses from host to host."""
+"""Gradient compression: fewer bytes for what crosses from host to host.
+
+```python
+strategy = tfdist.MultiWorkerMirroredStrategy(compression="int8")
+```
+"""
 
 from __future__ import annotations
 
-from tfdist.compression.bf16 import BF16
 from tfdist.compression.codec import Codec, Quantizer
-from tfdist.compression.ef_signsgd import EFSignSGD
-from tfdist.compression.fp8 import FP8
-from tfdist.compression.fp16 import FP16
-from tfdist.compression.int8 import Int8
-from tfdist.compression.natural import Natural
-from tfdist.compression.onebit import OneBit
-from tfdist.compression.qsgd import QSGD
-from tfdist.compression.signsgd import SignSGD
-from tfdist.compression.terngrad import TernGrad
+from tfdist.compression.policy import Policy
+from tfdist.compression.registry import CODECS
 
-CODECS: dict[str, type[Codec]] = {
-    "fp16": FP16,
-    "bf16": BF16,
-    "fp8": FP8,
-    "int8": Int8,
-    "qsgd": QSGD,
-    "terngrad": TernGrad,
-    "natural": Natural,
-    "onebit": OneBit,
-    "signsgd": SignSGD,
-    "ef_signsgd": EFSignSGD,
-}
+globals().update({codec.__name__: codec for codec in CODECS.values()})
 
-__all__ = ["CODECS", "Codec", "Quantizer", *sorted(c.__name__ for c in CODECS.values())]
+__all__ = ["CODECS", "Codec", "Policy", "Quantizer"]
+__all__ += sorted(codec.__name__ for codec in CODECS.values())

@@ -21,6 +21,7 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "MirroredExtended",
     "MirroredVariable",
     "PerReplicaSpec",
+    "ResourceVariable",
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",

@@ -13,6 +13,8 @@ from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.protocol import Alone, Communicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
+from tfdist.compression.compressor import Compressor
+from tfdist.compression.policy import Policy
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
 from tfdist.strategies.group import Group
@@ -143,6 +145,31 @@ def replica_communicators(
         )
         for i, device in enumerate(devices)
     ]
+
+
+def make_compressor(
+    group: Group, policy: Policy | None, devices: list[str], workers: Communicator
+) -> Compressor | None:
+    """What compresses the gradients; None where nothing is to be compressed, or nobody is there.
+
+    Raises:
+        ProgramMismatchError: the workers are to compress in different ways.
+        UnsupportedError: these workers' gradients cannot be compressed.
+    """
+    group.agree("compression", repr(policy))
+    if policy is None or group.topology.size == 1:
+        return None
+    if not isinstance(workers, NativeCommunicator):
+        raise UnsupportedError(
+            "Compression needs the native collectives, and these workers use TensorFlow's. See "
+            "`tfdist doctor`, or leave `compression` out."
+        )
+    if len(devices) > 1:
+        raise UnsupportedError(
+            f"Compression needs workers with one device each. This one has {len(devices)}. Start "
+            "a worker for each device, or leave `compression` out."
+        )
+    return Compressor(policy, workers)
 
 
 def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:

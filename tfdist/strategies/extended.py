@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective.protocol import Communicator
+from tfdist.compression.compressor import Compressor
 from tfdist.internals.tensorflow import (
     CheckpointInitialValue,
     DistributedValues,
@@ -58,6 +59,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         self._replicas = tuple(replicas)
         self._workers = workers
         self.group = group
+        self.compressor: Compressor | None = None
         self._local_ops = cross_device_ops
 
     # Who we are.
@@ -65,6 +67,11 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     @property
     def _num_replicas_in_sync(self) -> int:
         return len(self._devices) * self._workers.size
+
+    @property
+    def workers(self) -> Communicator:
+        """The communicator with one participant per worker."""
+        return self._workers
 
     @property
     def worker_count(self) -> int:

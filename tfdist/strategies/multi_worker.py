@@ -7,10 +7,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.compression.registry import read as compression_policy
 from tfdist.strategies.communication import (
     COMMUNICATIONS,
     choose,
     local_devices,
+    make_compressor,
     replica_communicators,
     worker_communicator,
 )
@@ -31,6 +33,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         communication: `"native"` for tfdist's collectives (shared memory and TCP),
             `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs); `"auto"` takes the
             native ones for workers without GPUs, if they can be had on all of them.
+        compression: how to make the gradients smaller that cross from host to host: a name such as
+            `"int8"`, a codec of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends
+            them as they are.
 
     Raises:
         ClusterError: the cluster's description is wrong.
@@ -54,6 +59,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         cluster_resolver: Any = None,
         communication_options: Any = None,
         communication: str = "auto",
+        compression: Any = None,
     ) -> None:
         if communication not in COMMUNICATIONS:
             raise ValueError(
@@ -69,6 +75,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             )
         else:
             topology = cluster.from_resolver(cluster_resolver)
+        policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(topology)
         share_randomness(group)
@@ -80,6 +87,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended._cluster_resolver = cluster_resolver
+        extended.compressor = make_compressor(group, policy, devices, workers)
         tf.distribute.Strategy.__init__(self, extended)
         extended._retrace_functions_for_each_device = len(devices) > 1
 

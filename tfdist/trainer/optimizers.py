@@ -25,11 +25,16 @@ def install() -> None:
     LossScaleOptimizer.scale_loss = _weighing(LossScaleOptimizer.scale_loss)
     clip = BaseOptimizer._clip_gradients
     sum_gradients = TensorFlowOptimizer._all_reduce_sum_gradients
+    apply_gradients = BaseOptimizer._backend_apply_gradients
     apply_scaled = LossScaleOptimizer.apply
+
+    def apply_known(self: Any, grads: Any, trainable_variables: Any) -> None:
+        _variables_of[id(self)] = trainable_variables
+        apply_gradients(self, grads, trainable_variables)
 
     def clip_sums(self: Any, grads: Any) -> Any:
         if _in_replica() and not _already_summed[id(self)]:
-            grads = sum_over_replicas(self, grads)
+            grads = sum_over_replicas(self, grads, _variables_of[id(self)])
         return clip(self, grads)
 
     def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
@@ -38,6 +43,13 @@ def install() -> None:
     def apply_scaled_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if not _in_replica():
             return apply_scaled(self, grads, trainable_variables)
+        if _compressor() is not None:
+            # What is lost must not be scaled by what changes from step to step, nor come from a
+            # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
+            step = current_step()
+            if step is not None and id(self) in step.weighed:
+                step.weighed.add(id(self.inner_optimizer))
+            return apply_scaled(self, _not_finite_together(grads), trainable_variables)
         grads = sum_over_replicas(self, grads)
         # Keras may go on in other threads, where replicas are merged.
         inner = id(self.inner_optimizer)
@@ -47,10 +59,11 @@ def install() -> None:
         finally:
             _already_summed[inner] -= 1
 
+    BaseOptimizer._backend_apply_gradients = apply_known
     BaseOptimizer._clip_gradients = clip_sums
     TensorFlowOptimizer._all_reduce_sum_gradients = sum_unless_done
-    BaseOptimizer.apply = _unrecorded(BaseOptimizer.apply)
-    LossScaleOptimizer.apply = _unrecorded(apply_scaled_sums)
+    BaseOptimizer.apply = _unrecorded(_prepared(BaseOptimizer.apply))
+    LossScaleOptimizer.apply = _unrecorded(_prepared(apply_scaled_sums))
 
 
 def _unrecorded(apply: Any) -> Any:
@@ -69,6 +82,50 @@ def _unrecorded(apply: Any) -> Any:
     return apply_unrecorded
 
 
+def _prepared(apply: Any) -> Any:
+    # Variables cannot be made inside the conditionals of an optimizer.
+    @functools.wraps(apply)
+    def apply_prepared(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        compressor = _compressor()
+        if compressor is not None:
+            if not self.built:
+                self.build(trainable_variables)
+            own = getattr(self, "inner_optimizer", self)
+            compressor.prepare(own, own._trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_prepared
+
+
+def _compressor() -> Any:
+    if not _in_replica():
+        return None
+    return tf.distribute.get_strategy().extended.compressor
+
+
+def _not_finite_together(gradients: Any) -> list[Any]:
+    """Makes the first gradient NaN on all replicas where any gradient is not finite on one."""
+    grads: list[Any] = list(gradients)
+    present = [i for i, g in enumerate(grads) if g is not None]
+    finite = [tf.reduce_all(tf.math.is_finite(_values(grads[i]))) for i in present]
+    broken = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
+    context = tf.distribute.get_replica_context()
+    anywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, broken) > 0
+    first = present[0]
+    value = _values(grads[first])
+    marked = tf.where(anywhere, tf.cast(float("nan"), value.dtype), value)
+    if isinstance(grads[first], tf.IndexedSlices):
+        slices = grads[first]
+        grads[first] = tf.IndexedSlices(marked, slices.indices, slices.dense_shape)
+    else:
+        grads[first] = marked
+    return grads
+
+
+def _values(gradient: Any) -> tf.Tensor:
+    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+
+
 def _weighing(scale_loss: Any) -> Any:
     # Keras scales the loss just before the backward pass: one multiplication weighs all gradients.
     @functools.wraps(scale_loss)
@@ -82,8 +139,14 @@ def _weighing(scale_loss: Any) -> Any:
     return scale_weighed_loss
 
 
-def sum_over_replicas(optimizer: Any, grads: Any) -> list[Any]:
-    """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None."""
+def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
+    """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None.
+
+    Args:
+        optimizer: whose gradients they are.
+        grads: tensors, `tf.IndexedSlices` or None.
+        variables: for each gradient its variable, for those that may be compressed.
+    """
     present = [g for g in grads if g is not None]
     if not present:
         return list(grads)
@@ -91,7 +154,13 @@ def sum_over_replicas(optimizer: Any, grads: Any) -> list[Any]:
     if step is not None:
         present = _weigh(step, optimizer, present)
     context = tf.distribute.get_replica_context()
-    sums = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, present))
+    exact = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
+    compressor = context.strategy.extended.compressor
+    if compressor is None or not variables:
+        sums = iter(exact(present))
+    else:
+        owners = [v for g, v in zip(grads, variables, strict=True) if g is not None]
+        sums = iter(compressor.sum(optimizer, present, owners, exact))
     return [None if g is None else next(sums) for g in grads]
 
 
@@ -107,6 +176,7 @@ def _weigh(step: Step, optimizer: Any, grads: list[Any]) -> list[Any]:
 
 
 _already_summed: collections.Counter[int] = collections.Counter()
+_variables_of: dict[int, Any] = {}
 
 
 def _in_replica() -> bool:

@@ -1,0 +1,136 @@
+"""Training with compressed gradients: close to the exact one, and equal on all workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tfdist
+from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal
+from tfdist.compression import CODECS, Int8, Policy
+from tfdist.compression.registry import read
+
+COMPRESSED = f"{PACKAGE}.compressed"
+
+
+def run(group, behaviour, *args):
+    return GROUPS[group].run(f"{COMPRESSED}:{behaviour}", *args)
+
+
+def check_equal(results):
+    for rank, result in enumerate(results):
+        assert_equal(result["weights"], results[0]["weights"], f"rank {rank}")
+
+
+@pytest.fixture(scope="module")
+def exact():
+    return run("2", "exact")[0]["history"]["loss"]
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "signsgd"])
+def test_loss_falls_as_without(exact, name):
+    results = run("2", "every_codec", name)
+    check_equal(results)
+    loss = results[0]["history"]["loss"]
+    assert loss[-1] == pytest.approx(exact[-1], rel=0.02)
+
+
+def test_votes():
+    """Their steps are as long as the learning rate, so that the loss is another one."""
+    results = run("2", "every_codec", "signsgd")
+    check_equal(results)
+    assert np.isfinite(results[0]["history"]["loss"]).all()
+
+
+def test_three_workers(exact):
+    results = run("3", "every_codec", "onebit")
+    check_equal(results)
+    assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+
+
+def test_a_warmup_is_exact(exact):
+    for result in run("2", "warmup", 1000):
+        np.testing.assert_allclose(result["history"]["loss"], exact, rtol=1e-5)
+        assert not any(error.any() for error in result["errors"])
+    for result in run("2", "warmup", 6):
+        np.testing.assert_allclose(result["history"]["loss"][0], exact[0], rtol=1e-5)
+        assert all(error.any() for error in result["errors"])
+
+
+def test_what_is_excluded_is_exact(exact):
+    for result in run("2", "excluded"):
+        np.testing.assert_allclose(result["history"]["loss"], exact, rtol=1e-5)
+        assert result["errors"] == []
+
+
+def test_in_ways_of_keras():
+    results = run("2", "in_ways_of_keras")
+    for name in results[0]:
+        check_equal([result[name][0] for result in results])
+        compressed, plain = (outcome["history"]["loss"] for outcome in results[0][name])
+        np.testing.assert_allclose(compressed, plain, rtol=0.02, err_msg=name)
+
+
+def test_overflow_on_one_worker():
+    for result in run("2", "overflow_on_one_worker"):
+        assert result["unchanged"]
+        assert result["scale"] == 2.0**99
+        assert not any(error.any() for error in result["errors"])
+
+
+def test_custom_loop():
+    results = run("2", "custom_loop")
+    check_equal(results)
+    losses = results[0]["losses"]
+    assert np.mean(losses[-2:]) < np.mean(losses[:2])
+    assert all(error.any() for error in results[0]["errors"])
+
+
+def test_checkpoint(tmp_path):
+    for whole, again, errors, errors_again in run("2", "checkpoint", str(tmp_path)):
+        assert all(map(np.array_equal, whole, again))
+        assert all(map(np.array_equal, errors, errors_again))
+
+
+@pytest.mark.parametrize("name", CODECS)
+def test_bytes_on_the_wire(name):
+    """The core counts what the codec's formula says, there and back."""
+    codec = CODECS[name]()
+    for sent in run("2 hosts", "bytes_on_the_wire", name):
+        saved = sent["exact"] - sent[name]
+        back = 2 + 32 / codec.encoding.block if name == "signsgd" else codec.bits_per_value
+        # Half of the kernel's gradient goes to the other worker, and half of the sums.
+        expected = 512 * 512 * (32 - (codec.bits_per_value + back) / 2) / 8
+        assert saved == pytest.approx(expected, rel=0.01)
+
+
+def test_workers_agree():
+    for message in run("2", "different_codecs"):
+        assert "compression" in message and "Int8" in message and "OneBit" in message
+
+
+def test_alone_nothing_is_compressed():
+    strategy = tfdist.MultiWorkerMirroredStrategy(compression="int8")
+    assert strategy.extended.compressor is None
+
+
+def test_what_may_be_passed():
+    assert read(None) is None
+    assert read("int8") == read(Int8()) == read(Policy(Int8())) == Policy(Int8())
+    for wrong in ("int9", 8, Int8):
+        with pytest.raises(ValueError, match="`compression` is one of 'fp16'"):
+            read(wrong)
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"exclude": "kernel"}, "tuple of regular expressions"),
+        ({"exclude": ("(",)}, "regular expressions"),
+        ({"smallest": -1}, "`smallest` is 0 or more"),
+        ({"warmup_steps": -1}, "`warmup_steps` is 0 or more"),
+    ],
+)
+def test_wrong_policies(settings, words):
+    with pytest.raises(ValueError, match=words):
+        Policy(Int8(), **settings)
