@@ -104,6 +104,12 @@ def test_bytes_on_the_wire(name):
         assert saved == pytest.approx(expected, rel=0.01)
 
 
+def test_an_optimizer_that_is_not_built():
+    for compressed, plain in run("2", "applied_before_it_is_built"):
+        assert compressed == plain
+        assert "must already be built" in compressed
+
+
 def test_workers_agree():
     for message in run("2", "different_codecs"):
         assert "compression" in message and "Int8" in message and "OneBit" in message

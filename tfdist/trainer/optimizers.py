@@ -87,9 +87,9 @@ def _prepared(apply: Any) -> Any:
     @functools.wraps(apply)
     def apply_prepared(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         compressor = _compressor()
-        if compressor is not None:
+        if compressor is not None and (self.built or trainable_variables is not None):
             if not self.built:
-                self.build(trainable_variables)
+                self.build(list(trainable_variables))
             own = getattr(self, "inner_optimizer", self)
             compressor.prepare(own, own._trainable_variables)
         return apply(self, grads, trainable_variables)

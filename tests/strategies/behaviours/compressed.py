@@ -156,3 +156,16 @@ def bytes_on_the_wire(strategy, name):
         fit(model, *data, batch_size=16, epochs=1)
         sent[key] = (tfdist.collective.statistics().sent_bytes - before) / 4
     return sent
+
+
+def applied_before_it_is_built(strategy):
+    """Keras says what is missing, as without compression."""
+    messages = []
+    for chosen in (_strategy("onebit"), strategy):
+        with chosen.scope():
+            optimizer = keras.optimizers.SGD()
+        try:
+            chosen.run(lambda optimizer=optimizer: optimizer.apply([tf.ones([4, 4])]))
+        except ValueError as error:
+            messages.append(str(error))
+    return messages
