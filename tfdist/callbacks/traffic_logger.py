@@ -6,7 +6,6 @@ from typing import Any
 
 import keras
 
-from tfdist.collective.functions import statistics
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.strategies.extended import ReplicatedExtended
 
@@ -45,5 +44,5 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
             extended.workers, NativeCommunicator
         ):
             return 0, 0
-        counted = statistics()
-        return counted.sent_bytes, counted.received_bytes
+        traffic = extended.workers.traffic()
+        return traffic.sent_bytes, traffic.received_bytes

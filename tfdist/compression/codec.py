@@ -26,12 +26,12 @@ class Codec(abc.ABC):
 class Quantizer(Codec):
     """A codec that the core runs: fewer bits for every value, encoded while they are sent.
 
-    Attributes:
-        error_feedback: whether what is lost is added to the next step's gradient.
-
     The values go encoded to the host that sums their part of the gradient, which decodes them, sums
     them in float32 and sends the sum to all, encoded again: two errors, however many hosts there
     are, and the same bits everywhere.
+
+    Attributes:
+        error_feedback: whether what is lost is added to the next step's gradient.
     """
 
     error_feedback = False

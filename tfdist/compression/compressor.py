@@ -68,7 +68,7 @@ class Compressor:
         """
         if not self._codec.error_feedback or hasattr(optimizer, "compression_errors"):
             return
-        chosen = [v for v in variables if self._policy.compresses(_Like(v), v.path)]
+        chosen = [v for v in variables if self._policy.compresses(v)]
         optimizer.compression_errors = Errors(chosen, self._communicator.host)
 
     def sum(
@@ -85,21 +85,20 @@ class Compressor:
         Returns:
             The sums, in the same order, bitwise equal on all workers.
         """
-        policy = self._policy
-        pairs = list(zip(gradients, variables, strict=True))
-        chosen = [i for i, (g, v) in enumerate(pairs) if policy.compresses(g, v.path)]
-        rest = [i for i in range(len(pairs)) if i not in set(chosen)]
-        sums: list[Any] = list(gradients)
+        chosen: list[int] = []
+        rest: list[int] = []
+        for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            sparse = isinstance(gradient, tf.IndexedSlices)
+            (chosen if not sparse and self._policy.compresses(variable) else rest).append(i)
+        sums: dict[int, Any] = {}
         if chosen:
             dense = [gradients[i] for i in chosen]
             paths = [variables[i].path for i in chosen]
-            for i, value in zip(chosen, self._sum(optimizer, dense, paths, exact), strict=True):
-                sums[i] = value
+            sums.update(zip(chosen, self._sum(optimizer, dense, paths, exact), strict=True))
         # These exist only when the backward pass is over, so they would hold up the others.
         if rest:
-            for i, value in zip(rest, exact([gradients[i] for i in rest]), strict=True):
-                sums[i] = value
-        return sums
+            sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
+        return [sums[i] for i in range(len(gradients))]
 
     def _sum(
         self, optimizer: Any, tensors: list[tf.Tensor], paths: list[str], exact: Sum
@@ -124,11 +123,3 @@ class Compressor:
         return list(
             tf.cond(step < self._policy.warmup_steps, lambda: list(exact(tensors)), compressed)
         )
-
-
-class _Like:
-    """A variable seen as its gradient."""
-
-    def __init__(self, variable: Any) -> None:
-        self.shape = tf.TensorShape(variable.shape)
-        self.dtype = tf.as_dtype(variable.dtype)

@@ -12,8 +12,8 @@ from tfdist.native.encoding import TWO_MEANS, Encoding
 class OneBit(Quantizer):
     """Negative values become the mean of a block's negative values, the others that of the others.
 
-    1 + 64 / block bits a value. What is lost is added to the next step's gradient, without which
-    it does not train.
+    1 + 64 / block bits a value. What is lost is added to the next step's gradient, which the paper
+    found to be essential.
 
     Args:
         block: values that share their means, a multiple of 8 up to 4096.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from typing import Any
 
@@ -22,8 +23,7 @@ class Policy:
             such as `"embedding"` or `"^dense_1/kernel$"`.
         smallest: a gradient of fewer values stays exact.
         warmup_steps: the optimizer's first steps, all of them exact.
-        within_hosts: compress also between the workers of one machine, which costs more time than
-            it saves.
+        within_hosts: compress also between the workers of one machine, to try a codec there.
 
     Raises:
         ValueError: an expression or a number is not valid.
@@ -57,18 +57,13 @@ class Policy:
             if getattr(self, name) < 0:
                 raise ValueError(f"`{name}` is 0 or more. Received: {getattr(self, name)}.")
 
-    def compresses(self, gradient: Any, path: str) -> bool:
-        """Whether the gradient of the variable with this path is compressed.
+    def compresses(self, variable: Any) -> bool:
+        """Whether a variable's gradient is compressed, unless it is sparse.
 
         Args:
-            gradient: a tensor, or something sparse.
-            path: of the variable, as Keras names it: `"layer/kernel"`.
+            variable: of Keras; its path is such as `"layer/kernel"`.
         """
-        shape = getattr(gradient, "shape", None)
-        if type(gradient).__name__ == "IndexedSlices" or shape is None or shape.rank is None:
+        shape = tuple(variable.shape)
+        if variable.dtype != "float32" or len(shape) < 2 or math.prod(shape) < self.smallest:
             return False
-        if gradient.dtype.name != "float32" or shape.rank < 2:
-            return False
-        if (shape.num_elements() or 0) < self.smallest:
-            return False
-        return not any(re.search(expression, path) for expression in self.exclude)
+        return not any(re.search(expression, variable.path) for expression in self.exclude)

@@ -16,7 +16,7 @@ class TernGrad(Quantizer):
     deviations. 2 + 32 / block bits a value.
 
     Args:
-        clip: standard deviations, 0 for no clipping.
+        clip: standard deviations, taken about zero; 0 for no clipping.
         block: values that share a scale, a multiple of 8 up to 4096.
         error_feedback: whether what is lost is added to the next step's gradient.
 

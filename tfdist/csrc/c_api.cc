@@ -20,7 +20,6 @@ using tfdist::Codec;
 using tfdist::Communicator;
 using tfdist::DType;
 using tfdist::Error;
-using tfdist::Form;
 using tfdist::Kind;
 using tfdist::Operation;
 using tfdist::ReduceOp;
@@ -29,18 +28,8 @@ thread_local std::string last_error;
 std::atomic<void (*)(const char*)> warning_sink{nullptr};
 
 Codec Checked(const tfd_codec& given) {
-  // What does not fit becomes what no codec has.
-  const auto small = [](int value) { return static_cast<uint8_t>(value & ~255 ? 255 : value); };
-  Codec codec;
-  codec.form = static_cast<Form>(small(given.form));
-  codec.bits = small(given.bits);
-  codec.stochastic = given.stochastic != 0;
-  codec.euclidean = given.euclidean != 0;
-  codec.unit = given.unit != 0;
-  codec.clip = given.clip;
-  codec.block = static_cast<uint32_t>(given.block);
-  CheckCodec(codec);
-  return codec;
+  return tfdist::MakeCodec(given.form, given.bits, given.stochastic, given.euclidean, given.unit,
+                           given.clip, given.block);
 }
 
 template <typename Do>

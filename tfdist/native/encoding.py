@@ -29,7 +29,7 @@ class Encoding:
         stochastic: `LEVELS` are rounded up or down at random, unbiased, not to the nearest.
         euclidean: the last of the `LEVELS` is the block's norm, not its largest magnitude.
         unit: `SIGNS` stand for 1 and -1, not for the block's mean magnitude, and so do their sums.
-        clip: standard deviations beyond which `LEVELS` are clipped; 0 for none.
+        clip: standard deviations about zero beyond which `LEVELS` are clipped; 0 for none.
         block: values that share a header, a multiple of 8 up to 4096.
     """
 

@@ -42,7 +42,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         RendezvousError: not all workers came within `TFDIST_START_TIMEOUT` seconds.
         NativeUnavailableError: `communication="native"`, and they cannot be compiled or loaded.
         UnsupportedError: TensorFlow's collectives are to be used, and TensorFlow ran an operation
-            before the strategy was made.
+            before the strategy was made; or these workers' gradients cannot be compressed.
+        ProgramMismatchError: the workers are to compress in different ways, or differ elsewhere.
 
     Example:
         ```python

@@ -30,7 +30,10 @@ def install() -> None:
 
     def apply_known(self: Any, grads: Any, trainable_variables: Any) -> None:
         _variables_of[id(self)] = trainable_variables
-        apply_gradients(self, grads, trainable_variables)
+        try:
+            apply_gradients(self, grads, trainable_variables)
+        finally:
+            del _variables_of[id(self)]
 
     def clip_sums(self: Any, grads: Any) -> Any:
         if _in_replica() and not _already_summed[id(self)]:
@@ -107,6 +110,8 @@ def _not_finite_together(gradients: Any) -> list[Any]:
     """Makes the first gradient NaN on all replicas where any gradient is not finite on one."""
     grads: list[Any] = list(gradients)
     present = [i for i, g in enumerate(grads) if g is not None]
+    if not present:
+        return grads
     finite = [tf.reduce_all(tf.math.is_finite(_values(grads[i]))) for i in present]
     broken = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
     context = tf.distribute.get_replica_context()

@@ -6,6 +6,7 @@
 #include "codec/layout.h"
 #include "codec/units.h"
 #include "error.h"
+#include "vector_unit.h"
 
 namespace tfdist {
 namespace {
@@ -17,13 +18,10 @@ struct Unit {
 
 Unit Choose() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return {EncodeOnAvx512, DecodeOnAvx512};
-  }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) {
-    return {EncodeOnAvx2, DecodeOnAvx2};
+  switch (FindVectorUnit()) {
+    case VectorUnit::kAvx512: return {EncodeOnAvx512, DecodeOnAvx512};
+    case VectorUnit::kAvx2: return {EncodeOnAvx2, DecodeOnAvx2};
+    case VectorUnit::kBaseline: break;
   }
 #endif
   return {EncodeOnBaseline, DecodeOnBaseline};
@@ -50,6 +48,24 @@ void CheckCodec(const Codec& codec) {
   if (codec.block == 0 || codec.block % 8 != 0 || codec.block > kMostBlock) {
     Refuse("A codec's block is a multiple of 8 values, at most 4096.", codec.block);
   }
+}
+
+Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, bool unit, float clip,
+                int64_t block) {
+  // What does not fit becomes what no codec has.
+  const auto small = [](int64_t number) {
+    return static_cast<uint8_t>(number < 0 || number > 255 ? 255 : number);
+  };
+  Codec codec;
+  codec.form = static_cast<Form>(small(form));
+  codec.bits = small(bits);
+  codec.stochastic = stochastic;
+  codec.euclidean = euclidean;
+  codec.unit = unit;
+  codec.clip = clip;
+  codec.block = block < 0 || block > kMostBlock ? kMostBlock + 1 : static_cast<uint32_t>(block);
+  CheckCodec(codec);
+  return codec;
 }
 
 uint32_t HashOf(const Codec& codec) {

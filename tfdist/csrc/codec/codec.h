@@ -26,13 +26,17 @@ struct Codec {
   bool stochastic = false;   // kLevels: rounded up or down at random, unbiased, not to the nearest
   bool euclidean = false;    // kLevels: the scale is the block's norm, not its largest magnitude
   bool unit = false;         // kSigns: the magnitude is 1, not the mean; a sum is again its sign
-  float clip = 0;            // kLevels: larger values become this many standard deviations; 0: none
+  float clip = 0;            // kLevels: larger values become so many root mean squares; 0: none
   uint32_t block = 256;      // values in a block: a multiple of 8, at most kMostBlock
 };
 constexpr uint32_t kMostBlock = 4096;
 
 // Throws Error(kInvalidArgument) with the rule that is broken.
 void CheckCodec(const Codec& codec);
+
+// A codec from numbers of any size, checked. Throws the same.
+Codec MakeCodec(int64_t form, int64_t bits, bool stochastic, bool euclidean, bool unit, float clip,
+                int64_t block);
 
 // Not 0, and another one for another codec, most likely.
 uint32_t HashOf(const Codec& codec);

@@ -1,8 +1,9 @@
 #include "collective/compressed.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
+#include <utility>
+#include <vector>
 
 #include "transport/exchange.h"
 

@@ -4,6 +4,7 @@
 
 #include "error.h"
 #include "reduce/units.h"
+#include "vector_unit.h"
 
 namespace tfdist {
 namespace {
@@ -12,12 +13,11 @@ using Kernel = void (*)(const Reduction&);
 
 Kernel Choose() {
 #if defined(__x86_64__)
-  __builtin_cpu_init();
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
-    return ReduceOnAvx512;
+  switch (FindVectorUnit()) {
+    case VectorUnit::kAvx512: return ReduceOnAvx512;
+    case VectorUnit::kAvx2: return ReduceOnAvx2;
+    case VectorUnit::kBaseline: break;
   }
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return ReduceOnAvx2;
 #endif
   return ReduceOnBaseline;
 }

@@ -68,6 +68,23 @@ Pieces Written(Tensor* tensor) {
   return Pieces(static_cast<char*>(tensor->data()), tensor->TotalBytes());
 }
 
+absl::Status LayList(OpKernelContext* context, int count, Operation* operation) {
+  std::vector<BasicPiece<const char>> in;
+  std::vector<BasicPiece<char>> out;
+  for (int i = 1; i <= count; ++i) {
+    const Tensor& tensor = context->input(i);
+    Tensor* result = nullptr;
+    TF_RETURN_IF_ERROR(
+        context->forward_input_or_allocate_output({i}, i - 1, tensor.shape(), &result));
+    in.push_back({static_cast<const char*>(tensor.data()), tensor.TotalBytes()});
+    out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
+    operation->fingerprint.AddShape(Dims(tensor.shape()));
+  }
+  operation->in = ConstPieces(in);
+  operation->out = Pieces(out);
+  return absl::OkStatus();
+}
+
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
   const auto dims = shape.dim_sizes();
   return {dims.begin(), dims.end()};

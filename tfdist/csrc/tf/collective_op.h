@@ -37,6 +37,9 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
 
 ConstPieces Read(const tensorflow::Tensor& tensor);
 Pieces Written(tensorflow::Tensor* tensor);
+// A list of tensors, inputs 1 to `count`, as one run of values, and the results' as outputs: in place
+// where TensorFlow allows.
+absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
 // Dimensions but the first, in which the ranks may differ.
 absl::Status AddRowShape(const tensorflow::Tensor& tensor, const char* what,

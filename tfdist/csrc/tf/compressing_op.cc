@@ -20,28 +20,21 @@ class CompressedAllReduceOp : public CollectiveOp {
  public:
   explicit CompressedAllReduceOp(OpKernelConstruction* construction)
       : CollectiveOp(construction, Kind::kAllReduce) {
-    const auto small = [&](const char* name, uint8_t* value) {
-      int64_t given = 0;
-      OP_REQUIRES_OK(construction, construction->GetAttr(name, &given));
-      // What does not fit becomes what no codec has.
-      *value = static_cast<uint8_t>(given & ~int64_t{255} ? 255 : given);
-    };
-    uint8_t form = 0;
-    int64_t block = 0;
-    small("form", &form);
-    small("bits", &codec_.bits);
-    OP_REQUIRES_OK(construction, construction->GetAttr("stochastic", &codec_.stochastic));
-    OP_REQUIRES_OK(construction, construction->GetAttr("euclidean", &codec_.euclidean));
-    OP_REQUIRES_OK(construction, construction->GetAttr("unit", &codec_.unit));
-    OP_REQUIRES_OK(construction, construction->GetAttr("clip", &codec_.clip));
+    int64_t form = 0, bits = 0, block = 0;
+    bool stochastic = false, euclidean = false, unit = false;
+    float clip = 0;
+    OP_REQUIRES_OK(construction, construction->GetAttr("form", &form));
+    OP_REQUIRES_OK(construction, construction->GetAttr("bits", &bits));
+    OP_REQUIRES_OK(construction, construction->GetAttr("stochastic", &stochastic));
+    OP_REQUIRES_OK(construction, construction->GetAttr("euclidean", &euclidean));
+    OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit));
+    OP_REQUIRES_OK(construction, construction->GetAttr("clip", &clip));
     OP_REQUIRES_OK(construction, construction->GetAttr("block", &block));
     OP_REQUIRES_OK(construction, construction->GetAttr("within_hosts", &within_hosts_));
     OP_REQUIRES_OK(construction, construction->GetAttr("N", &tensors_));
     OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
-    codec_.form = static_cast<Form>(form);
-    codec_.block = static_cast<uint32_t>(block);
     try {
-      CheckCodec(codec_);
+      codec_ = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
     } catch (const Error& error) {
       construction->SetStatus(ToStatus(error));
     }
@@ -50,19 +43,7 @@ class CompressedAllReduceOp : public CollectiveOp {
  private:
   absl::Status Prepare(OpKernelContext* context, const Communicator&,
                        Operation* operation) override {
-    std::vector<BasicPiece<const char>> in;
-    std::vector<BasicPiece<char>> out;
-    for (int i = 1; i <= tensors_; ++i) {
-      const Tensor& tensor = context->input(i);
-      Tensor* result = nullptr;
-      TF_RETURN_IF_ERROR(
-          context->forward_input_or_allocate_output({i}, i - 1, tensor.shape(), &result));
-      in.push_back({static_cast<const char*>(tensor.data()), tensor.TotalBytes()});
-      out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
-      operation->fingerprint.AddShape(Dims(tensor.shape()));
-    }
-    operation->in = ConstPieces(in);
-    operation->out = Pieces(out);
+    TF_RETURN_IF_ERROR(LayList(context, tensors_, operation));
     Compression compression;
     compression.codec = codec_;
     compression.within_hosts = within_hosts_;

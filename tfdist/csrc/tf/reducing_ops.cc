@@ -39,20 +39,7 @@ class AllReduceOp : public ReducingOp {
 
  private:
   absl::Status Lay(OpKernelContext* context, const Communicator&, Operation* operation) override {
-    std::vector<BasicPiece<const char>> in;
-    std::vector<BasicPiece<char>> out;
-    for (int i = 1; i < context->num_inputs(); ++i) {
-      const Tensor& tensor = context->input(i);
-      Tensor* result = nullptr;
-      TF_RETURN_IF_ERROR(
-          context->forward_input_or_allocate_output({i}, i - 1, tensor.shape(), &result));
-      in.push_back({static_cast<const char*>(tensor.data()), tensor.TotalBytes()});
-      out.push_back({static_cast<char*>(result->data()), result->TotalBytes()});
-      operation->fingerprint.AddShape(Dims(tensor.shape()));
-    }
-    operation->in = ConstPieces(in);
-    operation->out = Pieces(out);
-    return absl::OkStatus();
+    return LayList(context, context->num_inputs() - 1, operation);
   }
 };
 
