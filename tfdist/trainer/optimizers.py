@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import threading
 from typing import Any
 
 import tensorflow as tf
@@ -29,15 +30,15 @@ def install() -> None:
     apply_scaled = LossScaleOptimizer.apply
 
     def apply_known(self: Any, grads: Any, trainable_variables: Any) -> None:
-        _variables_of[id(self)] = trainable_variables
+        outer, _here.variables = getattr(_here, "variables", ()), trainable_variables
         try:
             apply_gradients(self, grads, trainable_variables)
         finally:
-            del _variables_of[id(self)]
+            _here.variables = outer
 
     def clip_sums(self: Any, grads: Any) -> Any:
         if _in_replica() and not _already_summed[id(self)]:
-            grads = sum_over_replicas(self, grads, _variables_of[id(self)])
+            grads = sum_over_replicas(self, grads, _here.variables)
         return clip(self, grads)
 
     def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
@@ -56,11 +57,11 @@ def install() -> None:
         grads = sum_over_replicas(self, grads)
         # Keras may go on in other threads, where replicas are merged.
         inner = id(self.inner_optimizer)
-        _already_summed[inner] += 1
+        _note_summed(inner, 1)
         try:
             return apply_scaled(self, grads, trainable_variables)
         finally:
-            _already_summed[inner] -= 1
+            _note_summed(inner, -1)
 
     BaseOptimizer._backend_apply_gradients = apply_known
     BaseOptimizer._clip_gradients = clip_sums
@@ -180,8 +181,15 @@ def _weigh(step: Step, optimizer: Any, grads: list[Any]) -> list[Any]:
     ]
 
 
+# Eagerly, the replicas of one worker run at the same time, each in a thread.
+_here = threading.local()
 _already_summed: collections.Counter[int] = collections.Counter()
-_variables_of: dict[int, Any] = {}
+_summing = threading.Lock()
+
+
+def _note_summed(optimizer: int, change: int) -> None:
+    with _summing:
+        _already_summed[optimizer] += change
 
 
 def _in_replica() -> bool:
