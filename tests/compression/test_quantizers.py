@@ -117,7 +117,7 @@ def test_size(name, count):
     size = codec.encoding.encode(draw(count)).size
     assert size == codec.encoding.bytes(count)
     whole = 100 * codec.encoding.block
-    assert 8 * codec.encoding.bytes(whole) == pytest.approx(codec.bits_per_value * whole)
+    assert 8 * codec.encoding.bytes(whole) == pytest.approx(codec.bits_per_value((whole,)) * whole)
 
 
 @pytest.mark.parametrize("name", QUANTIZERS)

@@ -27,8 +27,8 @@ def compressed_all_reduce(
         communicator: over the ranks.
         tensors: float32, of the same shapes on all ranks.
         encoding: how values are encoded, the same on all ranks.
-        errors: for each tensor a float32 variable of its shape on the host: added to the tensor,
-            and afterwards what encoding it has lost on this rank. None for none.
+        errors: for each tensor a float32 variable of as many values on the host: added to the
+            tensor, and afterwards what encoding it has lost on this rank. None for none.
         seed: an int64 scalar, of what is random; another one each time.
         within_hosts: whether values are encoded also from rank to rank of a host.
 

@@ -67,7 +67,7 @@ class NativeCommunicator:
     ) -> None:
         self.name = mesh.name
         self._number = number
-        self._rank, self._size = mesh.rank, mesh.size
+        self._rank, self._size, self._hosts = mesh.rank, mesh.size, mesh.hosts
         self._session, self._options = session, options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
@@ -83,6 +83,11 @@ class NativeCommunicator:
     @property
     def rank(self) -> int:
         return self._rank
+
+    @property
+    def hosts(self) -> tuple[int, ...]:
+        """For each rank the number of its host."""
+        return self._hosts
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         with tf.device(self.host):
@@ -105,7 +110,8 @@ class NativeCommunicator:
             bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, "")
             return dtypes.from_bits(bits, tensor.dtype)
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """Gives everyone a rank's value, bit for bit; shapes and types must agree."""
         if tensor.dtype in (tf.string, tf.resource, tf.variant):
             raise UnsupportedError(
                 f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
@@ -113,8 +119,8 @@ class NativeCommunicator:
             )
         with tf.device(self.host):
             if tensor.dtype in native_ops.TYPES:
-                return native_ops.broadcast(self.token, tensor, 0, self.name, "")
-            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), 0, self.name, "")
+                return native_ops.broadcast(self.token, tensor, root, self.name, "")
+            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), root, self.name, "")
             return dtypes.from_bits(bits, tensor.dtype)
 
     @property

@@ -7,8 +7,9 @@ strategy = tfdist.MultiWorkerMirroredStrategy(compression="int8")
 
 from __future__ import annotations
 
-from tfdist.compression.codec import Codec, Quantizer
+from tfdist.compression.codec import Codec
 from tfdist.compression.policy import Policy
+from tfdist.compression.quantizer import Quantizer
 from tfdist.compression.registry import CODECS
 
 globals().update({codec.__name__: codec for codec in CODECS.values()})

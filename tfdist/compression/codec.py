@@ -4,43 +4,110 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from tfdist.native.encoding import Encoding
+import tensorflow as tf
+
+from tfdist.compression.exchange import Exchange
+
+Shape = tuple[int, ...]
+# What is kept of one gradient from step to step, by its name.
+Kept = Mapping[str, tf.Variable]
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """A gradient that is compressed.
+
+    Attributes:
+        value: float32, of the same shape on all workers.
+        number: its place among those that an optimizer has, the same on all workers.
+        kept: what the codec keeps of it on this worker.
+    """
+
+    value: tf.Tensor
+    number: int
+    kept: Kept
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape, which is known."""
+        return tuple(self.value.shape)
 
 
 @dataclasses.dataclass(frozen=True)
 class Codec(abc.ABC):
     """A way to make the gradients smaller that cross from host to host.
 
-    Codecs are settings: frozen, and compared by value. What one remembers from step to step is in
+    Codecs are settings: frozen, and compared by value. What one keeps from step to step is in
     variables of their own.
-    """
 
-    @property
-    @abc.abstractmethod
-    def bits_per_value(self) -> float:
-        """What a gradient's value takes on the wire on its way to be summed; float32 takes 32."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Quantizer(Codec):
-    """A codec that the core runs: fewer bits for every value, encoded while they are sent.
-
-    The values go encoded to the host that sums their part of the gradient, which decodes them, sums
-    them in float32 and sends the sum to all, encoded again: two errors, however many hosts there
-    are, and the same bits everywhere.
+    Args:
+        warmup_steps: the optimizer's first steps, all of them exact.
 
     Attributes:
-        error_feedback: whether what is lost is added to the next step's gradient.
+        payload: how what is sent becomes a sum. `"sharded"`: each host decodes and sums a part of
+            the gradients in float32 and sends the sum to all, encoded again. `"summed"`: what is
+            sent is itself summed, exactly. `"gathered"`: everyone gets what everyone sends.
+        on_host: whether it needs the worker's memory; else it runs where the gradients are.
+        kept_by_all: whether each worker keeps something of each gradient; else only the one of a
+            host that carries it.
     """
 
-    error_feedback = False
+    payload: ClassVar[str]
+    on_host: ClassVar[bool] = True
+    kept_by_all: ClassVar[bool] = False
 
-    @property
+    warmup_steps: int = dataclasses.field(default=0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check("`warmup_steps` is 0 or more.", self.warmup_steps, holds=self.warmup_steps >= 0)
+
     @abc.abstractmethod
-    def encoding(self) -> Encoding:
-        """How values are encoded."""
+    def bits_per_value(self, shape: Shape) -> float:
+        """What a value of a gradient of this shape takes on the wire on its way to be summed.
 
-    @property
-    def bits_per_value(self) -> float:
-        return self.encoding.bits_per_value
+        A float32 takes 32.
+        """
+
+    def objection(self, optimizer: Any) -> str:
+        """Why this codec does not go with a Keras optimizer; empty where it does."""
+        return ""
+
+    def compresses(self, shape: Shape) -> bool:
+        """Whether a gradient of this shape becomes smaller."""
+        return True
+
+    def kept(self, shape: Shape) -> Mapping[str, Shape]:
+        """The shapes of what is kept of a gradient from step to step, in float32, by name."""
+        return {}
+
+    def first(self, name: str, shape: Shape) -> tf.Tensor:
+        """What is kept under a name at first, the same on all workers."""
+        return tf.zeros(shape, tf.float32)
+
+    @abc.abstractmethod
+    def sum(
+        self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        """Sums gradients over all workers.
+
+        Args:
+            exchange: the way to the other workers.
+            gradients: in the order of the forward pass; what is kept of them is brought up to date.
+            step: of the optimizer, an int64 scalar, the same on all workers.
+
+        Returns:
+            The sums, bitwise equal on all workers.
+        """
+
+    def _check(self, rule: str, value: Any, *, holds: bool) -> None:
+        if not holds:
+            raise ValueError(f"{type(self).__name__}: {rule} Received: {value!r}.")
+
+
+def count(shape: Shape) -> int:
+    """The number of values."""
+    return math.prod(shape)

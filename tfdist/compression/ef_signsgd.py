@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from tfdist.compression.codec import Quantizer
+from tfdist.compression.quantizer import Quantizer
 from tfdist.native.encoding import SIGNS, Encoding
 
 

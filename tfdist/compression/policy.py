@@ -22,7 +22,7 @@ class Policy:
         exclude: regular expressions; a variable stays exact where one of them is found in its path,
             such as `"embedding"` or `"^dense_1/kernel$"`.
         smallest: a gradient of fewer values stays exact.
-        warmup_steps: the optimizer's first steps, all of them exact.
+        warmup_steps: the optimizer's first steps, all of them exact; or the codec's, if more.
         within_hosts: compress also between the workers of one machine, to try a codec there.
 
     Raises:
@@ -66,4 +66,11 @@ class Policy:
         shape = tuple(variable.shape)
         if variable.dtype != "float32" or len(shape) < 2 or math.prod(shape) < self.smallest:
             return False
+        if not self.codec.compresses(shape):
+            return False
         return not any(re.search(expression, variable.path) for expression in self.exclude)
+
+    @property
+    def exact_steps(self) -> int:
+        """The optimizer's first steps that are exact."""
+        return max(self.warmup_steps, self.codec.warmup_steps)

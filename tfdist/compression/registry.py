@@ -6,6 +6,7 @@ from typing import Any
 
 from tfdist.compression.bf16 import BF16
 from tfdist.compression.codec import Codec
+from tfdist.compression.dgc import DGC
 from tfdist.compression.ef_signsgd import EFSignSGD
 from tfdist.compression.fp8 import FP8
 from tfdist.compression.fp16 import FP16
@@ -13,9 +14,14 @@ from tfdist.compression.int8 import Int8
 from tfdist.compression.natural import Natural
 from tfdist.compression.onebit import OneBit
 from tfdist.compression.policy import Policy
+from tfdist.compression.powersgd import PowerSGD
 from tfdist.compression.qsgd import QSGD
+from tfdist.compression.randomk import RandomK
 from tfdist.compression.signsgd import SignSGD
+from tfdist.compression.signum import Signum
 from tfdist.compression.terngrad import TernGrad
+from tfdist.compression.threshold import Threshold
+from tfdist.compression.topk import TopK
 
 CODECS: dict[str, type[Codec]] = {
     "fp16": FP16,
@@ -28,6 +34,12 @@ CODECS: dict[str, type[Codec]] = {
     "onebit": OneBit,
     "signsgd": SignSGD,
     "ef_signsgd": EFSignSGD,
+    "signum": Signum,
+    "topk": TopK,
+    "randomk": RandomK,
+    "threshold": Threshold,
+    "dgc": DGC,
+    "powersgd": PowerSGD,
 }
 
 

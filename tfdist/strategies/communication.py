@@ -14,6 +14,7 @@ from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.protocol import Alone, Communicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.compression.compressor import Compressor
+from tfdist.compression.exchange import Exchange
 from tfdist.compression.policy import Policy
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
@@ -169,7 +170,11 @@ def make_compressor(
             f"Compression needs workers with one device each. This one has {len(devices)}. Start "
             "a worker for each device, or leave `compression` out."
         )
-    return Compressor(policy, workers)
+
+    def make_exchange(within_hosts: bool) -> Exchange:
+        return Exchange(workers, within_hosts=within_hosts, split=group.native_part)
+
+    return Compressor(policy, make_exchange, devices[0])
 
 
 def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:

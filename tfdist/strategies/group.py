@@ -45,6 +45,7 @@ class Group:
         self._lost = threading.Event()
         self._step_began: float | None = None
         self._native: dict[str, NativeCommunicator] = {}
+        self._parts: dict[str, NativeCommunicator | None] = {}
         self._devices: list[NativeCommunicator] = []
         self._serves_tensorflow = False
         if topology.size == 1:
@@ -71,6 +72,24 @@ class Group:
             self.session.on_peer_lost(communicator.abort)
             self._native[name] = communicator
         return self._native[name]
+
+    def native_part(self, name: str, members: list[int]) -> NativeCommunicator | None:
+        """A native communicator of some workers, made at the first call; all workers call it.
+
+        Args:
+            name: there is one for each name and members, and one name for each worker's group.
+            members: of this worker's group; empty for a worker in none.
+
+        Raises:
+            TfdistError: the workers cannot be connected; the same error on all of them.
+        """
+        key = f"{name} of {members}"
+        if key not in self._parts:
+            part = open_communicator(self.session, name, members, self.options)
+            if part is not None:
+                self.session.on_peer_lost(part.abort)
+            self._parts[key] = part
+        return self._parts[key]
 
     def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
         """For each device of this worker its handle on the native communicator of them all.
@@ -107,7 +126,8 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group, as the end of the process does."""
-        for communicator in (*self._native.values(), *self._devices):
+        parts = [part for part in self._parts.values() if part is not None]
+        for communicator in (*self._native.values(), *parts, *self._devices):
             communicator.close()
         self.session.close()
 

@@ -20,7 +20,8 @@ def _strategy(name: str, **settings: Any) -> Any:
 
 def _errors(model: keras.Model) -> list[np.ndarray]:
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    return [e.numpy() for e in optimizer.compression_errors.in_order]
+    kept = optimizer.compression_state
+    return [e.numpy() for e in getattr(kept, "error", {}).values()]
 
 
 def every_codec(strategy, name):

@@ -1,10 +1,8 @@
 // The kernel of the all-reduce that sends encoded values.
-#include <cstring>
 #include <memory>
 
-#include "tensorflow/core/framework/resource_mgr.h"
-#include "tensorflow/core/framework/resource_var.h"
 #include "tf/collective_op.h"
+#include "tf/variables.h"
 
 namespace tfdist::tf {
 namespace {
@@ -12,9 +10,6 @@ namespace {
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
-using tensorflow::Var;
-
-using Variables = std::vector<tensorflow::core::RefCountPtr<Var>>;
 
 class CompressedAllReduceOp : public CollectiveOp {
  public:
@@ -61,28 +56,10 @@ class CompressedAllReduceOp : public CollectiveOp {
   absl::Status FindErrors(OpKernelContext* context, Variables* variables, Pieces* error) const {
     std::vector<BasicPiece<char>> pieces;
     for (int i = 0; i < errors_; ++i) {
-      tensorflow::core::RefCountPtr<Var> variable;
-      TF_RETURN_IF_ERROR(tensorflow::LookupResource(
-          context, tensorflow::HandleFromInput(context, tensors_ + 1 + i), &variable));
-      const tensorflow::mutex_lock lock(*variable->mu());
-      Tensor* tensor = variable->tensor();
       const Tensor& values = context->input(1 + i);
-      if (tensor->dtype() != tensorflow::DT_FLOAT || tensor->shape() != values.shape()) {
-        return absl::InvalidArgumentError(
-            "The error of a tensor is a float32 variable of its shape, " +
-            values.shape().DebugString() + ". Received: " + tensor->DebugString() + ".");
-      }
-      if (!tensor->RefCountIsOne()) {
-        // Somebody still reads what was there.
-        Tensor copy;
-        TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
-        if (tensor->TotalBytes() > 0) {
-          std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
-        }
-        *tensor = copy;
-      }
-      pieces.push_back({static_cast<char*>(tensor->data()), tensor->TotalBytes()});
-      variables->push_back(std::move(variable));
+      float* taken = nullptr;
+      TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, variables, &taken));
+      pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
     }
     *error = Pieces(pieces);
     return absl::OkStatus();

@@ -73,6 +73,40 @@ REGISTER_OP("TfdistCompressedAllReduce")
     .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);
 
+REGISTER_OP("TfdistSelect")
+    .Input("tensors: N * float")
+    .Input("errors: E * resource")
+    .Input("momenta: M * resource")
+    .Input("counts: int64")
+    .Input("scales: float")
+    .Output("rows: int32")
+    .Attr("N: int >= 1")
+    .Attr("E: int >= 0")
+    .Attr("M: int >= 0")
+    .Attr("threshold: float = 0.0")
+    .Attr("factor: float = 0.0")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Matrix(context->UnknownDim(), 2));
+      return Result();
+    });
+
+REGISTER_OP("TfdistScatter")
+    .Input("rows: int32")
+    .Output("tensors: N * float")
+    .Attr("N: int >= 1")
+    .Attr("shapes: list(shape)")
+    .SetShapeFn([](InferenceContext* context) {
+      std::vector<tensorflow::PartialTensorShape> shapes;
+      TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));
+      for (int i = 0; i < context->num_outputs() && i < static_cast<int>(shapes.size()); ++i) {
+        ShapeHandle shape;
+        TF_RETURN_IF_ERROR(context->MakeShapeFromPartialTensorShape(shapes[i], &shape));
+        context->set_output(i, shape);
+      }
+      return Result();
+    });
+
 REGISTER_OP("TfdistReduceScatter")
     .Input("token: resource")
     .Input("tensor: T")

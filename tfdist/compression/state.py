@@ -1,0 +1,54 @@
+"""What compressing an optimizer's gradients keeps from step to step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from tfdist.compression.codec import Kept
+from tfdist.internals.tensorflow import ResourceVariable
+
+First = Callable[[str, tuple[int, ...]], tf.Tensor]
+
+
+class State(tf.Module):  # type: ignore[misc]
+    """The variables that a worker's codec keeps for an optimizer.
+
+    Each worker has its own: for a codec with error feedback, what compression has lost so far. A
+    `tf.train.Checkpoint` of the optimizer holds them. By names such as `error`, attributes of this
+    object, there are dicts from gradients' numbers to float32 variables.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="compression_state")
+        self._names: list[str] = []
+
+    def make(
+        self, name: str, number: int, shape: tuple[int, ...], first: First, device: str
+    ) -> None:
+        """Makes a variable, unless there is one of this shape already.
+
+        Args:
+            name: what it is.
+            number: of the gradient that it belongs to.
+            shape: of the variable.
+            first: gives it its first value.
+            device: that it is on.
+        """
+        if name not in self._names:
+            self._names.append(name)
+            setattr(self, name, {})
+        variables, key = getattr(self, name), str(number)
+        if key in variables and tuple(variables[key].shape) == shape:
+            return
+        # Not mirrored by a strategy in scope.
+        with tf.init_scope(), tf.device(device):
+            variables[key] = ResourceVariable(
+                first(name, shape), trainable=False, name=f"compression_{name}_{number}"
+            )
+
+    def of(self, number: int) -> Kept:
+        """The variables of a gradient, by what they are."""
+        found = {name: getattr(self, name).get(str(number)) for name in self._names}
+        return {name: variable for name, variable in found.items() if variable is not None}

@@ -1,0 +1,19 @@
+// The passes for avx512.
+#include <cstdint>
+#include <cstring>
+
+#if defined(__x86_64__)
+#include "sparse/units.h"
+
+// After the standard headers, whose inline functions must stay fit for any processor.
+#pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+
+namespace tfdist {
+namespace {
+#include "sparse/kernels.inc"
+}  // namespace
+
+size_t PassOnAvx512(const Pass& pass) { return RunPass(pass); }
+
+}  // namespace tfdist
+#endif

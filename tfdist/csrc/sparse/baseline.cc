@@ -1,0 +1,14 @@
+// The passes for any processor.
+#include <cstdint>
+#include <cstring>
+
+#include "sparse/units.h"
+
+namespace tfdist {
+namespace {
+#include "sparse/kernels.inc"
+}  // namespace
+
+size_t PassOnBaseline(const Pass& pass) { return RunPass(pass); }
+
+}  // namespace tfdist

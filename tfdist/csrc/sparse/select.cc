@@ -1,0 +1,161 @@
+#include "sparse/select.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "error.h"
+#include "sparse/units.h"
+#include "vector_unit.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kSamples = 16 << 10;
+
+using Run = size_t (*)(const Pass&);
+
+Run Choose() {
+#if defined(__x86_64__)
+  switch (FindVectorUnit()) {
+    case VectorUnit::kAvx512: return PassOnAvx512;
+    case VectorUnit::kAvx2: return PassOnAvx2;
+    case VectorUnit::kBaseline: break;
+  }
+#endif
+  return PassOnBaseline;
+}
+
+uint32_t Magnitude(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits & 0x7fffffff;
+}
+
+float FromMagnitude(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, float threshold) {
+  static const Run run = Choose();
+  std::vector<uint32_t> found, some(kPassValues);
+  for (size_t begin = 0; begin < candidates.count; begin += kPassValues) {
+    const size_t count = std::min(kPassValues, candidates.count - begin);
+    const size_t more = run({candidates, begin, count, accumulates, threshold, some.data()});
+    found.insert(found.end(), some.begin(), some.begin() + static_cast<std::ptrdiff_t>(more));
+  }
+  return found;
+}
+
+// What a candidate's magnitude will be, or is.
+uint32_t Expected(const Candidates& c, size_t i, bool accumulated) {
+  if (accumulated || !c.error) return Magnitude(c.Value(i));
+  const float in = c.scale * c.in[i];
+  return Magnitude(c.error[i] + (c.momentum ? c.factor * c.momentum[i] + in : in));
+}
+
+// A threshold that more than `selected` candidates reach, most likely, but not many more. Source of
+// the idea: Lin et al., "Deep gradient compression", 2018 (hierarchical sampling).
+float Estimate(const Candidates& candidates, size_t selected, bool accumulated) {
+  const size_t samples = std::min(candidates.count, kSamples);
+  std::vector<uint32_t> magnitudes(samples);
+  for (size_t i = 0; i < samples; ++i) {
+    // One of each of so many equal parts, here or there in it.
+    const size_t begin = i * candidates.count / samples;
+    const size_t length = (i + 1) * candidates.count / samples - begin;
+    magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length, accumulated);
+  }
+  const double mean = static_cast<double>(selected) * static_cast<double>(samples) /
+                      static_cast<double>(candidates.count);
+  const double rank = samples == candidates.count ? mean : mean + 4 * std::sqrt(mean) + 4;
+  const size_t place = std::min(static_cast<size_t>(rank), samples - 1);
+  const auto chosen = magnitudes.begin() + static_cast<std::ptrdiff_t>(place);
+  std::nth_element(magnitudes.begin(), chosen, magnitudes.end(), std::greater<>());
+  return FromMagnitude(std::max(*chosen, 1u));
+}
+
+// Keeps the largest, and of equal ones the first.
+void KeepLargest(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
+  std::vector<uint32_t> magnitudes;
+  magnitudes.reserve(indices->size());
+  for (const uint32_t index : *indices) magnitudes.push_back(Magnitude(candidates.Value(index)));
+  const auto last = magnitudes.begin() + static_cast<std::ptrdiff_t>(selected - 1);
+  std::nth_element(magnitudes.begin(), last, magnitudes.end(), std::greater<>());
+  const uint32_t smallest = *last;
+  auto equal = std::count(magnitudes.begin(), last + 1, smallest);
+  const auto dropped = [&](uint32_t index) {
+    const uint32_t magnitude = Magnitude(candidates.Value(index));
+    return magnitude < smallest || (magnitude == smallest && equal-- <= 0);
+  };
+  // Not std::remove_if, which may copy what it asks, and its count with it.
+  auto end = indices->begin();
+  for (const uint32_t index : *indices) {
+    if (!dropped(index)) *end++ = index;
+  }
+  indices->erase(end, indices->end());
+}
+
+// Zeros, the first ones, among rising indices of all that are not.
+void FillWithZeros(const Candidates& candidates, size_t selected, std::vector<uint32_t>* indices) {
+  std::vector<uint32_t> all;
+  all.reserve(selected);
+  size_t zeros = selected - indices->size();
+  auto next = indices->begin();
+  for (size_t i = 0; i < candidates.count && all.size() < selected; ++i) {
+    if (next != indices->end() && *next == i) {
+      all.push_back(*next++);
+    } else if (zeros > 0) {
+      all.push_back(static_cast<uint32_t>(i));
+      --zeros;
+    }
+  }
+  *indices = std::move(all);
+}
+
+void Check(const Candidates& candidates) {
+  if (candidates.count >= kMostCandidates) {
+    throw Error(Code::kInvalidArgument,
+                "A sparse gradient's tensor has fewer than 2^31 values. Received: " +
+                    std::to_string(candidates.count) + ".");
+  }
+}
+
+}  // namespace
+
+std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected) {
+  Check(candidates);
+  selected = std::min(selected, candidates.count);
+  if (selected == 0) {
+    RunPasses(candidates, true, std::numeric_limits<float>::infinity());
+    return {};
+  }
+  float threshold = Estimate(candidates, selected, false);
+  std::vector<uint32_t> indices = RunPasses(candidates, true, threshold);
+  if (indices.size() < selected && Magnitude(threshold) > 1) {
+    // The sample was misleading.
+    indices = RunPasses(candidates, false, FromMagnitude(1));
+  }
+  if (indices.size() < selected) {
+    FillWithZeros(candidates, selected, &indices);
+  } else {
+    KeepLargest(candidates, selected, &indices);
+  }
+  return indices;
+}
+
+std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold) {
+  Check(candidates);
+  if (!(threshold > 0)) {
+    throw Error(Code::kInvalidArgument, "A threshold is positive. Received: " +
+                                            std::to_string(threshold) + ".");
+  }
+  return RunPasses(candidates, true, threshold);
+}
+
+}  // namespace tfdist

@@ -1,0 +1,34 @@
+// The few values of a tensor that are sent, and what is kept of the others for the next time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace tfdist {
+
+// What is selected from: `scale * in`, or what it adds up to with what was there before.
+struct Candidates {
+  const float* in;
+  float* error;     // becomes error + momentum, or error + scale * in without one; null for none
+  float* momentum;  // becomes factor * momentum + scale * in, and needs `error`; null for none
+  size_t count;
+  float scale;
+  float factor;
+
+  // What was selected from, once it has been.
+  const float* Values() const { return error ? error : in; }
+  float Value(size_t index) const { return error ? error[index] : scale * in[index]; }
+};
+constexpr size_t kMostCandidates = size_t{1} << 31;
+
+// Both bring `error` and `momentum` up to date, and return rising indices. Larger means of larger
+// magnitude; infinity is larger than all numbers, and what is not a number is larger still.
+
+// So many that none of the others is larger; where several are equal, the first ones.
+std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected);
+
+// All that are not smaller than a positive threshold.
+std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
+
+}  // namespace tfdist

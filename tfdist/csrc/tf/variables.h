@@ -1,0 +1,21 @@
+// Variables that a kernel changes in place.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace tfdist::tf {
+
+// References that keep variables while their values are changed.
+using Variables = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
+
+// The values of a float32 variable with as many as a tensor, for nobody else: what others still read
+// is copied. Args: input: of the kernel, the variable's resource.
+absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
+                        const tensorflow::Tensor& like, Variables* variables, float** values);
+
+}  // namespace tfdist::tf
