@@ -31,8 +31,8 @@ class Ranks:
         workers: how many processes; 0 for one plain process without a strategy.
         devices: logical CPU devices, and so replicas, per process.
         native: whether they may use the native collectives.
-        apart: whether they count as being on hosts of their own.
-        tls: the same, with TLS between them.
+        hosts: on how many hosts they count as being, the first ones on the first.
+        tls: each on a host of its own, with TLS between them.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class Ranks:
         devices: int = 1,
         *,
         native: bool = True,
-        apart: bool = False,
+        hosts: int = 1,
         tls: bool = False,
     ) -> None:
         self.workers, self.devices = workers, devices
         self._native = native
-        self._apart = apart or tls
+        self._hosts = workers if tls else hosts
         self._tls = tls
         self._processes: list[Any] = []
 
@@ -102,8 +102,8 @@ class Ranks:
             }
             if self._tls:
                 environment |= certificates.variables()
-            if self._apart:
-                environment["TFDIST_HOST"] = str(rank)
+            if self._hosts > 1:
+                environment["TFDIST_HOST"] = str(rank * self._hosts // self.workers)
             if self.workers > 1:
                 task = {"type": "worker", "index": rank}
                 environment["TF_CONFIG"] = json.dumps(

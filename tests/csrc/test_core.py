@@ -27,6 +27,7 @@ RUNS = {
         "rounding": ((),),
         "rounds": (("60",),),
         "segment": (("20000",),),
+        "sparse": ((),),
     },
     "address": {
         "codec": ((),),
@@ -44,6 +45,7 @@ RUNS = {
         "rounding": ((),),
         "rounds": (("20",),),
         "segment": (("20000",),),
+        "sparse": ((),),
     },
     "thread": {
         "collectives": (("threads", "quick"),),

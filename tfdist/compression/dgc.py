@@ -70,7 +70,9 @@ class DGC(Sparsifier):
             return super().scale(gradient, hosts)
         norm = tf.norm(gradient.value)
         longest = self.clip_norm / hosts**0.5
-        return longest / tf.maximum(norm, longest)
+        scale = longest / tf.maximum(norm, longest)
+        # A value that is not a number shows by itself; it must not spoil the others.
+        return tf.where(tf.math.is_nan(norm), 1.0, scale)
 
     def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
         momenta = [g.kept["momentum"].handle for g in gradients]

@@ -62,7 +62,7 @@ class PowerSGD(CarriedCodec):
         matrices = [_added_up(g) for g in gradients]
         queries = [g.kept["query"].read_value() for g in gradients]
         lefts = [
-            tf.linalg.qr(left)[0]
+            tf.linalg.qr(_scaled(left))[0]
             for left in carriers.all_reduce(list(map(tf.matmul, matrices, queries)))
         ]
         rights = carriers.all_reduce(
@@ -85,6 +85,11 @@ def _added_up(gradient: Gradient) -> tf.Tensor:
     return tf.reshape(error.read_value(), matrix(gradient.shape))
 
 
+def _scaled(factor: tf.Tensor) -> tf.Tensor:
+    # Only its directions matter; its squares must not leave float32.
+    return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
+
+
 def _use(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> tf.Tensor:
     error, query = gradient.kept["error"], gradient.kept["query"]
     total = tf.matmul(left, right, transpose_b=True)
@@ -94,11 +99,12 @@ def _use(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> t
         tf.raw_ops.ResourceApplyGradientDescent(
             var=error.handle, alpha=1 / hosts, delta=tf.reshape(total, [-1])
         )
-        query.assign(right)
+        query.assign(tf.where(tf.reduce_any(right != 0), _scaled(right), query))
 
-    def begin_again() -> None:
-        error.assign(tf.zeros_like(error))
+    def forget() -> None:
+        without = error.read_value() - tf.reshape(gradient.value, [-1])
+        error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
 
     # The same everywhere, as these are sums.
-    tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, begin_again)
+    tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
     return tf.reshape(total, gradient.shape)

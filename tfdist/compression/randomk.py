@@ -77,14 +77,20 @@ class RandomK(CarriedCodec):
 
     def _take(self, gradient: Gradient, places: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         values = tf.reshape(gradient.value, [-1])
-        if not self.error_feedback:
-            return tf.gather(values, places) * tf.cast(sizes, tf.float32)
-        error = gradient.kept["error"]
-        error.assign_add(values)
-        taken = error.sparse_read(places)
-        zeros = tf.zeros_like(taken)
-        tf.raw_ops.ResourceScatterUpdate(resource=error.handle, indices=places, updates=zeros)
-        return taken
+
+        def take() -> tf.Tensor:
+            if not self.error_feedback:
+                return tf.gather(values, places) * tf.cast(sizes, tf.float32)
+            error = gradient.kept["error"]
+            error.assign_add(values)
+            taken = error.sparse_read(places)
+            zeros = tf.zeros_like(taken)
+            tf.raw_ops.ResourceScatterUpdate(resource=error.handle, indices=places, updates=zeros)
+            return taken
+
+        # What is not finite shows, chosen or not, and is not kept.
+        finite = tf.reduce_all(tf.math.is_finite(values))
+        return tf.cond(finite, take, lambda: tf.fill(tf.shape(places), float("nan")))
 
     def _chosen(self, values: int) -> int:
         return max(1, round(self.ratio * values)) if values else 0
