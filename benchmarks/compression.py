@@ -3,7 +3,7 @@
     python benchmarks/compression.py --rate=100mbit,1gbit --codecs=none,int8,onebit --json=FILE
 
 Hosts are network namespaces on one bridge, which takes root and iproute2, and each may send so much
-a second. Each has one worker, with a core and a thread for itself where there are as many cores. All
+a second. Each has one worker, with a thread and, where there are enough, a core for itself. All
 codecs start from the same weights, see the same batches, which can be learnt, and take the same
 number of steps. Their processes sleep and take some steps in turns. So a disturbance of the machine
 hits all alike, and what counts is the ratio in the same round.
@@ -37,7 +37,6 @@ from compressing.team import Team
 from reducing.hosts import Hosts, make_hosts
 from reducing.plot import INSTALL, can_plot
 
-
 FIRST_PORT = 2222  # Nobody else is on hosts that were made for the run.
 
 FLAGS = flags.FLAGS
@@ -57,8 +56,8 @@ flags.DEFINE_integer(
 flags.DEFINE_integer(
     "rounds",
     None,
-    "rounds; by default so many that 60 steps are taken, or half a minute is over without "
-    "compression, and 5 or more",
+    "rounds; by default 10, or more until 60 steps are taken, but no more than half a minute takes "
+    "without compression, and 5 or more",
     lower_bound=1,
 )
 flags.DEFINE_integer(
