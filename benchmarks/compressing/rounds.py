@@ -52,16 +52,16 @@ def take_rounds(
     made: Plan | None = None
     with ending() as teams:
         for codec, course in courses.items():
-            with noting(course):
-                report(f"{codec}: starting")
-                teams[codec] = start(codec)
+            report(f"{codec}: starting")
+            teams[codec] = start(codec)
+            with noting(course, teams[codec]):
                 teams[codec].steps(1)  # Compiles.
                 course.warm_up = teams[codec].steps(WARM_UP_STEPS - 1)
                 made = made or plan(course.warm_up.seconds / (WARM_UP_STEPS - 1))
         for turn in range(made.rounds if made else 0):
             # There and back, so that nobody always follows the same neighbour.
-            for codec in list(codecs)[:: -1 if turn % 2 else 1]:
-                with noting(courses[codec]):
+            for codec in list(courses)[:: -1 if turn % 2 else 1]:
+                with noting(courses[codec], teams[codec]):
                     if not courses[codec].missing:
                         courses[codec].turns.append(teams[codec].steps(made.steps))
             report(_describe(f"round {turn + 1} of {made.rounds}", courses, made.steps))
@@ -81,17 +81,18 @@ def ending() -> Iterator[dict[str, Team]]:
 
 
 @contextlib.contextmanager
-def noting(course: Course) -> Iterator[None]:
-    """Notes why a codec fails."""
+def noting(course: Course, team: Team) -> Iterator[None]:
+    """Notes why a codec fails, and ends what is left of its workers."""
     try:
         yield
     except TeamError as error:
         course.missing = str(error)
+        team.stop()
 
 
 def _describe(title: str, courses: Mapping[str, Course], steps: int) -> str:
     times = [
-        f"{codec} {1e3 * course.turns[-1].seconds / steps:.3g}"
+        f"{codec} {1e3 * course.turns[-1].seconds / steps:.1f}"
         for codec, course in courses.items()
         if not course.missing
     ]

@@ -15,6 +15,7 @@ from typing import IO, Any
 from reducing.python import ENVIRONMENT
 
 LAST_LINES = 3
+LONGEST = 500
 
 
 class TeamError(Exception):
@@ -75,7 +76,7 @@ class Members:
         return [answers[rank] for rank in sorted(answers)]
 
     def stop(self) -> None:
-        """Ends the processes."""
+        """Ends the processes, if they have not been ended yet."""
         for member in self._members:
             member.process.kill()
         for member in self._members:
@@ -127,4 +128,4 @@ class Member:
         self.log.seek(0)
         lines = self.log.read().decode(errors="replace").split("\n")
         words = [line.strip() for line in lines if line.strip()]
-        return " | ".join(words[-LAST_LINES:]) or "without a word"
+        return " | ".join(words[-LAST_LINES:])[-LONGEST:] or "without a word"

@@ -22,6 +22,7 @@ def take_place(rank: int, addresses: Sequence[str]) -> None:
         CUDA_VISIBLE_DEVICES="",
         GLOO_SOCKET_IFNAME="lo",
         OMP_NUM_THREADS="1",
+        TF_CPP_MIN_LOG_LEVEL="2",  # So that what a worker says last is no information.
         TF_NUM_INTRAOP_THREADS="1",
         TF_NUM_INTEROP_THREADS="2",
     )
