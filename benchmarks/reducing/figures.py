@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from reducing.columns import align
 from reducing.rounds import Times
 from reducing.sizes import format_size
 
@@ -81,12 +82,11 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
                     "" if row["cores_ns"] is None else f"{row['cores_ns']:.0f}",
                 ]
             )
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     texts = []
-    for i, line in enumerate(lines):
-        if i and line[0] != lines[i - 1][0]:
+    for i, text in enumerate(align(lines)):
+        if i and lines[i][0] != lines[i - 1][0]:
             texts.append("")
-        texts.append("  ".join(c.rjust(w) for c, w in zip(line, widths, strict=True)))
+        texts.append(text)
     for row in rows:
         if "missing" in row:
             texts += ["", f"{row['backend']} is missing: {row['missing']}"]

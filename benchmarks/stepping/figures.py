@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+from reducing.columns import align
+
 COLUMNS = {
     "model": "model",
     "workers": "workers",
@@ -74,11 +76,7 @@ def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     lines = [list(COLUMNS.values())]
     for row in rows:
         lines.append([_cell(name, row.get(name, "")) for name in COLUMNS])
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    texts = [
-        "  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    ]
+    texts = align(lines)
     for i, row in enumerate(rows, start=1):
         if "missing" in row:
             texts[i] += f"  missing: {row['missing']}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
 import sys
 import traceback
 from multiprocessing.connection import Connection
@@ -16,6 +15,7 @@ from multiprocessing.connection import Connection
 from stepping.backends import BACKENDS
 from stepping.clock import Clock
 from stepping.models import MODELS
+from stepping.place import take_place
 
 
 def work(pipe: Connection, backend: str, model: str, rank: int, addresses: list[str]) -> None:
@@ -28,19 +28,7 @@ def work(pipe: Connection, backend: str, model: str, rank: int, addresses: list[
         rank: of this worker, which is also the number of its core.
         addresses: of all workers; empty where they do not talk.
     """
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, {cores[rank % len(cores)]})
-    os.environ.pop("TF_CONFIG", None)
-    os.environ.update(
-        CUDA_VISIBLE_DEVICES="",
-        GLOO_SOCKET_IFNAME="lo",
-        OMP_NUM_THREADS="1",
-        TF_NUM_INTRAOP_THREADS="1",
-        TF_NUM_INTEROP_THREADS="2",
-    )
-    if addresses:
-        task = {"type": "worker", "index": rank}
-        os.environ["TF_CONFIG"] = json.dumps({"cluster": {"worker": addresses}, "task": task})
+    take_place(rank, addresses)
     try:
         training = importlib.import_module(f"stepping.{BACKENDS[backend].framework}_training")
         training.TRAINING[backend](MODELS[model], rank, addresses, Clock(pipe))

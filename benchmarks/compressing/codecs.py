@@ -1,0 +1,22 @@
+"""The names of what is compared."""
+
+from __future__ import annotations
+
+from tfdist.compression import CODECS, Codec
+
+NONE = "none"
+AUTO = "auto"
+KNOWN = tuple(dict.fromkeys([NONE, *CODECS, AUTO]))
+USUAL = tuple(
+    name for name in (NONE, "fp16", "int8", "onebit", "topk", "powersgd", AUTO) if name in KNOWN
+)
+
+
+def compression_of(name: str) -> str | None:
+    """What `tfdist.MultiWorkerMirroredStrategy` takes as `compression`."""
+    return None if name == NONE else name
+
+
+def codec_of(name: str) -> Codec | None:
+    """The codec with its defaults; None where a name stands for none, or for a choice of them."""
+    return CODECS[name]() if name in CODECS else None

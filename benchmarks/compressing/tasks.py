@@ -1,0 +1,33 @@
+"""What is trained: a model, and the size of what it is fed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Task:
+    """A classification of random rows.
+
+    Attributes:
+        name: of the model, in `training`.
+        features: values of a row.
+        classes: labels are below this.
+        rows: rows per worker and step.
+        learning_rate: of SGD.
+    """
+
+    name: str
+    features: int
+    classes: int
+    rows: int
+    learning_rate: float
+
+
+TASKS = {
+    task.name: task
+    for task in (
+        Task("mlp", features=2048, classes=10, rows=32, learning_rate=0.02),
+        Task("tiny", features=64, classes=4, rows=8, learning_rate=0.05),
+    )
+}
