@@ -10,8 +10,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collective.native_communicator import open_local_communicators
-from tfdist.compression.codec import Codec, Gradient
+from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Gradient
 from tfdist.compression.state import State
 from tfdist.options import Options
 

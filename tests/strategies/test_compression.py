@@ -7,10 +7,11 @@ import pytest
 
 import tfdist
 from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal
-from tfdist.compression import CODECS, Int8, Policy
+from tfdist.compression import CODECS, Auto, Int8, Policy
 from tfdist.compression.registry import read
 
 COMPRESSED = f"{PACKAGE}.compressed"
+VOTES = ("signsgd", "signum")
 
 
 def run(group, behaviour, *args):
@@ -27,7 +28,7 @@ def exact():
     return run("2", "exact")[0]["history"]["loss"]
 
 
-@pytest.mark.parametrize("name", [name for name in CODECS if name != "signsgd"])
+@pytest.mark.parametrize("name", [name for name in CODECS if name not in VOTES])
 def test_loss_falls_as_without(exact, name):
     results = run("2", "every_codec", name)
     check_equal(results)
@@ -35,9 +36,10 @@ def test_loss_falls_as_without(exact, name):
     assert loss[-1] == pytest.approx(exact[-1], rel=0.02)
 
 
-def test_votes():
+@pytest.mark.parametrize("name", VOTES)
+def test_votes(name):
     """Their steps are as long as the learning rate, so that the loss is another one."""
-    results = run("2", "every_codec", "signsgd")
+    results = run("2", "every_codec", name)
     check_equal(results)
     assert np.isfinite(results[0]["history"]["loss"]).all()
 
@@ -92,15 +94,91 @@ def test_checkpoint(tmp_path):
         assert all(map(np.array_equal, errors, errors_again))
 
 
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize("name", ["onebit", "topk", "powersgd", "randomk"])
+@pytest.mark.parametrize("group", ["3 on 2 hosts", "4 on 2 hosts"])
+def test_hosts_of_several_workers(exact, group, name):
+    results = run(group, "from_host_to_host", name)
+    check_equal(results)
+    assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+    for result in results:
+        assert sum(result["sent"]) <= result["in_all"]
+    assert sum(results[0]["sent"]) > 0
+
+
+@pytest.mark.parametrize("name", ["onebit", "topk", "powersgd"])
+def test_several_devices(exact, name):
+    results = run("2x2", "every_codec", name)
+    check_equal(results)
+    assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+
+
+def test_several_devices_eagerly():
+    assert all("run_eagerly=False" in message for message in run("2x2", "eagerly"))
+
+
+def test_schedule(exact):
+    results = run("2", "scheduled")
+    check_equal(results)
+    for result in results:
+        assert result["names"] == ["none", "onebit", "topk", "topk", "none"]
+        np.testing.assert_allclose(result["history"]["loss"][0], exact[0], rtol=1e-5)
+        assert result["history"]["loss"][3] == pytest.approx(exact[3], rel=0.02)
+        assert all(error.any() for error in result["kept"][1])
+        # What the last codec has left is kept, but used no more.
+        assert all(map(np.array_equal, result["kept"][3], result["kept"][4]))
+
+
+def test_schedules_agree():
+    for message in run("2", "scheduled_differently"):
+        assert "compression" in message and "Int8" in message and "OneBit" in message
+
+
+@pytest.mark.parametrize("schedule", [{-1: None}, {"1": None}, {0: "int9"}])
+def test_wrong_schedules(schedule):
+    with pytest.raises(ValueError, match="Received"):
+        tfdist.callbacks.CompressionSchedule(schedule)
+
+
+def test_auto(exact):
+    candidates = ("int8", "onebit", "topk", "powersgd")
+    results = run("2 hosts", "chosen_by_measurement", candidates)
+    check_equal(results)
+    for result in results:
+        assert set(result["seconds"]) == {"none", *candidates}
+        assert result["seconds"] == results[0]["seconds"]
+        assert result["chosen"] == results[0]["chosen"]
+        assert result["chosen"] == "none" or (
+            result["seconds"][result["chosen"]] <= 1.1 * min(result["seconds"].values())
+        )
+        assert result["again"] == results[0]["again"]
+        assert result["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+
+
+def test_auto_follows_the_links():
+    results = run("2 hosts", "links_that_change")
+    check_equal(results)
+    for result in results:
+        assert result["names"] == ["none", "none", "onebit", "onebit"]
+        assert all(error.any() for error in result["errors"])
+
+
+@pytest.mark.parametrize("candidates", ["int8", ("int8",), Int8()])
+def test_wrong_candidates(candidates):
+    with pytest.raises(ValueError, match="`candidates` is a tuple of codecs"):
+        Auto(candidates)
+
+
+@pytest.mark.parametrize("name", [name for name in CODECS if name != "threshold"])
 def test_bytes_on_the_wire(name):
     """The core counts what the codec's formula says, there and back."""
     codec = CODECS[name]()
     for sent in run("2 hosts", "bytes_on_the_wire", name):
         saved = sent["exact"] - sent[name]
-        back = 2 + 32 / codec.encoding.block if name == "signsgd" else codec.bits_per_value
-        # Half of the kernel's gradient goes to the other worker, and half of the sums.
-        expected = 512 * 512 * (32 - (codec.bits_per_value + back) / 2) / 8
+        bits = codec.bits_per_value((512, 512))
+        back = 2 + 32 / codec.encoding.block if name in VOTES else bits
+        # Half of the kernel's gradient goes to the other worker, and half of the sums; or all.
+        sends = 2 * bits if codec.payload == "gathered" else bits + back
+        expected = 512 * 512 * (32 - sends / 2) / 8
         assert saved == pytest.approx(expected, rel=0.01)
 
 
@@ -122,6 +200,7 @@ def test_alone_nothing_is_compressed():
 
 def test_what_may_be_passed():
     assert read(None) is None
+    assert read("auto") == read(Auto()) == Policy(Auto())
     assert read("int8") == read(Int8()) == read(Policy(Int8())) == Policy(Int8())
     for wrong in ("int9", 8, Int8):
         with pytest.raises(ValueError, match="`compression` is one of 'fp16'"):

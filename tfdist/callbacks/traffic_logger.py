@@ -44,5 +44,4 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
             extended.workers, NativeCommunicator
         ):
             return 0, 0
-        traffic = extended.workers.traffic()
-        return traffic.sent_bytes, traffic.received_bytes
+        return extended.group.sent_and_received()

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.compression.codec import Codec, Gradient
+from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Gradient
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,15 +36,8 @@ class CarriedCodec(Codec):
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        def sum_of_hosts(
-            carriers: NativeCommunicator, places: list[int], values: list[tf.Tensor]
-        ) -> list[tf.Tensor]:
-            carried = [
-                dataclasses.replace(gradients[i], value=value)
-                for i, value in zip(places, values, strict=True)
-            ]
-            return self.sum_of_hosts(carriers, carried, step)
+        def sum_of_hosts(carried: list[Gradient]) -> list[tf.Tensor]:
+            assert exchange.carriers is not None
+            return self.sum_of_hosts(exchange.carriers, carried, step)
 
-        return exchange.sum(
-            [g.value for g in gradients], [g.number for g in gradients], sum_of_hosts
-        )
+        return exchange.host.sum(gradients, sum_of_hosts)

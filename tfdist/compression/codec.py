@@ -4,37 +4,13 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import tensorflow as tf
 
 from tfdist.compression.exchange import Exchange
-
-Shape = tuple[int, ...]
-# What is kept of one gradient from step to step, by its name.
-Kept = Mapping[str, tf.Variable]
-
-
-@dataclasses.dataclass(frozen=True)
-class Gradient:
-    """A gradient that is compressed.
-
-    Attributes:
-        value: float32, of the same shape on all workers.
-        number: its place among those that an optimizer has, the same on all workers.
-        kept: what the codec keeps of it on this worker.
-    """
-
-    value: tf.Tensor
-    number: int
-    kept: Kept
-
-    @property
-    def shape(self) -> Shape:
-        """Its shape, which is known."""
-        return tuple(self.value.shape)
+from tfdist.compression.gradient import Gradient, Shape
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,8 +82,3 @@ class Codec(abc.ABC):
     def _check(self, rule: str, value: Any, *, holds: bool) -> None:
         if not holds:
             raise ValueError(f"{type(self).__name__}: {rule} Received: {value!r}.")
-
-
-def count(shape: Shape) -> int:
-    """The number of values."""
-    return math.prod(shape)

@@ -8,48 +8,86 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compression.codec import Codec, Gradient
+from tfdist.compression.auto import Auto, Choice
+from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Gradient
 from tfdist.compression.policy import Policy
+from tfdist.compression.registry import name_of
 from tfdist.compression.state import State
+from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 Sum = Callable[[list[Any]], list[Any]]
+# For a policy's `within_hosts`, each replica's way to the other workers; all call it together.
+MakeExchanges = Callable[[bool], list[Exchange]]
 
 
 class Compressor:
-    """Sums an optimizer's gradients over all workers, each of which has one replica.
+    """Sums an optimizer's gradients over all workers.
 
     Args:
         policy: what to compress; None for nothing.
-        make_exchange: makes the way to the other workers, for a policy's `within_hosts`; all
-            workers call it together.
-        device: the replica's.
+        make_exchanges: makes the ways to the other workers.
+        devices: of this worker's replicas.
+        agree: checks that all workers have the same policy; all call it together.
     """
 
     def __init__(
-        self, policy: Policy | None, make_exchange: Callable[[bool], Exchange], device: str
+        self,
+        policy: Policy | None,
+        make_exchanges: MakeExchanges,
+        devices: Sequence[str],
+        agree: Callable[[Policy | None], None],
     ) -> None:
-        self._make_exchange = make_exchange
-        self._device = device
-        self._exchanges: dict[bool, Exchange] = {}
+        self._make_exchanges = make_exchanges
+        self._agree = agree
+        self._devices = list(devices)
+        self._made: dict[bool, list[Exchange]] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
+        self._policy: Policy | None = None
+        self._choice: Choice | None = None
         self.change(policy)
 
     def change(self, policy: Policy | None) -> None:
         """Compresses by another policy from now on; all workers call this together.
 
         Functions that were traced before stay as they are.
+
+        Raises:
+            ProgramMismatchError: the workers were given different ones.
         """
+        self._agree(policy)
+        if policy is not None and policy.within_hosts not in self._made:
+            self._made[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
         self._policy = policy
-        if policy is not None and policy.within_hosts not in self._exchanges:
-            self._exchanges[policy.within_hosts] = self._make_exchange(policy.within_hosts)
+        self._choice = None
+        if policy is not None and isinstance(policy.codec, Auto) and self.active:
+            exchange = self._made[policy.within_hosts][0]
+            self._choice = Choice(policy.codec, exchange, self._devices[0])
+
+    @property
+    def active(self) -> bool:
+        """Whether there is a policy, and something that it applies to."""
+        return self._policy is not None and self._made[self._policy.within_hosts][0].compresses
 
     @property
     def codec(self) -> Codec | None:
-        """The codec in use; None where nothing is compressed."""
-        if self._policy is None or not self._exchanges[self._policy.within_hosts].compresses:
+        """The codec in use; None where nothing is compressed, or nothing is chosen yet."""
+        if self._policy is None or not self.active:
             return None
+        if isinstance(self._policy.codec, Auto):
+            return self._choice.codec if self._choice is not None else None
         return self._policy.codec
+
+    @property
+    def choice(self) -> Choice | None:
+        """The choice by measurement; None without one."""
+        return self._choice
+
+    @property
+    def chosen(self) -> str:
+        """The name of the codec in use, or `"none"`."""
+        return name_of(self.codec)
 
     def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Makes what the optimizer's gradients need, before any conditional is traced.
@@ -61,23 +99,28 @@ class Compressor:
         Raises:
             ValueError: the codec does not go with the optimizer.
         """
-        if self._policy is None or self.codec is None:
+        if self._policy is None or not self.active:
             return
-        codec, exchange = self.codec, self._exchanges[self._policy.within_hosts]
+        chosen = [v for v in variables if self._policy.compresses(v)]
+        self._numbers[optimizer] = {id(v): number for number, v in enumerate(chosen)}
+        if self._choice is not None:
+            self._choice.make([tuple(v.shape) for v in chosen])
+        codec = self.codec
+        if codec is None:
+            return
         objection = codec.objection(optimizer)
         if objection:
             raise ValueError(objection)
-        chosen = [v for v in variables if self._policy.compresses(v)]
-        self._numbers[optimizer] = {id(v): number for number, v in enumerate(chosen)}
         if not hasattr(optimizer, "compression_state"):
             optimizer.compression_state = State()
-        host = exchange.workers.host
+        exchange, device = self._here()
         for number, variable in enumerate(chosen):
-            if not codec.kept_by_all and not exchange.carries(number):
-                continue
-            for name, shape in codec.kept(tuple(variable.shape)).items():
-                device = host if codec.on_host else self._device
-                optimizer.compression_state.make(name, number, shape, codec.first, device)
+            shape = tuple(variable.shape)
+            carries = exchange.devices if codec.kept_by_all else exchange
+            if codec.compresses(shape) and carries.carries(number):
+                for name, kept in codec.kept(shape).items():
+                    on = exchange.workers.host if codec.on_host else device
+                    optimizer.compression_state.make(name, number, kept, codec.first, on)
 
     def sum(
         self, optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any], exact: Sum
@@ -93,35 +136,43 @@ class Compressor:
         Returns:
             The sums, in the same order, bitwise equal on all workers.
         """
-        numbers = self._numbers.get(optimizer, {}) if self.codec is not None else {}
-        chosen: list[int] = []
+        codec, numbers = self.codec, self._numbers.get(optimizer, {})
+        mine: dict[int, Gradient] = {}
         rest: list[int] = []
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
+            number = numbers.get(id(variable))
             sparse = isinstance(gradient, tf.IndexedSlices)
-            (rest if sparse or id(variable) not in numbers else chosen).append(i)
+            if codec is None or number is None or sparse or not codec.compresses(variable.shape):
+                rest.append(i)
+            else:
+                mine[i] = Gradient(gradient, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
-        if chosen:
-            state: State = optimizer.compression_state
-            places = [numbers[id(variables[i])] for i in chosen]
-            mine = [
-                Gradient(gradients[i], number, state.of(number))
-                for i, number in zip(chosen, places, strict=True)
-            ]
-            sums.update(zip(chosen, self._sum(optimizer, mine, exact), strict=True))
+        if mine and codec is not None:
+            totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
+            sums.update(zip(mine, totals, strict=True))
         # These exist only when the backward pass is over, so they would hold up the others.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]
 
-    def _sum(self, optimizer: Any, gradients: list[Gradient], exact: Sum) -> list[tf.Tensor]:
-        policy = self._policy
-        assert policy is not None
-        step = tf.cast(optimizer.iterations, tf.int64)
+    def _sum(
+        self, codec: Codec, iterations: Any, gradients: list[Gradient], exact: Sum
+    ) -> list[tf.Tensor]:
+        assert self._policy is not None
+        step = tf.cast(iterations, tf.int64)
+        exchange, _ = self._here()
 
         def compressed() -> list[tf.Tensor]:
-            return policy.codec.sum(self._exchanges[policy.within_hosts], gradients, step)
+            return exchange.devices.sum(gradients, lambda mine: codec.sum(exchange, mine, step))
 
-        if not policy.exact_steps:
+        exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
+        if not exact_steps:
             return compressed()
         values = [g.value for g in gradients]
-        return list(tf.cond(step < policy.exact_steps, lambda: list(exact(values)), compressed))
+        return list(tf.cond(step < exact_steps, lambda: list(exact(values)), compressed))
+
+    def _here(self) -> tuple[Exchange, str]:
+        """This replica's way to the others, and its device."""
+        assert self._policy is not None
+        replica = get_current_replica_id_as_int() if len(self._devices) > 1 else 0
+        return self._made[self._policy.within_hosts][replica], self._devices[replica]

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.compression.codec import Gradient, Shape, count
+from tfdist.compression.gradient import Gradient, Shape, count
 from tfdist.compression.sparse import Sparsifier
 
 _RAMP = 4  # stages, each sends a quarter of what the one before does

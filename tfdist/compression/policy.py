@@ -7,6 +7,7 @@ import math
 import re
 from typing import Any
 
+from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec
 
 
@@ -18,7 +19,7 @@ class Policy:
     float32, and sparse ones (`tf.IndexedSlices`) stay exact.
 
     Args:
-        codec: for all gradients that are compressed.
+        codec: for all gradients that are compressed, or `Auto()`, which chooses one.
         exclude: regular expressions; a variable stays exact where one of them is found in its path,
             such as `"embedding"` or `"^dense_1/kernel$"`.
         smallest: a gradient of fewer values stays exact.
@@ -34,7 +35,7 @@ class Policy:
         ```
     """
 
-    codec: Codec
+    codec: Codec | Auto
     exclude: tuple[str, ...] = ()
     smallest: int = 4096
     warmup_steps: int = 0
@@ -66,11 +67,4 @@ class Policy:
         shape = tuple(variable.shape)
         if variable.dtype != "float32" or len(shape) < 2 or math.prod(shape) < self.smallest:
             return False
-        if not self.codec.compresses(shape):
-            return False
         return not any(re.search(expression, variable.path) for expression in self.exclude)
-
-    @property
-    def exact_steps(self) -> int:
-        """The optimizer's first steps that are exact."""
-        return max(self.warmup_steps, self.codec.warmup_steps)

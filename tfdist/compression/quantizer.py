@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.collective.compressed import compressed_all_reduce
-from tfdist.compression.codec import Codec, Gradient, Shape, count
+from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Gradient, Shape, count
 from tfdist.native.encoding import Encoding
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.carried import CarriedCodec
-from tfdist.compression.codec import Gradient, Shape, count
+from tfdist.compression.gradient import Gradient, Shape, count
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tfdist.compression.auto import Auto
 from tfdist.compression.bf16 import BF16
 from tfdist.compression.codec import Codec
 from tfdist.compression.dgc import DGC
@@ -43,11 +44,19 @@ CODECS: dict[str, type[Codec]] = {
 }
 
 
+def name_of(codec: Codec | None) -> str:
+    """A codec's name; `"none"` for None, and its type's for one that is not in the registry."""
+    if codec is None:
+        return "none"
+    names = (name for name, kind in CODECS.items() if type(codec) is kind)
+    return next(names, type(codec).__name__)
+
+
 def read(compression: Any) -> Policy | None:
     """What to compress.
 
     Args:
-        compression: None, a name of a codec, a codec or a policy.
+        compression: None, a name of a codec, `"auto"`, a codec, `Auto` or a policy.
 
     Returns:
         The policy; None where nothing is to be compressed.
@@ -57,11 +66,13 @@ def read(compression: Any) -> Policy | None:
     """
     if compression is None or isinstance(compression, Policy):
         return compression
-    if isinstance(compression, Codec):
+    if isinstance(compression, (Codec, Auto)):
         return Policy(compression)
+    if compression == "auto":
+        return Policy(Auto())
     if isinstance(compression, str) and compression in CODECS:
         return Policy(CODECS[compression]())
     raise ValueError(
-        f"`compression` is one of {', '.join(map(repr, CODECS))}, a codec such as "
+        f"`compression` is one of {', '.join(map(repr, (*CODECS, 'auto')))}, a codec such as "
         f"tfdist.compression.Int8(), or a tfdist.compression.Policy. Received: {compression!r}."
     )

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from tfdist.compression.codec import Gradient, Shape, count
 from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Gradient, Shape, count
 from tfdist.compression.quantizer import Quantizer
 from tfdist.native.encoding import SIGNS, Encoding
 

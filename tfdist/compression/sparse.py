@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist import native
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.carried import CarriedCodec
-from tfdist.compression.codec import Gradient, Shape, count
+from tfdist.compression.gradient import Gradient, Shape, count
 
 _ROW_BITS = 64
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from tfdist.compression.codec import Kept
+from tfdist.compression.gradient import Kept
 from tfdist.internals.tensorflow import ResourceVariable
 
 First = Callable[[str, tuple[int, ...]], tf.Tensor]

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from tfdist.compression.codec import Gradient
+from tfdist.compression.gradient import Gradient
 from tfdist.compression.sparse import Sparsifier
 
 

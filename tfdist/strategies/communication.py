@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -16,6 +17,7 @@ from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.exchange import Exchange
 from tfdist.compression.policy import Policy
+from tfdist.compression.sharing import Sharing
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
 from tfdist.strategies.group import Group
@@ -151,30 +153,47 @@ def replica_communicators(
 def make_compressor(
     group: Group, policy: Policy | None, devices: list[str], workers: Communicator
 ) -> Compressor | None:
-    """What compresses the gradients; None where nothing is to be compressed, or nobody is there.
+    """What compresses the gradients; None where the workers are one, or cannot compress.
+
+    Args:
+        group: the workers; all of them call this.
+        policy: what this worker was asked to compress; None for nothing, so far.
+        devices: of this worker's replicas.
+        workers: the communicator with one participant per worker.
 
     Raises:
         ProgramMismatchError: the workers are to compress in different ways.
-        UnsupportedError: these workers' gradients cannot be compressed.
+        UnsupportedError: there is a policy, and these workers cannot compress.
     """
-    group.agree("compression", repr(policy))
-    if policy is None or group.topology.size == 1:
-        return None
     if not isinstance(workers, NativeCommunicator):
-        raise UnsupportedError(
-            "Compression needs the native collectives, and these workers use TensorFlow's. See "
-            "`tfdist doctor`, or leave `compression` out."
-        )
-    if len(devices) > 1:
-        raise UnsupportedError(
-            f"Compression needs workers with one device each. This one has {len(devices)}. Start "
-            "a worker for each device, or leave `compression` out."
-        )
+        group.agree("compression", repr(policy))
+        if policy is not None and group.topology.size > 1:
+            raise UnsupportedError(
+                "Compression needs the native collectives, and these workers use TensorFlow's. "
+                "See `tfdist doctor`, or leave `compression` out."
+            )
+        return None
 
-    def make_exchange(within_hosts: bool) -> Exchange:
-        return Exchange(workers, within_hosts=within_hosts, split=group.native_part)
+    def make_exchanges(within_hosts: bool) -> list[Exchange]:
+        def split(name: str, members: list[int], *, suffix: str = "") -> NativeCommunicator | None:
+            return group.native_part(f"{name}{suffix}", members)
 
-    return Compressor(policy, make_exchange, devices[0])
+        if len(devices) == 1:
+            return [Exchange(workers, within_hosts=within_hosts, split=split)]
+        return [
+            Exchange(
+                group.native(f"device {i}"),
+                within_hosts=within_hosts,
+                devices=Sharing(local, len(devices), i),
+                split=functools.partial(split, suffix=f", device {i}"),
+            )
+            for i, local in enumerate(group.native_devices(devices))
+        ]
+
+    def agree(policy: Policy | None) -> None:
+        group.agree("compression", repr(policy))
+
+    return Compressor(policy, make_exchanges, devices, agree)
 
 
 def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:

@@ -124,12 +124,20 @@ class Group:
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
+    def sent_and_received(self) -> tuple[int, int]:
+        """Bytes that this worker has written to and read from other hosts so far."""
+        traffic = [communicator.traffic() for communicator in self._communicators()]
+        return sum(t.sent_bytes for t in traffic), sum(t.received_bytes for t in traffic)
+
     def close(self) -> None:
         """Leaves the group, as the end of the process does."""
-        parts = [part for part in self._parts.values() if part is not None]
-        for communicator in (*self._native.values(), *parts, *self._devices):
+        for communicator in self._communicators():
             communicator.close()
         self.session.close()
+
+    def _communicators(self) -> list[NativeCommunicator]:
+        parts = [part for part in self._parts.values() if part is not None]
+        return [*self._native.values(), *parts, *self._devices]
 
     def _lose(self, message: str) -> None:
         self._loss = message

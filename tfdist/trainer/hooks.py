@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import functools
 
-from tfdist.trainer import calls, files, loops, losses, noise, older_keras, optimizers, writers
+from tfdist.trainer import (
+    adapting,
+    calls,
+    files,
+    loops,
+    losses,
+    noise,
+    older_keras,
+    optimizers,
+    writers,
+)
 
 
 @functools.cache
@@ -16,5 +26,6 @@ def install() -> None:
     optimizers.install()
     loops.install()
     calls.install()
+    adapting.install()
     files.install()
     writers.install()

@@ -15,6 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.step import Step, current_step
@@ -91,6 +92,11 @@ def _prepared(apply: Any) -> Any:
     @functools.wraps(apply)
     def apply_prepared(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         compressor = _compressor()
+        if compressor is not None and tf.distribute.get_strategy().extended._use_merge_call():
+            raise UnsupportedError(
+                "Gradients of several devices per worker cannot be compressed eagerly. Compile "
+                "the model with run_eagerly=False, or leave `compression` out."
+            )
         if compressor is not None and (self.built or trainable_variables is not None):
             if not self.built:
                 self.build(list(trainable_variables))
@@ -104,7 +110,8 @@ def _prepared(apply: Any) -> Any:
 def _compressor() -> Any:
     if not _in_replica():
         return None
-    return tf.distribute.get_strategy().extended.compressor
+    compressor = tf.distribute.get_strategy().extended.compressor
+    return compressor if compressor is not None and compressor.active else None
 
 
 def _not_finite_together(gradients: Any) -> list[Any]:
@@ -161,7 +168,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         present = _weigh(step, optimizer, present)
     context = tf.distribute.get_replica_context()
     exact = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-    compressor = context.strategy.extended.compressor
+    compressor = _compressor()
     if compressor is None or not variables:
         sums = iter(exact(present))
     else:

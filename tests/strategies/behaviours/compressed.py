@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest.mock
 from typing import Any
 
 import keras
@@ -10,11 +11,21 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
-from tfdist.compression import CODECS, Policy
+from tfdist.compression import CODECS, Auto, OneBit, Policy
+from tfdist.compression import auto as auto_module
+from tfdist.compression.measuring import Measurement
+from tfdist.compression.registry import name_of
+from tfdist.trainer import adapting
 
 
-def _strategy(name: str, **settings: Any) -> Any:
-    policy = Policy(CODECS[name](), smallest=0, within_hosts=True, **settings)
+def _codec(name: str) -> Any:
+    """Settings for a few steps of a small model without momentum."""
+    settings = {"dgc": {"momentum": 0}, "randomk": {"ratio": 0.25}}
+    return CODECS[name](**settings.get(name, {}))
+
+
+def _strategy(name: str, *, within_hosts: bool = True, **settings: Any) -> Any:
+    policy = Policy(_codec(name), smallest=0, within_hosts=within_hosts, **settings)
     return tfdist.MultiWorkerMirroredStrategy(compression=policy)
 
 
@@ -34,6 +45,96 @@ def exact(strategy):
     x, y = rows(96)
     model = compile_mlp(strategy)
     return outcome(model, fit(model, x, y, batch_size=16, epochs=4))
+
+
+def from_host_to_host(strategy, name):
+    """The codec where it belongs: between hosts alone."""
+    x, y = rows(96)
+    model = compile_mlp(_strategy(name, within_hosts=False))
+    traffic = tfdist.callbacks.TrafficLogger()
+    history = fit(model, x, y, batch_size=16, epochs=4, callbacks=[traffic])
+    sent = model.distribute_strategy.extended.group.sent_and_received()[0]
+    return {**outcome(model, history), "sent": history["sent_bytes"], "in_all": sent}
+
+
+def scheduled(strategy):
+    x, y = rows(96)
+    model = compile_mlp(strategy)
+    first = Policy(CODECS["onebit"](), smallest=0, within_hosts=True)
+    second = Policy(CODECS["topk"](), smallest=0, within_hosts=True)
+    schedule = tfdist.callbacks.CompressionSchedule({1: first, 2: second, 4: None})
+    names, kept = [], []
+
+    def look(epoch, logs):
+        names.append(strategy.extended.compressor.chosen)
+        kept.append(_errors(model) if epoch else [])
+
+    look_each = keras.callbacks.LambdaCallback(on_epoch_end=look)
+    history = fit(model, x, y, batch_size=16, epochs=5, callbacks=[schedule, look_each])
+    strategy.extended.compressor.change(None)
+    return {**outcome(model, history), "names": names, "kept": kept}
+
+
+def scheduled_differently(strategy):
+    x, y = rows(32)
+    model = compile_mlp(strategy)
+    name = "int8" if strategy.extended.worker_rank else "onebit"
+    schedule = tfdist.callbacks.CompressionSchedule({0: name})
+    try:
+        fit(model, x, y, batch_size=16, epochs=1, callbacks=[schedule])
+    except tfdist.errors.ProgramMismatchError as error:
+        return str(error)
+    return "no error"
+
+
+def chosen_by_measurement(strategy, candidates):
+    x, y = rows(96)
+    auto = Auto(tuple(_codec(name) for name in candidates))
+    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(auto, smallest=0))
+    model = compile_mlp(chosen)
+    history = fit(model, x, y, batch_size=16, epochs=4)
+    choice = chosen.extended.compressor.choice
+    seconds = {name_of(codec): s for codec, s in choice.measurement.seconds.items()}
+    return {
+        **outcome(model, history),
+        "chosen": chosen.extended.compressor.chosen,
+        "seconds": seconds,
+        "again": choice.reconsider(),
+    }
+
+
+def links_that_change(strategy):
+    """What a probe finds is made up, and so the choice is made again, in an epoch's beginning."""
+    x, y = rows(96)
+    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(Auto(), smallest=0))
+    model = compile_mlp(chosen)
+    found = [
+        Measurement({None: 1e-3, OneBit(): 2e-3}, 1e-3),
+        Measurement({None: 4e-3, OneBit(): 2e-3}, 4e-3),
+    ]
+    names = []
+    look = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda epoch, logs: names.append(chosen.extended.compressor.chosen)
+    )
+    with (
+        unittest.mock.patch.object(adapting, "_SECONDS", 0.0),
+        unittest.mock.patch.object(auto_module, "probe", side_effect=[1.1e-3, 4e-3, 4e-3, 3e-3]),
+        unittest.mock.patch.object(auto_module, "measure", side_effect=found),
+    ):
+        history = fit(model, x, y, batch_size=16, epochs=4, callbacks=[look])
+    return {**outcome(model, history), "names": names, "errors": _errors(model)}
+
+
+def eagerly(strategy):
+    x, _ = rows(32)
+    with _strategy("int8").scope():
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
+        model.compile("sgd", "mse", run_eagerly=True)
+    try:
+        fit(model, x[:, :8], np.zeros((32, 3)), batch_size=16, epochs=1)
+    except tfdist.errors.UnsupportedError as error:
+        return str(error)
+    return "no error"
 
 
 def warmup(strategy, steps):

@@ -1,0 +1,120 @@
+"""Chooses a codec, or none, by what the gradients of a step take on these links."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from tfdist.cluster.progress import say
+from tfdist.compression.codec import Codec
+from tfdist.compression.exchange import Exchange
+from tfdist.compression.gradient import Shape, count
+from tfdist.compression.int8 import Int8
+from tfdist.compression.measuring import Measurement, measure, probe
+from tfdist.compression.onebit import OneBit
+from tfdist.compression.powersgd import PowerSGD
+from tfdist.compression.topk import TopK
+
+# A milder codec is taken where it is nearly as fast as the fastest.
+_NEARLY = 1.1
+# The sum without any, where it is not much slower: beside it stands what the step computes.
+_NONE_NEARLY = 1.3
+# A link has changed that is so many times as fast or as slow.
+_CHANGED = 2.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto:
+    """What `compression="auto"` stands for: the fastest of some codecs and none, as measured.
+
+    Before the first step, all workers sum a sample of the model's gradients by each, on the links
+    as they are and on their own processors, and take the one that is the fastest on the slowest
+    worker; or a milder one that is nearly as fast. None is taken unless a codec saves a quarter of
+    the time, and a codec whose sums are not the same on all workers is not. When an epoch begins
+    and the links have become twice as fast or as slow, they measure again.
+
+    Args:
+        candidates: the codecs, the mildest first.
+
+    Raises:
+        ValueError: the candidates are no tuple of codecs.
+    """
+
+    candidates: tuple[Codec, ...] = (Int8(), PowerSGD(), OneBit(), TopK())
+
+    def __post_init__(self) -> None:
+        fits = isinstance(self.candidates, tuple)
+        if not fits or not all(isinstance(codec, Codec) for codec in self.candidates):
+            raise ValueError(
+                f"`candidates` is a tuple of codecs. Received: {self.candidates!r}. Write "
+                "(tfdist.compression.Int8(), tfdist.compression.TopK())."
+            )
+
+
+class Choice:
+    """A choice among codecs, the same on all workers, who make it together.
+
+    Args:
+        auto: among what.
+        exchange: the way to the other workers.
+        device: the replica's.
+
+    Attributes:
+        codec: what was chosen; None for none, and before.
+        measurement: why; None before.
+    """
+
+    def __init__(self, auto: Auto, exchange: Exchange, device: str) -> None:
+        self.codec: Codec | None = None
+        self.measurement: Measurement | None = None
+        self._auto, self._exchange, self._device = auto, exchange, device
+        self._shapes: list[Shape] = []
+
+    def make(self, shapes: list[Shape]) -> None:
+        """Chooses, for gradients of these shapes, unless that is done."""
+        if self.measurement is None and shapes:
+            self._shapes = shapes
+            with tf.init_scope():
+                self._measure()
+
+    def reconsider(self) -> bool:
+        """Chooses again where the links have changed; whether something else is chosen now."""
+        if self.measurement is None:
+            return False
+        before, link = self.codec, probe(self._exchange)
+        if 1 / _CHANGED < link / self.measurement.link_seconds < _CHANGED:
+            return False
+        self._measure()
+        return self.codec != before
+
+    def _measure(self) -> None:
+        contenders = (None, *self._auto.candidates)
+        self.measurement = measure(self._exchange, contenders, self._shapes, self._device)
+        seconds = self.measurement.seconds
+        fastest = min(seconds.values())
+        self.codec = next(
+            codec
+            for codec in contenders
+            if codec in seconds
+            and seconds[codec] <= fastest * (_NONE_NEARLY if codec is None else _NEARLY)
+        )
+        if self._exchange.workers.rank == 0:
+            say(self._explanation())
+
+    def _explanation(self) -> str:
+        assert self.measurement is not None
+        megabytes = 4e-6 * sum(map(count, self._shapes))
+        times = ", ".join(
+            f"{name_of(codec)} {1e3 * seconds:.1f} ms"
+            for codec, seconds in self.measurement.seconds.items()
+        )
+        return (
+            f"compression: {name_of(self.codec)} is chosen; the {megabytes:.1f} MB of gradients of "
+            f"a step take: {times}."
+        )
+
+
+def name_of(codec: Codec | None) -> str:
+    """How a codec is called in messages."""
+    return "none" if codec is None else type(codec).__name__

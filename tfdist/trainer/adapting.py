@@ -1,0 +1,65 @@
+"""Lets a choice of codec follow the links while a model is trained."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from typing import Any
+
+import keras
+
+from tfdist.internals.keras import TensorFlowTrainer
+from tfdist.trainer.calls import is_ours
+
+_SECONDS = 30.0
+
+
+def install() -> None:
+    """Makes `fit` ask, when an epoch begins, whether the links have changed."""
+    fit = TensorFlowTrainer.fit
+    signature = inspect.signature(fit)
+
+    @functools.wraps(fit)
+    def fit_adapting(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(self) or not _chooses(self):
+            return fit(self, *args, **kwargs)
+        bound = signature.bind(self, *args, **kwargs)
+        given = bound.arguments.get("callbacks")
+        if isinstance(given, keras.callbacks.CallbackList):
+            given.append(FollowLinks())
+        else:
+            several = [] if given is None else list(given) if _is_list(given) else [given]
+            bound.arguments["callbacks"] = [*several, FollowLinks()]
+        return fit(*bound.args, **bound.kwargs)
+
+    TensorFlowTrainer.fit = fit_adapting
+
+
+def _is_list(callbacks: Any) -> bool:
+    return isinstance(callbacks, (list, tuple))
+
+
+def _chooses(model: Any) -> bool:
+    compressor = model.distribute_strategy.extended.compressor
+    return compressor is not None and compressor.choice is not None
+
+
+class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
+    """Probes the links when an epoch begins, twice a minute at most; all workers together."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last = time.monotonic()
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        extended = self.model.distribute_strategy.extended
+        choice = extended.compressor.choice
+        if choice is None:
+            return  # A schedule has taken over.
+        due = str(time.monotonic() - self._last >= _SECONDS)
+        if extended.group.exchange("whether to probe the links", due)[0] != str(True):
+            return
+        self._last = time.monotonic()
+        if choice.reconsider():
+            self.model.make_train_function(force=True)
