@@ -107,11 +107,11 @@ class Choice:
         megabytes = 4e-6 * sum(map(count, self._shapes))
         times = ", ".join(
             f"{name_of(codec)} {1e3 * seconds:.1f} ms"
-            for codec, seconds in self.measurement.seconds.items()
+            for codec, seconds in sorted(self.measurement.seconds.items(), key=lambda item: item[1])
         )
         return (
-            f"compression: {name_of(self.codec)} is chosen; the {megabytes:.1f} MB of gradients of "
-            f"a step take: {times}."
+            f"tfdist: compression: {name_of(self.codec)} is chosen. A step's {megabytes:.1f} MB of "
+            f"gradients take: {times}."
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -18,10 +19,14 @@ from tfdist.compression.state import State
 
 _PROBE_VALUES = 64 << 10
 _PROBES = 5
-_ROUNDS = 4
-# A sample of the gradients is summed: so many bytes that it takes about so long without a codec.
-_SAMPLE_SECONDS = 0.25
-_LEAST_BYTES, _MOST_BYTES = 1 << 20, 32 << 20
+_TURNS = 3
+# Of each codec in a turn, without a pause: a link may let the first bytes pass faster than others.
+_RUNS = 3
+_SAMPLE_VALUES = 8 << 20
+# The plain sum is measured by one that takes so long, or is as large as the sample.
+_PLAIN_SECONDS = 0.2
+# Who needs so many times what the fastest takes, for its bytes alone, is not tried.
+_HOPELESS = 1.5
 
 
 @dataclass(frozen=True)
@@ -29,8 +34,8 @@ class Measurement:
     """What was measured, the same on all workers.
 
     Attributes:
-        seconds: for each codec what the gradients of a step take on the slowest worker. One whose
-            sums differ between workers is missing.
+        seconds: for each codec what the gradients of a step take on the slowest worker, or at least
+            take where it cannot be the fastest. One whose sums differ between workers is missing.
         link_seconds: what a small sum without a codec takes.
     """
 
@@ -51,7 +56,7 @@ def probe(exchange: Exchange) -> float:
 def measure(
     exchange: Exchange, codecs: Sequence[Codec | None], shapes: Sequence[Shape], device: str
 ) -> Measurement:
-    """Sums a sample of gradients by each codec, in turns; all workers call this together.
+    """Sums gradients by each codec, in turns; all workers call this together.
 
     Args:
         exchange: the way to the other workers.
@@ -60,28 +65,55 @@ def measure(
         device: of the replica.
     """
     link = probe(exchange)
-    bytes_ = _SAMPLE_SECONDS / link * _PROBE_VALUES * 4
-    sample = _sample(shapes, int(min(max(bytes_, _LEAST_BYTES), _MOST_BYTES)) // 4)
-    scale = sum(map(count, shapes)) / sum(map(count, sample))
-    sums = [_Sum(exchange, codec, sample, device) for codec in codecs]
-    taken: list[list[float]] = [[] for _ in codecs]
-    marks: list[int] = [0 for _ in codecs]
-    for turn in range(1 + _ROUNDS):
-        for i, run in enumerate(sums):
-            seconds, marks[i] = _time(exchange, run)
-            if turn:
-                taken[i].append(seconds)
-    medians = _slowest(exchange, [median(times) for times in taken])
-    everyones = exchange.workers.all_gather(tf.constant([marks], tf.int64)).numpy()
+    sample = _sample(shapes, _SAMPLE_VALUES)
+    plain = _plain_seconds(exchange, sum(map(count, sample)))
+    least = {codec: plain * _share_of_bytes(codec, sample) for codec in codecs}
+    runs: dict[Codec | None, _Sum] = {}
+    fastest = float("inf")
+    for codec in sorted(codecs, key=lambda codec: least[codec]):
+        if least[codec] > _HOPELESS * fastest:
+            continue
+        runs[codec] = _Sum(exchange, codec, sample, device)
+        _time(exchange, runs[codec])  # The first one makes the memory.
+        fastest = min(fastest, *_slowest(exchange, [_time(exchange, runs[codec])[0]]))
+    taken: dict[Codec | None, list[float]] = {codec: [] for codec in runs}
+    marks = dict.fromkeys(runs, 0)
+    for _ in range(_TURNS):
+        for codec, run in runs.items():
+            seconds, marks[codec] = _time(exchange, run, times=_RUNS)
+            taken[codec].append(seconds)
+    medians = _slowest(exchange, [median(times) for times in taken.values()])
+    everyones = exchange.workers.all_gather(tf.constant([list(marks.values())], tf.int64)).numpy()
     agreed = np.all(everyones == everyones[0], axis=0)
-    return Measurement(
-        {
-            codec: scale * seconds
-            for codec, seconds, equal in zip(codecs, medians, agreed, strict=True)
-            if equal
-        },
-        link,
+    seconds_of = {**least, **dict(zip(runs, medians, strict=True))}
+    for codec, equal in zip(runs, agreed, strict=True):
+        if not equal:
+            del seconds_of[codec]
+    scale = sum(map(count, shapes)) / sum(map(count, sample))
+    return Measurement({codec: scale * s for codec, s in seconds_of.items()}, link)
+
+
+def _plain_seconds(exchange: Exchange, values: int) -> float:
+    """What a sum of so many values takes without a codec, from one that may be of fewer."""
+    some = min(values, _PROBE_VALUES)
+    while True:
+        tensor = tf.zeros([some])
+        run = functools.partial(exchange.workers.all_reduce, [tensor])
+        (seconds,) = _slowest(exchange, [_time(exchange, run)[0]])
+        if seconds >= _PLAIN_SECONDS or some == values:
+            return seconds * values / some
+        some = min(values, 4 * some)
+
+
+def _share_of_bytes(codec: Codec | None, shapes: Sequence[Shape]) -> float:
+    """What crosses the network with a codec, over what does without, as its formula has it."""
+    if codec is None:
+        return 1.0
+    bits = sum(
+        count(shape) * (codec.bits_per_value(shape) if codec.compresses(shape) else 32)
+        for shape in shapes
     )
+    return bits / (32 * sum(map(count, shapes)))
 
 
 class _Sum:
@@ -118,12 +150,15 @@ class _Sum:
         return sums
 
 
-def _time(exchange: Exchange, run: Callable[[], list[tf.Tensor]]) -> tuple[float, int]:
-    """Seconds, and a mark that is another one for other results."""
+def _time(
+    exchange: Exchange, run: Callable[[], list[tf.Tensor]], times: int = 1
+) -> tuple[float, int]:
+    """Seconds of a run, and a mark that is another one for other results."""
     exchange.workers.all_reduce([tf.zeros([1])])  # Together.
     begin = time.perf_counter()
-    arrays = [total.numpy() for total in run()]
-    seconds = time.perf_counter() - begin
+    for _ in range(times):
+        arrays = [total.numpy() for total in run()]
+    seconds = (time.perf_counter() - begin) / times
     mark = 0
     for array in arrays:
         mark = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, mark)
