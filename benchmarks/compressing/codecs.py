@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from tfdist.compression import CODECS, Codec
+from compressing.quiet import without_tensorflows_words
+
+with without_tensorflows_words():
+    from tfdist.compression import CODECS, Codec
 
 NONE = "none"
 AUTO = "auto"

@@ -9,9 +9,17 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
+from tfdist.collective.native_communicator import open_local_communicators
 from tfdist.compression import Codec, Quantizer
+from tfdist.compression.carried import CarriedCodec
+from tfdist.compression.gradient import Gradient
+from tfdist.compression.sparse import Sparsifier, scatter
+from tfdist.compression.state import State
+from tfdist.options import Options
 
+SHAPE = (1024, 2048)
 VALUES = 1 << 21
 REPETITIONS = 15
 
@@ -31,9 +39,33 @@ def measure_speed(codec: Codec | None) -> Speed:
         codec: None where there is nothing to encode.
 
     Returns:
-        The medians of some repetitions; unknown for a codec that does not encode value by value.
+        The medians of some repetitions. A codec that sums what it sends has both in one, as the
+        time to encode.
     """
-    return _of_quantizer(codec) if isinstance(codec, Quantizer) else Speed()
+    if isinstance(codec, Quantizer):
+        return _of_quantizer(codec)
+    if isinstance(codec, CarriedCodec):
+        # As in a worker; later than this, TensorFlow has its threads.
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        return _of_carried(codec)
+    return Speed()
+
+
+def _of_carried(codec: CarriedCodec) -> Speed:
+    (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
+    state = State()
+    for name, shape in codec.kept(SHAPE).items():
+        state.make(name, 0, shape, codec.first, alone.host)
+    value = tf.random.stateless_normal(SHAPE, [0, 0])
+    gradient = Gradient(value, 0, state.of(0))
+    step = tf.constant(0, tf.int64)
+    if isinstance(codec, Sparsifier):
+        rows = codec.select([gradient], step, hosts=1)
+        return Speed(
+            _gbs(value.numpy(), lambda: codec.select([gradient], step, hosts=1)),
+            _gbs(value.numpy(), lambda: scatter(rows, [SHAPE])),
+        )
+    return Speed(_gbs(value.numpy(), lambda: codec.sum_of_hosts(alone, [gradient], step)))
 
 
 def _of_quantizer(codec: Quantizer) -> Speed:
