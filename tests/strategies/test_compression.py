@@ -65,6 +65,16 @@ def test_what_is_excluded_is_exact(exact):
         assert result["errors"] == []
 
 
+@pytest.mark.parametrize("compressed", [False, True])
+def test_sparse_gradients_are_exact_unless_asked(compressed):
+    results = run("2", "sparse", compressed)
+    check_equal(results)
+    sizes = sorted(error.size for error in results[0]["errors"])
+    assert sizes == ([8 * 3, 50 * 8] if compressed else [8 * 3])
+    loss = results[0]["history"]["loss"]
+    assert loss[-1] < loss[0]
+
+
 def test_in_ways_of_keras():
     results = run("2", "in_ways_of_keras")
     for name in results[0]:

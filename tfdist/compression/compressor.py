@@ -89,22 +89,26 @@ class Compressor:
         """The name of the codec in use, or `"none"`."""
         return name_of(self.codec)
 
-    def prepare(self, optimizer: Any, variables: Sequence[Any]) -> None:
+    def prepare(self, optimizer: Any, variables: Sequence[Any], sparse: Sequence[Any]) -> None:
         """Makes what the optimizer's gradients need, before any conditional is traced.
 
         Args:
             optimizer: a Keras optimizer; what is kept becomes its attribute `compression_state`.
             variables: all Keras variables that it trains.
+            sparse: those whose gradients are sparse.
 
         Raises:
             ValueError: the codec does not go with the optimizer.
         """
         if self._policy is None or not self.active:
             return
-        chosen = [v for v in variables if self._policy.compresses(v)]
-        self._numbers[optimizer] = {id(v): number for number, v in enumerate(chosen)}
+        left_out = set() if self._policy.sparse else {id(v) for v in sparse}
+        # A number stays with its variable, whatever the gradients are.
+        known = [v for v in variables if self._policy.compresses(v)]
+        chosen = {n: v for n, v in enumerate(known) if id(v) not in left_out}
+        self._numbers[optimizer] = {id(v): number for number, v in chosen.items()}
         if self._choice is not None:
-            self._choice.make([tuple(v.shape) for v in chosen])
+            self._choice.make([tuple(v.shape) for v in chosen.values()])
         codec = self.codec
         if codec is None:
             return
@@ -114,7 +118,7 @@ class Compressor:
         if not hasattr(optimizer, "compression_state"):
             optimizer.compression_state = State()
         exchange, device = self._here()
-        for number, variable in enumerate(chosen):
+        for number, variable in chosen.items():
             shape = tuple(variable.shape)
             carries = exchange.devices if codec.kept_by_all else exchange
             if codec.compresses(shape) and carries.carries(number):
@@ -141,11 +145,11 @@ class Compressor:
         rest: list[int] = []
         for i, (gradient, variable) in enumerate(zip(gradients, variables, strict=True)):
             number = numbers.get(id(variable))
-            sparse = isinstance(gradient, tf.IndexedSlices)
-            if codec is None or number is None or sparse or not codec.compresses(variable.shape):
+            if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
                 rest.append(i)
             else:
-                mine[i] = Gradient(gradient, number, optimizer.compression_state.of(number))
+                dense = tf.convert_to_tensor(gradient)
+                mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
             totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)

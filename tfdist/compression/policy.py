@@ -15,8 +15,8 @@ from tfdist.compression.codec import Codec
 class Policy:
     """What is compressed by which codec; everything else is summed exactly.
 
-    Gradients of vectors and scalars (biases, normalisation), of few values, of other types than
-    float32, and sparse ones (`tf.IndexedSlices`) stay exact.
+    Gradients of vectors and scalars (biases, normalisation), of few values and of other types than
+    float32 stay exact, and so do sparse ones (`tf.IndexedSlices`) unless `sparse` is set.
 
     Args:
         codec: for all gradients that are compressed, or `Auto()`, which chooses one.
@@ -25,6 +25,7 @@ class Policy:
         smallest: a gradient of fewer values stays exact.
         warmup_steps: the optimizer's first steps, all of them exact; or the codec's, if more.
         within_hosts: compress also between the workers of one machine, to try a codec there.
+        sparse: compress sparse gradients as well, as dense ones; the optimizer gets them dense.
 
     Raises:
         ValueError: an expression or a number is not valid.
@@ -40,6 +41,7 @@ class Policy:
     smallest: int = 4096
     warmup_steps: int = 0
     within_hosts: bool = False
+    sparse: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.exclude, tuple):
@@ -59,7 +61,7 @@ class Policy:
                 raise ValueError(f"`{name}` is 0 or more. Received: {getattr(self, name)}.")
 
     def compresses(self, variable: Any) -> bool:
-        """Whether a variable's gradient is compressed, unless it is sparse.
+        """Whether a variable's gradient is compressed, if it is dense.
 
         Args:
             variable: of Keras; its path is such as `"layer/kernel"`.

@@ -101,7 +101,10 @@ def _prepared(apply: Any) -> Any:
             if not self.built:
                 self.build(list(trainable_variables))
             own = getattr(self, "inner_optimizer", self)
-            compressor.prepare(own, own._trainable_variables)
+            grads = list(grads)
+            given = zip(grads, trainable_variables or own._trainable_variables, strict=False)
+            sparse = [v for g, v in given if isinstance(g, tf.IndexedSlices)]
+            compressor.prepare(own, own._trainable_variables, sparse)
         return apply(self, grads, trainable_variables)
 
     return apply_prepared

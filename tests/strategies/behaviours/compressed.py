@@ -137,6 +137,19 @@ def eagerly(strategy):
     return "no error"
 
 
+def sparse(strategy, compressed):
+    """A model with an embedding: what of it is kept, and its weights."""
+    chosen = _strategy("onebit", sparse=compressed)
+    with chosen.scope():
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Embedding(50, 8), keras.layers.Dense(3)]
+        )
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+    tokens = np.random.default_rng(0).integers(0, 50, (32, 4))
+    history = fit(model, tokens, np.ones((32, 4, 3)), batch_size=16, epochs=3)
+    return {**outcome(model, history), "errors": _errors(model)}
+
+
 def warmup(strategy, steps):
     x, y = rows(96)
     model = compile_mlp(_strategy("onebit", warmup_steps=steps))
