@@ -104,6 +104,20 @@ def test_checkpoint(tmp_path):
         assert all(map(np.array_equal, errors, errors_again))
 
 
+@pytest.mark.parametrize("kind", ["keras", "weights.h5"])
+def test_resumes_from_files(tmp_path, kind):
+    for whole, again, errors, errors_again in run("2", "resumed_from_files", str(tmp_path), kind):
+        assert all(map(np.array_equal, whole, again))
+        assert all(error.any() for error in errors)
+        assert all(map(np.array_equal, errors, errors_again))
+
+
+def test_resumes_without_what_was_kept(tmp_path):
+    for said, unchanged in run("2", "resumed_without", str(tmp_path)):
+        assert "belongs to other weights" in said[0] and "is not there" in said[1]
+        assert unchanged
+
+
 @pytest.mark.parametrize("name", ["onebit", "topk", "powersgd", "randomk"])
 @pytest.mark.parametrize("group", ["3 on 2 hosts", "4 on 2 hosts"])
 def test_hosts_of_several_workers(exact, group, name):

@@ -89,6 +89,10 @@ class Compressor:
         """The name of the codec in use, or `"none"`."""
         return name_of(self.codec)
 
+    def keeps(self) -> bool:
+        """Whether the codec in use keeps anything from step to step."""
+        return self.codec is not None and bool(self.codec.kept((64, 64)))
+
     def prepare(self, optimizer: Any, variables: Sequence[Any], sparse: Sequence[Any]) -> None:
         """Makes what the optimizer's gradients need, before any conditional is traced.
 

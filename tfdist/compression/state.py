@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.compression.gradient import Kept
@@ -23,6 +25,7 @@ class State(tf.Module):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__(name="compression_state")
         self._names: list[str] = []
+        self._loaded = _Untracked({})
 
     def make(
         self, name: str, number: int, shape: tuple[int, ...], first: First, device: str
@@ -33,7 +36,7 @@ class State(tf.Module):  # type: ignore[misc]
             name: what it is.
             number: of the gradient that it belongs to.
             shape: of the variable.
-            first: gives it its first value.
+            first: gives it its first value, unless one was loaded.
             device: that it is on.
         """
         if name not in self._names:
@@ -42,13 +45,40 @@ class State(tf.Module):  # type: ignore[misc]
         variables, key = getattr(self, name), str(number)
         if key in variables and tuple(variables[key].shape) == shape:
             return
+        loaded = self._loaded.value.pop(f"{name}/{number}", None)
+        fits = loaded is not None and loaded.shape == shape
         # Not mirrored by a strategy in scope.
         with tf.init_scope(), tf.device(device):
+            value = tf.constant(loaded, tf.float32) if fits else first(name, shape)
             variables[key] = ResourceVariable(
-                first(name, shape), trainable=False, name=f"compression_{name}_{number}"
+                value, trainable=False, name=f"compression_{name}_{number}"
             )
 
     def of(self, number: int) -> Kept:
         """The variables of a gradient, by what they are."""
         found = {name: getattr(self, name).get(str(number)) for name in self._names}
         return {name: variable for name, variable in found.items() if variable is not None}
+
+    def values(self) -> dict[str, np.ndarray[Any, Any]]:
+        """All values, by what they are and the gradients' numbers: `error/0`."""
+        return {
+            f"{name}/{number}": variable.numpy()
+            for name in self._names
+            for number, variable in getattr(self, name).items()
+        }
+
+    def load(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
+        """Sets variables to what `values` gave, those too that are made later."""
+        self._loaded.value = dict(values)
+        for name in self._names:
+            for number, variable in getattr(self, name).items():
+                value = self._loaded.value.pop(f"{name}/{number}", None)
+                if value is not None and value.shape == tuple(variable.shape):
+                    variable.assign(value)
+
+
+class _Untracked:
+    """Keeps something out of checkpoints."""
+
+    def __init__(self, value: dict[str, np.ndarray[Any, Any]]) -> None:
+        self.value = value

@@ -7,6 +7,7 @@ import functools
 from tfdist.trainer import (
     adapting,
     calls,
+    compression_files,
     files,
     loops,
     losses,
@@ -28,4 +29,5 @@ def install() -> None:
     calls.install()
     adapting.install()
     files.install()
+    compression_files.install()
     writers.install()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import unittest.mock
 from typing import Any
 
@@ -15,7 +16,7 @@ from tfdist.compression import CODECS, Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
 from tfdist.compression.measuring import Measurement
 from tfdist.compression.registry import name_of
-from tfdist.trainer import adapting
+from tfdist.trainer import adapting, compression_files
 
 
 def _codec(name: str) -> Any:
@@ -245,6 +246,47 @@ def checkpoint(strategy, folder):
     tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(path).assert_consumed()
     fit(again, x, y, **settings)
     return whole.get_weights(), again.get_weights(), _errors(whole), _errors(again)
+
+
+def resumed_from_files(strategy, folder, kind):
+    """The same from the chief's file, and what each worker has written beside it."""
+    x, y = rows(96)
+    settings = {"batch_size": 16, "epochs": 1, "shuffle": False}
+    whole = compile_mlp(_strategy("onebit"))
+    fit(whole, x, y, **settings)
+    path = f"{folder}/model.{kind}"
+    whole.save(path) if kind == "keras" else whole.save_weights(path)
+    fit(whole, x, y, **settings)
+
+    chosen = _strategy("onebit")
+    if kind == "keras":
+        with chosen.scope():
+            again = keras.models.load_model(path)
+    else:
+        again = compile_mlp(chosen)
+        again.optimizer.build(again.trainable_variables)
+        again.load_weights(path)
+    fit(again, x, y, **settings)
+    return whole.get_weights(), again.get_weights(), _errors(whole), _errors(again)
+
+
+def resumed_without(strategy, folder):
+    """What each worker says where its part is missing, or belongs to other weights."""
+    x, y = rows(96)
+    settings = {"batch_size": 16, "epochs": 1, "shuffle": False}
+    model = compile_mlp(_strategy("onebit"))
+    fit(model, x, y, **settings)
+    model.save_weights(f"{folder}/first.weights.h5")
+    fit(model, x, y, **settings)
+    model.save_weights(f"{folder}/second.weights.h5")
+    part = f"weights.h5.compression-{strategy.extended.worker_rank}-of-2.npz"
+    before = _errors(model)
+    os.replace(f"{folder}/second.{part}", f"{folder}/first.{part}")
+    said = []
+    with unittest.mock.patch.object(compression_files, "say", said.append):
+        model.load_weights(f"{folder}/first.weights.h5")
+        model.load_weights(f"{folder}/second.weights.h5")
+    return said, all(map(np.array_equal, _errors(model), before))
 
 
 def different_codecs(strategy):
