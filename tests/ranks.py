@@ -7,7 +7,6 @@ import importlib
 import json
 import multiprocessing
 import os
-import socket
 import sys
 import time
 import traceback
@@ -17,6 +16,7 @@ from typing import Any
 from tests import certificates
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
+from tfdist.launch.ports import Reservation
 from tfdist.options import NativeOptions
 
 
@@ -49,6 +49,7 @@ class Ranks:
         self._hosts = workers if tls else hosts
         self._tls = tls
         self._processes: list[Any] = []
+        self._ports: Reservation | None = None
 
     def run(self, function: str, *args: Any, timeout: float = 120.0) -> list[Any]:
         """Runs `package.module:function(strategy, *args)` on every rank at once.
@@ -88,7 +89,8 @@ class Ranks:
             with contextlib.suppress(NativeUnavailableError):
                 native.ensure(NativeOptions.from_environment())
         context = multiprocessing.get_context("spawn")
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(max(1, self.workers))]
+        self._ports = Reservation(max(1, self.workers))
+        addresses = [f"127.0.0.1:{port}" for port in self._ports.ports]
         for rank in range(max(1, self.workers)):
             environment = {
                 "CUDA_VISIBLE_DEVICES": "",
@@ -124,6 +126,8 @@ class Ranks:
             process.kill()
             process.join()
         self._processes = []
+        if self._ports:
+            self._ports.close()
 
 
 def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
@@ -158,14 +162,6 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         sys.stdout.flush()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for s in sockets:
-            s.bind(("127.0.0.1", 0))
-        return [s.getsockname()[1] for s in sockets]
 
 
 @contextlib.contextmanager

@@ -125,8 +125,10 @@ def test_hosts_of_several_workers(exact, group, name):
     check_equal(results)
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
     for result in results:
-        assert sum(result["sent"]) <= result["in_all"]
-    assert sum(results[0]["sent"]) > 0
+        assert result["sent"] <= result["in_all"]
+    # Where the core does not carry gradients by itself, a group of one worker per host does.
+    elsewhere = results[0]["in_all"] > results[0]["of_workers"]
+    assert elsewhere or name == "onebit"
 
 
 @pytest.mark.parametrize("name", ["onebit", "topk", "powersgd"])

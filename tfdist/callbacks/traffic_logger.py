@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from tfdist.collective.functions import statistics
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.strategies.extended import ReplicatedExtended
 
@@ -44,4 +45,5 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
             extended.workers, NativeCommunicator
         ):
             return 0, 0
-        return extended.group.sent_and_received()
+        traffic = statistics()
+        return traffic.sent_bytes, traffic.received_bytes

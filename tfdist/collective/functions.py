@@ -7,6 +7,7 @@ collectives makes the communicator `"workers"`, which has one rank for each work
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -208,15 +209,19 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
             native_ops.barrier(group.token, communicator, name)
 
 
-def statistics(communicator: str = _WORKERS) -> Traffic:
-    """What has crossed a communicator's links so far.
+def statistics(communicator: str | None = None) -> Traffic:
+    """What has crossed this process's links so far.
+
+    Args:
+        communicator: a group's name, for its links alone; all groups by default.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
         33554432
     """
-    group = registry.get(communicator)
-    return Traffic(0, 0, 0, 0) if group.size == 1 else group.traffic()
+    groups = registry.every() if communicator is None else [registry.get(communicator)]
+    counts = [dataclasses.astuple(group.traffic()) for group in groups if group.size > 1]
+    return Traffic(*map(sum, zip(*counts, strict=True))) if counts else Traffic(0, 0, 0, 0)
 
 
 def _map(value: Any, communicator: str, collective: Any) -> Any:

@@ -26,3 +26,8 @@ def get(name: str) -> Any:
             "split one."
         )
     return _communicators[name]
+
+
+def every() -> list[Any]:
+    """All communicators that are known."""
+    return list(_communicators.values())

@@ -124,11 +124,6 @@ class Group:
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
-    def sent_and_received(self) -> tuple[int, int]:
-        """Bytes that this worker has written to and read from other hosts so far."""
-        traffic = [communicator.traffic() for communicator in self._communicators()]
-        return sum(t.sent_bytes for t in traffic), sum(t.received_bytes for t in traffic)
-
     def close(self) -> None:
         """Leaves the group, as the end of the process does."""
         for communicator in self._communicators():
