@@ -181,11 +181,16 @@ def test_signum():
     [
         (lambda: TopK(ratio=0), "TopK: `ratio` is above 0 and at most 1. Received: 0"),
         (lambda: RandomK(ratio=1.5), "`ratio` is above 0"),
-        (lambda: Threshold(threshold=-1.0), "`threshold` is positive"),
+        (lambda: Threshold(threshold=-1.0), "`threshold` is a positive"),
         (lambda: DGC(momentum=1.0), "`momentum` is in"),
         (lambda: DGC(clip_norm=0.0), "`clip_norm` is positive"),
         (lambda: DGC(ramp_steps=-1), "`ramp_steps` is 0 or more"),
         (lambda: PowerSGD(rank=0), "`rank` is 1 or more"),
+        (lambda: PowerSGD(rank=1.5), "PowerSGD: `rank` is of type int. Received: 1.5"),
+        (lambda: TopK(ratio="a"), "TopK: `ratio` is of type float. Received: 'a'"),
+        (lambda: DGC(clip_norm="a"), "`clip_norm` is of type float | None".replace("|", "[|]")),
+        (lambda: Threshold(threshold=1e-46), "`threshold` is a positive"),
+        (lambda: Threshold(threshold=float("inf")), "`threshold` is a positive"),
         (lambda: Signum(momentum=-0.1), "`momentum` is in"),
     ],
 )

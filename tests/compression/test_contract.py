@@ -74,7 +74,7 @@ def test_not_finite(name, value):
     def body(rank, member):
         broken = draw(shape, rank)
         if rank == 1:
-            broken[7, 11] = value
+            broken[7:40, 11] = value
         first = member.sum([draw(shape, 10 + rank)], 0)[0]
         second = member.sum([broken], 1)[0]
         return first, second, member.sum([draw(shape, 20 + rank)], 2)[0]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.compression import references
-from tfdist.compression import CODECS, FP16, QSGD, Int8, Quantizer, Signum
+from tfdist.compression import CODECS, FP16, QSGD, Int8, Quantizer, Signum, TernGrad
 
 # Signum encodes as SignSGD does.
 QUANTIZERS = {
@@ -134,12 +134,21 @@ def test_codecs_are_values(name):
 
 
 @pytest.mark.parametrize(
-    ("codec", "words"),
-    [(QSGD(bits=3), "2, 4 or 8 bits"), (FP16(block=12), "multiple of 8"), (Int8(block=0), "block")],
+    ("make", "words"),
+    [
+        (lambda: QSGD(bits=3), "2, 4 or 8 bits"),
+        (lambda: FP16(block=12), "multiple of 8"),
+        (lambda: Int8(block=0), "`block`"),
+        (lambda: Int8(block=8192), "at most 4096"),
+        (lambda: Int8(block=8.0), "Int8: `block` is of type int. Received: 8.0"),
+        (lambda: Int8(stochastic="no"), "`stochastic` is of type bool. Received: 'no'"),
+        (lambda: Int8(warmup_steps=True), "`warmup_steps` is of type int. Received: True"),
+        (lambda: TernGrad(clip=float("nan")), "`clip`"),
+    ],
 )
-def test_wrong_settings(codec, words):
+def test_wrong_settings(make, words):
     with pytest.raises(ValueError, match=words):
-        there(codec, draw(10))
+        make()
 
 
 def test_wrong_arrays():

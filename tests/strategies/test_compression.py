@@ -6,16 +6,17 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal
+from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal, behaviours
 from tfdist.compression import CODECS, Auto, Int8, Policy
 from tfdist.compression.registry import read
 
-COMPRESSED = f"{PACKAGE}.compressed"
+MODULES = ("compressed", "compressed_changes", "compressed_files")
 VOTES = ("signsgd", "signum")
 
 
 def run(group, behaviour, *args):
-    return GROUPS[group].run(f"{COMPRESSED}:{behaviour}", *args)
+    module = next(name for name in MODULES if f"{name}:{behaviour}" in behaviours(name))
+    return GROUPS[group].run(f"{PACKAGE}.{module}:{behaviour}", *args)
 
 
 def check_equal(results):
@@ -102,6 +103,47 @@ def test_checkpoint(tmp_path):
     for whole, again, errors, errors_again in run("2", "checkpoint", str(tmp_path)):
         assert all(map(np.array_equal, whole, again))
         assert all(map(np.array_equal, errors, errors_again))
+
+
+def test_overflow_where_a_worker_has_no_rows():
+    for result in run("2", "overflow_without_rows"):
+        assert result == {"unchanged": True, "scale": 2.0**119}
+
+
+def test_what_is_kept_stays_with_its_variable():
+    for unchanged, same_numbers in run("2", "other_policies"):
+        assert same_numbers
+        assert unchanged == {0: True, 1: False}
+
+
+@pytest.mark.parametrize("group", ["2 hosts", "4 on 2 hosts"])
+def test_what_is_kept_goes_on_to_the_next_codec(group):
+    carried = set()
+    for errors, numbers in run(group, "handed_over"):
+        assert set(errors) == numbers
+        assert all(change == (True, False) for change in errors.values())
+        carried |= numbers
+    assert carried == {0, 1}
+
+
+def test_a_schedule_has_no_memory():
+    for names, as_given in run("2", "schedule_again"):
+        assert names == ["int8", "onebit"] * 2
+        assert as_given
+
+
+def test_keras_list_of_callbacks():
+    assert run("2 hosts", "callback_list") == [1, 1]
+
+
+def test_gradient_of_unknown_shape():
+    for losses in run("2", "gradient_of_unknown_shape"):
+        assert np.isfinite(losses).all()
+
+
+def test_checkpoint_of_the_chief(tmp_path):
+    (_, chiefs), (own, other) = run("2", "checkpoint_of_the_chief", str(tmp_path))
+    assert chiefs and own and not other
 
 
 @pytest.mark.parametrize("kind", ["keras", "weights.h5"])
@@ -228,9 +270,15 @@ def test_what_may_be_passed():
     assert read(None) is None
     assert read("auto") == read(Auto()) == Policy(Auto())
     assert read("int8") == read(Int8()) == read(Policy(Int8())) == Policy(Int8())
-    for wrong in ("int9", 8, Int8):
+    for wrong in ("int9", 8, Int8, ["int8"], np.zeros(3), {}):
         with pytest.raises(ValueError, match="`compression` is one of 'fp16'"):
             read(wrong)
+
+
+@pytest.mark.parametrize("codec", [None, "int8", Int8])
+def test_a_policy_holds_a_codec(codec):
+    with pytest.raises(ValueError, match="`codec` is a codec such as"):
+        Policy(codec)
 
 
 @pytest.mark.parametrize(
@@ -238,7 +286,10 @@ def test_what_may_be_passed():
     [
         ({"exclude": "kernel"}, "tuple of regular expressions"),
         ({"exclude": ("(",)}, "regular expressions"),
+        ({"exclude": ("a", 3)}, "tuple of regular expressions"),
         ({"smallest": -1}, "`smallest` is 0 or more"),
+        ({"smallest": "a"}, "Policy: `smallest` is of type int"),
+        ({"within_hosts": "no"}, "`within_hosts` is of type bool"),
         ({"warmup_steps": -1}, "`warmup_steps` is 0 or more"),
     ],
 )

@@ -7,6 +7,8 @@ from typing import Any
 
 import keras
 
+from tfdist.compression.compressor import Compressor
+from tfdist.compression.policy import Policy
 from tfdist.compression.registry import read
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
@@ -16,7 +18,8 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
     """Compresses gradients in another way from certain epochs on.
 
     What a codec has lost so far goes on to the next one that feeds errors back. Each change makes
-    Keras trace the training step again. In one process it does nothing.
+    Keras trace the training step again. When training ends, the strategy's own compression is back.
+    In one process it does nothing.
 
     Args:
         schedule: from an epoch, counted from 0, to what is used from then on: all that a strategy
@@ -43,24 +46,31 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
                     'it as in {0: None, 1: "int8"}.'
                 )
         self._policies = {epoch: read(schedule[epoch]) for epoch in sorted(schedule)}
-        self._current: Any = _NOTHING
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        begun = [self._policies[e] for e in self._policies if e <= epoch]
-        if not begun or begun[-1] == self._current:
-            return
-        self._current = begun[-1]
+        compressor = self._compressor()
+        if compressor is not None:
+            begun = [policy for first, policy in self._policies.items() if first <= epoch]
+            self._change(compressor, begun[-1] if begun else compressor.given)
+
+    def on_train_end(self, logs: Any = None) -> None:
+        compressor = self._compressor()
+        if compressor is not None:
+            self._change(compressor, compressor.given)
+
+    def _change(self, compressor: Compressor, policy: Policy | None) -> None:
+        if policy != compressor.policy:
+            compressor.change(policy)
+            self.model.make_train_function(force=True)
+
+    def _compressor(self) -> Compressor | None:
         strategy = self.model.distribute_strategy
         extended = None if strategy is None else strategy.extended
         if not isinstance(extended, ReplicatedExtended) or extended.worker_count == 1:
-            return
-        if extended.compressor is None:
+            return None
+        if extended.compressor is None and any(self._policies.values()):
             raise UnsupportedError(
                 "Compression needs the native collectives, and these workers use TensorFlow's. "
                 "See `tfdist doctor`, or leave the schedule out."
             )
-        extended.compressor.change(self._current)
-        self.model.make_train_function(force=True)
-
-
-_NOTHING = object()
+        return extended.compressor

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
@@ -70,11 +71,13 @@ class Choice:
         self.measurement: Measurement | None = None
         self._auto, self._exchange, self._device = auto, exchange, device
         self._shapes: list[Shape] = []
+        self._candidates: list[Codec] = []
 
-    def make(self, shapes: list[Shape]) -> None:
-        """Chooses, for gradients of these shapes, unless that is done."""
+    def make(self, optimizer: Any, shapes: list[Shape]) -> None:
+        """Chooses, for an optimizer's gradients of these shapes, unless that is done."""
         if self.measurement is None and shapes:
             self._shapes = shapes
+            self._candidates = [c for c in self._auto.candidates if not c.objection(optimizer)]
             with tf.init_scope():
                 self._measure()
 
@@ -89,7 +92,7 @@ class Choice:
         return self.codec != before
 
     def _measure(self) -> None:
-        contenders = (None, *self._auto.candidates)
+        contenders = (None, *self._candidates)
         self.measurement = measure(self._exchange, contenders, self._shapes, self._device)
         seconds = self.measurement.seconds
         fastest = min(seconds.values())

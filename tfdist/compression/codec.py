@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.compression.exchange import Exchange
 from tfdist.compression.gradient import Gradient, Shape
+from tfdist.compression.settings import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,15 +31,19 @@ class Codec(abc.ABC):
         on_host: whether it needs the worker's memory; else it runs where the gradients are.
         kept_by_all: whether each worker keeps something of each gradient; else only the one of a
             host that carries it.
+        has_fixed_size: whether what is sent is as large as `bits_per_value` has it; else that is
+            the most.
     """
 
     payload: ClassVar[str]
     on_host: ClassVar[bool] = True
     kept_by_all: ClassVar[bool] = False
+    has_fixed_size: ClassVar[bool] = True
 
     warmup_steps: int = dataclasses.field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
+        check_types(self)
         self._check("`warmup_steps` is 0 or more.", self.warmup_steps, holds=self.warmup_steps >= 0)
 
     @abc.abstractmethod
@@ -73,7 +78,7 @@ class Codec(abc.ABC):
         Args:
             exchange: the way to the other workers.
             gradients: in the order of the forward pass; what is kept of them is brought up to date.
-            step: of the optimizer, an int64 scalar, the same on all workers.
+            step: so many were compressed before, an int64 scalar, the same on all workers.
 
         Returns:
             The sums, bitwise equal on all workers.

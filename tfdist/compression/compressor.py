@@ -12,7 +12,7 @@ from tfdist.compression.auto import Auto, Choice
 from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
 from tfdist.compression.gradient import Gradient
-from tfdist.compression.policy import Policy
+from tfdist.compression.policy import Policy, may_be_compressed
 from tfdist.compression.registry import name_of
 from tfdist.compression.state import State
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
@@ -30,6 +30,9 @@ class Compressor:
         make_exchanges: makes the ways to the other workers.
         devices: of this worker's replicas.
         agree: checks that all workers have the same policy; all call it together.
+
+    Attributes:
+        given: the policy at first.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class Compressor:
         self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
         self._policy: Policy | None = None
         self._choice: Choice | None = None
+        self.given = policy
         self.change(policy)
 
     def change(self, policy: Policy | None) -> None:
@@ -64,6 +68,11 @@ class Compressor:
         if policy is not None and isinstance(policy.codec, Auto) and self.active:
             exchange = self._made[policy.within_hosts][0]
             self._choice = Choice(policy.codec, exchange, self._devices[0])
+
+    @property
+    def policy(self) -> Policy | None:
+        """What is compressed now."""
+        return self._policy
 
     @property
     def active(self) -> bool:
@@ -89,6 +98,12 @@ class Compressor:
         """The name of the codec in use, or `"none"`."""
         return name_of(self.codec)
 
+    def new_state(self) -> State:
+        """What a codec keeps, of this worker, and nothing in it yet."""
+        assert self._policy is not None
+        workers = self._made[self._policy.within_hosts][0].workers
+        return State(f"{workers.rank} of {workers.size}")
+
     def keeps(self) -> bool:
         """Whether the codec in use keeps anything from step to step."""
         return self.codec is not None and bool(self.codec.kept((64, 64)))
@@ -107,12 +122,12 @@ class Compressor:
         if self._policy is None or not self.active:
             return
         left_out = set() if self._policy.sparse else {id(v) for v in sparse}
-        # A number stays with its variable, whatever the gradients are.
-        known = [v for v in variables if self._policy.compresses(v)]
-        chosen = {n: v for n, v in enumerate(known) if id(v) not in left_out}
+        # A number stays with its variable, whatever the policy is and the gradients are.
+        known = enumerate(v for v in variables if may_be_compressed(v))
+        chosen = {n: v for n, v in known if id(v) not in left_out and self._policy.compresses(v)}
         self._numbers[optimizer] = {id(v): number for number, v in chosen.items()}
         if self._choice is not None:
-            self._choice.make([tuple(v.shape) for v in chosen.values()])
+            self._choice.make(optimizer, [tuple(v.shape) for v in chosen.values()])
         codec = self.codec
         if codec is None:
             return
@@ -120,7 +135,7 @@ class Compressor:
         if objection:
             raise ValueError(objection)
         if not hasattr(optimizer, "compression_state"):
-            optimizer.compression_state = State()
+            optimizer.compression_state = self.new_state()
         exchange, device = self._here()
         for number, variable in chosen.items():
             shape = tuple(variable.shape)
@@ -152,7 +167,7 @@ class Compressor:
             if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
                 rest.append(i)
             else:
-                dense = tf.convert_to_tensor(gradient)
+                dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
@@ -168,12 +183,13 @@ class Compressor:
     ) -> list[tf.Tensor]:
         assert self._policy is not None
         step = tf.cast(iterations, tf.int64)
+        exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
         exchange, _ = self._here()
 
         def compressed() -> list[tf.Tensor]:
-            return exchange.devices.sum(gradients, lambda mine: codec.sum(exchange, mine, step))
+            begun = step - exact_steps
+            return exchange.devices.sum(gradients, lambda mine: codec.sum(exchange, mine, begun))
 
-        exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
         if not exact_steps:
             return compressed()
         values = [g.value for g in gradients]

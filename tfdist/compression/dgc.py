@@ -20,7 +20,8 @@ class DGC(Sparsifier):
 
     `u = momentum * u + g; v = v + u`; the largest of `v` are sent, 64 bits each, and `u` and `v`
     become zero there (momentum correction and factor masking). The momentum is the codec's, so the
-    optimizer is `keras.optimizers.SGD` without.
+    optimizer is `keras.optimizers.SGD` without; what stays exact, the steps of a warm-up too, has
+    none.
 
     Args:
         ratio: the share of the values that are sent in the end, in (0, 1].
@@ -47,18 +48,19 @@ class DGC(Sparsifier):
         self._check("`ramp_steps` is 0 or more.", self.ramp_steps, holds=self.ramp_steps >= 0)
 
     def objection(self, optimizer: Any) -> str:
-        if not self.momentum or not getattr(optimizer, "momentum", 0):
+        of_its_own = getattr(optimizer, "momentum", 0) or hasattr(optimizer, "beta_1")
+        if not self.momentum or not of_its_own:
             return ""
         return (
             "DGC brings the momentum along, and the optimizer has another one. Received: "
-            f"{type(optimizer).__name__}(momentum={optimizer.momentum}). Take it out there, "
-            "or use tfdist.compression.DGC(momentum=0)."
+            f"{type(optimizer).__name__}. Train with keras.optimizers.SGD without momentum, or use "
+            "tfdist.compression.DGC(momentum=0)."
         )
 
     def density(self, step: Any) -> Any:
         if step is None or not self.ramp_steps:
             return float(self.ratio)
-        stage = (step - self.warmup_steps) * _RAMP // self.ramp_steps
+        stage = step * _RAMP // self.ramp_steps
         falling = tf.pow(0.25, tf.cast(tf.clip_by_value(stage, 0, _RAMP) + 1, tf.float32))
         return tf.where(stage < _RAMP, tf.maximum(falling, self.ratio), self.ratio)
 

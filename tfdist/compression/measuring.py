@@ -34,8 +34,9 @@ class Measurement:
     """What was measured, the same on all workers.
 
     Attributes:
-        seconds: for each codec what the gradients of a step take on the slowest worker, or at least
-            take where it cannot be the fastest. One whose sums differ between workers is missing.
+        seconds: for each codec what the gradients of a step take on the slowest worker. Missing is
+            one whose bytes alone take too long, and one whose sums differ between workers. What
+            None takes is an estimate where it takes too long.
         link_seconds: what a small sum without a codec takes.
     """
 
@@ -85,10 +86,10 @@ def measure(
     medians = _slowest(exchange, [median(times) for times in taken.values()])
     everyones = exchange.workers.all_gather(tf.constant([list(marks.values())], tf.int64)).numpy()
     agreed = np.all(everyones == everyones[0], axis=0)
-    seconds_of = {**least, **dict(zip(runs, medians, strict=True))}
-    for codec, equal in zip(runs, agreed, strict=True):
-        if not equal:
-            del seconds_of[codec]
+    seconds_of: dict[Codec | None, float] = {None: plain}
+    for codec, seconds, equal in zip(runs, medians, agreed, strict=True):
+        if equal:
+            seconds_of[codec] = seconds
     scale = sum(map(count, shapes)) / sum(map(count, sample))
     return Measurement({codec: scale * s for codec, s in seconds_of.items()}, link)
 
@@ -109,6 +110,8 @@ def _share_of_bytes(codec: Codec | None, shapes: Sequence[Shape]) -> float:
     """What crosses the network with a codec, over what does without, as its formula has it."""
     if codec is None:
         return 1.0
+    if not codec.has_fixed_size:
+        return 0.0
     bits = sum(
         count(shape) * (codec.bits_per_value(shape) if codec.compresses(shape) else 32)
         for shape in shapes

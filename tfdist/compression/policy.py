@@ -9,6 +9,7 @@ from typing import Any
 
 from tfdist.compression.auto import Auto
 from tfdist.compression.codec import Codec
+from tfdist.compression.settings import check_types
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,7 +45,13 @@ class Policy:
     sparse: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.exclude, tuple):
+        if not isinstance(self.codec, (Codec, Auto)):
+            raise ValueError(
+                "`codec` is a codec such as tfdist.compression.Int8(), or "
+                f"tfdist.compression.Auto(). Received: {self.codec!r}."
+            )
+        check_types(self)
+        if not isinstance(self.exclude, tuple) or not all(isinstance(e, str) for e in self.exclude):
             raise ValueError(
                 "`exclude` is a tuple of regular expressions. "
                 f'Received: {self.exclude!r}. Write ("embedding",).'
@@ -66,7 +73,11 @@ class Policy:
         Args:
             variable: of Keras; its path is such as `"layer/kernel"`.
         """
-        shape = tuple(variable.shape)
-        if variable.dtype != "float32" or len(shape) < 2 or math.prod(shape) < self.smallest:
+        if not may_be_compressed(variable) or math.prod(variable.shape) < self.smallest:
             return False
         return not any(re.search(expression, variable.path) for expression in self.exclude)
+
+
+def may_be_compressed(variable: Any) -> bool:
+    """Whether any policy compresses the gradient of a variable of Keras."""
+    return variable.dtype == "float32" and len(variable.shape) >= 2

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.collective.compressed import compressed_all_reduce
+from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
 from tfdist.compression.gradient import Gradient, Shape, count
@@ -28,9 +29,12 @@ class Quantizer(Codec):
     """
 
     payload = "sharded"
-    kept_by_all = True
 
     error_feedback = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.encoding  # Which checks its settings.
 
     @property
     @abc.abstractmethod
@@ -46,11 +50,20 @@ class Quantizer(Codec):
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        return compressed_all_reduce(
-            exchange.workers,
-            [g.value for g in gradients],
-            self.encoding,
-            [g.kept["error"] for g in gradients] if self.error_feedback else [],
-            step,
-            within_hosts=exchange.within_hosts,
-        )
+        def sum_among(
+            group: NativeCommunicator | None, some: Sequence[Gradient]
+        ) -> list[tf.Tensor]:
+            assert group is not None
+            return compressed_all_reduce(
+                group,
+                [g.value for g in some],
+                self.encoding,
+                [g.kept["error"] for g in some] if self.error_feedback else [],
+                step,
+                within_hosts=exchange.within_hosts,
+            )
+
+        if self.error_feedback:
+            # What is lost of a gradient stays with who carries it, whatever else is sent with it.
+            return exchange.host.sum(gradients, lambda mine: sum_among(exchange.carriers, mine))
+        return sum_among(exchange.workers, gradients)

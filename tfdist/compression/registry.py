@@ -68,7 +68,7 @@ def read(compression: Any) -> Policy | None:
         return compression
     if isinstance(compression, (Codec, Auto)):
         return Policy(compression)
-    if compression == "auto":
+    if isinstance(compression, str) and compression == "auto":
         return Policy(Auto())
     if isinstance(compression, str) and compression in CODECS:
         return Policy(CODECS[compression]())

@@ -31,6 +31,8 @@ class Signum(Quantizer):
     tolerant", 2019.
     """
 
+    kept_by_all = True
+
     momentum: float = 0.9
     block: int = 1024
 
@@ -43,7 +45,7 @@ class Signum(Quantizer):
         return Encoding(SIGNS, unit=True, block=self.block)
 
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
-        return {"momentum": (count(shape),)}
+        return {"average": (count(shape),)}
 
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
@@ -53,7 +55,7 @@ class Signum(Quantizer):
         return super().sum(exchange, averaged, step)
 
     def _average(self, gradient: Gradient) -> tf.Tensor:
-        average = gradient.kept["momentum"]
+        average = gradient.kept["average"]
         new = self.momentum * average + (1 - self.momentum) * tf.reshape(gradient.value, [-1])
         # What is not finite shows, and is forgotten.
         average.assign(tf.where(tf.math.is_finite(new), new, tf.zeros_like(new)))

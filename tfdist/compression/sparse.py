@@ -66,7 +66,7 @@ class Sparsifier(CarriedCodec):
 
         Args:
             gradients: of this host.
-            step: of the optimizer.
+            step: so many were compressed before.
             hosts: how many there are.
 
         Returns:

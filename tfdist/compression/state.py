@@ -19,11 +19,15 @@ class State(tf.Module):  # type: ignore[misc]
 
     Each worker has its own: for a codec with error feedback, what compression has lost so far. A
     `tf.train.Checkpoint` of the optimizer holds them. By names such as `error`, attributes of this
-    object, there are dicts from gradients' numbers to float32 variables.
+    object, there are dicts from gradients' numbers, and the worker's, to float32 variables.
+
+    Args:
+        owner: whose they are; a checkpoint of another one's is not read.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, owner: str = "") -> None:
         super().__init__(name="compression_state")
+        self._owner = owner
         self._names: list[str] = []
         self._loaded = _Untracked({})
 
@@ -42,7 +46,7 @@ class State(tf.Module):  # type: ignore[misc]
         if name not in self._names:
             self._names.append(name)
             setattr(self, name, {})
-        variables, key = getattr(self, name), str(number)
+        variables, key = getattr(self, name), self._key(number)
         if key in variables and tuple(variables[key].shape) == shape:
             return
         loaded = self._loaded.value.pop(f"{name}/{number}", None)
@@ -56,25 +60,28 @@ class State(tf.Module):  # type: ignore[misc]
 
     def of(self, number: int) -> Kept:
         """The variables of a gradient, by what they are."""
-        found = {name: getattr(self, name).get(str(number)) for name in self._names}
+        found = {name: getattr(self, name).get(self._key(number)) for name in self._names}
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def values(self) -> dict[str, np.ndarray[Any, Any]]:
         """All values, by what they are and the gradients' numbers: `error/0`."""
         return {
-            f"{name}/{number}": variable.numpy()
+            f"{name}/{key.split()[0]}": variable.numpy()
             for name in self._names
-            for number, variable in getattr(self, name).items()
+            for key, variable in getattr(self, name).items()
         }
 
     def load(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
         """Sets variables to what `values` gave, those too that are made later."""
         self._loaded.value = dict(values)
         for name in self._names:
-            for number, variable in getattr(self, name).items():
-                value = self._loaded.value.pop(f"{name}/{number}", None)
+            for key, variable in getattr(self, name).items():
+                value = self._loaded.value.pop(f"{name}/{key.split()[0]}", None)
                 if value is not None and value.shape == tuple(variable.shape):
                     variable.assign(value)
+
+    def _key(self, number: int) -> str:
+        return f"{number} on {self._owner}" if self._owner else str(number)
 
 
 class _Untracked:

@@ -6,6 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from tfdist.compression.gradient import Gradient
 from tfdist.compression.sparse import Sparsifier
 
@@ -25,12 +27,15 @@ class Threshold(Sparsifier):
     (there the threshold itself is sent, not the value).
     """
 
+    has_fixed_size = False
+
     threshold: float = 1e-3
     error_feedback: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`threshold` is positive.", self.threshold, holds=self.threshold > 0)
+        fits = bool(0 < np.float32(self.threshold) < np.inf)
+        self._check("`threshold` is a positive float32.", self.threshold, holds=fits)
 
     def density(self, step: Any) -> Any:
         return None

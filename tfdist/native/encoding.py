@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,16 @@ class Encoding:
     unit: bool = False
     clip: float = 0.0
     block: int = 256
+
+    def __post_init__(self) -> None:
+        if self.bits not in (2, 4, 8):
+            raise ValueError(f"`bits` is 2, 4 or 8 bits a value. Received: {self.bits!r}.")
+        if not 0 < self.block <= 4096 or self.block % 8:
+            raise ValueError(
+                f"`block` is a multiple of 8 values, at most 4096. Received: {self.block!r}."
+            )
+        if not 0 <= self.clip < math.inf:
+            raise ValueError(f"`clip` is 0 or positive, and finite. Received: {self.clip!r}.")
 
     @property
     def bits_per_value(self) -> float:

@@ -151,7 +151,11 @@ def replica_communicators(
 
 
 def make_compressor(
-    group: Group, policy: Policy | None, devices: list[str], workers: Communicator
+    group: Group,
+    policy: Policy | None,
+    devices: list[str],
+    workers: Communicator,
+    options: Any,
 ) -> Compressor | None:
     """What compresses the gradients; None where the workers are one, or cannot compress.
 
@@ -160,6 +164,7 @@ def make_compressor(
         policy: what this worker was asked to compress; None for nothing, so far.
         devices: of this worker's replicas.
         workers: the communicator with one participant per worker.
+        options: a `tf.distribute.experimental.CommunicationOptions`.
 
     Raises:
         ProgramMismatchError: the workers are to compress in different ways.
@@ -176,13 +181,14 @@ def make_compressor(
 
     def make_exchanges(within_hosts: bool) -> list[Exchange]:
         def split(name: str, members: list[int], *, suffix: str = "") -> NativeCommunicator | None:
-            return group.native_part(f"{name}{suffix}", members)
+            part = group.native_part(f"{name}{suffix}", members, options.timeout_seconds)
+            return None if part is None else _sized(part, options)
 
         if len(devices) == 1:
             return [Exchange(workers, within_hosts=within_hosts, split=split)]
         return [
             Exchange(
-                group.native(f"device {i}"),
+                _sized(group.native(f"device {i}"), options),
                 within_hosts=within_hosts,
                 devices=Sharing(local, len(devices), i),
                 split=functools.partial(split, suffix=f", device {i}"),

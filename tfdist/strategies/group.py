@@ -64,28 +64,29 @@ class Group:
         """
         if name not in self._native:
             everyone = range(self.topology.size)
-            options = self.options
-            if timeout:
-                options = dataclasses.replace(options, collective_timeout=timeout)
+            options = self._options(timeout)
             communicator = open_communicator(self.session, name, everyone, options)
             assert communicator is not None
             self.session.on_peer_lost(communicator.abort)
             self._native[name] = communicator
         return self._native[name]
 
-    def native_part(self, name: str, members: list[int]) -> NativeCommunicator | None:
+    def native_part(
+        self, name: str, members: list[int], timeout: float | None = None
+    ) -> NativeCommunicator | None:
         """A native communicator of some workers, made at the first call; all workers call it.
 
         Args:
             name: there is one for each name and members, and one name for each worker's group.
             members: of this worker's group; empty for a worker in none.
+            timeout: as for `native`.
 
         Raises:
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
         key = f"{name} of {members}"
         if key not in self._parts:
-            part = open_communicator(self.session, name, members, self.options)
+            part = open_communicator(self.session, name, members, self._options(timeout))
             if part is not None:
                 self.session.on_peer_lost(part.abort)
             self._parts[key] = part
@@ -129,6 +130,11 @@ class Group:
         for communicator in self._communicators():
             communicator.close()
         self.session.close()
+
+    def _options(self, timeout: float | None) -> Options:
+        if not timeout:
+            return self.options
+        return dataclasses.replace(self.options, collective_timeout=timeout)
 
     def _communicators(self) -> list[NativeCommunicator]:
         parts = [part for part in self._parts.values() if part is not None]

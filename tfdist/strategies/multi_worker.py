@@ -88,7 +88,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended._cluster_resolver = cluster_resolver
-        extended.compressor = make_compressor(group, policy, devices, workers)
+        extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
         extended._retrace_functions_for_each_device = len(devices) > 1
 

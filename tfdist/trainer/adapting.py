@@ -22,15 +22,18 @@ def install() -> None:
 
     @functools.wraps(fit)
     def fit_adapting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(self) or not _chooses(self):
+        if not is_ours(self) or self.distribute_strategy.extended.compressor is None:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
+        follow = FollowLinks()
         if isinstance(given, keras.callbacks.CallbackList):
-            given.append(FollowLinks())
+            follow.set_model(self)
+            given.callbacks = [c for c in given.callbacks if not isinstance(c, FollowLinks)]
+            given.callbacks.append(follow)
         else:
             several = [] if given is None else list(given) if _is_list(given) else [given]
-            bound.arguments["callbacks"] = [*several, FollowLinks()]
+            bound.arguments["callbacks"] = [*several, follow]
         return fit(*bound.args, **bound.kwargs)
 
     TensorFlowTrainer.fit = fit_adapting
@@ -38,11 +41,6 @@ def install() -> None:
 
 def _is_list(callbacks: Any) -> bool:
     return isinstance(callbacks, (list, tuple))
-
-
-def _chooses(model: Any) -> bool:
-    compressor = model.distribute_strategy.extended.compressor
-    return compressor is not None and compressor.choice is not None
 
 
 class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
@@ -56,7 +54,7 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
         extended = self.model.distribute_strategy.extended
         choice = extended.compressor.choice
         if choice is None:
-            return  # A schedule has taken over.
+            return
         due = str(time.monotonic() - self._last >= _SECONDS)
         if extended.group.exchange("whether to probe the links", due)[0] != str(True):
             return

@@ -18,7 +18,6 @@ import numpy as np
 
 from tfdist.cluster.progress import say
 from tfdist.compression.compressor import Compressor
-from tfdist.compression.state import State
 from tfdist.internals.keras import saving_lib
 from tfdist.trainer.files import group_of
 
@@ -75,7 +74,7 @@ def _load(model: Any, filepath: Any) -> None:
     values = _read(path)
     if values.pop(_MARK, None) == _mark(model):
         if not hasattr(optimizer, "compression_state"):
-            optimizer.compression_state = State()
+            optimizer.compression_state = compressor.new_state()
         optimizer.compression_state.load(values)
     elif compressor.keeps():
         found = "belongs to other weights" if os.path.exists(path) else "is not there"

@@ -118,7 +118,7 @@ def _compressor() -> Any:
 
 
 def _not_finite_together(gradients: Any) -> list[Any]:
-    """Makes the first gradient NaN on all replicas where any gradient is not finite on one."""
+    """Makes a gradient NaN on all replicas where any gradient is not finite on one."""
     grads: list[Any] = list(gradients)
     present = [i for i, g in enumerate(grads) if g is not None]
     if not present:
@@ -127,15 +127,27 @@ def _not_finite_together(gradients: Any) -> list[Any]:
     broken = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
     context = tf.distribute.get_replica_context()
     anywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, broken) > 0
-    first = present[0]
-    value = _values(grads[first])
-    marked = tf.where(anywhere, tf.cast(float("nan"), value.dtype), value)
-    if isinstance(grads[first], tf.IndexedSlices):
-        slices = grads[first]
-        grads[first] = tf.IndexedSlices(marked, slices.indices, slices.dense_shape)
-    else:
-        grads[first] = marked
+    dense = [i for i in present if not isinstance(grads[i], tf.IndexedSlices)]
+    marked = next((i for i in dense if 0 not in grads[i].shape), present[0])
+    grads[marked] = _marked(grads[marked], anywhere)
     return grads
+
+
+def _marked(gradient: Any, broken: tf.Tensor) -> Any:
+    """The gradient, or one that is not a number."""
+    values = _values(gradient)
+    nan = tf.cast(float("nan"), values.dtype)
+    if not isinstance(gradient, tf.IndexedSlices):
+        return tf.where(broken, nan, values)
+    # It may have no rows on this replica.
+    row = tf.fill(tf.concat([[1], tf.shape(values)[1:]], axis=0), nan)
+    first = tf.zeros([1], gradient.indices.dtype)
+    more = tf.cast(broken, tf.int32)
+    return tf.IndexedSlices(
+        tf.concat([values, row[:more]], axis=0),
+        tf.concat([gradient.indices, first[:more]], axis=0),
+        gradient.dense_shape,
+    )
 
 
 def _values(gradient: Any) -> tf.Tensor:

@@ -2,43 +2,18 @@
 
 from __future__ import annotations
 
-import os
-import unittest.mock
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
-from tfdist.compression import CODECS, Auto, OneBit, Policy
-from tfdist.compression import auto as auto_module
-from tfdist.compression.measuring import Measurement
-from tfdist.compression.registry import name_of
-from tfdist.trainer import adapting, compression_files
-
-
-def _codec(name: str) -> Any:
-    """Settings for a few steps of a small model without momentum."""
-    settings = {"dgc": {"momentum": 0}, "randomk": {"ratio": 0.25}}
-    return CODECS[name](**settings.get(name, {}))
-
-
-def _strategy(name: str, *, within_hosts: bool = True, **settings: Any) -> Any:
-    policy = Policy(_codec(name), smallest=0, within_hosts=within_hosts, **settings)
-    return tfdist.MultiWorkerMirroredStrategy(compression=policy)
-
-
-def _errors(model: keras.Model) -> list[np.ndarray]:
-    optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    kept = optimizer.compression_state
-    return [e.numpy() for e in getattr(kept, "error", {}).values()]
+from tests.strategies.behaviours.compression import errors_of, strategy_of
 
 
 def every_codec(strategy, name):
     x, y = rows(96)
-    model = compile_mlp(_strategy(name))
+    model = compile_mlp(strategy_of(name))
     return outcome(model, fit(model, x, y, batch_size=16, epochs=4))
 
 
@@ -51,7 +26,7 @@ def exact(strategy):
 def from_host_to_host(strategy, name):
     """The codec where it belongs: between hosts alone."""
     x, y = rows(96)
-    model = compile_mlp(_strategy(name, within_hosts=False))
+    model = compile_mlp(strategy_of(name, within_hosts=False))
     traffic = tfdist.callbacks.TrafficLogger()
     history = fit(model, x, y, batch_size=16, epochs=4, callbacks=[traffic])
     in_all = tfdist.collective.statistics().sent_bytes
@@ -64,77 +39,9 @@ def from_host_to_host(strategy, name):
     }
 
 
-def scheduled(strategy):
-    x, y = rows(96)
-    model = compile_mlp(strategy)
-    first = Policy(CODECS["onebit"](), smallest=0, within_hosts=True)
-    second = Policy(CODECS["topk"](), smallest=0, within_hosts=True)
-    schedule = tfdist.callbacks.CompressionSchedule({1: first, 2: second, 4: None})
-    names, kept = [], []
-
-    def look(epoch, logs):
-        names.append(strategy.extended.compressor.chosen)
-        kept.append(_errors(model) if epoch else [])
-
-    look_each = keras.callbacks.LambdaCallback(on_epoch_end=look)
-    history = fit(model, x, y, batch_size=16, epochs=5, callbacks=[schedule, look_each])
-    strategy.extended.compressor.change(None)
-    return {**outcome(model, history), "names": names, "kept": kept}
-
-
-def scheduled_differently(strategy):
-    x, y = rows(32)
-    model = compile_mlp(strategy)
-    name = "int8" if strategy.extended.worker_rank else "onebit"
-    schedule = tfdist.callbacks.CompressionSchedule({0: name})
-    try:
-        fit(model, x, y, batch_size=16, epochs=1, callbacks=[schedule])
-    except tfdist.errors.ProgramMismatchError as error:
-        return str(error)
-    return "no error"
-
-
-def chosen_by_measurement(strategy, candidates):
-    x, y = rows(96)
-    auto = Auto(tuple(_codec(name) for name in candidates))
-    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(auto, smallest=0))
-    model = compile_mlp(chosen)
-    history = fit(model, x, y, batch_size=16, epochs=4)
-    choice = chosen.extended.compressor.choice
-    seconds = {name_of(codec): s for codec, s in choice.measurement.seconds.items()}
-    return {
-        **outcome(model, history),
-        "chosen": chosen.extended.compressor.chosen,
-        "seconds": seconds,
-        "again": choice.reconsider(),
-    }
-
-
-def links_that_change(strategy):
-    """What a probe finds is made up, and so the choice is made again, in an epoch's beginning."""
-    x, y = rows(96)
-    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(Auto(), smallest=0))
-    model = compile_mlp(chosen)
-    found = [
-        Measurement({None: 1e-3, OneBit(): 2e-3}, 1e-3),
-        Measurement({None: 4e-3, OneBit(): 2e-3}, 4e-3),
-    ]
-    names = []
-    look = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda epoch, logs: names.append(chosen.extended.compressor.chosen)
-    )
-    with (
-        unittest.mock.patch.object(adapting, "_SECONDS", 0.0),
-        unittest.mock.patch.object(auto_module, "probe", side_effect=[1.1e-3, 4e-3, 4e-3, 3e-3]),
-        unittest.mock.patch.object(auto_module, "measure", side_effect=found),
-    ):
-        history = fit(model, x, y, batch_size=16, epochs=4, callbacks=[look])
-    return {**outcome(model, history), "names": names, "errors": _errors(model)}
-
-
 def eagerly(strategy):
     x, _ = rows(32)
-    with _strategy("int8").scope():
+    with strategy_of("int8").scope():
         model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3)])
         model.compile("sgd", "mse", run_eagerly=True)
     try:
@@ -146,7 +53,7 @@ def eagerly(strategy):
 
 def sparse(strategy, compressed):
     """A model with an embedding: what of it is kept, and its weights."""
-    chosen = _strategy("onebit", sparse=compressed)
+    chosen = strategy_of("onebit", sparse=compressed)
     with chosen.scope():
         model = keras.Sequential(
             [keras.Input((4,)), keras.layers.Embedding(50, 8), keras.layers.Dense(3)]
@@ -154,21 +61,64 @@ def sparse(strategy, compressed):
         model.compile(keras.optimizers.SGD(0.1), "mse")
     tokens = np.random.default_rng(0).integers(0, 50, (32, 4))
     history = fit(model, tokens, np.ones((32, 4, 3)), batch_size=16, epochs=3)
-    return {**outcome(model, history), "errors": _errors(model)}
+    return {**outcome(model, history), "errors": errors_of(model)}
+
+
+def overflow_without_rows(strategy):
+    """The gradient of an embedding has no rows on one worker, where the other's overflows."""
+    chosen = strategy_of("int8")
+    with chosen.scope():
+        model = keras.Sequential(
+            [keras.Input((4,)), keras.layers.Embedding(20, 8), keras.layers.Dense(4)]
+        )
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1), initial_scale=2.0**120
+        )
+        model.compile(optimizer, "mse")
+    before = model.get_weights()
+    y = np.full((1, 4, 4), 1e6, "float32")
+    model.fit(np.ones((1, 4), "int32"), y, batch_size=2, verbose=0)
+    return {
+        "unchanged": all(map(np.array_equal, model.get_weights(), before)),
+        "scale": float(model.optimizer.dynamic_scale.numpy()),
+    }
+
+
+def gradient_of_unknown_shape(strategy):
+    x, y = rows(32)
+
+    class Odd(keras.layers.Dense):
+        def call(self, inputs):
+            @tf.custom_gradient
+            def through(kernel):
+                def backward(upstream):
+                    return tf.numpy_function(lambda g: g, [upstream], tf.float32)
+
+                return tf.identity(kernel), backward
+
+            return tf.matmul(inputs, through(tf.convert_to_tensor(self.kernel)))
+
+    losses = []
+    for name in ("topk", "powersgd"):
+        with strategy_of(name).scope():
+            model = keras.Sequential([keras.Input((x.shape[1],)), Odd(12), keras.layers.Dense(4)])
+            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+        losses.append(fit(model, x, y, batch_size=16, epochs=1)["loss"][0])
+    return losses
 
 
 def warmup(strategy, steps):
     x, y = rows(96)
-    model = compile_mlp(_strategy("onebit", warmup_steps=steps))
+    model = compile_mlp(strategy_of("onebit", warmup_steps=steps))
     result = outcome(model, fit(model, x, y, batch_size=16, epochs=4))
-    return {**result, "errors": _errors(model)}
+    return {**result, "errors": errors_of(model)}
 
 
 def excluded(strategy):
     x, y = rows(96)
-    model = compile_mlp(_strategy("onebit", exclude=("kernel",)))
+    model = compile_mlp(strategy_of("onebit", exclude=("kernel",)))
     result = outcome(model, fit(model, x, y, batch_size=16, epochs=4))
-    return {**result, "errors": _errors(model)}
+    return {**result, "errors": errors_of(model)}
 
 
 def in_ways_of_keras(strategy):
@@ -182,7 +132,7 @@ def in_ways_of_keras(strategy):
     }.items():
         results[name] = []
         for compressed in (True, False):
-            chosen = _strategy("int8") if compressed else strategy
+            chosen = strategy_of("int8") if compressed else strategy
             model = compile_mlp(chosen, optimizer)
             results[name].append(outcome(model, fit(model, x, y, batch_size=16, epochs=4)))
     return results
@@ -190,7 +140,7 @@ def in_ways_of_keras(strategy):
 
 def overflow_on_one_worker(strategy):
     """The loss of one worker's rows overflows in the first step, which all skip."""
-    chosen = _strategy("onebit")
+    chosen = strategy_of("onebit")
     with chosen.scope():
         layer = keras.layers.Dense(4, kernel_initializer="ones")
         model = keras.Sequential([keras.Input((4,)), layer])
@@ -205,13 +155,13 @@ def overflow_on_one_worker(strategy):
     return {
         "unchanged": all(map(np.array_equal, model.get_weights(), before)),
         "scale": float(model.optimizer.dynamic_scale.numpy()),
-        "errors": _errors(model),
+        "errors": errors_of(model),
         "weights": model.get_weights(),
     }
 
 
 def custom_loop(strategy):
-    chosen = _strategy("ef_signsgd")
+    chosen = strategy_of("ef_signsgd")
     x, y = rows(32)
     model = compile_mlp(chosen)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, reduction="none")
@@ -234,65 +184,7 @@ def custom_loop(strategy):
     for _ in range(10):
         for batch in chosen.experimental_distribute_dataset(dataset):
             losses.append(float(step(batch)))
-    return {"losses": losses, "weights": model.get_weights(), "errors": _errors(model)}
-
-
-def checkpoint(strategy, folder):
-    """What is lost is part of a worker's checkpoint, and training goes on as if uninterrupted."""
-    x, y = rows(96)
-    settings = {"batch_size": 16, "epochs": 1, "shuffle": False}
-    whole = compile_mlp(_strategy("onebit"))
-    fit(whole, x, y, **settings)
-    path = f"{folder}/{strategy.extended.worker_rank}/checkpoint"
-    tf.train.Checkpoint(model=whole, optimizer=whole.optimizer).write(path)
-    fit(whole, x, y, **settings)
-
-    again = compile_mlp(_strategy("onebit"))
-    fit(again, x[:16], y[:16], **settings)  # So that all variables exist.
-    tf.train.Checkpoint(model=again, optimizer=again.optimizer).read(path).assert_consumed()
-    fit(again, x, y, **settings)
-    return whole.get_weights(), again.get_weights(), _errors(whole), _errors(again)
-
-
-def resumed_from_files(strategy, folder, kind):
-    """The same from the chief's file, and what each worker has written beside it."""
-    x, y = rows(96)
-    settings = {"batch_size": 16, "epochs": 1, "shuffle": False}
-    whole = compile_mlp(_strategy("onebit"))
-    fit(whole, x, y, **settings)
-    path = f"{folder}/model.{kind}"
-    whole.save(path) if kind == "keras" else whole.save_weights(path)
-    fit(whole, x, y, **settings)
-
-    chosen = _strategy("onebit")
-    if kind == "keras":
-        with chosen.scope():
-            again = keras.models.load_model(path)
-    else:
-        again = compile_mlp(chosen)
-        again.optimizer.build(again.trainable_variables)
-        again.load_weights(path)
-    fit(again, x, y, **settings)
-    return whole.get_weights(), again.get_weights(), _errors(whole), _errors(again)
-
-
-def resumed_without(strategy, folder):
-    """What each worker says where its part is missing, or belongs to other weights."""
-    x, y = rows(96)
-    settings = {"batch_size": 16, "epochs": 1, "shuffle": False}
-    model = compile_mlp(_strategy("onebit"))
-    fit(model, x, y, **settings)
-    model.save_weights(f"{folder}/first.weights.h5")
-    fit(model, x, y, **settings)
-    model.save_weights(f"{folder}/second.weights.h5")
-    part = f"weights.h5.compression-{strategy.extended.worker_rank}-of-2.npz"
-    before = _errors(model)
-    os.replace(f"{folder}/second.{part}", f"{folder}/first.{part}")
-    said = []
-    with unittest.mock.patch.object(compression_files, "say", said.append):
-        model.load_weights(f"{folder}/first.weights.h5")
-        model.load_weights(f"{folder}/second.weights.h5")
-    return said, all(map(np.array_equal, _errors(model), before))
+    return {"losses": losses, "weights": model.get_weights(), "errors": errors_of(model)}
 
 
 def different_codecs(strategy):
@@ -324,7 +216,7 @@ def bytes_on_the_wire(strategy, name):
 def applied_before_it_is_built(strategy):
     """Keras says what is missing, as without compression."""
     messages = []
-    for chosen in (_strategy("onebit"), strategy):
+    for chosen in (strategy_of("onebit"), strategy):
         with chosen.scope():
             optimizer = keras.optimizers.SGD()
         try:

@@ -1,6 +1,7 @@
 // The kernels that make rows of a sparse gradient from tensors, and tensors from rows.
 //
 // A row is an index, among the values of all tensors one after the other, and a value's bits.
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -89,10 +90,21 @@ class SelectOp : public OpKernel {
         threshold_ > 0 ? SelectAbove(candidates, threshold_)
                        : SelectLargest(candidates, count < 0 ? 0 : static_cast<size_t>(count));
     rows->reserve(rows->size() + indices.size());
+    bool finite = true;
     for (const uint32_t index : indices) {
       rows->push_back({first + static_cast<int32_t>(index), candidates.Value(index)});
+      finite = finite && std::isfinite(rows->back().value);
       if (candidates.error) candidates.error[index] = 0;
       if (candidates.momentum) candidates.momentum[index] = 0;
+    }
+    // What is not finite has shown, for it is selected first; no step after this one needs more.
+    if (!finite && candidates.error) Forget(candidates.error, candidates.count);
+    if (!finite && candidates.momentum) Forget(candidates.momentum, candidates.count);
+  }
+
+  static void Forget(float* values, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+      if (!std::isfinite(values[i])) values[i] = 0;
     }
   }
 
