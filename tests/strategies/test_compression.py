@@ -44,6 +44,14 @@ def test_votes(name):
     assert np.isfinite(results[0]["history"]["loss"]).all()
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_sequences(name):
+    results = run("2", "sequences", name)
+    check_equal(results)
+    loss = results[0]["history"]["loss"]
+    assert np.isfinite(loss).all() and (name in VOTES or loss[-1] < loss[0])
+
+
 def test_three_workers(exact):
     results = run("3", "every_codec", "onebit")
     check_equal(results)

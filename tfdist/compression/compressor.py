@@ -145,7 +145,9 @@ class Compressor:
             if codec is None or number is None or sparse or not codec.compresses(variable.shape):
                 rest.append(i)
             else:
-                mine[i] = Gradient(gradient, number, optimizer.compression_state.of(number))
+                # A gradient's own shape is not always known: a dense layer's of sequences is not.
+                value = tf.ensure_shape(gradient, variable.shape)
+                mine[i] = Gradient(value, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
             totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)

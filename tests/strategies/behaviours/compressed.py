@@ -10,7 +10,14 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategies.behaviours.common import (
+    compile_mlp,
+    cross_entropy,
+    fit,
+    outcome,
+    rows,
+    scope,
+)
 from tfdist.compression import CODECS, Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
 from tfdist.compression.measuring import Measurement
@@ -149,6 +156,16 @@ def excluded(strategy):
     model = compile_mlp(_strategy("onebit", exclude=("kernel",)))
     result = outcome(model, fit(model, x, y, batch_size=16, epochs=4))
     return {**result, "errors": _errors(model)}
+
+
+def sequences(strategy, name):
+    """Of a dense layer on sequences, TensorFlow does not know the shape of the gradient."""
+    x, y = rows(96)
+    with scope(_strategy(name)):
+        layers = [keras.Input((4, 2)), keras.layers.Dense(16), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    return outcome(model, fit(model, x.reshape(-1, 4, 2), y, batch_size=16, epochs=4))
 
 
 def in_ways_of_keras(strategy):
