@@ -59,6 +59,14 @@ def build_model():
     return keras.Model(tokens, layers.Dense(VOCABULARY)(layers.LayerNormalization()(x)))
 
 
+def make_optimizer(rate, steps, momentum=0.9):
+    """Adam, whose learning rate rises to `rate` and falls to 0 within so many steps."""
+    schedule = keras.optimizers.schedules.CosineDecay(
+        0.0, steps, warmup_target=rate, warmup_steps=steps // 10
+    )
+    return keras.optimizers.Adam(schedule, momentum, beta_2=0.98)
+
+
 def write(model, text, count, temperature=0.7):
     """Continues a text, each character drawn from what the model expects after the last ones."""
     compiled, random = tf.function(model), np.random.default_rng(FLAGS.seed)
@@ -77,13 +85,10 @@ def main(_):
     text = read_library()
     seen, unseen = np.split(text, [len(text) * 9 // 10])
     steps = FLAGS.epochs * FLAGS.steps
-    rate = keras.optimizers.schedules.CosineDecay(
-        0.0, steps, warmup_target=FLAGS.learning_rate, warmup_steps=steps // 10
-    )
     with strategy.scope():
         model = build_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(keras.optimizers.Adam(rate, beta_2=0.98), loss)
+        model.compile(make_optimizer(FLAGS.learning_rate, steps), loss)
 
     ends = []
     clock = keras.callbacks.LambdaCallback(

@@ -45,6 +45,14 @@ def test_votes(name):
     assert np.isfinite(results[0]["history"]["loss"]).all()
 
 
+@pytest.mark.parametrize("name", CODECS)
+def test_sequences(name):
+    results = run("2", "sequences", name)
+    check_equal(results)
+    loss = results[0]["history"]["loss"]
+    assert np.isfinite(loss).all() and (name in VOTES or loss[-1] < loss[0])
+
+
 def test_three_workers(exact):
     results = run("3", "every_codec", "onebit")
     check_equal(results)
@@ -134,11 +142,6 @@ def test_a_schedule_has_no_memory():
 
 def test_keras_list_of_callbacks():
     assert run("2 hosts", "callback_list") == [1, 1]
-
-
-def test_gradient_of_unknown_shape():
-    for losses in run("2", "gradient_of_unknown_shape"):
-        assert np.isfinite(losses).all()
 
 
 def test_checkpoint_of_the_chief(tmp_path):

@@ -13,9 +13,8 @@ from tfdist.compression.exchange import Exchange
 from tfdist.compression.gradient import Shape, count
 from tfdist.compression.int8 import Int8
 from tfdist.compression.measuring import Measurement, measure, probe
-from tfdist.compression.onebit import OneBit
 from tfdist.compression.powersgd import PowerSGD
-from tfdist.compression.topk import TopK
+from tfdist.compression.terngrad import TernGrad
 
 # A milder codec is taken where it is nearly as fast as the fastest.
 _NEARLY = 1.1
@@ -36,13 +35,14 @@ class Auto:
     and the links have become twice as fast or as slow, they measure again.
 
     Args:
-        candidates: the codecs, the mildest first.
+        candidates: the codecs, the mildest first. The default ones need no other learning rate and
+            no warm-up.
 
     Raises:
         ValueError: the candidates are no tuple of codecs.
     """
 
-    candidates: tuple[Codec, ...] = (Int8(), PowerSGD(), OneBit(), TopK())
+    candidates: tuple[Codec, ...] = (Int8(), TernGrad(), PowerSGD())
 
     def __post_init__(self) -> None:
         fits = isinstance(self.candidates, tuple)

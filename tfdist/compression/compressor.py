@@ -167,6 +167,7 @@ class Compressor:
             if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
                 rest.append(i)
             else:
+                # A gradient's own shape is not always known: a dense layer's of sequences is not.
                 dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}

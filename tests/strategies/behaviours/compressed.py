@@ -7,7 +7,14 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategies.behaviours.common import (
+    compile_mlp,
+    cross_entropy,
+    fit,
+    outcome,
+    rows,
+    scope,
+)
 from tests.strategies.behaviours.compression import errors_of, strategy_of
 
 
@@ -84,29 +91,6 @@ def overflow_without_rows(strategy):
     }
 
 
-def gradient_of_unknown_shape(strategy):
-    x, y = rows(32)
-
-    class Odd(keras.layers.Dense):
-        def call(self, inputs):
-            @tf.custom_gradient
-            def through(kernel):
-                def backward(upstream):
-                    return tf.numpy_function(lambda g: g, [upstream], tf.float32)
-
-                return tf.identity(kernel), backward
-
-            return tf.matmul(inputs, through(tf.convert_to_tensor(self.kernel)))
-
-    losses = []
-    for name in ("topk", "powersgd"):
-        with strategy_of(name).scope():
-            model = keras.Sequential([keras.Input((x.shape[1],)), Odd(12), keras.layers.Dense(4)])
-            model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        losses.append(fit(model, x, y, batch_size=16, epochs=1)["loss"][0])
-    return losses
-
-
 def warmup(strategy, steps):
     x, y = rows(96)
     model = compile_mlp(strategy_of("onebit", warmup_steps=steps))
@@ -119,6 +103,16 @@ def excluded(strategy):
     model = compile_mlp(strategy_of("onebit", exclude=("kernel",)))
     result = outcome(model, fit(model, x, y, batch_size=16, epochs=4))
     return {**result, "errors": errors_of(model)}
+
+
+def sequences(strategy, name):
+    """Of a dense layer on sequences, TensorFlow does not know the shape of the gradient."""
+    x, y = rows(96)
+    with scope(strategy_of(name)):
+        layers = [keras.Input((4, 2)), keras.layers.Dense(16), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    return outcome(model, fit(model, x.reshape(-1, 4, 2), y, batch_size=16, epochs=4))
 
 
 def in_ways_of_keras(strategy):

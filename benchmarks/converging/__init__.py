@@ -1,0 +1,1 @@
+"""The parts of `convergence.py`: tasks, recipes, workers, and the table."""
