@@ -47,7 +47,7 @@ RECIPES: dict[str, dict[str, Recipe]] = {
         "ef_signsgd": Recipe({"block": 32, "warmup_steps": 75}),
         "signsgd": Recipe(rate=0.005),
         "signum": Recipe(rate=0.01),
-        "topk": Recipe({"ratio": 0.1}),
+        "topk": Recipe({"ratio": 0.2}),
         "randomk": Recipe({"ratio": 0.5, "error_feedback": False}),
         "dgc": Recipe({"ratio": 0.05}, rate=4),
     },
