@@ -225,6 +225,12 @@ def test_auto(exact):
         assert result["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
 
 
+def test_auto_on_one_machine():
+    (said, chosen), (nothing, others) = run("2", "auto_on_one_machine")
+    assert "none is chosen, as all workers are on one machine" in said[0]
+    assert (nothing, chosen, others) == ([], "none", "none")
+
+
 def test_auto_follows_the_links():
     results = run("2 hosts", "links_that_change")
     check_equal(results)

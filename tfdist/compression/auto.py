@@ -19,7 +19,7 @@ from tfdist.compression.terngrad import TernGrad
 # A milder codec is taken where it is nearly as fast as the fastest.
 _NEARLY = 1.1
 # The sum without any, where it is not much slower: beside it stands what the step computes.
-_NONE_NEARLY = 1.45
+_NONE_NEARLY = 1.3
 # A link has changed that is so many times as fast or as slow.
 _CHANGED = 2.0
 
@@ -30,7 +30,7 @@ class Auto:
 
     Before the first step, all workers sum a sample of the model's gradients by each, on the links
     as they are and on their own processors, and take the one that is the fastest on the slowest
-    worker; or a milder one that is nearly as fast. None is taken unless a codec saves a third of
+    worker; or a milder one that is nearly as fast. None is taken unless a codec saves a quarter of
     the time, and a codec whose sums are not the same on all workers is not. When an epoch begins
     and the links have become twice as fast or as slow, they measure again.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.progress import say
 from tfdist.compression.auto import Auto, Choice
 from tfdist.compression.codec import Codec
 from tfdist.compression.exchange import Exchange
@@ -65,9 +66,12 @@ class Compressor:
             self._made[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
         self._policy = policy
         self._choice = None
-        if policy is not None and isinstance(policy.codec, Auto) and self.active:
+        if policy is not None and isinstance(policy.codec, Auto):
             exchange = self._made[policy.within_hosts][0]
-            self._choice = Choice(policy.codec, exchange, self._devices[0])
+            if exchange.compresses:
+                self._choice = Choice(policy.codec, exchange, self._devices[0])
+            elif exchange.workers.rank == 0:
+                say("tfdist: compression: none is chosen, as all workers are on one machine.")
 
     @property
     def policy(self) -> Policy | None:

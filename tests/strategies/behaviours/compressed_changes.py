@@ -12,6 +12,7 @@ from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, errors_of, strategy_of
 from tfdist.compression import CODECS, Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
+from tfdist.compression import compressor as compressor_module
 from tfdist.compression.measuring import Measurement
 from tfdist.compression.registry import name_of
 from tfdist.trainer import adapting
@@ -91,6 +92,17 @@ def chosen_by_measurement(strategy, candidates):
         "seconds": seconds,
         "again": choice.reconsider(),
     }
+
+
+def auto_on_one_machine(strategy):
+    """What is said, and what is chosen."""
+    said = []
+    with unittest.mock.patch.object(compressor_module, "say", said.append):
+        chosen = tfdist.MultiWorkerMirroredStrategy(compression="auto")
+    x, y = rows(32)
+    model = compile_mlp(chosen)
+    fit(model, x, y, batch_size=16, epochs=1)
+    return said, chosen.extended.compressor.chosen
 
 
 def links_that_change(strategy):
