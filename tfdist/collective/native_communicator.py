@@ -187,6 +187,7 @@ class NativeCommunicator:
     def close(self) -> None:
         """Waits for what is pending and leaves the group; a second time does nothing."""
         atexit.unregister(self.close)
+        registry.remove(self.name, self)
         self._core.tfd_close(self._number)
 
 

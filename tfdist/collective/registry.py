@@ -28,6 +28,12 @@ def get(name: str) -> Any:
     return _communicators[name]
 
 
+def remove(name: str, communicator: Any) -> None:
+    """Forgets a communicator, unless another one has taken its place."""
+    if _communicators.get(name) is communicator:
+        del _communicators[name]
+
+
 def every() -> list[Any]:
     """All communicators that are known."""
     return list(_communicators.values())

@@ -108,7 +108,7 @@ def auto_on_one_machine(strategy):
 def links_that_change(strategy):
     """What a probe finds is made up, and so the choice is made again, in an epoch's beginning."""
     x, y = rows(96)
-    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(Auto(), smallest=0))
+    chosen = tfdist.MultiWorkerMirroredStrategy(compression=Policy(Auto((OneBit(),)), smallest=0))
     model = compile_mlp(chosen)
     found = [
         Measurement({None: 1e-3, OneBit(): 2e-3}, 1e-3),
