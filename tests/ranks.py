@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import importlib
 import json
@@ -90,6 +91,7 @@ class Ranks:
                 native.ensure(NativeOptions.from_environment())
         context = multiprocessing.get_context("spawn")
         self._ports = Reservation(max(1, self.workers))
+        atexit.register(self._ports.close)
         addresses = [f"127.0.0.1:{port}" for port in self._ports.ports]
         for rank in range(max(1, self.workers)):
             environment = {
