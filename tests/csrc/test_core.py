@@ -28,6 +28,7 @@ RUNS = {
         "rounds": (("60",),),
         "segment": (("20000",),),
         "sparse": ((),),
+        "waiting": ((),),
     },
     "address": {
         "codec": ((),),
@@ -46,6 +47,7 @@ RUNS = {
         "rounds": (("20",),),
         "segment": (("20000",),),
         "sparse": ((),),
+        "waiting": ((),),
     },
     "thread": {
         "collectives": (("threads", "quick"),),

@@ -13,8 +13,10 @@ namespace tfdist {
 namespace {
 
 constexpr double kTickSeconds = 0.1;
-// A rank that is in one collective for longer tells the others at every tick.
+// A rank that is in one collective for longer tells the others at every tick, but not whenever they
+// tell it the same.
 constexpr double kSlowSeconds = 0.1;
+constexpr double kBetweenSeconds = kTickSeconds / 2;
 constexpr size_t kMostWaiting = 1 << 20;
 
 double Seconds(Clock::duration duration) {
@@ -136,7 +138,8 @@ void Watch::Loop() {
     }
     const Doing doing = callbacks_.doing();
     const double waited = doing.status.active ? Seconds(now - doing.since) : 0;
-    if (stopping || waited > kSlowSeconds || Seconds(now - beat) > interval) {
+    const double pause = waited > kSlowSeconds ? kBetweenSeconds : interval;
+    if (stopping || Seconds(now - beat) > pause) {
       beat = now;
       Frame frame;
       frame.kind = stopping ? FrameKind::kFarewell : FrameKind::kStatus;

@@ -53,23 +53,23 @@ std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, 
   return found;
 }
 
-// What a candidate's magnitude will be, or is.
-uint32_t Expected(const Candidates& c, size_t i, bool accumulated) {
-  if (accumulated || !c.error) return Magnitude(c.Value(i));
+// What a candidate's magnitude will be, when its error and momentum are up to date.
+uint32_t Expected(const Candidates& c, size_t i) {
+  if (!c.error) return Magnitude(c.Value(i));
   const float in = c.scale * c.in[i];
   return Magnitude(c.error[i] + (c.momentum ? c.factor * c.momentum[i] + in : in));
 }
 
 // A threshold that more than `selected` candidates reach, most likely, but not many more. Source of
 // the idea: Lin et al., "Deep gradient compression", 2018 (hierarchical sampling).
-float Estimate(const Candidates& candidates, size_t selected, bool accumulated) {
+float Estimate(const Candidates& candidates, size_t selected) {
   const size_t samples = std::min(candidates.count, kSamples);
   std::vector<uint32_t> magnitudes(samples);
   for (size_t i = 0; i < samples; ++i) {
     // One of each of so many equal parts, here or there in it.
     const size_t begin = i * candidates.count / samples;
     const size_t length = (i + 1) * candidates.count / samples - begin;
-    magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length, accumulated);
+    magnitudes[i] = Expected(candidates, begin + i * 0x9e3779b1u % length);
   }
   const double mean = static_cast<double>(selected) * static_cast<double>(samples) /
                       static_cast<double>(candidates.count);
@@ -135,7 +135,7 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
     RunPasses(candidates, true, std::numeric_limits<float>::infinity());
     return {};
   }
-  float threshold = Estimate(candidates, selected, false);
+  const float threshold = Estimate(candidates, selected);
   std::vector<uint32_t> indices = RunPasses(candidates, true, threshold);
   if (indices.size() < selected && Magnitude(threshold) > 1) {
     // The sample was misleading.

@@ -30,7 +30,7 @@ size_t ChunkBytes(int ranks) {
 size_t RingBytes(int ranks) {
   const auto pairs = static_cast<size_t>(ranks) * static_cast<size_t>(ranks);
   const size_t share = (size_t{16} << 20) / pairs / kPage * kPage;
-  return std::clamp<size_t>(share, kPage, size_t{512} << 10);
+  return std::clamp<size_t>(share, kPage, size_t{1} << 20);
 }
 
 }  // namespace
