@@ -51,15 +51,15 @@ def check_same_as_alone(group: str, behaviour: str, *args: Any) -> None:
         assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
 
 
-def assert_close(actual: Any, expected: Any, where: str) -> None:
+def assert_close(actual: Any, expected: Any, where: str, tolerance: float = 1e-5) -> None:
     if isinstance(expected, dict):
         assert set(actual) == set(expected), where
         for key in expected:
-            assert_close(actual[key], expected[key], f"{where}: {key}")
+            assert_close(actual[key], expected[key], f"{where}: {key}", tolerance)
     elif isinstance(expected, (list, tuple)):
         assert len(actual) == len(expected), where
         for i, pair in enumerate(zip(actual, expected, strict=True)):
-            assert_close(*pair, f"{where}[{i}]")
+            assert_close(*pair, f"{where}[{i}]", tolerance)
     elif isinstance(expected, (str, bool)) or expected is None:
         assert actual == expected, where
     else:
@@ -67,7 +67,7 @@ def assert_close(actual: Any, expected: Any, where: str) -> None:
         if np.asarray(expected).dtype.kind in "SOU":
             assert np.array_equal(actual, expected), where
             return
-        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-5, err_msg=where)
+        np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance, err_msg=where)
 
 
 def assert_equal(actual: Any, expected: Any, where: str) -> None:

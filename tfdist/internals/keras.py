@@ -1,8 +1,15 @@
-"""Keras's private names: what the hooks of `tfdist.trainer` replace."""
+"""Keras's private names: what `tfdist.trainer` replaces, and how a model's graph is read."""
 
 from __future__ import annotations
 
+import contextlib
+import random as python_random
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
 import keras
+import tensorflow as tf
 
 if keras.backend.backend() != "tensorflow":
     raise RuntimeError(
@@ -11,33 +18,226 @@ if keras.backend.backend() != "tensorflow":
         "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
     )
 
+from keras.src.backend import compute_output_spec
+from keras.src.backend.common import global_state
+from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as losses
+from keras.src.models.functional import Functional, operation_fn
 from keras.src.models.model import Model
+from keras.src.models.sequential import Sequential
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 __all__ = [
     "BaseOptimizer",
     "CompileLoss",
+    "Functional",
     "LossScaleOptimizer",
     "Model",
+    "Sequential",
     "TFEpochIterator",
     "TensorFlowOptimizer",
     "TensorFlowTrainer",
     "Trainer",
     "Variable",
+    "call_with_training",
+    "compute_output_spec",
     "data_adapters",
+    "deferred_variables",
+    "get_keras_mask",
+    "give_value",
+    "graph_of",
+    "has_value",
+    "is_transparent",
     "legacy_h5_format",
+    "lend_value",
     "losses",
+    "nodes_of",
+    "own_losses",
     "random",
     "saving_lib",
+    "set_keras_mask",
+    "standardize_inputs",
+    "sublayers_of",
+    "take_value",
+    "unchanged_state",
+    "unpack_x_y_sample_weight",
 ]
+
+
+def graph_of(model: Any) -> Functional | None:
+    """The graph that a model's call runs; None where the call is the user's own, or not built."""
+    if type(model).__call__ is not Model.__call__:
+        return None
+    if isinstance(model, Sequential):
+        return model._functional if type(model).call is Sequential.call else None
+    if isinstance(model, Functional) and type(model).call is Functional.call:
+        return model
+    return None
+
+
+def nodes_of(graph: Functional) -> list[Any]:
+    """The calls of a graph in the order in which Keras makes them."""
+    by_depth = graph._nodes_by_depth
+    return [
+        node
+        for depth in sorted(by_depth, reverse=True)
+        for node in by_depth[depth]
+        if node.operation and not node.is_input
+    ]
+
+
+def is_transparent(nested: Any, around: Any) -> bool:
+    """Whether a model does nothing but run its graph, where it is called inside another one."""
+    return (
+        nested.compute_dtype == around.compute_dtype
+        and nested.variable_dtype == around.variable_dtype
+        and nested.activity_regularizer is None
+        # Of itself a model passes on only the masks that its layers make.
+        and not nested.supports_masking
+        # Since 3.9 a model may compute its activations anew in the backward pass.
+        and getattr(nested, "_remat_mode", None) is None
+    )
+
+
+def standardize_inputs(graph: Functional, inputs: Any) -> list[Any]:
+    """The flat inputs of a graph, converted as its call does."""
+    flat: list[Any] = graph._standardize_inputs(inputs)
+    return flat
+
+
+def call_with_training(operation: Any, training: bool | None) -> Callable[..., Any]:
+    """The operation as a graph calls it: `training` comes before what the call itself says."""
+    called: Callable[..., Any] = operation_fn(operation, training=training)
+    return called
+
+
+def sublayers_of(layer: Any) -> list[Any]:
+    """A layer and all those inside it, each once."""
+    layers: list[Any] = layer._flatten_layers()
+    return layers
+
+
+def own_losses(layers: Iterable[Any]) -> list[Any]:
+    """What `add_loss` and activity regularizers left in layers, without the variables' losses."""
+    unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
+    return [loss for layer in unique.values() for loss in layer._get_own_losses()]
+
+
+@contextlib.contextmanager
+def unchanged_state() -> Iterator[None]:
+    """Inside it layers are called and nothing remains of it.
+
+    Variables that wait for their values go on waiting, which Keras would else give them at the
+    end of its next `StatelessScope`, and Keras's generator of seeds, which layers without a seed
+    of their own may use, stays as it is, or unmade. What Keras warns of, it did when the model was
+    built.
+    """
+    names = ("uninitialized_variables", "global_seed_generator")
+    before = {name: global_state.get_global_attribute(name) for name in names}
+    numbers = python_random.getstate()
+    global_state.set_global_attribute("uninitialized_variables", [])
+    try:
+        with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        python_random.setstate(numbers)
+        for name, value in before.items():
+            global_state.set_global_attribute(name, value)
+
+
+@contextlib.contextmanager
+def deferred_variables() -> Iterator[list[Any]]:
+    """While it lasts, variables are made without values, as `give_value` gives them later.
+
+    It yields the list of them, which grows. What is assigned to them in the meantime, as from a
+    file, is what they get then. A model that is loaded is not compiled, as its optimizer cannot be
+    built without values.
+    """
+    before = global_state.get_global_attribute(_WAITING, [])
+    waiting: list[Any] = []
+    global_state.set_global_attribute(_WAITING, waiting)
+    try:
+        with (
+            _replaced(Trainer, "compile_from_config", lambda model, config: None),
+            _replaced(Variable, "__init__", _init_later),
+            # Or a file's values for all stages would fill this one's device.
+            tf.device("CPU:0"),
+            keras.StatelessScope(initialize_variables=False) as scope,
+        ):
+            yield waiting
+        for variable in waiting:
+            value = scope.get_current_value(variable)
+            if value is not None:
+                variable._initializer = _constant(value)
+    finally:
+        # Otherwise the end of the next scope would give values to all of them.
+        global_state.set_global_attribute(_WAITING, before)
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda shape, dtype=None: value
+
+
+def _init_later(
+    self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    # Keras defers only what an initializer makes, and a constant is ready.
+    if not callable(initializer) and not isinstance(initializer, str):
+        value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
+        initializer = _constant(value)
+    super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
+
+
+_WAITING = "uninitialized_variables"
+
+
+def has_value(variable: Any) -> bool:
+    """Whether a variable has a value in this process."""
+    return variable._value is not None
+
+
+def give_value(variable: Any) -> None:
+    """Gives a variable that has none its initial value."""
+    if variable._value is None:
+        variable._deferred_initialize()
+
+
+def lend_value(variable: Any, value: Any) -> None:
+    """Gives a variable that has none a value on the CPU, whatever strategy is in scope."""
+    with tf.device("CPU:0"):
+        variable._value = ResourceVariable(
+            value, trainable=variable.trainable, dtype=variable.dtype
+        )
+
+
+def take_value(variable: Any) -> None:
+    """Frees a variable's value; its shape and type stay, for what is only traced."""
+    variable._value = None
+    variable._initializer = keras.initializers.Zeros()

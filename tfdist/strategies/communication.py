@@ -173,10 +173,7 @@ def make_compressor(
     if not isinstance(workers, NativeCommunicator):
         group.agree("compression", repr(policy))
         if policy is not None and group.topology.size > 1:
-            raise UnsupportedError(
-                "Compression needs the native collectives, and these workers use TensorFlow's. "
-                "See `tfdist doctor`, or leave `compression` out."
-            )
+            raise cannot_compress("`compression`")
         return None
 
     def make_exchanges(within_hosts: bool) -> list[Exchange]:
@@ -200,6 +197,18 @@ def make_compressor(
         group.agree("compression", repr(policy))
 
     return Compressor(policy, make_exchanges, devices, agree)
+
+
+def cannot_compress(asked_by: str) -> UnsupportedError:
+    """What to raise where TensorFlow's collectives are to compress.
+
+    Args:
+        asked_by: what the user may leave out.
+    """
+    return UnsupportedError(
+        "Compression needs the native collectives, and these workers use TensorFlow's. "
+        f"See `tfdist doctor`, or leave {asked_by} out."
+    )
 
 
 def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:

@@ -26,6 +26,7 @@ from tfdist.internals.tensorflow import (
 from tfdist.strategies import reduction
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.group import Group
+from tfdist.strategies.updating import updating
 from tfdist.strategies.variables import VARIABLE_CLASSES
 
 
@@ -40,6 +41,8 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         group: the workers, for what Python code has to agree on.
         cross_device_ops: how to reduce among this worker's devices outside of a replica.
     """
+
+    in_stages = False  # Whether the workers hold parts of the model.
 
     def __init__(
         self,
@@ -60,9 +63,8 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         self._workers = workers
         self.group = group
         self.compressor: Compressor | None = None
+        self.shards_optimizers = False
         self._local_ops = cross_device_ops
-
-    # Who we are.
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -74,6 +76,11 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         return self._workers
 
     @property
+    def replicas(self) -> tuple[Communicator, ...]:
+        """For each of this worker's devices a communicator over all replicas."""
+        return self._replicas
+
+    @property
     def worker_count(self) -> int:
         """The number of workers in the group."""
         return self._workers.size
@@ -82,6 +89,11 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     def worker_rank(self) -> int:
         """This worker's position in the group."""
         return self._workers.rank
+
+    @property
+    def process_count(self) -> int:
+        """The number of processes that run the program, whatever each of them holds."""
+        return self.group.topology.size
 
     def _in_multi_worker_mode(self) -> bool:
         return self._workers.size > 1
@@ -162,7 +174,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             if isinstance(value, CheckpointInitialValue):
                 value = value.wrapped_value
             value = tf.convert_to_tensor(value, dtype=dtype)
-            self.group.agree("variable", f"{name} {value.dtype.name}{value.shape}")
+            self._agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
             if summed and self._workers.rank > 0:
                 return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
             if summed or not value.shape.num_elements():
@@ -170,6 +182,9 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             return self._workers.broadcast(value)
 
         return chiefs_value
+
+    def _agree_on_variable(self, description: str) -> None:
+        self.group.agree("variable", description)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if isinstance(tensor, (float, int)):
@@ -222,6 +237,10 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             [self._workers.all_gather(lengths) for lengths in local.nested_row_lengths()],
         )
 
+    def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
+        with updating(var, args):
+            return super()._replica_ctx_update(var, fn, args, kwargs, group)
+
     # Reductions outside of replicas.
 
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
@@ -235,7 +254,8 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         crossing: list[int] = []
         for value, destinations in value_destination_pairs:
             if distribute_utils.is_mirrored(value):
-                results.append(_reduce_mirrored(reduce_op, value, self._num_replicas_in_sync))
+                replicas = self._num_replicas_in_sync
+                results.append(reduction.reduce_mirrored(reduce_op, value, replicas))
             elif isinstance(value, DistributedValues) or self._workers.size > 1:
                 crossing.append(len(results))
                 results.append(self._reduce_locally(value))
@@ -277,9 +297,3 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             )
 
         return tf.nest.map_structure(gather, value)
-
-
-def _reduce_mirrored(reduce_op: Any, value: Any, replicas: int) -> Any:
-    if reduce_op == tf.distribute.ReduceOp.MEAN:
-        return value
-    return tf.nest.map_structure(lambda v: v * replicas, value.values[0])

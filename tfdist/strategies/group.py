@@ -7,6 +7,7 @@ import dataclasses
 import json
 import platform
 import random
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -127,18 +128,15 @@ class Group:
 
     def close(self) -> None:
         """Leaves the group, as the end of the process does."""
-        for communicator in self._communicators():
-            communicator.close()
+        for communicator in (*self._native.values(), *self._parts.values(), *self._devices):
+            if communicator is not None:
+                communicator.close()
         self.session.close()
 
     def _options(self, timeout: float | None) -> Options:
         if not timeout:
             return self.options
         return dataclasses.replace(self.options, collective_timeout=timeout)
-
-    def _communicators(self) -> list[NativeCommunicator]:
-        parts = [part for part in self._parts.values() if part is not None]
-        return [*self._native.values(), *parts, *self._devices]
 
     def _lose(self, message: str) -> None:
         self._loss = message
@@ -211,7 +209,9 @@ def _plain(error: tf.errors.OpError) -> str:
     """An operation's own message, without the graph's account of where the operation stands."""
     lines = [line.strip() for line in str(error.message).splitlines()]
     ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
-    return lines[ends[0] - 1] if ends and ends[0] else str(error.message)
+    text = lines[ends[0] - 1] if ends and ends[0] else str(error.message)
+    # What is said of an operation that ran eagerly.
+    return re.sub(r"^\{\{function_node \S+ ?\}\} | \[Op:\w+\] name: *$", "", text)
 
 
 _NEWS_SECONDS = 2.0

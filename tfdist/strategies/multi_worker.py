@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tfdist import cluster
 from tfdist.compression.registry import read as compression_policy
+from tfdist.errors import UnsupportedError
 from tfdist.strategies.communication import (
     COMMUNICATIONS,
     choose,
@@ -36,13 +37,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         compression: how to make the gradients smaller that cross from host to host: a name such as
             `"int8"`, a codec of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends
             them as they are.
+        shard_optimizer: whether each worker keeps the state of the optimizer, and updates the
+            weights, for a share of the elements alone, of equal size on all workers.
 
     Raises:
         ClusterError: the cluster's description is wrong.
         RendezvousError: not all workers came within `TFDIST_START_TIMEOUT` seconds.
         NativeUnavailableError: `communication="native"`, and they cannot be compiled or loaded.
         UnsupportedError: TensorFlow's collectives are to be used, and TensorFlow ran an operation
-            before the strategy was made; or these workers' gradients cannot be compressed.
+            before the strategy was made; or these workers' gradients cannot be compressed, or
+            their optimizers not be shared out.
         ProgramMismatchError: the workers are to compress in different ways, or differ elsewhere.
 
     Example:
@@ -61,33 +65,30 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         communication_options: Any = None,
         communication: str = "auto",
         compression: Any = None,
+        shard_optimizer: bool = False,
     ) -> None:
         if communication not in COMMUNICATIONS:
             raise ValueError(
                 f"`communication` must be one of {', '.join(map(repr, COMMUNICATIONS))}. "
                 f"Received: {communication!r}."
             )
-        if cluster_resolver is None:
-            topology = cluster.from_environment()
-            cluster_resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-                tf.train.ClusterSpec(topology.jobs),
-                task_type=topology.task_type,
-                task_id=topology.task_index,
-            )
-        else:
-            topology = cluster.from_resolver(cluster_resolver)
+        topology, cluster_resolver = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(topology)
+        group.agree("shard_optimizer", str(bool(shard_optimizer)))
         share_randomness(group)
         native = choose(group, communication) == "native"
         if not native:
             group.serve_tensorflow()
         devices = local_devices(group)
+        if shard_optimizer and len(devices) > 1:
+            raise cannot_shard(devices)
         workers = worker_communicator(group, options, native=native)
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended._cluster_resolver = cluster_resolver
+        extended.shards_optimizers = bool(shard_optimizer) and topology.size > 1
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
         extended._retrace_functions_for_each_device = len(devices) > 1
@@ -96,3 +97,28 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     def cluster_resolver(self) -> Any:
         """The resolver of the cluster, as TensorFlow's strategy has it."""
         return self.extended._cluster_resolver
+
+
+def cannot_shard(devices: list[str]) -> UnsupportedError:
+    """What to raise where a worker with several devices is to share out its optimizer."""
+    return UnsupportedError(
+        f"shard_optimizer=True needs workers with one device each. Received: {len(devices)} in "
+        "this process. Start a worker for each device, with CUDA_VISIBLE_DEVICES or "
+        "`tfdist run --gpus-per-worker`, or leave `shard_optimizer` out."
+    )
+
+
+def read_cluster(cluster_resolver: Any) -> tuple[cluster.Topology, Any]:
+    """The cluster of a resolver, or of `TF_CONFIG` without one; and the resolver.
+
+    Raises:
+        ClusterError: the cluster's description is wrong.
+    """
+    if cluster_resolver is not None:
+        return cluster.from_resolver(cluster_resolver), cluster_resolver
+    topology = cluster.from_environment()
+    return topology, tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(topology.jobs),
+        task_type=topology.task_type,
+        task_id=topology.task_index,
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,8 +25,12 @@ class Step:
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
         weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
+        agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
         counts_batches: whether a metric that takes up a loss counts batches, not rows.
+        is_microbatch: whether the replica computes its rows in several such steps.
     """
+
+    is_microbatch = False
 
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
@@ -33,7 +38,66 @@ class Step:
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
         self.weighed: set[int] = set()
+        self.agreed_on_overflow = False
         self.counts_batches = False
+
+    def totals(self, values: list[tf.Tensor]) -> Any:
+        """Adds up numbers over the parts of the global batch."""
+        context = tf.distribute.get_replica_context()
+        stopped = [tf.stop_gradient(v) for v in values]
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, stopped)
+
+    def totals_of_mask(self, mask: Any) -> Any:
+        """The number of a mask's entries in the global batch, and of those that count."""
+        entries = tf.cast(tf.size(mask), tf.float32)
+        return self.totals([entries, tf.reduce_sum(tf.cast(mask, tf.float32))])
+
+    def clip_by_global_norm(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
+    ) -> list[Any]:
+        """Clips the summed gradients by the norm of all of them together.
+
+        Args:
+            gradients: dense or `tf.IndexedSlices`.
+            variables: whose gradients they are.
+            norm: the largest norm that stays.
+        """
+        return list(tf.clip_by_global_norm(gradients, norm)[0])
+
+    def sums(self, variable: Any) -> bool:
+        """Whether this replica sums the gradients of a variable, rather than others for it."""
+        return True
+
+    def sum_over_replicas(
+        self,
+        add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        """Sums gradients over the replicas.
+
+        Args:
+            add_up: sums gradients, given with their variables.
+            gradients: dense or `tf.IndexedSlices`.
+            variables: whose gradients they are.
+        """
+        return add_up(gradients, variables)
+
+    def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
+        """The sum of the squares of all elements of gradients, of all parts of the model.
+
+        Args:
+            gradients: dense or `tf.IndexedSlices`, those of this part.
+            variables: whose gradients they are.
+        """
+        return sum_of_squares(gradients)
+
+    def before_update(self, variable: Any) -> list[tf.Tensor]:
+        """What the update of a variable waits for, beside its gradient."""
+        return []
+
+    def updated(self, variable: Any) -> None:
+        """Notes that a variable's update has been added."""
 
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
@@ -68,6 +132,12 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:
+    """The sum of the squares of all elements, a float32 scalar."""
+    values = [tf.cast(getattr(g, "values", g), tf.float32) for g in gradients]
+    return tf.add_n([tf.zeros([]), *(tf.reduce_sum(v * v) for v in values)])
 
 
 def current_step() -> Step | None:

@@ -10,7 +10,19 @@ from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies.step import current_step
 
 
-class ReplicatedVariable(MirroredVariable):  # type: ignore[misc]
+class _Scalar:
+    """What a scalar `tf.Variable` is to Python, and TensorFlow's distributed ones are not."""
+
+    read_value: Any
+
+    def __int__(self) -> int:
+        return int(self.read_value().numpy())
+
+    def __float__(self) -> float:
+        return float(self.read_value().numpy())
+
+
+class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
     """A mirrored variable that can be assigned inside `tf.cond`, and tells the step of it.
 
     Assigned by a replica, a variable without aggregation changes on that replica alone, as in
@@ -35,7 +47,7 @@ class ReplicatedVariable(MirroredVariable):  # type: ignore[misc]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class SummedVariable(SyncOnReadVariable):  # type: ignore[misc]
+class SummedVariable(_Scalar, SyncOnReadVariable):  # type: ignore[misc]
     """A variable that each replica changes by itself, read as the sum: a metric's state.
 
     Reading one takes a collective, in which all workers must join. A step of `fit` sums the

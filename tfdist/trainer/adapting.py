@@ -52,12 +52,14 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         extended = self.model.distribute_strategy.extended
-        choice = extended.compressor.choice
-        if choice is None:
+        if not extended.compressor.is_automatic:
             return
+        group, choice = extended.group, extended.compressor.choice
         due = str(time.monotonic() - self._last >= _SECONDS)
-        if extended.group.exchange("whether to probe the links", due)[0] != str(True):
+        if group.exchange("whether to probe the links", due)[0] != str(True):
             return
         self._last = time.monotonic()
-        if choice.reconsider():
+        changed = str(choice is not None and choice.reconsider())
+        # Workers that hold different stages choose by themselves.
+        if str(True) in group.exchange("whether another codec is chosen", changed):
             self.model.make_train_function(force=True)

@@ -16,6 +16,8 @@ import keras
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import TensorFlowTrainer, TFEpochIterator, Trainer
+from tfdist.sharding.elementwise import check_elementwise
+from tfdist.sharding.sharded import shares_out
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import joined_group, share_randomness
@@ -108,6 +110,8 @@ def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
         strategy = self._distribute_strategy
         with strategy.scope():
             result = compile_model(self, *args, **kwargs)
+        if self.optimizer is not None and shares_out(self.optimizer):
+            check_elementwise(self.optimizer)
         of_optimizer = getattr(self.optimizer, "_distribution_strategy", strategy)
         if of_optimizer is not strategy:
             raise ValueError(
@@ -127,7 +131,7 @@ def _install_number_of_batches() -> None:
     def begin_agreed(self: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, *args, **kwargs)
         extended = self._distribute_strategy.extended
-        if isinstance(extended, ReplicatedExtended) and extended.worker_count > 1:
+        if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
             counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
             self._agreed = None if "None" in counts else max(map(int, counts))
             self._num_batches = self._agreed

@@ -19,7 +19,7 @@ import numpy as np
 from tfdist.cluster.progress import say
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import saving_lib
-from tfdist.trainer.files import group_of
+from tfdist.trainer.files import group_of, in_stages
 
 _MARK = "mark"
 
@@ -34,7 +34,7 @@ def install() -> None:
     @functools.wraps(load_model)
     def load_model_and_state(filepath: Any, *args: Any, **kwargs: Any) -> Any:
         model = load_model(filepath, *args, **kwargs)
-        _load(model, filepath)
+        load_state(model, filepath)
         return model
 
     saving_lib.load_model = load_model_and_state
@@ -44,7 +44,7 @@ def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_and_state(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         result = save(model, filepath, *args, **kwargs)
-        if _compressor_of(model) is not None:
+        if compressor_of(model) is not None:
             state = getattr(_optimizer_of(model), "compression_state", None)
             path = _path(model, filepath)
             if state is not None and path:
@@ -58,14 +58,20 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load)
     def load_and_state(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         result = load(model, filepath, *args, **kwargs)
-        _load(model, filepath)
+        load_state(model, filepath)
         return result
 
     return load_and_state
 
 
-def _load(model: Any, filepath: Any) -> None:
-    compressor, optimizer = _compressor_of(model), _optimizer_of(model)
+def load_state(model: Any, filepath: Any) -> None:
+    """Gives a model's optimizer what this worker's codec has kept, if it is beside a file.
+
+    Args:
+        model: whose weights and optimizer's state have been read from the file.
+        filepath: the file.
+    """
+    compressor, optimizer = compressor_of(model), _optimizer_of(model)
     if compressor is None or optimizer is None or not optimizer.built:
         return
     path = _path(model, filepath)
@@ -84,10 +90,14 @@ def _load(model: Any, filepath: Any) -> None:
         )
 
 
-def _compressor_of(model: Any) -> Compressor | None:
+def compressor_of(model: Any) -> Compressor | None:
+    """What compresses the model's gradients, of which each worker saves its own state."""
     if group_of(model) is None:
         return None
-    compressor = model.distribute_strategy.extended.compressor
+    extended = model.distribute_strategy.extended
+    if extended.in_stages and not in_stages(model):
+        return None  # What stages are made of, by Keras's functions within those for stages.
+    compressor = extended.compressor
     return compressor if compressor is not None and compressor.active else None
 
 

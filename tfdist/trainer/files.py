@@ -8,6 +8,7 @@ What the chief saves by itself waits for nobody.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import shutil
@@ -20,6 +21,7 @@ from tfdist.errors import RendezvousError
 from tfdist.internals.keras import Model, legacy_h5_format, saving_lib
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
+from tfdist.trainer.sharded_files import has_sharded_optimizer, with_whole_optimizer
 
 _NOTICE = "saved"
 _OTHER_PATH_SECONDS = 2.0
@@ -37,7 +39,7 @@ def group_of(model: Any) -> Group | None:
     """The group of workers that a model is trained by; None where there is only one."""
     strategy = getattr(model, "_distribute_strategy", None)
     extended = getattr(strategy, "extended", None)
-    if isinstance(extended, ReplicatedExtended) and extended.worker_count > 1:
+    if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
         return extended.group
     return None
 
@@ -46,17 +48,43 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         group = group_of(model)
-        if group is None or not isinstance(filepath, (str, os.PathLike)):
-            return write(model, filepath, *args, **kwargs)
-        path = os.path.abspath(filepath)
-        if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
-            return None
-        result = _write_then_rename(write, model, str(filepath), args, kwargs)
+        with _in_one_piece(model) as whole:
+            if group is None or not isinstance(filepath, (str, os.PathLike)):
+                return write(whole, filepath, *args, **kwargs)
+            path = os.path.abspath(filepath)
+            if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
+                return None
+            if whole is None:
+                raise ValueError(
+                    "All workers save a model of which they hold parts to the same path, where "
+                    f"the chief writes it. Received: {path!r}, and another one on the chief. "
+                    "Pass the same."
+                )
+            result = _write_then_rename(write, whole, str(filepath), args, kwargs)
         if group.topology.is_chief:
             group.session.notify(_NOTICE, path)
         return result
 
     return chief_writes
+
+
+def in_parts(model: Any) -> bool:
+    """Whether workers hold parts of a model or its optimizer, so that all take part in saving."""
+    return in_stages(model) or has_sharded_optimizer(model)
+
+
+def in_stages(model: Any) -> bool:
+    """Whether workers hold parts of a model."""
+    return hasattr(model, "gathered")
+
+
+def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The model to be written; of one in parts the whole on the chief, and None elsewhere."""
+    if in_stages(model):
+        return model.gathered()  # type: ignore[no-any-return]
+    if has_sharded_optimizer(model):
+        return with_whole_optimizer(model)
+    return contextlib.nullcontext(model)
 
 
 class _Notices:

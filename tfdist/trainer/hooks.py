@@ -14,6 +14,9 @@ from tfdist.trainer import (
     noise,
     older_keras,
     optimizers,
+    sharded_averages,
+    sharded_files,
+    sharded_optimizers,
     writers,
 )
 
@@ -24,10 +27,14 @@ def install() -> None:
     losses.install()
     noise.install()
     older_keras.install()
+    # Below the other hooks of optimizers, which go around them.
+    sharded_optimizers.install()
+    sharded_averages.install()
     optimizers.install()
     loops.install()
     calls.install()
     adapting.install()
     files.install()
+    sharded_files.install()
     compression_files.install()
     writers.install()

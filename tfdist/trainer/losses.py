@@ -40,7 +40,7 @@ def _install_scaling() -> None:
         if step is None:
             return compute(self, y_true, y_pred, *args, **kwargs)
         # Keras weighs the loss of each output by the rows only where their number is static.
-        step.counts_batches = tf.nest.flatten(y_pred)[0].shape[0] is None
+        step.counts_batches = not step.is_microbatch and tf.nest.flatten(y_pred)[0].shape[0] is None
         try:
             return compute(self, y_true, y_pred, *args, **kwargs)
         finally:
@@ -66,13 +66,10 @@ def _install_reduction() -> None:
 
     def mask_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         weights = apply_mask(sample_weight, mask, dtype, reduction)
-        if (
-            current_step() is None
-            or mask is None
-            or reduction not in ("mean", "sum_over_batch_size")
-        ):
+        step = current_step()
+        if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weights
-        return weights * _mask_correction(mask, weights.dtype)
+        return weights * _mask_correction(step, mask, weights.dtype)
 
     def reduce_loss(
         values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
@@ -87,31 +84,24 @@ def _install_reduction() -> None:
         if reduction == "sum":
             return step.unweigh(tf.reduce_sum(values))
         if reduction == "mean_with_sample_weight" and sample_weight is not None:
-            return step.unweigh(_weighted_mean(values, sample_weight))
+            return step.unweigh(_weighted_mean(step, values, sample_weight))
         return reduce_values(values, sample_weight, reduction)
 
     losses.apply_mask = mask_weights
     losses.reduce_values = reduce_loss
 
 
-def _mask_correction(mask: Any, dtype: Any) -> tf.Tensor:
+def _mask_correction(step: Step, mask: Any, dtype: Any) -> tf.Tensor:
     # Keras weighs valid entries by total/valid of the local rows; this makes it the global ratio.
-    local = [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
-    total, valid = local
-    all_total, all_valid = _sums(local)
+    total, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))
+    all_total, all_valid = step.totals_of_mask(mask)
     correction = tf.math.divide_no_nan(all_total * valid, all_valid * total)
     return tf.cast(correction, dtype)
 
 
-def _weighted_mean(values: Any, sample_weight: Any) -> Any:
-    (weight,) = _sums([tf.reduce_sum(tf.cast(sample_weight, values.dtype))])
+def _weighted_mean(step: Step, values: Any, sample_weight: Any) -> Any:
+    (weight,) = step.totals([tf.reduce_sum(tf.cast(sample_weight, values.dtype))])
     return tf.math.divide_no_nan(tf.reduce_sum(values), weight)
-
-
-def _sums(values: list[tf.Tensor]) -> Any:
-    context = tf.distribute.get_replica_context()
-    stopped = [tf.stop_gradient(v) for v in values]
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, stopped)
 
 
 def _install_guides() -> None:

@@ -17,8 +17,16 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
-from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.step import Step, current_step
+from tfdist.sharding.sharded import sharded_by, shares_out, trained_by
+from tfdist.strategies.step import current_step
+from tfdist.trainer.replicas import (
+    compressor_in_use,
+    in_replica,
+    not_finite_together,
+    sum_over_replicas,
+    weigh,
+)
+from tfdist.trainer.sharded_optimizers import clip_shards
 
 
 def install() -> None:
@@ -38,23 +46,32 @@ def install() -> None:
             _here.variables = outer
 
     def clip_sums(self: Any, grads: Any) -> Any:
-        if _in_replica() and not _already_summed[id(self)]:
+        sharded = sharded_by(self)
+        if sharded is not None:
+            return clip_shards(self, sharded, grads, _here.variables, clip)
+        if in_replica() and not _already_summed[id(self)]:
             grads = sum_over_replicas(self, grads, _here.variables)
+        step = current_step()
+        if step is not None and self.global_clipnorm:
+            return step.clip_by_global_norm(grads, _here.variables, self.global_clipnorm)
         return clip(self, grads)
 
     def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
-        return grads_and_vars if _in_replica() else sum_gradients(self, grads_and_vars)
+        return grads_and_vars if in_replica() else sum_gradients(self, grads_and_vars)
 
     def apply_scaled_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not _in_replica():
+        if not in_replica():
             return apply_scaled(self, grads, trainable_variables)
-        if _compressor() is not None:
+        step = current_step()
+        agreed = step is not None and step.agreed_on_overflow
+        if agreed or compressor_in_use() is not None or shares_out(self):
             # What is lost must not be scaled by what changes from step to step, nor come from a
             # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
-            step = current_step()
-            if step is not None and id(self) in step.weighed:
+            if step is not None:
+                grads = weigh(step, self, grads)
                 step.weighed.add(id(self.inner_optimizer))
-            return apply_scaled(self, _not_finite_together(grads), trainable_variables)
+            grads = grads if agreed else not_finite_together(grads, _sum)
+            return apply_scaled(self, grads, trainable_variables)
         grads = sum_over_replicas(self, grads)
         # Keras may go on in other threads, where replicas are merged.
         inner = id(self.inner_optimizer)
@@ -91,7 +108,7 @@ def _prepared(apply: Any) -> Any:
     # Variables cannot be made inside the conditionals of an optimizer.
     @functools.wraps(apply)
     def apply_prepared(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        compressor = _compressor()
+        compressor = compressor_in_use()
         if compressor is not None and tf.distribute.get_strategy().extended._use_merge_call():
             raise UnsupportedError(
                 "Gradients of several devices per worker cannot be compressed eagerly. Compile "
@@ -102,56 +119,19 @@ def _prepared(apply: Any) -> Any:
                 self.build(list(trainable_variables))
             own = getattr(self, "inner_optimizer", self)
             grads = list(grads)
-            given = zip(grads, trainable_variables or own._trainable_variables, strict=False)
+            trained = trained_by(own)
+            given = zip(grads, trainable_variables or trained, strict=False)
             sparse = [v for g, v in given if isinstance(g, tf.IndexedSlices)]
-            compressor.prepare(own, own._trainable_variables, sparse)
+            step = current_step()
+            elsewhere = [v for v in trained if step is not None and not step.sums(v)]
+            compressor.prepare(own, trained, sparse, elsewhere)
         return apply(self, grads, trainable_variables)
 
     return apply_prepared
 
 
-def _compressor() -> Any:
-    if not _in_replica():
-        return None
-    compressor = tf.distribute.get_strategy().extended.compressor
-    return compressor if compressor is not None and compressor.active else None
-
-
-def _not_finite_together(gradients: Any) -> list[Any]:
-    """Makes a gradient NaN on all replicas where any gradient is not finite on one."""
-    grads: list[Any] = list(gradients)
-    present = [i for i, g in enumerate(grads) if g is not None]
-    if not present:
-        return grads
-    finite = [tf.reduce_all(tf.math.is_finite(_values(grads[i]))) for i in present]
-    broken = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
-    context = tf.distribute.get_replica_context()
-    anywhere = context.all_reduce(tf.distribute.ReduceOp.SUM, broken) > 0
-    dense = [i for i in present if not isinstance(grads[i], tf.IndexedSlices)]
-    marked = next((i for i in dense if 0 not in grads[i].shape), present[0])
-    grads[marked] = _marked(grads[marked], anywhere)
-    return grads
-
-
-def _marked(gradient: Any, broken: tf.Tensor) -> Any:
-    """The gradient, or one that is not a number."""
-    values = _values(gradient)
-    nan = tf.cast(float("nan"), values.dtype)
-    if not isinstance(gradient, tf.IndexedSlices):
-        return tf.where(broken, nan, values)
-    # It may have no rows on this replica.
-    row = tf.fill(tf.concat([[1], tf.shape(values)[1:]], axis=0), nan)
-    first = tf.zeros([1], gradient.indices.dtype)
-    more = tf.cast(broken, tf.int32)
-    return tf.IndexedSlices(
-        tf.concat([values, row[:more]], axis=0),
-        tf.concat([gradient.indices, first[:more]], axis=0),
-        gradient.dense_shape,
-    )
-
-
-def _values(gradient: Any) -> tf.Tensor:
-    return gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
+def _sum(value: tf.Tensor) -> Any:
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
 def _weighing(scale_loss: Any) -> Any:
@@ -167,42 +147,6 @@ def _weighing(scale_loss: Any) -> Any:
     return scale_weighed_loss
 
 
-def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
-    """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None.
-
-    Args:
-        optimizer: whose gradients they are.
-        grads: tensors, `tf.IndexedSlices` or None.
-        variables: for each gradient its variable, for those that may be compressed.
-    """
-    present = [g for g in grads if g is not None]
-    if not present:
-        return list(grads)
-    step = current_step()
-    if step is not None:
-        present = _weigh(step, optimizer, present)
-    context = tf.distribute.get_replica_context()
-    exact = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
-    compressor = _compressor()
-    if compressor is None or not variables:
-        sums = iter(exact(present))
-    else:
-        owners = [v for g, v in zip(grads, variables, strict=True) if g is not None]
-        sums = iter(compressor.sum(optimizer, present, owners, exact))
-    return [None if g is None else next(sums) for g in grads]
-
-
-def _weigh(step: Step, optimizer: Any, grads: list[Any]) -> list[Any]:
-    if id(optimizer) in step.weighed:
-        return step.zero_without_rows(grads)
-    return [
-        tf.IndexedSlices(step.weigh(g.values), g.indices, g.dense_shape)
-        if isinstance(g, tf.IndexedSlices)
-        else step.weigh(g)
-        for g in grads
-    ]
-
-
 # Eagerly, the replicas of one worker run at the same time, each in a thread.
 _here = threading.local()
 _already_summed: collections.Counter[int] = collections.Counter()
@@ -212,10 +156,3 @@ _summing = threading.Lock()
 def _note_summed(optimizer: int, change: int) -> None:
     with _summing:
         _already_summed[optimizer] += change
-
-
-def _in_replica() -> bool:
-    context = tf.distribute.get_replica_context()
-    if context is None or context.num_replicas_in_sync == 1:
-        return False
-    return isinstance(context.strategy.extended, ReplicatedExtended)

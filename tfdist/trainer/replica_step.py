@@ -38,8 +38,8 @@ def run_replica_step(
     with begin_step(context, batch) as step:
         before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
         logs = step_function(batch)
-        _forget_without_rows(model, step, before)
-        return _settle(context, model, step, logs)
+        forget_without_rows(model, step, before)
+        return settle(context, model, step, logs)
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
@@ -69,13 +69,30 @@ def count_rows(batch: Any) -> tf.Tensor:
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
-def _forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]) -> None:
-    # What a metric makes of no rows may be NaN.
+def forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]) -> None:
+    """Takes back what metrics have made of no rows, which may be NaN.
+
+    Args:
+        model: whose metrics they are.
+        step: the replica's step.
+        before: the values of `metric_variables(model)` before it.
+    """
     for variable, value in zip(metric_variables(model), before, strict=False):
         variable.assign(tf.where(step.share > 0, variable, value))
 
 
-def _settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
+def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
+    """Makes metrics, moving statistics and logs those of all replicas.
+
+    Args:
+        context: the replica's.
+        model: whose metrics they are.
+        step: the replica's step, at its end.
+        logs: of the replica.
+
+    Returns:
+        As `run_replica_step`.
+    """
     metrics = metric_variables(model)
     statistics = _changed_statistics(step)
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]

@@ -1,37 +1,61 @@
 """Keras's callbacks that write files, given the same path on all workers: the chief's alone do.
 
-`ModelCheckpoint` writes through `Model.save` and needs nothing here.
+`ModelCheckpoint` writes through `Model.save`; here it only shares its folder.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import tempfile
+import time
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
-from tfdist.trainer.files import group_of
+from tfdist.trainer.compression_files import compressor_of
+from tfdist.trainer.files import group_of, in_parts
 
 
 def install() -> None:
     """Replaces where these callbacks write."""
-    csv, board, backup = (
+    csv, board, backup, checkpoint = (
         keras.callbacks.CSVLogger,
         keras.callbacks.TensorBoard,
         keras.callbacks.BackupAndRestore,
+        keras.callbacks.ModelCheckpoint,
     )
     csv.on_train_begin = _writing_elsewhere(csv.on_train_begin)
     board.set_model = _logging_elsewhere(board.set_model)
     backup._save_model = _saving_at_once(backup._save_model)
-    backup.on_train_end = _by_the_chief(backup.on_train_end)
+    backup.on_train_end = _by_the_chief(_again_if_not_empty(backup.on_train_end))
+    checkpoint._save_model = _sharing_a_folder(checkpoint._save_model)
 
 
 def _may_write(model: Any) -> bool:
     group = group_of(model)
     return group is None or group.topology.is_chief
+
+
+def _make_folder(path: Any) -> None:
+    folder = os.path.dirname(path)
+    if folder and "://" not in folder:
+        os.makedirs(folder, exist_ok=True)
+
+
+def _again_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
+    # Another worker may still have added its part while the folder was deleted.
+    @functools.wraps(delete)
+    def delete_again(self: Any, logs: Any = None) -> Any:
+        try:
+            return delete(self, logs)
+        except OSError:
+            time.sleep(1)
+            return delete(self, logs)
+
+    return delete_again
 
 
 def _by_the_chief(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,6 +96,17 @@ def _logging_elsewhere(set_model: Callable[..., Any]) -> Callable[..., Any]:
     return set_model_and_folder
 
 
+def _sharing_a_folder(save: Callable[..., Any]) -> Callable[..., Any]:
+    # Keras makes the folder where there is none, and fails if another worker was a moment earlier.
+    @functools.wraps(save)
+    def save_model(self: Any, epoch: int, batch: int | None, logs: Any) -> Any:
+        if group_of(self.model) is not None:
+            _make_folder(self._get_file_path(epoch, batch, logs or {}))
+        return save(self, epoch, batch, logs)
+
+    return save_model
+
+
 def _saving_at_once(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_model(self: Any) -> Any:
@@ -79,6 +114,11 @@ def _saving_at_once(save: Callable[..., Any]) -> Callable[..., Any]:
         if group is None:
             return save(self)
         if not group.topology.is_chief:
+            if in_parts(self.model) or compressor_of(self.model) is not None:
+                _make_folder(self._weights_path)
+                # After the last epoch the chief may have deleted it again.
+                with contextlib.suppress(FileNotFoundError):
+                    self.model.save_weights(self._weights_path, overwrite=True)
             return None
         # The weights are renamed into place by themselves; what belongs to them follows.
         path = self._training_metadata_path

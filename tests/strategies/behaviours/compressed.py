@@ -34,16 +34,15 @@ def from_host_to_host(strategy, name):
     """The codec where it belongs: between hosts alone."""
     x, y = rows(96)
     model = compile_mlp(strategy_of(name, within_hosts=False))
+    groups = {"in_all": None, "of_workers": "workers"}
+    before = {key: tfdist.collective.statistics(group).sent_bytes for key, group in groups.items()}
     traffic = tfdist.callbacks.TrafficLogger()
     history = fit(model, x, y, batch_size=16, epochs=4, callbacks=[traffic])
-    in_all = tfdist.collective.statistics().sent_bytes
-    of_workers = tfdist.collective.statistics("workers").sent_bytes
-    return {
-        **outcome(model, history),
-        "sent": sum(history["sent_bytes"]),
-        "in_all": in_all,
-        "of_workers": of_workers,
+    sent = {
+        key: tfdist.collective.statistics(group).sent_bytes - before[key]
+        for key, group in groups.items()
     }
+    return {**outcome(model, history), "sent": sum(history["sent_bytes"]), **sent}
 
 
 def eagerly(strategy):
@@ -116,20 +115,25 @@ def sequences(strategy, name):
 
 
 def in_ways_of_keras(strategy):
-    x, y = rows(96)
-    results = {}
-    for name, optimizer in {
+    optimizers = {
         "accumulation": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
         "clipping": lambda: keras.optimizers.SGD(0.1, clipnorm=0.5),
         "adam": lambda: keras.optimizers.Adam(0.01),
         "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
-    }.items():
-        results[name] = []
-        for compressed in (True, False):
-            chosen = strategy_of("int8") if compressed else strategy
-            model = compile_mlp(chosen, optimizer)
-            results[name].append(outcome(model, fit(model, x, y, batch_size=16, epochs=4)))
+    }
+    results = {name: _with_and_without(strategy, make) for name, make in optimizers.items()}
+    keras.mixed_precision.set_dtype_policy("mixed_float16")
+    try:
+        results["mixed_float16"] = _with_and_without(strategy, lambda: keras.optimizers.SGD(0.1))
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
     return results
+
+
+def _with_and_without(strategy, optimizer):
+    x, y = rows(96)
+    models = [compile_mlp(chosen, optimizer) for chosen in (strategy_of("int8"), strategy)]
+    return [outcome(model, fit(model, x, y, batch_size=16, epochs=4)) for model in models]
 
 
 def overflow_on_one_worker(strategy):

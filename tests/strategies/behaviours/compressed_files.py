@@ -71,6 +71,24 @@ def resumed_from_files(strategy, folder, kind):
     return whole.get_weights(), again.get_weights(), errors_of(whole), errors_of(again)
 
 
+def resumed_from_backup(strategy, folder):
+    """The same from what Keras's callback has written of a job that was interrupted."""
+    x, y = rows(96)
+    settings = {"batch_size": 16, "shuffle": False}
+
+    def backup(delete=False):
+        return keras.callbacks.BackupAndRestore(f"{folder}/backup", delete_checkpoint=delete)
+
+    whole = compile_mlp(strategy_of("onebit"))
+    fit(whole, x, y, epochs=1, callbacks=[backup()], **settings)
+    fit(whole, x, y, epochs=1, **settings)
+    again = compile_mlp(strategy_of("onebit"))
+    fit(again, x, y, epochs=2, callbacks=[backup(delete=True)], **settings)
+    strategy.extended.group.agree("deleted", "yes")
+    assert not os.path.exists(f"{folder}/backup")
+    return whole.get_weights(), again.get_weights(), errors_of(whole), errors_of(again)
+
+
 def resumed_without(strategy, folder):
     """What each worker says where its part is missing, or belongs to other weights."""
     x, y = rows(96)

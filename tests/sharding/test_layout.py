@@ -1,0 +1,30 @@
+"""Shares cover every element once, and are equally large."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tfdist.sharding.layout import cut
+
+SIZES = [[1], [2, 3], [0, 5, 0, 1], [1000, 1, 1, 7], [3, 3, 3]]
+
+
+@pytest.mark.parametrize(("sizes", "ranks"), [*itertools.product(SIZES, [1, 2, 3, 5])])
+def test_every_element_has_one_owner(sizes, ranks):
+    groups = [range(len(sizes) - 1, 1, -1), range(min(2, len(sizes)))]
+    owned = {(i, e): 0 for i, size in enumerate(sizes) for e in range(size)}
+    for bucket in cut(sizes, groups, ranks):
+        assert bucket.share * ranks == bucket.size + bucket.padding
+        assert bucket.padding < ranks
+        for rank in range(ranks):
+            at = 0
+            for piece in bucket.pieces(rank):
+                assert piece.at == at
+                at += piece.size
+                for element in range(piece.start, piece.stop):
+                    owned[piece.variable, element] += 1
+            assert at <= bucket.share
+            assert at == bucket.share or rank >= bucket.size // bucket.share
+    assert set(owned.values()) == {1}
