@@ -20,12 +20,17 @@ from tfdist._version import __version__
 
 if TYPE_CHECKING:
     from tfdist import callbacks, collective, compression
+    from tfdist.pipeline.model import PipelineModel
+    from tfdist.pipeline.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
 
 __all__ = [
+    "HybridStrategy",
     "MirroredStrategy",
     "MultiWorkerMirroredStrategy",
+    "PipelineModel",
+    "PipelineStrategy",
     "__version__",
     "callbacks",
     "collective",
@@ -34,8 +39,11 @@ __all__ = [
 
 _PACKAGES = ("callbacks", "collective", "compression")
 _STRATEGIES = {
+    "HybridStrategy": "tfdist.pipeline.strategy",
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",
+    "PipelineModel": "tfdist.pipeline.model",
+    "PipelineStrategy": "tfdist.pipeline.strategy",
 }
 
 

@@ -34,6 +34,14 @@ class UnsupportedError(TfdistError, RuntimeError):
     """The chosen communication cannot carry what was asked of it."""
 
 
+class PartitionError(TfdistError, ValueError):
+    """A model cannot be divided into pipeline stages as asked."""
+
+
+class ScheduleError(TfdistError, ValueError):
+    """A schedule of the pipeline lacks a pass, runs one too early, or would never end."""
+
+
 class LaunchError(TfdistError, RuntimeError):
     """The launcher could not start its workers, or one of them failed."""
 

@@ -36,6 +36,20 @@ def audited(strategy, every, drift=None):
     return bool(np.isfinite(model.get_weights()[0]).all())
 
 
+def audited_apart(strategy, shard_optimizer, accumulation):
+    """Where workers keep what is theirs alone: a share of the slots, sums until the next update."""
+    strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=shard_optimizer)
+    model = compile_mlp(
+        strategy, lambda: keras.optimizers.Adam(gradient_accumulation_steps=accumulation)
+    )
+    callbacks = [Drift(1, 3), tfdist.callbacks.ReplicaAudit(every=1)]
+    try:
+        fit(model, *rows(40), batch_size=4, epochs=1, callbacks=callbacks)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return None
+
+
 def logged(strategy):
     model = compile_mlp(strategy)
     callbacks = [tfdist.callbacks.TrafficLogger()]

@@ -21,6 +21,14 @@ def test_the_first_difference_is_named_on_all_workers():
         assert "/bias' differs between worker 0 and worker 1." in said
 
 
+@pytest.mark.parametrize(("sharded", "accumulation"), [(True, None), (False, 3), (True, 3)])
+def test_what_is_a_workers_own_is_not_compared(sharded, accumulation):
+    """And the difference that comes with the fourth batch is found."""
+    behaviour = "tests.callbacks.behaviours:audited_apart"
+    for said in GROUPS["2"].run(behaviour, sharded, accumulation):
+        assert said.startswith("After 4 batches the replicas are not equal: the variable '")
+
+
 def test_the_end_is_audited_too():
     for said in GROUPS["2"].run(AUDITED, 1000, (0, 9)):
         assert "After 10 batches" in said

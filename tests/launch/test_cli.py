@@ -12,13 +12,21 @@ from tfdist._version import __version__
 from tfdist.launch import COMMANDS
 from tfdist.launch.cli import main
 
-HEAVY = {"tensorflow", "keras", "numpy", "absl"}
+HEAVY = {"tensorflow", "keras", "numpy", "absl", "matplotlib"}
 
 
 @pytest.mark.parametrize(
-    "arguments", [["--help"], ["--version"], ["run", "--help"], ["doctor", "-h"]]
+    "arguments",
+    [
+        ["--help"],
+        ["--version"],
+        ["run", "--help"],
+        ["doctor", "-h"],
+        ["pipeline", "--stages", "2", "--microbatches", "4"],
+        ["pipeline", "--stages", "2", "--microbatches", "4", "--schedule", "zbv"],
+    ],
 )
-def test_help_imports_nothing_heavy(arguments, environment):
+def test_it_imports_nothing_heavy(arguments, environment):
     program = (
         "import sys\n"
         "from tfdist.launch.cli import main\n"

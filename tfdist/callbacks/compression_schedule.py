@@ -10,7 +10,7 @@ import keras
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Policy
 from tfdist.compression.registry import read
-from tfdist.errors import UnsupportedError
+from tfdist.strategies.communication import cannot_compress
 from tfdist.strategies.extended import ReplicatedExtended
 
 
@@ -69,8 +69,5 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         if not isinstance(extended, ReplicatedExtended) or extended.worker_count == 1:
             return None
         if extended.compressor is None and any(self._policies.values()):
-            raise UnsupportedError(
-                "Compression needs the native collectives, and these workers use TensorFlow's. "
-                "See `tfdist doctor`, or leave the schedule out."
-            )
+            raise cannot_compress("the schedule")
         return extended.compressor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from typing import Any
@@ -10,6 +11,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ReplicaMismatchError
+from tfdist.pipeline.copies import copies_of
 from tfdist.strategies.extended import ReplicatedExtended
 
 
@@ -19,6 +21,7 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
     Synchronous training keeps the replicas equal; where code assigns weights on one worker alone,
     or draws different random numbers, they drift apart without a word. This finds the step at
     which that begins. It reads all weights, so it costs about a second per gigabyte of them.
+    Where a model is in stages, each weight is compared over the workers that hold it.
 
     Args:
         every: after so many batches it compares; and at the end of the training.
@@ -57,28 +60,44 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
         if strategy is None or not isinstance(strategy.extended, ReplicatedExtended):
             return
         group = strategy.extended.group
-        variables = self._variables()
-        mine = [[_hash(copy) for copy in _copies(variable)] for variable in variables]
+        mine = {
+            name: [variable.path, *(_hash(value) for value in _values(variable))]
+            for name, variable in copies_of(self.model).items()
+        }
         texts = group.exchange("replica audit", json.dumps(mine))
-        workers = [json.loads(text) for text in texts]
-        for i, variable in enumerate(variables):
-            hashes = [(rank, j, h) for rank, w in enumerate(workers) for j, h in enumerate(w[i])]
-            for rank, replica, found in hashes:
-                if found != hashes[0][2]:
+        found: dict[str, list[_Copy]] = {}
+        for rank, text in enumerate(texts):
+            for name, (path, *hashes) in json.loads(text).items():
+                found.setdefault(name, []).extend(
+                    _Copy(rank, i if len(hashes) > 1 else None, path, one)
+                    for i, one in enumerate(hashes)
+                )
+        for first, *others in found.values():
+            for other in others:
+                if other.hash != first.hash:
                     raise ReplicaMismatchError(
                         f"After {self._batches} batches the replicas are not equal: the variable "
-                        f"{variable.path!r} differs between worker 0 and worker {rank}"
-                        f"{f', replica {replica}' if len(workers[rank][i]) > 1 else ''}. Look for "
-                        "code that changes weights on one worker alone, or by random numbers of "
-                        "its own."
+                        f"{first.path!r} differs between worker {first.rank} and {other}. Look "
+                        "for code that changes weights on one worker alone, or by random numbers "
+                        "of its own."
                     )
 
-    def _variables(self) -> list[Any]:
-        optimizer = getattr(self.model, "optimizer", None)
-        return [*self.model.weights, *(optimizer.variables if optimizer else [])]
+
+@dataclasses.dataclass(frozen=True)
+class _Copy:
+    """What one replica has of a variable."""
+
+    rank: int
+    replica: int | None
+    path: str
+    hash: str
+
+    def __str__(self) -> str:
+        replica = "" if self.replica is None else f", replica {self.replica}"
+        return f"worker {self.rank}{replica}"
 
 
-def _copies(variable: Any) -> list[Any]:
+def _values(variable: Any) -> list[Any]:
     value = variable.value
     return list(getattr(value, "values", [value]))
 

@@ -41,9 +41,10 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
     def _count(self) -> tuple[int, int]:
         strategy = self.model.distribute_strategy
         extended = None if strategy is None else strategy.extended
-        if not isinstance(extended, ReplicatedExtended) or not isinstance(
-            extended.workers, NativeCommunicator
-        ):
+        if not isinstance(extended, ReplicatedExtended):
+            return 0, 0
+        # Stages are always connected by native ones, also where there is one pipeline.
+        if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):
             return 0, 0
         traffic = statistics()
         return traffic.sent_bytes, traffic.received_bytes

@@ -56,6 +56,10 @@ class DeviceCommunicator:
                     sums[i] = value
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        part = tf.shape(tensor)[0] // self.size
+        return self.all_reduce([tensor])[0][self.rank * part : (self.rank + 1) * part]
+
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._workers.all_gather(self._devices.all_gather(tensor))
 

@@ -101,6 +101,12 @@ class NativeCommunicator:
                     sums[i] = value
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        with tf.device(self.host):
+            whole = dtypes.to_native_summable(tensor)
+            part = native_ops.reduce_scatter(self.token, whole, "sum", self.name, "")
+            return dtypes.from_summable(part, tensor)
+
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.host):
             if tensor.dtype == tf.string:

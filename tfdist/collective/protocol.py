@@ -36,6 +36,13 @@ class Communicator(Protocol):
             The sums, in the order, types and shapes of `tensors`; bitwise equal everywhere.
         """
 
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        """This participant's part, along the first axis, of the sum over the participants.
+
+        Args:
+            tensor: of a numeric type; its first dimension is a multiple of `size`.
+        """
+
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates along the first axis, in rank order.
 
@@ -55,6 +62,9 @@ class Alone:
 
     def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tensors)
+
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        return tensor
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor

@@ -70,6 +70,10 @@ class TensorFlowCommunicator:
             sums = reduce_in_buckets(summable, self._reduce, self._bucket_bytes)
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
+    def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
+        part = tf.shape(tensor)[0] // self.size
+        return self.all_reduce([tensor])[0][self.rank * part : (self.rank + 1) * part]
+
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self._device):
             if tensor.dtype == tf.string:

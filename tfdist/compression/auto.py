@@ -35,8 +35,8 @@ class Auto:
     and the links have become twice as fast or as slow, they measure again.
 
     Args:
-        candidates: the codecs, the mildest first. The default ones need no other learning rate and
-            no warm-up.
+        candidates: the codecs, the mildest first. The default ones need no warm-up and no other
+            learning rate; with `PowerSGD`, some models then end at a higher loss all the same.
 
     Raises:
         ValueError: the candidates are no tuple of codecs.
@@ -109,15 +109,14 @@ class Choice:
         assert self.measurement is not None
         megabytes = 4e-6 * sum(map(count, self._shapes))
         times = ", ".join(
-            f"{name_of(codec)} {1e3 * seconds:.1f} ms"
+            f"{_kind(codec)} {1e3 * seconds:.1f} ms"
             for codec, seconds in sorted(self.measurement.seconds.items(), key=lambda item: item[1])
         )
         return (
-            f"tfdist: compression: {name_of(self.codec)} is chosen. A step's {megabytes:.1f} MB of "
+            f"tfdist: compression: {_kind(self.codec)} is chosen. A step's {megabytes:.1f} MB of "
             f"gradients take: {times}."
         )
 
 
-def name_of(codec: Codec | None) -> str:
-    """How a codec is called in messages."""
+def _kind(codec: Codec | None) -> str:
     return "none" if codec is None else type(codec).__name__

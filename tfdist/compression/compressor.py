@@ -93,6 +93,11 @@ class Compressor:
         return self._policy.codec
 
     @property
+    def is_automatic(self) -> bool:
+        """Whether the policy leaves the choice to measurement; the same on all workers."""
+        return self._policy is not None and isinstance(self._policy.codec, Auto)
+
+    @property
     def choice(self) -> Choice | None:
         """The choice by measurement; None without one."""
         return self._choice
@@ -112,20 +117,27 @@ class Compressor:
         """Whether the codec in use keeps anything from step to step."""
         return self.codec is not None and bool(self.codec.kept((64, 64)))
 
-    def prepare(self, optimizer: Any, variables: Sequence[Any], sparse: Sequence[Any]) -> None:
+    def prepare(
+        self,
+        optimizer: Any,
+        variables: Sequence[Any],
+        sparse: Sequence[Any],
+        elsewhere: Sequence[Any] = (),
+    ) -> None:
         """Makes what the optimizer's gradients need, before any conditional is traced.
 
         Args:
             optimizer: a Keras optimizer; what is kept becomes its attribute `compression_state`.
             variables: all Keras variables that it trains.
             sparse: those whose gradients are sparse.
+            elsewhere: those whose gradients other workers sum.
 
         Raises:
             ValueError: the codec does not go with the optimizer.
         """
         if self._policy is None or not self.active:
             return
-        left_out = set() if self._policy.sparse else {id(v) for v in sparse}
+        left_out = {id(v) for v in [*([] if self._policy.sparse else sparse), *elsewhere]}
         # A number stays with its variable, whatever the policy is and the gradients are.
         known = enumerate(v for v in variables if may_be_compressed(v))
         chosen = {n: v for n, v in known if id(v) not in left_out and self._policy.compresses(v)}

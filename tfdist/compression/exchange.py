@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.sharing import Sharing
 
 Split = Callable[[str, list[int]], NativeCommunicator | None]
+
+
+def is_shared_out(hosts: Sequence[int]) -> bool:
+    """Whether workers on these hosts share out gradients: several hosts, some with several.
+
+    Args:
+        hosts: for each worker the number of its host.
+    """
+    return 1 < len(set(hosts)) < len(hosts)
 
 
 class Exchange:
@@ -18,7 +27,8 @@ class Exchange:
         within_hosts: whether to compress also between the workers of a host.
         devices: how the devices of this worker share out gradients.
         split: makes a communicator of a name with some of the workers; all call it together, with
-            no members where they are in none. Not needed where each host has one worker.
+            no members where they are in none. Needed, and called for "host" and "carriers", where
+            they do not compress within hosts and `is_shared_out`.
 
     Attributes:
         workers: as given.
@@ -47,7 +57,7 @@ class Exchange:
         for rank, host in enumerate(workers.hosts):
             hosts.setdefault(host, []).append(rank)
         self.compresses = within_hosts or len(hosts) > 1
-        if within_hosts or len(hosts) in (1, workers.size):
+        if within_hosts or not is_shared_out(workers.hosts):
             return
         assert split is not None
         own = hosts[workers.hosts[workers.rank]]

@@ -1,4 +1,4 @@
-"""The `tfdist` command: starts the workers of a job, and says what is wrong with a machine."""
+"""The `tfdist` command: starts the workers of a job, and helps before that."""
 
 from __future__ import annotations
 
@@ -7,5 +7,6 @@ from __future__ import annotations
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tfdist.launch.run", "start a script as several workers"),
     "build": ("tfdist.launch.build", "compile the native collectives ahead of time"),
+    "pipeline": ("tfdist.launch.pipeline", "show what schedules of a pipeline take"),
     "doctor": ("tfdist.launch.doctor", "check this machine and its TF_CONFIG"),
 }

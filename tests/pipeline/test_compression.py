@@ -1,0 +1,153 @@
+"""Gradients of pipelines side by side, compressed between them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.pipeline.groups import GROUPS
+from tests.strategies.comparison import assert_close
+from tfdist.compression import CODECS
+
+PACKAGE = "tests.pipeline.compressed_behaviours"
+
+
+def run(group, behaviour, *args):
+    return GROUPS[group].run(f"{PACKAGE}:{behaviour}", *args)
+
+
+def check_equal(results):
+    """All who hold a variable hold the same bits; they, together."""
+    held = {}
+    for rank, result in enumerate(results):
+        for i, value in result["weights"].items():
+            assert np.array_equal(held.setdefault(i, value), value), f"variable {i}, rank {rank}"
+    return held
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("codec", ["int8", "fp16", "onebit", "topk", "powersgd"])
+def test_two_pipelines(codec, tied):
+    results = run("4", "train", codec, 2, tied)
+    check_equal(results)
+    loss = results[0]["history"]["loss"]
+    assert loss[-1] < loss[0]
+    kept = CODECS[codec]().kept((16, 16))
+    assert all(bool(result["kept"]) == bool(kept) for result in results)
+
+
+# Those that compress each gradient by itself, whatever the others are. With 33 rows the second
+# pipeline has none in the last step.
+@pytest.mark.parametrize("codec", ["topk", "powersgd", "threshold"])
+@pytest.mark.parametrize("rows", [45, 33])
+def test_what_data_parallelism_gives(codec, rows):
+    expected = run("2", "train", codec, 0, False, "sgd", rows)
+    results = run("4", "train", codec, 2, False, "sgd", rows)
+    weights = check_equal(results)
+    assert_close(weights, expected[0]["weights"], "weights")
+    assert_close(results[0]["history"], expected[0]["history"], "history")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_nothing_to_compress_with_one_pipeline(tied):
+    expected = run("alone", "train", None, 0, tied)[0]
+    results = run("2", "train", "onebit", 2, tied)
+    assert_close(check_equal(results), expected["weights"], "weights")
+    for result in results:
+        assert_close(result["history"], expected["history"], "history")
+        assert result["kept"] == {}
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "accumulation", "scaling"])
+def test_in_ways_of_keras(optimizer):
+    results = run("4", "compressed_and_not", [optimizer])
+    for case in results[0]:
+        compressed, plain = zip(*(result[case] for result in results), strict=True)
+        check_equal(compressed)
+        expected = run("alone", "train", None, 0, case[1], optimizer)[0]
+        assert_close(check_equal(plain), expected["weights"], f"{case}")
+        loss = compressed[0]["history"]["loss"]
+        assert loss[-1] < loss[0]
+        assert loss != plain[0]["history"]["loss"]
+
+
+def test_overflow_in_one_pipeline():
+    results = run("4", "overflow")
+    check_equal(results)
+    for result in results:
+        assert result["skipped"]
+        assert not any(value.any() for value in result["kept"].values())
+        assert result["scale"] == 2.0**14
+        assert result["went on"]
+
+
+def test_callbacks():
+    results = run("4", "scheduled")
+    check_equal(results)
+    exact = run("4", "train", None, 2, True)[0]["history"]["loss"]
+    for result in results:
+        assert result["names"] == ["none", "onebit", "topk", "none"]
+        loss = result["history"]["loss"]
+        assert loss[0] == exact[0]
+        assert loss[1] != exact[1]
+        assert loss[-1] < loss[0]
+        assert result["history"]["sent_bytes"] == [0] * 4  # All are on one host.
+
+
+@pytest.mark.parametrize(
+    ("layer", "at", "who"),
+    [
+        # Ranks 0 and 1 hold the first stage, 2 and 3 the second.
+        ("first", 1, "'first/kernel' differs between worker 0 and worker 1."),
+        ("second", 3, "'second/kernel' differs between worker 2 and worker 3."),
+        ("embedding", 2, "'embedding/embeddings' differs between worker 0 and worker 2."),
+    ],
+)
+def test_the_audit_names_the_difference_on_all_ranks(layer, at, who):
+    for said in run("4", "drift", layer, at):
+        assert said.startswith("After 1 batches the replicas are not equal")
+        assert who in said
+
+
+@pytest.mark.parametrize("how", ["load_weights", "load_model"])
+def test_resuming_from_files(how, tmp_path):
+    for rank, (whole, again, said) in enumerate(run("4", "resume", str(tmp_path), how)):
+        assert said == []
+        assert whole["kept"] and all(value.any() for value in whole["kept"].values())
+        for name in ("weights", "kept"):
+            for key, value in whole[name].items():
+                assert np.array_equal(value, again[name][key]), f"{name} {key}, rank {rank}"
+
+
+def test_resuming_in_other_stages(tmp_path):
+    run("4", "resume", str(tmp_path), "load_model")
+    path = str(tmp_path / "model.keras")
+    for _, said in run("4", "resume_from", path, "load_model", 4):
+        assert said == []  # One pipeline has nothing to compress.
+    for _, said in run("4", "resume_from", path, "load_model", 1):
+        assert len(said) == 1
+        assert "belongs to other weights" in said[0]
+
+
+# Ranks 0, 1 and 2 hold the first stage, and two of them share a host; 3, 4 and 5 the second.
+@pytest.mark.parametrize("codec", [None, "int8", "onebit", "powersgd"])
+def test_hosts_of_several_workers(codec):
+    results = run("6 on 5 hosts", "from_host_to_host", codec)
+    check_equal(results)
+    assert {result["hosts"] for result in results} == {(0, 1, 1), (0, 1, 2)}
+    assert all(result["active"] == (set() if codec is None else {True}) for result in results)
+    loss = results[0]["history"]["loss"]
+    assert loss[-1] < loss[0]
+    assert all(min(result["history"]["sent_bytes"]) > 0 for result in results)
+
+
+def test_a_choice_by_measurement():
+    """Ranks 0 and 1, on one host, have nothing to choose; 2 and 3 have."""
+    results = run("4 on 2 hosts", "automatic")
+    check_equal(results)
+    for rank, result in enumerate(results):
+        measuring = ["none", "none", "onebit", "onebit"]
+        assert result["names"] == (measuring if rank > 1 else ["none"] * 4)
+        assert bool(result["kept"]) == (rank > 1)
+        loss = result["history"]["loss"]
+        assert loss[-1] < loss[0]

@@ -1,0 +1,85 @@
+"""What docs/pipeline.md and the docstrings show is what comes out."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import pathlib
+import re
+
+import pytest
+
+from tfdist.launch.cli import main
+from tfdist.pipeline.action import Action, Kind
+from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.schedules import make
+from tfdist.pipeline.simulate import simulate
+
+PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
+
+
+def test_commands(capsys):
+    blocks = re.findall(r"```console\n(.*?)```", PAGE, re.DOTALL)
+    commands = [part for block in blocks for part in block.split("$ tfdist ")[1:]]
+    assert len(commands) >= 4
+    for command in commands:
+        line, shown = command.split("\n", 1)
+        assert main(line.split()) == 0
+        assert capsys.readouterr().out == shown
+
+
+def test_the_table_of_bubbles():
+    rows = re.findall(r"^\| (`.*?) \|((?: [\d.]+% \|){4})$", PAGE, re.MULTILINE)
+    assert len(rows) == 4
+    for names, bubbles in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            for (p, m), shown in zip(
+                ((2, 8), (4, 8), (4, 16), (8, 16)), re.findall(r"[\d.]+%", bubbles), strict=True
+            ):
+                assert f"{simulate(make(name, p, m)).bubble:.1%}" == shown
+
+
+def test_the_example(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    codes = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    (code,) = (code for code in codes if "last_first" in code)
+    exec(compile(code, "pipeline.md", "exec"), {})
+    assert capsys.readouterr().out.startswith("last_first: 4 ranks")
+    assert (tmp_path / "last_first.png").exists()
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "action",
+        "check",
+        "costs",
+        "lower",
+        "picture",
+        "schedule",
+        "schedules",
+        "schedules.own",
+        "schedules.pattern",
+        "schedules.gpipe",
+        "schedules.one_f_one_b",
+        "schedules.interleaved",
+        "schedules.looped_bfs",
+        "schedules.zb_h1",
+        "schedules.interleaved_zb",
+        "schedules.zbv",
+        "schedules.dualpipev",
+        "simulate",
+        "timeline",
+    ],
+)
+def test_docstrings(module, tmp_path, monkeypatch):
+    if module == "picture":
+        pytest.importorskip("matplotlib")
+    monkeypatch.chdir(tmp_path)
+    names = (Action, Kind, Schedule, make, simulate)
+    result = doctest.testmod(
+        importlib.import_module(f"tfdist.pipeline.{module}"),
+        extraglobs={each.__name__: each for each in names},
+    )
+    assert result.attempted and not result.failed

@@ -1,0 +1,37 @@
+"""A worker that is killed or stopped: all others say who, and which stages it held."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pipeline.loss_behaviours import VICTIM, VICTIMS
+from tests.ranks import Ranks
+
+
+@pytest.fixture
+def ranks(monkeypatch):
+    """Four that are not used again."""
+    monkeypatch.setenv("TFDIST_HEARTBEAT_TIMEOUT", "6")
+    monkeypatch.setenv("TFDIST_LINK_TIMEOUT", "3")
+    four = Ranks(4)
+    yield four
+    four.stop()
+
+
+@pytest.mark.parametrize("signal", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("phase", ["forward", "backward", "reduction", "evaluation", "saving"])
+def test_all_others_name_it(ranks, phase, signal, tmp_path):
+    behaviour = "tests.pipeline.loss_behaviours:train"
+    victim = VICTIMS.get(phase, VICTIM)
+    args = (phase, signal, str(tmp_path))
+    answers = ranks.answers(behaviour, *args, timeout=60, silent={victim})
+    for rank, (done, found) in enumerate(answers):
+        if rank == victim:
+            continue
+        assert done, found
+        message, seconds = found
+        assert f"worker {victim} (" in message
+        # In saving, the chief's pipeline knows of stages; the others wait for the chief's word.
+        assert "stage 1" in message or (phase == "saving" and rank != 0)
+        assert len(message.splitlines()) == 1
+        assert seconds < 30

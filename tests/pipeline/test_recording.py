@@ -1,0 +1,41 @@
+"""When the actions of a real pipeline ran."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.pipeline.groups import GROUPS
+from tfdist.pipeline.schedules import make
+
+
+@pytest.mark.parametrize(("schedule", "frozen"), [("1f1b", 0), ("zbv", 0), ("zbv", 3)])
+def test_a_step_is_recorded(schedule, frozen):
+    results = GROUPS["2"].run("tests.pipeline.recording:record", schedule, frozen)
+    expected = [[str(a) for a in own] for own in make(schedule, 2, 4).actions]
+    for result in results:
+        assert [[name for name, _, _ in own] for own in result["spans"]] == expected
+        assert result["iterations"] == 3
+        assert result["learning_rate"] == pytest.approx(0.01)
+        assert result["losses"][1] < result["losses"][0]
+        assert all(seconds > 0 for seconds in result["forward"])
+    assert results[0]["spans"] == results[1]["spans"]
+    times = {name: (start, end) for own in results[0]["spans"] for name, start, end in own}
+    assert min(start for start, _ in times.values()) == 0
+    for own in results[0]["spans"]:
+        assert all(start <= end for _, start, end in own)
+        assert all(a[2] <= b[1] for a, b in itertools.pairwise(own))
+    for m in range(4):
+        assert times[f"F0.{m}"][1] <= times[f"F1.{m}"][0]
+
+
+def test_both_pipelines_are_recorded_by_themselves():
+    results = GROUPS["4"].run("tests.pipeline.recording:record", "1f1b")
+    assert [result["ranks"] for result in results] == [2, 2, 2, 2]
+    assert len({str(result["spans"]) for result in results}) == 2
+
+
+def test_only_a_compiled_model_is_recorded():
+    results = GROUPS["2"].run("tests.pipeline.recording:record_uncompiled")
+    assert all("Call `compile` first" in result for result in results)

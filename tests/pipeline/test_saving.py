@@ -1,0 +1,115 @@
+"""Saving and loading of models in stages, against one process."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.pipeline.groups import GROUPS
+from tests.strategies.comparison import assert_close
+
+PACKAGE = "tests.pipeline.saving_behaviours"
+# Keras does not save the states of dropout, so only these go on as if nothing had happened.
+GO_ON = ("gpt_masked_loss", "residual_cnn")
+
+
+def run(group, name, *args):
+    return GROUPS[group].run(f"{PACKAGE}:{name}", *args)
+
+
+def check(results, reference, where):
+    """All ranks give what one process does, and none of them holds it all."""
+    for rank, result in enumerate(results):
+        result = dict(result)
+        assert result.pop("held") < len(reference["weights"])
+        assert_close(result, reference, f"{where}, rank {rank}")
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "saved", "loaded"),
+    # The second of the four stages of the last one has nothing to train.
+    [
+        ("gpt_masked_loss", "adam", "2", "4"),
+        ("residual_cnn", "adafactor", "2", "2"),
+        ("mlp", "adam", "4", "2"),
+    ],
+)
+def test_the_file_is_an_ordinary_model(name, optimizer, saved, loaded, tmp_path):
+    arguments = (name, str(tmp_path), optimizer)
+    results = run(saved, "train_and_save", *arguments, int(saved))
+    reference = run("alone", "load", *arguments)[0]
+    if name in GO_ON:
+        check(results, reference, "going on")
+    check(run(loaded, "load", *arguments, int(loaded)), reference, "loaded")
+
+
+def test_weights(tmp_path):
+    arguments = ("gpt_masked_loss", str(tmp_path))
+    reference = run("alone", "train_and_save", *arguments)[0]
+    predictions = run("alone", "load_weights", *arguments)[0][0]["predictions"]
+    for found in run("2", "load_weights", *arguments):
+        for part in found:
+            assert_close(part["predictions"], predictions, "weights")
+            assert part["held"] < len(reference["weights"])
+
+
+def test_a_file_of_one_process(tmp_path):
+    arguments = ("residual_cnn", str(tmp_path), "nadam")
+    reference = run("alone", "train_and_save", *arguments)[0]
+    check(run("2", "load", *arguments), reference, "loaded")
+
+
+def test_several_pipelines(tmp_path):
+    arguments = ("integers", str(tmp_path), "adam")
+    results = run("4", "train_and_save", *arguments)
+    reference = run("alone", "load", *arguments)[0]
+    check(results, reference, "going on")
+    check(run("4", "load", *arguments), reference, "loaded")
+
+
+def test_scaled_losses(tmp_path):
+    arguments = ("mixed_float16_gpt", str(tmp_path), "adam")
+    run("2", "train_and_save", *arguments)
+    reference = run("alone", "load", *arguments)[0]
+    for result in run("2", "load", *arguments):
+        assert result["scale"] == reference["scale"] == 8.0 * 2**4  # After four steps.
+        assert_close(result["evaluation"], reference["evaluation"], "evaluation", 2e-3)
+
+
+def test_export(tmp_path):
+    for result in run("2", "export", "residual_cnn", str(tmp_path)):
+        assert_close(result["served"], result["predictions"], "served")
+        assert result["held"] < 20
+
+
+def test_description():
+    reference = run("alone", "describe", "mlp")[0]
+    for result in run("2", "describe", "mlp"):
+        assert result["count"] == reference["count"]
+        assert reference["text"] in result["text"]
+        assert "sends to later stages" in result["text"]
+
+
+def test_callbacks(tmp_path):
+    reference = run("alone", "callbacks", "residual_cnn", str(tmp_path / "alone"))[0]
+    assert reference == {"restored": True, "changed": True, "epochs": 2}
+    for result in run("2", "callbacks", "residual_cnn", str(tmp_path / "2")):
+        assert result == reference
+
+
+def test_backup(tmp_path):
+    reference = run("alone", "back_up", "residual_cnn", str(tmp_path / "alone"))[0]
+    check(run("2", "back_up", "residual_cnn", str(tmp_path / "2")), reference, "backup")
+    assert not list(tmp_path.glob("*/backup"))
+
+
+def test_mistakes(tmp_path):
+    run("alone", "train_and_save", "mlp", str(tmp_path), "adam")
+    for messages, unchanged in run("2", "mistakes", str(tmp_path)):
+        uncompiled, other_kind, fewer, transposed, other_model = messages
+        assert "Call `compile` first" in uncompiled
+        assert "without a state for SGD" in other_kind
+        assert "9 arrays for the 10 weights" in fewer
+        assert "(16, 12) where" in transposed
+        assert "model.keras' for 'functional" in other_model
+        assert all("\n" not in message for message in messages)
+        assert unchanged

@@ -1,0 +1,50 @@
+"""Where a strategy cuts a model: the same on all workers, by what the chief has measured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import keras
+
+from tfdist.errors import TfdistError, UnsupportedError
+from tfdist.pipeline.partition.choose import COSTS, check_stages, decide, partition
+from tfdist.pipeline.partition.cut import Partition, cut
+from tfdist.pipeline.partition.linearize import linearize
+from tfdist.pipeline.strategy import HybridStrategy
+
+# Of the microbatches that are measured: enough for the processor, and soon done.
+_ROWS = 8
+
+
+def choose(
+    model: keras.Model, strategy: HybridStrategy, cuts: Sequence[str] | None, by: str
+) -> Partition:
+    """Cuts a model into the stages of a strategy; all workers call it together.
+
+    Args:
+        model: the whole model.
+        strategy: whose schedule says how many stages there are.
+        cuts: the names of the calls with which stages end; None to choose.
+        by: `"time"` or `"parameters"`.
+
+    Raises:
+        PartitionError: the model cannot be cut so.
+        UnsupportedError: the chief could not measure it.
+    """
+    stages = strategy.stages
+    if cuts is not None or stages == 1 or by not in COSTS:
+        return partition(model, stages, by=by, cuts=cuts)
+    graph = linearize(model)
+    check_stages(graph, stages)
+    group = strategy.extended.group
+    answer: dict[str, object] = {}
+    if group.topology.is_chief:
+        try:
+            answer["seconds"] = [cost.seconds for cost in COSTS[by](graph, _ROWS)]
+        except (TfdistError, ValueError) as error:
+            answer["error"] = str(error)
+    chiefs = json.loads(group.exchange("stages", json.dumps(answer))[0])
+    if "error" in chiefs:
+        raise UnsupportedError(f"The model could not be measured: {chiefs['error']}")
+    return cut(graph, decide(graph, stages, chiefs["seconds"], rows=_ROWS))

@@ -1,0 +1,218 @@
+"""A process's programs of a model: for each kind of step and number of microbatches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipeline.channels import Channel, Pair, open_channels
+from tfdist.pipeline.ends import End, LossEnd, PredictionEnd
+from tfdist.pipeline.gradients import GradientSums
+from tfdist.pipeline.lower import Send, lower
+from tfdist.pipeline.masks import find_masks
+from tfdist.pipeline.partition.cut import Partition
+from tfdist.pipeline.partition.graph import Key
+from tfdist.pipeline.program import Program
+from tfdist.pipeline.stage_functions import StageFunctions
+from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.pipeline.tied import TiedVariables
+from tfdist.pipeline.wires import Wires
+
+
+class Engine:
+    """What a rank runs of a model in stages.
+
+    Args:
+        strategy: whose schedule it runs.
+        partition: the model's stages.
+        compute_loss: of targets, predictions and sample weights.
+        update_metrics: likewise.
+        recompute: whether backward passes run the forward pass again.
+    """
+
+    def __init__(
+        self,
+        strategy: HybridStrategy,
+        partition: Partition,
+        compute_loss: Callable[[Any, Any, Any], Any],
+        update_metrics: Callable[[Any, Any, Any], None],
+        *,
+        recompute: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._partition = partition
+        self._compute_loss = compute_loss
+        self._update_metrics = update_metrics
+        self._recompute = recompute
+        self._sums = GradientSums(strategy.extended.worker_devices[0])
+        self._stages: dict[Any, dict[int, StageFunctions]] = {}
+        self._channels: dict[Pair, Channel] | None = None
+
+    @functools.cached_property
+    def wires(self) -> Wires:
+        """The forms of the values between stages."""
+        return Wires(self._partition)
+
+    @functools.cached_property
+    def masks(self) -> tuple[list[Key], Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
+        """The masked outputs, and how their masks follow from the inputs."""
+        return find_masks(self._partition)
+
+    @functools.cached_property
+    def tied(self) -> TiedVariables:
+        """The variables that several stages share."""
+        return TiedVariables(self._partition, self._strategy)
+
+    @property
+    def rank(self) -> int:
+        """In the pipeline."""
+        return self._strategy.place
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage."""
+        return len(self._partition.stages) - 1
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether the last stage is this rank's."""
+        return self._strategy.rank_of(self.last) == self.rank
+
+    @functools.cached_property
+    def reads(self) -> bool:
+        """Whether this rank needs the values of batches in training and evaluation."""
+        mine = self._strategy.stages_of(self.rank)
+        return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
+
+    @functools.cached_property
+    def places_that_train(self) -> list[int]:
+        """The ranks of the pipeline whose stages have anything to train, in order."""
+        stages = [stage for stage in self._partition.stages if stage.trainable_variables]
+        return sorted({self._strategy.rank_of(stage.index) for stage in stages})
+
+    def stage_of(self, variable: Any) -> int | None:
+        """The number of this rank's stage that trains a variable of the strategy."""
+        return self._stage_of.get(id(variable))
+
+    @functools.cached_property
+    def _stage_of(self) -> dict[int, int]:
+        return {
+            id(variable.value): index
+            for index in self._strategy.stages_of(self.rank)
+            for variable in self._partition.stages[index].trainable_variables
+        }
+
+    @property
+    def output_specs(self) -> list[tf.TensorSpec]:
+        """The forms of the model's outputs, flat."""
+        return [self.wires.of(key).spec for key in self._partition.graph.outputs]
+
+    def inputs(self, x: Any) -> dict[Key, Any]:
+        """What a user passes to the model, by key."""
+        return self._partition.graph.unpack_inputs(x)
+
+    def pack_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Flat outputs in the structure of the model's."""
+        graph = self._partition.graph
+        return graph.pack_outputs(dict(zip(graph.outputs, outputs, strict=True)))
+
+    def program(
+        self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
+    ) -> Program:
+        """The program of a step; traces this rank's stages when it is first asked for.
+
+        Args:
+            mode: `"train"`, `"test"` or `"predict"`.
+            microbatches: their number.
+            targets: the forms of targets and sample weights, in their structure.
+            timed: whether it notes when each action runs.
+        """
+        schedule = self._strategy.schedule_for(microbatches)
+        if mode != "train":
+            schedule = schedule.forward_only()
+        edges = [(e.source, e.target) for e in self._partition.edges]
+        back = self._differentiable if mode == "train" else frozenset()
+        backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
+        steps = lower(schedule, edges, backward)
+        if self._channels is None:
+            _ = self.tied
+            self._channels = self._open_channels(edges)
+        return Program(
+            self.rank,
+            steps[self.rank],
+            self._stages_for(mode, targets, split=schedule.splits_backward),
+            self._sums,
+            self._partition,
+            self.wires,
+            back,
+            self._channels,
+            timed=timed,
+        )
+
+    def abort(self, message: str) -> None:
+        """Fails what this rank's peers wait for, with this message."""
+        for channel in (self._channels or {}).values():
+            channel.abort(message)
+        self._strategy.abort(message)
+
+    def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
+        extended = self._strategy.extended
+        schedule = self._strategy.schedule_for(self._strategy.microbatches)
+        pairs = {
+            (rank, step.peer)
+            for rank, steps in enumerate(lower(schedule, edges))
+            for step in steps
+            if isinstance(step, Send)
+        }
+        group = extended.group
+        return open_channels(pairs, group.topology.rank, extended.mesh.pipelines, group.native_part)
+
+    def _stages_for(self, mode: str, targets: Any, *, split: bool) -> dict[int, StageFunctions]:
+        key = (mode, split, repr(targets))
+        if key not in self._stages:
+            mine = self._strategy.stages_of(self.rank)
+            self._stages[key] = {
+                index: StageFunctions(
+                    self._partition,
+                    index,
+                    self.wires,
+                    self._differentiable if mode == "train" else frozenset(),
+                    self._partition.stages[index].trainable_variables if mode == "train" else [],
+                    self._end(mode, index, targets),
+                    self._sums,
+                    training=mode == "train",
+                    split=split,
+                    recompute=self._recompute,
+                )
+                for index in mine
+            }
+        return self._stages[key]
+
+    def _end(self, mode: str, index: int, targets: Any) -> End:
+        if index != self.last:
+            return End(has_loss=mode != "predict")
+        if mode == "predict":
+            return PredictionEnd(self._partition.graph)
+        return LossEnd(
+            self._partition.graph,
+            self.masks[0],
+            targets,
+            self._compute_loss,
+            self._update_metrics,
+        )
+
+    @functools.cached_property
+    def _differentiable(self) -> frozenset[Key]:
+        """The values that depend on what is trained."""
+        found: set[Key] = set()
+        for stage in self._partition.stages:
+            for call in stage.calls:
+                trained = any(v.trainable for v in call.variables)
+                if trained or found & set(call.inputs):
+                    found.update(call.outputs)
+        return frozenset(
+            found.intersection(key for edge in self._partition.edges for key in edge.differentiable)
+        )

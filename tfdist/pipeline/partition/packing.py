@@ -1,0 +1,63 @@
+"""The form in which values pass from one stage to another: tensors, then their masks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import PartitionError
+from tfdist.internals.keras import get_keras_mask, set_keras_mask
+from tfdist.pipeline.partition.cut import Edge, Partition
+from tfdist.pipeline.partition.graph import Key
+
+
+def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf.Tensor]:
+    """What the source of an edge sends.
+
+    Args:
+        partition: the stages.
+        edge: one of its edges.
+        values: at least the edge's values.
+
+    Returns:
+        The values in the order of `edge.keys`, then the masks in that of `edge.masked`.
+
+    Raises:
+        PartitionError: a value has no mask where the model's graph says that it has one.
+    """
+    masks = [get_keras_mask(values[key]) for key in edge.masked]
+    for key, mask in zip(edge.masked, masks, strict=True):
+        if mask is None:
+            maker = next(c for c in partition.graph.calls if key in c.outputs)
+            raise PartitionError(
+                "A layer that passes on masks must do so in training, evaluation and prediction "
+                f"alike. Received: no mask from '{maker.name}'. Set it in every call, or cut the "
+                "model elsewhere."
+            )
+    return [values[key] for key in edge.keys] + masks
+
+
+def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
+    """What the target of an edge has received, by key, with the masks in place.
+
+    Args:
+        edge: the edge.
+        tensors: as `pack` returned them.
+    """
+    # Another tensor: the same one may be on the way to several stages of this process.
+    values = {key: tf.identity(t) for key, t in zip(edge.keys, tensors, strict=False)}
+    for key, mask in zip(edge.masked, tensors[len(edge.keys) :], strict=True):
+        set_keras_mask(values[key], mask)
+    return values
+
+
+def specs(partition: Partition, edge: Edge, rows: int | None = None) -> list[tf.TensorSpec]:
+    """Shapes and types of what `pack` returns, for so many rows; None for any number."""
+    graph = partition.graph
+    begin = (0, *partition.boundaries)[edge.target]
+    masks = [graph.mask_before(key, begin) for key in edge.masked]
+    known = [graph.specs[key] for key in edge.keys]
+    known += [mask for mask in masks if mask is not None]
+    return [tf.TensorSpec(spec.with_rows(rows).shape, spec.dtype) for spec in known]

@@ -1,0 +1,143 @@
+"""One stage of a pipeline: a run of a model's calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+
+from tfdist.internals.keras import get_keras_mask, own_losses
+from tfdist.pipeline.partition.graph import Call, Graph, Key, copy
+
+
+class Stage:
+    """Consecutive calls of a model, which run as one.
+
+    Args:
+        graph: the model's.
+        index: the stage's number, from 0.
+        calls: its calls.
+        inputs: the values that it takes, in order of their keys: the model's inputs, and what
+            earlier stages make.
+        outputs: what it gives: values that later stages take, and outputs of the model. The last
+            stage gives all the model's outputs, those that earlier stages have made too.
+        owned: the variables whose regularizers it answers for.
+
+    Attributes:
+        index, calls, inputs, outputs: as above.
+        layers: the layers that it calls, each once, in order.
+        steps: what its calls made the last time, as long as a trace needs it.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        index: int,
+        calls: Sequence[Call],
+        inputs: Sequence[Key],
+        outputs: Sequence[Key],
+        owned: Sequence[keras.Variable],
+    ) -> None:
+        self.index = index
+        self.calls = tuple(calls)
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+        layers = {id(call.layer): call.layer for call in calls if call.layer is not None}
+        self.layers: tuple[keras.layers.Layer, ...] = tuple(layers.values())
+        self.steps: list[Any] = []
+        self._owned = {id(v) for v in owned}
+        self._body = _Body(self._run, self.layers, f"stage_{index}", graph.model.dtype_policy)
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.index}: {self.calls[0].name} to {self.calls[-1].name}>"
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """Each variable that the stage uses, once: weights, and states such as seeds'."""
+        return unique(v for call in self.calls for v in call.variables)
+
+    @property
+    def trainable_variables(self) -> list[keras.Variable]:
+        """Those of `variables` that are trained, as the layers say now."""
+        layers = unique(v for layer in self.layers for v in layer.trainable_variables)
+        read = (v for call in self.calls for v in call.reads if v.trainable)
+        return unique((*layers, *read))
+
+    @property
+    def non_trainable_variables(self) -> list[keras.Variable]:
+        """Those of `variables` that are not trained: statistics, states of seeds, frozen ones."""
+        trained = {id(v) for v in self.trainable_variables}
+        return [v for v in self.variables if id(v) not in trained]
+
+    def __call__(self, values: Mapping[Key, Any], training: bool | None = None) -> dict[Key, Any]:
+        """Runs the stage, in eager mode or inside a trace.
+
+        Args:
+            values: at least the stage's `inputs`. Tensors carry Keras's masks as they do in a
+                model; neither they nor their masks are changed.
+            training: as of the model's call.
+
+        Returns:
+            The stage's `outputs`, with their masks.
+        """
+        # Attention takes the masks from its inputs.
+        inputs = {
+            key: values[key] if get_keras_mask(values[key]) is None else copy(values[key])
+            for key in self.inputs
+        }
+        made: dict[Key, Any] = self._body(inputs, training=training)
+        return made
+
+    def losses(self) -> list[Any]:
+        """The losses of the call just made, beside the one that the model is compiled with.
+
+        They are what `add_loss` and activity regularizers left in the stage's layers, and those of
+        the regularizers of the variables that the stage owns. Over all stages they are the
+        model's `losses`, each once.
+        """
+        regularized = [
+            v for v in self.trainable_variables if v.regularizer and id(v) in self._owned
+        ]
+        return own_losses(self.layers) + [v.regularizer(v) for v in regularized]
+
+    def _run(self, values: dict[Key, Any], training: bool | None) -> dict[Key, Any]:
+        values = dict(values)
+        for call in self.calls:
+            values.update(call(values, training))
+        self.steps = [value for key, value in values.items() if key not in self.inputs]
+        return {key: values[key] for key in self.outputs}
+
+
+class _Body(keras.layers.Layer):  # type: ignore[misc]
+    """Stands around the calls as the model does.
+
+    It holds Keras's context of a call, the types of mixed precision, and the layers whose losses
+    Keras forgets when a call begins.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[dict[Key, Any], bool | None], dict[Key, Any]],
+        layers: Sequence[keras.layers.Layer],
+        name: str,
+        dtype: Any,
+    ) -> None:
+        # What comes in stays as it is: the model itself converts no values between its calls.
+        super().__init__(name=name, dtype=dtype, autocast=False)
+        self.supports_masking = True
+        self.run = run
+        self.tracked = list(layers)
+        self.built = True
+
+    def call(self, values: dict[Key, Any], training: bool | None = None) -> dict[Key, Any]:
+        """Runs the calls."""
+        return self.run(values, training)
+
+    def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
+        """No mask passes from the inputs to the outputs but through the calls."""
+
+
+def unique(variables: Any) -> list[keras.Variable]:
+    """Each variable once, in order."""
+    return list({id(v): v for v in variables}.values())

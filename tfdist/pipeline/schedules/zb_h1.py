@@ -1,0 +1,37 @@
+"""1F1B whose backward passes are in two parts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfdist.pipeline.costs import Costs
+from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.schedules.filling import fill
+from tfdist.pipeline.schedules.pattern import BI, F, Pass, number
+
+
+def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
+    """1F1B with backward passes in two parts, the second of which fills gaps.
+
+    Each rank runs F and I in the order of 1F1B, and W where it would wait or has no room.
+
+    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
+    idles (p - 1)(F + I - W) seconds where F, I and W are about equal; peak activations are min(m,
+    p), 1F1B's on its first rank.
+
+    Args:
+        ranks: the processes of the pipeline, each with one stage.
+        microbatches: the parts of a batch.
+        costs: what the passes take, which says where there are gaps; by default all the same.
+
+    Example:
+        >>> print(*zb_h1(ranks=2, microbatches=2).actions[0])
+        F0.0 F0.1 I0.0 W0.0 I0.1 W0.1
+
+    Source: Qi et al., "Zero bubble pipeline parallelism", 2023, arXiv:2401.10241.
+    """
+
+    def pattern(rank: int) -> Sequence[Pass]:
+        return [(F, rank)] * (ranks - 1 - rank) + [(F, rank), (BI, rank)] * microbatches
+
+    return fill(number("zb_h1", ranks, microbatches, pattern), costs)

@@ -1,0 +1,75 @@
+"""The training step that a rank of a pipeline is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipeline.engine import Engine
+from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.strategies.step import Step, sum_of_squares
+
+
+class PipelineStep(Step):
+    """A step whose gradients are those of all stages together.
+
+    Args:
+        rows: as for `Step`.
+        total: as for `Step`.
+        first_row: as for `Step`.
+        strategy: the pipeline's.
+        engine: which knows the variables that stages share.
+    """
+
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        total: tf.Tensor,
+        first_row: tf.Tensor,
+        strategy: HybridStrategy,
+        engine: Engine,
+    ) -> None:
+        super().__init__(rows, total, first_row)
+        self._strategy = strategy
+        self._engine = engine
+        self._updated: dict[Any, tf.Tensor] = {}
+
+    def before_update(self, variable: Any) -> list[tf.Tensor]:
+        # A stage's gradients are there all at once: large variables one after the other, lest
+        # what a rule computes on the way is in memory for all of them.
+        last = self._updated.get(self._engine.stage_of(variable))
+        # Updates may be in a branch of a conditional, which knows no other branch's.
+        here = last is not None and last.graph is tf.compat.v1.get_default_graph()
+        return [last] if here and _is_large(variable) else []
+
+    def updated(self, variable: Any) -> None:
+        if _is_large(variable):
+            self._updated[self._engine.stage_of(variable)] = variable.read_value()
+
+    def sums(self, variable: Any) -> bool:
+        return self._engine.tied.owns(variable)
+
+    def sum_over_replicas(
+        self,
+        add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        return self._engine.tied.add_up_once(add_up, gradients, variables)
+
+    def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
+        pairs = zip(gradients, variables, strict=True)
+        own = sum_of_squares([g for g, v in pairs if self._engine.tied.owns(v)])
+        return self._strategy.pipeline_communicator.all_reduce([own])[0]
+
+    def clip_by_global_norm(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
+    ) -> list[Any]:
+        found = tf.sqrt(self.squares(gradients, variables))
+        return list(tf.clip_by_global_norm(gradients, norm, use_norm=found)[0])
+
+
+def _is_large(variable: Any) -> bool:
+    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)

@@ -1,0 +1,290 @@
+"""One step of training, evaluation or prediction on a pipeline, from batch to logs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import PeerLostError
+from tfdist.pipeline.batches import Batch, form_of, next_batch, take
+from tfdist.pipeline.engine import Engine
+from tfdist.pipeline.failing import telling_others
+from tfdist.pipeline.program import Feed, Outcome, Program
+from tfdist.pipeline.recording import gather_timeline
+from tfdist.pipeline.scaling import loss_scale
+from tfdist.pipeline.step import PipelineStep
+from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.pipeline.timeline import Timeline
+from tfdist.strategies.data import share_of_rows, take_share
+from tfdist.strategies.step import Step
+from tfdist.trainer.replica_step import forget_without_rows, metric_variables, settle
+from tfdist.trainer.replicas import not_finite_together
+
+
+class Steps:
+    """The steps of a model on this rank.
+
+    Args:
+        model: the PipelineModel.
+        engine: its programs.
+        strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
+        self._model = model
+        self._engine = engine
+        self._strategy = strategy
+        self._functions: dict[Any, Any] = {}
+        self._timed = False
+        # Of the last step.
+        self.logs: dict[str, Any] = {}
+        self._microbatches = 0
+        self._times: Any = None
+
+    def run(self, mode: str, iterator: Iterator[Any]) -> dict[str, Any]:
+        """A step of training or evaluation.
+
+        Args:
+            mode: `"train"` or `"test"`.
+            iterator: yields batches.
+
+        Returns:
+            The logs, equal on all ranks.
+
+        Raises:
+            StopIteration: there is no batch left.
+        """
+        with telling_others(self._strategy, self._engine.abort):
+            batch = next_batch(self._strategy, iterator, self._engine.reads)
+        logs, totals, times = self._call(mode, batch)
+        if totals:
+            for variable, total in zip(metric_variables(self._model), totals, strict=True):
+                variable.value.know_total(total)
+        self.logs = dict(logs)
+        self._times = times
+        return self.logs
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[Callable[[], Timeline]]:
+        """While it lasts, steps note when their actions run.
+
+        Yields:
+            A function that gives those of the last one; all ranks of the job call it together.
+        """
+        self._timed = True
+        try:
+            yield lambda: gather_timeline(self._strategy, self._microbatches, self._times.numpy())
+        finally:
+            self._timed = False
+
+    def forget(self, mode: str) -> None:
+        """Makes the steps of a mode anew when they are run next; all ranks call this together."""
+        self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for a batch, on all ranks."""
+        with telling_others(self._strategy, self._engine.abort):
+            batch = take(self._strategy, data)
+        return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
+
+    def _call(self, mode: str, batch: Batch) -> Any:
+        x, targets, all_rows = batch.x, batch.targets, batch.rows
+        total = int(tf.reduce_sum(all_rows))
+        # At least one row for each where there are enough, so that no microbatch is empty.
+        microbatches = max(1, min(self._strategy.microbatches, total // all_rows.shape[0]))
+        self._microbatches = microbatches
+        forms = keras.tree.map_structure(form_of, targets)
+        key = (mode, microbatches, batch.form, self._timed)
+        if key not in self._functions:
+            self._functions[key] = self._make(mode, microbatches, forms)
+        with telling_others(self._strategy, self._engine.abort):
+            return self._functions[key](x, targets, all_rows)
+
+    def _make(self, mode: str, microbatches: int, targets: Any) -> Any:
+        group = self._strategy.extended.group
+        error: Exception | None = None
+        try:
+            with self._in_replica():
+                program = self._engine.program(mode, microbatches, targets, timed=self._timed)
+        except Exception as problem:
+            error = problem
+        # Otherwise the others would wait for one that has failed.
+        failures = group.exchange("pipeline", "" if error is None else f"{error}")
+        if error is not None:
+            raise error
+        failed = next((rank for rank, text in enumerate(failures) if text), None)
+        if failed is not None:
+            raise PeerLostError(
+                f"{group.topology.workers[failed]} could not build its stages: {failures[failed]}"
+            )
+
+        def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
+            with self._in_replica():
+                return self._step(mode, microbatches, program, x, targets, all_rows)
+
+        return tf.function(step, autograph=False, reduce_retracing=True)
+
+    @contextlib.contextmanager
+    def _in_replica(self) -> Iterator[None]:
+        extended = self._strategy.extended
+        with (
+            self._strategy.scope(),
+            tf.distribute.ReplicaContext(self._strategy, extended.worker_rank),
+            tf.device(extended.worker_devices[0]),
+        ):
+            yield
+
+    def _step(
+        self,
+        mode: str,
+        microbatches: int,
+        program: Program,
+        x: Any,
+        targets: Any,
+        all_rows: tf.Tensor,
+    ) -> Any:
+        rank = self._strategy.extended.worker_rank
+        rows, total = all_rows[rank], tf.reduce_sum(all_rows)
+        inputs = {} if x is None else self._engine.inputs(x)
+        first_row = tf.reduce_sum(all_rows[:rank])
+        scale = tf.constant(1.0)
+        if mode == "train":
+            # Outside of the step, which would weigh it by this replica's share of the rows.
+            scale = loss_scale(self._model.optimizer, self._strategy, self._engine)
+        with PipelineStep(rows, total, first_row, self._strategy, self._engine) as step:
+            feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
+            if mode == "train":
+                self._engine.tied.remember_states()
+                program.sums.begin(v for s in program.stages.values() for v in s.summed)
+            before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
+            outcome = program.run(feed)
+            if mode == "predict":
+                return self._outputs(outcome, microbatches)
+            if self._strategy.num_replicas_in_sync > 1:
+                forget_without_rows(self._model, step, before)
+            loss = self._loss(outcome, microbatches, rows)
+            if mode == "train":
+                self._update(program, step)
+            step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
+            return *self._logs(loss, rows, step), _times(outcome)
+
+    def _feed(
+        self,
+        mode: str,
+        microbatches: int,
+        inputs: dict[int, Any],
+        targets: Any,
+        all_rows: tf.Tensor,
+        scale: tf.Tensor,
+    ) -> Feed:
+        rank = self._strategy.extended.worker_rank
+        total = tf.reduce_sum(all_rows)
+        bounds = [
+            [share_of_rows(all_rows[r], m, microbatches) for m in range(microbatches)]
+            for r in range(rank + 1)
+        ]
+        counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
+        totals = self._mask_totals(inputs) if mode != "predict" and self._engine.holds_last else []
+
+        def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
+            first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
+            place = [counts[rank][m], total, first]
+            if stage != self._engine.last or mode == "predict":
+                return place
+            own = take_share(targets, m, microbatches)
+            return [*place, *totals, *(t for t in keras.tree.flatten(own) if t is not None)]
+
+        return Feed(
+            rows=lambda m: counts[rank][m],
+            inputs=lambda m: take_share(inputs, m, microbatches),
+            extra=extra,
+            seed=lambda m: (
+                scale * tf.cast(counts[rank][m], tf.float32) / tf.cast(total, tf.float32)
+            ),
+        )
+
+    def _mask_totals(self, inputs: dict[int, Any]) -> list[tf.Tensor]:
+        keys, compute = self._engine.masks
+        totals: list[tf.Tensor] = []
+        for _, mask in zip(keys, compute(list(inputs.values())), strict=True):
+            totals += [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
+        if not totals or self._strategy.num_replicas_in_sync == 1:
+            return totals
+        context = tf.distribute.get_replica_context()
+        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, totals))
+
+    def _loss(self, outcome: Outcome, microbatches: int, rows: tf.Tensor) -> tf.Tensor:
+        """The mean loss over this replica's rows, on all ranks of the pipeline."""
+        loss = tf.zeros([])
+        for m, objectives in outcome.objectives.items():
+            start, stop = share_of_rows(rows, m, microbatches)
+            share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
+            loss += tf.where(share > 0, tf.add_n(objectives) * share, 0.0)
+        return self._strategy.pipeline_communicator.all_reduce([loss])[0]
+
+    def _update(self, program: Program, step: Step) -> None:
+        optimizer = self._model.optimizer
+        variables = self._model.trainable_variables
+        gradients = [program.sums.of(v) for v in variables]
+        gradients = self._engine.tied.add_up(variables, gradients)
+        step.weighed |= {id(optimizer), id(getattr(optimizer, "inner_optimizer", optimizer))}
+        if hasattr(optimizer, "inner_optimizer"):
+            present = [i for i, g in enumerate(gradients) if g is not None]
+            zeroed = step.zero_without_rows([gradients[i] for i in present])
+            for i, gradient in zip(present, zeroed, strict=True):
+                gradients[i] = gradient
+            gradients = not_finite_together(gradients, self._over_all_ranks)
+            step.agreed_on_overflow = True
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        if pairs:
+            optimizer.apply_gradients(pairs)
+        else:
+            norm = getattr(optimizer, "inner_optimizer", optimizer).global_clipnorm
+            if norm:
+                step.clip_by_global_norm([], [], norm)  # For whom the others wait.
+            optimizer.iterations.assign_add(1)
+        if self._strategy.extended.shards_optimizers:
+            self._engine.tied.spread()
+        self._engine.tied.add_up_states()
+
+    def _over_all_ranks(self, value: tf.Tensor) -> Any:
+        total = self._strategy.pipeline_communicator.all_reduce([value])[0]
+        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, total)
+
+    def _logs(self, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
+        self._model._loss_tracker.update_state(loss, sample_weight=rows)
+        results = self._model.get_metrics_result()
+        totals: list[Any] = []
+        if self._strategy.num_replicas_in_sync > 1:
+            context = tf.distribute.get_replica_context()
+            results, totals = settle(context, self._model, step, results)
+        names = sorted(results)
+        values = tf.stack([tf.cast(results[name], tf.float64) for name in names])
+        if not self._engine.holds_last:
+            values = tf.zeros_like(values)
+        values = self._strategy.pipeline_communicator.all_reduce([values])[0]
+        return {name: tf.cast(values[i], tf.float32) for i, name in enumerate(names)}, totals
+
+    def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
+        last = self._engine.last
+        forms = self._engine.output_specs
+        if self._engine.holds_last:
+            parts = [outcome.results[last, m] for m in range(microbatches)]
+            outputs = [tf.concat(rows, axis=0) for rows in zip(*parts, strict=True)]
+        else:
+            outputs = [tf.zeros([0, *form.shape[1:]], form.dtype) for form in forms]
+        pipeline = self._strategy.pipeline_communicator
+        gathered = [pipeline.all_gather(t) for t in outputs]
+        if self._strategy.num_replicas_in_sync > 1:
+            gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
+        return self._engine.pack_outputs(gathered)
+
+
+def _times(outcome: Outcome) -> tf.Tensor:
+    spans = [tf.stack([start, end]) for _, start, end in outcome.times]
+    return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)

@@ -1,0 +1,112 @@
+"""What crosses from stage to stage: the shape, type and mask of every value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.collective.native_ops import TYPES
+from tfdist.errors import UnsupportedError
+from tfdist.internals.keras import get_keras_mask
+from tfdist.pipeline.partition.cut import Edge, Partition
+from tfdist.pipeline.partition.graph import Key
+
+# Shapes are found out with this many rows: a dimension that is a multiple of it is a multiple of
+# the rows, and no other dimension of a real model is.
+_ROWS = 1_000_003
+
+
+@dataclass(frozen=True)
+class Wire:
+    """The form of a tensor whose number of rows is known when it runs.
+
+    Attributes:
+        shape: for each dimension its size for no rows, and what it grows by with each row.
+        dtype: its type.
+    """
+
+    shape: tuple[tuple[int, int], ...]
+    dtype: tf.DType
+
+    @property
+    def spec(self) -> tf.TensorSpec:
+        """The form as TensorFlow knows it."""
+        return tf.TensorSpec(
+            [None if per_row else size for size, per_row in self.shape], self.dtype
+        )
+
+    def shape_for(self, rows: tf.Tensor) -> tf.Tensor:
+        """The shape for a number of rows."""
+        rows = tf.cast(rows, tf.int64)
+        return tf.stack([size + per_row * rows for size, per_row in self.shape])
+
+
+class Wires:
+    """The forms of all values between the stages of a model.
+
+    Runs the whole model's forward pass symbolically; no rank needs the values of its variables.
+
+    Args:
+        partition: of the model.
+
+    Raises:
+        UnsupportedError: a shape depends on the data, or a value is no number.
+    """
+
+    def __init__(self, partition: Partition) -> None:
+        self._tensors: dict[Key, Wire] = {}
+        self._masks: dict[Key, Wire] = {}
+        graph = partition.graph
+
+        def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            values: dict[Key, Any] = dict(zip(graph.inputs, inputs, strict=True))
+            with keras.StatelessScope(initialize_variables=False):
+                for stage in partition.stages:
+                    values.update(stage(values, training=False))
+            crossing = {key for edge in partition.edges for key in edge.keys}
+            for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
+                self._tensors[key] = _wire(values[key])
+            for key in {key for edge in partition.edges for key in edge.masked}:
+                self._masks[key] = _wire(get_keras_mask(values[key]))
+            return []
+
+        specs = [graph.specs[key].with_rows(_ROWS).form for key in graph.inputs]
+        tf.function(forward, autograph=False).get_concrete_function(*specs)
+        for key in [key for key, _ in self._tensors.items() if key in graph.inputs]:
+            self._tensors[key] = _wire(graph.specs[key].with_rows(_ROWS).form)
+
+    def of(self, key: Key) -> Wire:
+        """The form of a value."""
+        return self._tensors[key]
+
+    def mask_of(self, key: Key) -> Wire:
+        """The form of a value's mask."""
+        return self._masks[key]
+
+    def of_edge(self, edge: Edge) -> list[Wire]:
+        """What `partition.transfer.pack` gives for an edge."""
+        return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
+
+
+def _wire(tensor: Any) -> Wire:
+    if tensor.shape.rank is None or None in tensor.shape.as_list():
+        raise UnsupportedError(
+            f"The shape of {tensor.name!r} depends on the data: {tensor.shape}. Between stages "
+            "all dimensions but the rows must be known. Give the model's inputs fixed shapes, or "
+            "cut the model elsewhere by `cuts`."
+        )
+    if tensor.dtype not in TYPES:
+        raise UnsupportedError(
+            f"{tensor.name!r} of type {tensor.dtype.name} cannot cross from stage to stage. Cast "
+            "it to a number or a bool, or cut the model elsewhere by `cuts`."
+        )
+    return Wire(tuple(_dimension(size) for size in tensor.shape), tensor.dtype)
+
+
+def _dimension(size: int) -> tuple[int, int]:
+    per_row = round(size / _ROWS)
+    rest = size - per_row * _ROWS
+    return (rest, per_row) if abs(rest) < _ROWS // 4 and per_row else (size, 0)
