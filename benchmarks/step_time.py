@@ -6,6 +6,7 @@ The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
   tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
+  tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
   keras              plain fit, the limit of one worker
   stock              a loop under TensorFlow's MultiWorkerMirroredStrategy; several workers only
   unconnected        plain fit in each worker at the same time, the limit of several
@@ -33,7 +34,7 @@ from absl import app, flags
 from reducing.job import MissingError
 from stepping.backends import BACKENDS, limit, peer, possible
 from stepping.figures import format_table, make_rows
-from stepping.models import MODELS
+from stepping.models import MODELS, OPTIMIZERS
 from stepping.team import Team, TeamError
 
 FLAGS = flags.FLAGS
@@ -44,6 +45,7 @@ flags.DEFINE_list(
     list(BACKENDS),
     f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out",
 )
+flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "with the defaults of Keras")
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
@@ -98,7 +100,9 @@ def measure(
             order = rotated(backends, start)
             for backend in [b for b in order if b not in missing]:
                 with noting(backend, missing):
-                    teams[backend] = Team(backend, model, workers, FLAGS.torch_python)
+                    teams[backend] = Team(
+                        backend, model, workers, FLAGS.optimizer, FLAGS.torch_python
+                    )
                     teams[backend].steps(steps)  # Compiles and warms up.
             for turn in range(FLAGS.rounds):
                 for backend in order[:: -1 if turn % 2 else 1]:

@@ -10,9 +10,7 @@ with without_tensorflows_words():
 NONE = "none"
 AUTO = "auto"
 KNOWN = tuple(dict.fromkeys([NONE, *CODECS, AUTO]))
-USUAL = tuple(
-    name for name in (NONE, "fp16", "int8", "onebit", "topk", "powersgd", AUTO) if name in KNOWN
-)
+USUAL = (NONE, "fp16", "int8", "onebit", "topk", "powersgd", AUTO)
 
 
 def compression_of(name: str) -> str | None:

@@ -8,7 +8,7 @@ from itertools import accumulate
 from statistics import median
 from typing import Any
 
-from reducing.columns import align
+from reducing.columns import format_rows
 
 from compressing.rounds import WARM_UP_STEPS, Course
 from compressing.speed import Speed
@@ -72,13 +72,7 @@ def make_row(
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in aligned columns; the reason in place of figures that are missing."""
-    lines = [list(COLUMNS.values())]
-    lines += [[_cell(name, row.get(name)) for name in COLUMNS] for row in rows]
-    texts = align(lines)
-    for i, row in enumerate(rows, start=1):
-        if "missing" in row:
-            texts[i] += f"  missing: {row['missing']}"
-    return "\n".join(texts)
+    return format_rows(rows, COLUMNS, _cell)
 
 
 def _ratio(course: Course, reference: Course | None) -> float | None:

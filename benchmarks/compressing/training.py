@@ -10,7 +10,7 @@ from keras import layers
 from stepping.keras_models import mlp
 
 import tfdist
-from compressing.codecs import compression_of
+from compressing.codecs import NONE, compression_of
 from compressing.examples import make_batches, make_held_out
 from compressing.meter import Meter
 from compressing.tasks import Task
@@ -48,7 +48,7 @@ def train(task: Task, codec: str, workers: int, pipe: Connection) -> None:
 
     def find_chosen() -> str:
         compressor = strategy.extended.compressor
-        return "none" if compressor is None else str(getattr(compressor, "chosen", codec))
+        return NONE if compressor is None else compressor.chosen
 
     meter = Meter(
         pipe,

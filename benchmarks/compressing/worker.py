@@ -1,22 +1,13 @@
-"""A worker's process: settings that the frameworks read when they are imported, then steps.
-
-It is started by `team` with one argument, the order as JSON: what `Team` says and the number of
-the file that leads to the driver.
-"""
+"""A worker's process: settings that the frameworks read when they are imported, then steps."""
 
 from __future__ import annotations
 
-import json
-import sys
-import textwrap
-import traceback
 from multiprocessing.connection import Connection
 
 from stepping.place import take_place
+from stepping.serving import serve
 
 from compressing.tasks import TASKS
-
-LONGEST = 500
 
 
 def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[str]) -> None:
@@ -30,17 +21,10 @@ def work(pipe: Connection, codec: str, model: str, rank: int, addresses: list[st
         addresses: of all workers.
     """
     take_place(rank, addresses)
-    try:
-        from compressing.training import train
+    from compressing.training import train
 
-        train(TASKS[model], codec, len(addresses), pipe)
-    except EOFError:
-        pass  # The driver is gone.
-    except Exception as error:
-        traceback.print_exc()
-        pipe.send(textwrap.shorten(f"{type(error).__name__}: {error}", LONGEST))
+    train(TASKS[model], codec, len(addresses), pipe)
 
 
 if __name__ == "__main__":
-    order = json.loads(sys.argv[1])
-    work(Connection(order.pop("file")), **order)
+    serve(work)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any
 
-from reducing.columns import align
+from reducing.columns import format_rows
 
 from converging.job import Outcome
 
@@ -62,13 +62,7 @@ def is_beyond(row: Mapping[str, Any]) -> bool:
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in aligned columns; the reason in place of figures that are missing."""
-    lines = [list(COLUMNS.values())]
-    lines += [[_cell(name, row.get(name)) for name in COLUMNS] for row in rows]
-    texts = align(lines)
-    for i, row in enumerate(rows, start=1):
-        if "missing" in row:
-            texts[i] += f"  missing: {row['missing']}"
-    return "\n".join(texts)
+    return format_rows(rows, COLUMNS, _cell)
 
 
 def _finite(value: float) -> float | None:

@@ -27,6 +27,7 @@ class Backend:
 BACKENDS = {
     "tfdist": Backend("keras", connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
+    "tfdist_sharded": Backend("keras", connected=True, alone=False),
     "keras": Backend("keras", several=False),
     "stock": Backend("keras", connected=True, alone=False),
     "unconnected": Backend("keras", alone=False),
@@ -52,6 +53,8 @@ def peer(backend: str, workers: int) -> str:
     """The other way to train the same Keras model; "" where the model is not Keras's."""
     if BACKENDS[backend].framework == "torch":
         return ""
+    if backend == "tfdist_sharded":
+        return "tfdist"
     return "keras" if workers == 1 else "stock"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from reducing.columns import align
+from reducing.columns import format_rows
 
 COLUMNS = {
     "model": "model",
@@ -54,16 +54,16 @@ def make_rows(
     rows: list[dict[str, Any]] = []
     for backend, times in rounds.items():
         row: dict[str, Any] = {"backend": backend, "model": model, "workers": workers}
-        low, middle, high = _spread(times)
+        low, middle, high = spread(times)
         row |= {"step_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
         row["best_ms"] = 1e3 * min(times)
         limit, peer = limits[backend], peers[backend]
         if limit in rounds and limit != backend:
-            low, middle, high = _spread(_divide(rounds[limit], times))
+            low, middle, high = spread(divide(rounds[limit], times))
             row |= {"limit": limit, "efficiency": middle}
             row |= {"efficiency_low": low, "efficiency_high": high}
         if peer in rounds and peer != backend:
-            low, middle, high = _spread(_divide(times, rounds[peer]))
+            low, middle, high = spread(divide(times, rounds[peer]))
             row |= {"peer": peer, "ratio": middle, "ratio_low": low, "ratio_high": high}
         rows.append(row)
     for backend, reason in missing.items():
@@ -73,27 +73,23 @@ def make_rows(
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in aligned columns; the reason in place of figures that are missing."""
-    lines = [list(COLUMNS.values())]
-    for row in rows:
-        lines.append([_cell(name, row.get(name, "")) for name in COLUMNS])
-    texts = align(lines)
-    for i, row in enumerate(rows, start=1):
-        if "missing" in row:
-            texts[i] += f"  missing: {row['missing']}"
-    return "\n".join(texts)
+    return format_rows(rows, COLUMNS, _cell)
 
 
-def _divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
+def divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
+    """Ratios round by round."""
     return [a / b for a, b in zip(upper, lower, strict=True)]
 
 
-def _spread(values: Sequence[float]) -> tuple[float, float, float]:
+def spread(values: Sequence[float]) -> tuple[float, float, float]:
     """First quartile, median, third quartile."""
     low, _, high = quantiles(values, n=4, method="inclusive")
     return low, median(values), high
 
 
 def _cell(name: str, value: Any) -> str:
+    if value is None:
+        return ""
     if isinstance(value, float):
         return f"{value:.2f}" if name.endswith("_ms") else f"{value:.3f}"
     return str(value)

@@ -29,6 +29,14 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
     fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
 
 
+def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy, where each worker updates a share of the weights."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    fit(workload, workload.rows * len(addresses), strategy, clock)
+
+
 def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
     """`fit` under tfdist's strategy with TensorFlow's collectives."""
     import tfdist
@@ -48,7 +56,7 @@ def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
     """
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = BUILDERS[workload.name]()
-        model.compile("sgd", loss_function(), metrics=["accuracy"])
+        model.compile(workload.optimizer, loss_function(), metrics=["accuracy"])
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
     )
@@ -65,7 +73,7 @@ def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock
     rows = workload.rows * len(addresses)
     with strategy.scope():
         model = BUILDERS[workload.name]()
-        optimizer = keras.optimizers.SGD()
+        optimizer = keras.optimizers.get(workload.optimizer)
         optimizer.build(model.trainable_variables)
         accuracy = keras.metrics.SparseCategoricalAccuracy()
         loss_of_rows = loss_function(reduction="none")
@@ -110,6 +118,7 @@ def endless(workload: Workload, rows: int) -> tf.data.Dataset:
 TRAINING = {
     "tfdist": tfdist_native,
     "tfdist_tensorflow": tfdist_tensorflow,
+    "tfdist_sharded": tfdist_sharded,
     "keras": alone,
     "stock": stock_loop,
     "unconnected": alone,

@@ -17,6 +17,7 @@ class Workload:
         rows: rows per worker and step.
         steps: steps in a round, unless the user says otherwise.
         integers: whether the input is integers.
+        optimizer: one of `OPTIMIZERS`.
     """
 
     name: str
@@ -26,7 +27,11 @@ class Workload:
     rows: int
     steps: int
     integers: bool = False
+    optimizer: str = "sgd"
 
+
+# With Keras's learning rates.
+OPTIMIZERS = {"sgd": 0.01, "adam": 0.001}
 
 MODELS = {
     model.name: model

@@ -18,6 +18,7 @@ class Team(Members):
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
         workers: how many processes; worker i runs on core i alone, with one thread to compute.
+        optimizer: one of `OPTIMIZERS`.
         torch_python: a Python that has torch, where the backend takes one.
         timeout: seconds to wait for an answer.
 
@@ -30,16 +31,17 @@ class Team(Members):
         backend: str,
         model: str,
         workers: int,
+        optimizer: str = "sgd",
         torch_python: str = sys.executable,
         timeout: float = 180.0,
     ) -> None:
         python = find_python(backend, sys.executable, torch_python)
         connected = BACKENDS[backend].connected and workers > 1
         addresses = free_addresses(workers) if connected else []
-        order = {"backend": backend, "model": model, "addresses": addresses}
+        order = {"backend": backend, "model": model, "optimizer": optimizer}
         super().__init__(
             [[python, "-m", "stepping.worker"]] * workers,
-            [{**order, "rank": rank} for rank in range(workers)],
+            [{**order, "rank": rank, "addresses": addresses} for rank in range(workers)],
             timeout,
         )
 

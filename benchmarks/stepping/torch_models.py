@@ -47,10 +47,11 @@ def cnn() -> nn.Module:
 
 
 class Block(nn.Module):
-    """Causal attention with eight heads and a hidden layer, each behind a normalisation."""
+    """Causal attention and a hidden layer, each behind a normalisation."""
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, heads: int = 8) -> None:
         super().__init__()
+        self.heads = heads
         self.before_attention = nn.LayerNorm(width, eps=1e-3)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
@@ -60,7 +61,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, length, width = x.shape
-        split = self.queries_keys_values(self.before_attention(x)).view(rows, length, 3, 8, -1)
+        split = self.queries_keys_values(self.before_attention(x)).view(
+            rows, length, 3, self.heads, -1
+        )
         queries, keys, values = split.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(rows, length, width))

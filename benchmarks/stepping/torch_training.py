@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from stepping.clock import Clock
-from stepping.models import Workload
+from stepping.models import OPTIMIZERS, Workload
 from stepping.torch_models import BUILDERS
 
 
@@ -30,9 +30,9 @@ def ddp(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> No
 
 
 def train(model: nn.Module, workload: Workload, clock: Clock) -> None:
-    """Trains by SGD with loss and accuracy, as Keras's `fit` does it."""
+    """Trains with loss and accuracy, as Keras's `fit` does it."""
     x, y = data(workload)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer = CLASSES[workload.optimizer](model.parameters(), lr=OPTIMIZERS[workload.optimizer])
     loss_function = nn.CrossEntropyLoss()
     correct = torch.zeros(())
     while True:
@@ -57,4 +57,5 @@ def data(workload: Workload) -> tuple[Tensor, Tensor]:
     return x, torch.randint(workload.classes, (rows, *workload.labels)).flatten()
 
 
+CLASSES = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}
 TRAINING = {"ddp": ddp, "ddp_unconnected": alone}

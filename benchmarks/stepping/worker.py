@@ -1,43 +1,36 @@
-"""A worker's process: settings that the frameworks read when they are imported, then steps.
-
-It is started by `team` with one argument, the order as JSON: what `Team` says and the number of
-the file that leads to the driver.
-"""
+"""A worker's process: settings that the frameworks read when they are imported, then steps."""
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
-import json
-import sys
-import traceback
 from multiprocessing.connection import Connection
 
 from stepping.backends import BACKENDS
 from stepping.clock import Clock
 from stepping.models import MODELS
 from stepping.place import take_place
+from stepping.serving import serve
 
 
-def work(pipe: Connection, backend: str, model: str, rank: int, addresses: list[str]) -> None:
+def work(
+    pipe: Connection, backend: str, model: str, optimizer: str, rank: int, addresses: list[str]
+) -> None:
     """Trains until the driver is gone.
 
     Args:
         pipe: to the driver.
         backend: a key of `BACKENDS`.
         model: a key of `MODELS`.
+        optimizer: one of `OPTIMIZERS`.
         rank: of this worker, which is also the number of its core.
         addresses: of all workers; empty where they do not talk.
     """
     take_place(rank, addresses)
-    try:
-        training = importlib.import_module(f"stepping.{BACKENDS[backend].framework}_training")
-        training.TRAINING[backend](MODELS[model], rank, addresses, Clock(pipe))
-    except EOFError:
-        pass  # The driver is gone.
-    except Exception:
-        pipe.send(traceback.format_exc().strip().splitlines()[-1])
+    training = importlib.import_module(f"stepping.{BACKENDS[backend].framework}_training")
+    workload = dataclasses.replace(MODELS[model], optimizer=optimizer)
+    training.TRAINING[backend](workload, rank, addresses, Clock(pipe))
 
 
 if __name__ == "__main__":
-    order = json.loads(sys.argv[1])
-    work(Connection(order.pop("file")), **order)
+    serve(work)

@@ -61,6 +61,7 @@ def test_every_backend_has_a_row(measured: tuple[str, list[dict[str, Any]]]) -> 
         (1, "ddp_unconnected"),
         (2, "tfdist"),
         (2, "tfdist_tensorflow"),
+        (2, "tfdist_sharded"),
         (2, "stock"),
         (2, "unconnected"),
         (2, "ddp"),
@@ -83,6 +84,13 @@ def test_tfdist_is_compared_with_its_peer_and_its_limit(
     assert all(
         0 < row["efficiency_low"] <= row["efficiency"] <= row["efficiency_high"] for row in ours
     )
+
+
+def test_sharing_out_is_compared_with_doing_without(
+    measured: tuple[str, list[dict[str, Any]]],
+) -> None:
+    _, rows = measured
+    assert [row["peer"] for row in rows if row["backend"] == "tfdist_sharded"] == ["tfdist"]
 
 
 @needs_torch

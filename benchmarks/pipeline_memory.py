@@ -1,0 +1,107 @@
+"""Measures the memory that training takes of each worker of a pipeline, against one process.
+
+    python benchmarks/pipeline_memory.py --schedules=1f1b,zbv --json=memory.json
+
+The model is a chain of equal dense layers, trained with few rows, so that nearly all is weights,
+gradients and the optimizer's slots: together they are what is needed. The one process has the
+layers of one worker alone; it may drop a gradient before it has the next one, while the gradients
+of microbatches are added up. Printed is by how much the peak of a process's resident memory lies
+above what it had after training another, tiny model; a row for the worker that takes the most.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import app, flags
+from stepping.team import free_addresses
+
+from tfdist.pipeline.schedules import SCHEDULES
+
+FLAGS = flags.FLAGS
+flags.DEFINE_integer("stages", 2, "workers", lower_bound=2)
+flags.DEFINE_integer("layers", 48, "of all workers together", lower_bound=2)
+flags.DEFINE_integer("width", 2500, "of a layer, which has width x width weights", lower_bound=8)
+flags.DEFINE_integer("rows", 32, "of a batch", lower_bound=1)
+flags.DEFINE_integer("microbatches", 4, "into how many parts a batch is cut", lower_bound=1)
+flags.DEFINE_list("schedules", ["1f1b"], f"any of {', '.join(SCHEDULES)}")
+flags.DEFINE_string("optimizer", "adam", "a name that Keras knows")
+flags.DEFINE_integer("timeout", 600, "seconds for a job", lower_bound=1)
+flags.DEFINE_string("json", None, "file to write the rows to")
+flags.register_validator(
+    "schedules", lambda names: set(names) <= set(SCHEDULES), f"any of {', '.join(SCHEDULES)}"
+)
+
+FOLDER = Path(__file__).parent
+
+
+def main(_: list[str]) -> None:
+    """Measures, prints a table and writes the rows."""
+    print(f"{'schedule':>15}  needed MiB  peak MiB  peak/needed")
+    rows: list[dict[str, Any]] = []
+    for schedule in ("single", *FLAGS.schedules):
+        found = max(run(schedule), key=lambda one: one["peak_mib"])
+        needed, peak = found["needed_mib"], found["peak_mib"]
+        rows.append({"schedule": schedule, **found, "peak/needed": peak / needed})
+        print(f"{schedule:>15}  {needed:10.0f}  {peak:8.0f}  {peak / needed:11.2f}", flush=True)
+    if FLAGS.json:
+        Path(FLAGS.json).write_text(json.dumps(rows, indent=1))
+
+
+def run(schedule: str) -> list[dict[str, float]]:
+    """Trains by a schedule; returns what each worker says."""
+    names = ("stages", "layers", "width", "rows", "microbatches", "optimizer")
+    order = json.dumps({"schedule": schedule, **{name: FLAGS[name].value for name in names}})
+    workers = 1 if schedule == "single" else FLAGS.stages
+    logs = [tempfile.TemporaryFile() for _ in range(workers)]  # noqa: SIM115
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "piping.peak", order],
+            env={**os.environ, **environment, "PYTHONPATH": search_path()},
+            stdout=subprocess.PIPE,
+            stderr=log,
+            text=True,
+        )
+        for log, environment in zip(logs, environments(workers), strict=True)
+    ]
+    try:
+        said = [process.communicate(timeout=FLAGS.timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    for process, log in zip(processes, logs, strict=True):
+        if process.returncode:
+            log.seek(0)
+            raise app.UsageError(f"{schedule} failed:\n{log.read()[-2000:].decode()}")
+    return [json.loads(words.splitlines()[-1]) for words, _ in said]
+
+
+def environments(workers: int) -> list[dict[str, str]]:
+    """What each worker's environment has, beside this one's."""
+    common = {
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_NUM_INTRAOP_THREADS": "1",
+    }
+    if workers == 1:
+        return [{**common, "TF_CONFIG": ""}]
+    cluster = {"worker": free_addresses(workers)}
+    tasks = [{"type": "worker", "index": rank} for rank in range(workers)]
+    return [
+        {**common, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks
+    ]
+
+
+def search_path() -> str:
+    """With this folder, beside what Python finds anyway."""
+    return os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,43 @@
+"""What the simulator says of a schedule, by the passes that were measured or by given ones."""
+
+from __future__ import annotations
+
+import os
+
+from piping.backends import Entry
+from piping.team import Times
+from tfdist.pipeline.costs import Costs
+from tfdist.pipeline.picture import draw
+from tfdist.pipeline.schedules import make
+from tfdist.pipeline.simulate import simulate
+from tfdist.pipeline.timeline import Span, Timeline
+
+
+def measured(entry: Entry, stages: int, times: Times) -> Timeline:
+    """What a pipeline ran."""
+    schedule = make(entry.schedule, stages, entry.microbatches)
+    spans = (
+        tuple(Span(action, *span) for action, span in zip(actions, own, strict=True))
+        for actions, own in zip(schedule.actions, times, strict=True)
+    )
+    return Timeline(entry.schedule, tuple(spans))
+
+
+def resimulated(timeline: Timeline) -> Timeline:
+    """The same schedule as the simulator runs it, with the measured medians of its passes."""
+    return simulate(timeline.schedule, timeline.costs())
+
+
+def padded(entry: Entry, stages: int, pass_ms: float) -> Timeline:
+    """A schedule of stages that wait."""
+    seconds = pass_ms / 1e3
+    schedule = make(entry.schedule, stages, entry.microbatches)
+    return simulate(schedule, Costs(seconds, seconds, seconds))
+
+
+def picture(timeline: Timeline, entry: Entry, folder: str) -> None:
+    """Draws what ran into a folder."""
+    os.makedirs(folder, exist_ok=True)
+    ranks = len(timeline.spans)
+    name = f"{entry.schedule}_{ranks}x{entry.microbatches}.png"
+    draw(timeline, os.path.join(folder, name))
