@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from tests import certificates
@@ -32,7 +33,8 @@ class Ranks:
         workers: how many processes; 0 for one plain process without a strategy.
         devices: logical CPU devices, and so replicas, per process.
         native: whether they may use the native collectives.
-        hosts: on how many hosts they count as being, the first ones on the first.
+        hosts: on how many hosts they count as being, the first ones on the first; or for each its
+            host.
         tls: each on a host of its own, with TLS between them.
     """
 
@@ -42,17 +44,21 @@ class Ranks:
         devices: int = 1,
         *,
         native: bool = True,
-        hosts: int = 1,
+        hosts: int | Sequence[int] = 1,
         tls: bool = False,
     ) -> None:
         self.workers, self.devices = workers, devices
         self._native = native
-        self._hosts = workers if tls else hosts
+        if tls:
+            hosts = workers
+        if isinstance(hosts, int):
+            hosts = [rank * hosts // max(1, workers) for rank in range(workers)]
+        self._hosts = hosts
         self._tls = tls
         self._processes: list[Any] = []
         self._ports: Reservation | None = None
 
-    def run(self, function: str, *args: Any, timeout: float = 120.0) -> list[Any]:
+    def run(self, function: str, *args: Any, timeout: float = 240.0) -> list[Any]:
         """Runs `package.module:function(strategy, *args)` on every rank at once.
 
         Raises:
@@ -65,15 +71,27 @@ class Ranks:
             raise RankError("\n".join(errors))
         return [value for _, value in answers]
 
-    def answers(self, function: str, *args: Any, timeout: float = 120.0) -> list[tuple[bool, Any]]:
-        """Like `run`, but gives for each rank whether it returned, and what or why not."""
+    def answers(
+        self,
+        function: str,
+        *args: Any,
+        timeout: float = 240.0,
+        silent: Collection[int] = (),
+    ) -> list[tuple[bool, Any]]:
+        """Like `run`, but gives for each rank whether it returned, and what or why not.
+
+        Ranks that are expected to be `silent` are not waited for.
+        """
         if not self._processes:
             self._start()
         for _, pipe in self._processes:
             with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
                 pipe.send((function, args))
         deadline = time.monotonic() + timeout
-        return [self._answer(process, pipe, deadline) for process, pipe in self._processes]
+        return [
+            (False, "not waited for") if rank in silent else self._answer(process, pipe, deadline)
+            for rank, (process, pipe) in enumerate(self._processes)
+        ]
 
     def _answer(self, process: Any, pipe: Any, deadline: float) -> tuple[bool, Any]:
         try:
@@ -106,8 +124,8 @@ class Ranks:
             }
             if self._tls:
                 environment |= certificates.variables()
-            if self._hosts > 1:
-                environment["TFDIST_HOST"] = str(rank * self._hosts // self.workers)
+            if len(set(self._hosts)) > 1:
+                environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:
                 task = {"type": "worker", "index": rank}
                 environment["TF_CONFIG"] = json.dumps(

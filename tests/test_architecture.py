@@ -23,7 +23,9 @@ LAYERS = [
     {"collective"},
     {"compression"},
     {"strategies"},
+    {"sharding"},
     {"trainer"},
+    {"pipeline"},
     {"callbacks"},
     {"launch"},
     {"__init__", "__main__"},
@@ -117,6 +119,15 @@ def _top_level_imports(path: pathlib.Path) -> list[str]:
 
 def test_import_is_fast():
     code = "import sys, tfdist; sys.exit(any(m in sys.modules for m in ('tensorflow', 'keras')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_schedules_are_without_tensorflow():
+    code = (
+        "import sys, tfdist.pipeline, tfdist.pipeline.picture, tfdist.pipeline.schedules\n"
+        "heavy = {'tensorflow', 'keras', 'numpy', 'matplotlib'} & set(sys.modules)\n"
+        "sys.exit(bool(heavy))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

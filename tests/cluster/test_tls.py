@@ -209,8 +209,7 @@ def test_nothing_is_said_in_the_clear(addresses, attempt):
 
 
 def relay(listener, chief, words):
-    port = int(chief.rpartition(":")[2])
-    with listener.accept()[0] as near, socket.create_connection(("127.0.0.1", port), 5) as far:
+    with listener.accept()[0] as near, reached(int(chief.rpartition(":")[2])) as far:
         while True:
             for sock in select.select([near, far], [], [], 10)[0]:
                 data = sock.recv(65536)
@@ -218,6 +217,18 @@ def relay(listener, chief, words):
                 if not data:
                     return
                 (far if sock is near else near).sendall(data)
+
+
+def reached(port):
+    """A connection to rank 0, which may not listen yet when rank 1 already speaks."""
+    deadline = time.monotonic() + 10
+    while True:
+        try:
+            return socket.create_connection(("127.0.0.1", port), 5)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 @pytest.mark.parametrize("hosts", ["aa", "ab", "aab"])
