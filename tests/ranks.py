@@ -22,6 +22,11 @@ from tfdist.launch.ports import Reservation
 from tfdist.options import NativeOptions
 
 
+# How many processes are kept warm; the groups not used for longest make room for others.
+MOST = 16
+_warm: list[Ranks] = []
+
+
 class RankError(AssertionError):
     """A rank raised; the message holds every rank's traceback."""
 
@@ -82,8 +87,11 @@ class Ranks:
 
         Ranks that are expected to be `silent` are not waited for.
         """
-        if not self._processes:
+        if self in _warm:
+            _warm.remove(self)
+        else:
             self._start()
+        _warm.append(self)
         for _, pipe in self._processes:
             with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
                 pipe.send((function, args))
@@ -103,13 +111,15 @@ class Ranks:
             return False, f"ended with exit code {process.exitcode}"
 
     def _start(self) -> None:
+        while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MOST:
+            _warm[0].stop()
         if self._native and self.workers > 1:
             # Here, where no test's clock runs.
             with contextlib.suppress(NativeUnavailableError):
                 native.ensure(NativeOptions.from_environment())
         context = multiprocessing.get_context("spawn")
         self._ports = Reservation(max(1, self.workers))
-        atexit.register(self._ports.close)
+        atexit.register(self.stop)
         addresses = [f"127.0.0.1:{port}" for port in self._ports.ports]
         for rank in range(max(1, self.workers)):
             environment = {
@@ -145,6 +155,8 @@ class Ranks:
             pipe.close()
             process.kill()
             process.join()
+        if self in _warm:
+            _warm.remove(self)
         self._processes = []
         if self._ports:
             self._ports.close()

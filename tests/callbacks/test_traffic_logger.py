@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.strategies.comparison import GROUPS
+from tests.groups import GROUPS
 
 LOGGED = "tests.callbacks.behaviours:logged"
 

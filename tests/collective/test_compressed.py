@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.collective.behaviours import gradient
-from tests.strategies.comparison import GROUPS
+from tests.groups import GROUPS
 
 BEHAVIOURS = "tests.collective.behaviours"
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ranks import Ranks
-from tests.strategies.comparison import GROUPS
+from tests.groups import GROUPS
 
 BEHAVIOURS = "tests.collective.behaviours"
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 import tfdist
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tfdist.launch.ports import Reservation
 

@@ -8,7 +8,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tests.strategies.comparison import assert_close
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tfdist.pipeline.schedules import make
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tests.strategies.comparison import assert_close
 
 PACKAGE = "tests.pipeline.saving_behaviours"

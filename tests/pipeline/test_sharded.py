@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tests.strategies.comparison import assert_close
 
 PACKAGE = "tests.pipeline.sharded_behaviours"

@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from tests.pipeline.groups import GROUPS
+from tests.groups import GROUPS
 from tests.pipeline.zoo import ZOO
 from tests.strategies.comparison import assert_close
 from tfdist.pipeline.schedules import SCHEDULES

@@ -8,21 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tests.ranks import Ranks
+from tests.groups import GROUPS
 
-GROUPS = {
-    "alone": Ranks(0),
-    "1": Ranks(1),
-    "2": Ranks(2),
-    "2 by TensorFlow": Ranks(2, native=False),
-    "2 hosts": Ranks(2, hosts=2),
-    "3 on 2 hosts": Ranks(3, hosts=2),
-    "4 on 2 hosts": Ranks(4, hosts=2),
-    "3": Ranks(3),
-    "4": Ranks(4),
-    "1x2": Ranks(1, devices=2),
-    "2x2": Ranks(2, devices=2),
-}
 PACKAGE = "tests.strategies.behaviours"
 
 

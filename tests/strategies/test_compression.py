@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import tfdist
-from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal, behaviours
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, assert_equal, behaviours
 from tfdist.compression import CODECS, Auto, Int8, Policy
 from tfdist.compression.registry import read
 

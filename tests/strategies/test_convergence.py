@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.strategies.comparison import GROUPS, PACKAGE, assert_equal
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, assert_equal
 from tfdist.compression import CODECS
 
 

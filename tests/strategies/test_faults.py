@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from tests.ranks import Ranks
-from tests.strategies.comparison import GROUPS, PACKAGE
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE
 
 FAULTS = f"{PACKAGE}.faults"
 

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.strategies.comparison import GROUPS, PACKAGE, assert_close, assert_equal, behaviours
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, behaviours
 
 FILES = behaviours("files")
 

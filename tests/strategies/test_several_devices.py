@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.comparison import GROUPS
+from tests.groups import GROUPS
 from tfdist.strategies.group import joined_group
 
 

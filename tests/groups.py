@@ -1,0 +1,19 @@
+"""The groups of workers that tests share, kept warm between them."""
+
+from tests.ranks import Ranks
+
+GROUPS = {
+    "alone": Ranks(0),
+    "1": Ranks(1),
+    "2": Ranks(2),
+    "2 by TensorFlow": Ranks(2, native=False),
+    "2 hosts": Ranks(2, hosts=2),
+    "3 on 2 hosts": Ranks(3, hosts=2),
+    "4 on 2 hosts": Ranks(4, hosts=2),
+    "4, the last on another host": Ranks(4, hosts=[0, 0, 0, 1]),
+    "6 on 5 hosts": Ranks(6, hosts=[0, 1, 1, 2, 3, 4]),
+    "3": Ranks(3),
+    "4": Ranks(4),
+    "1x2": Ranks(1, devices=2),
+    "2x2": Ranks(2, devices=2),
+}
