@@ -21,7 +21,6 @@ from tfdist.errors import NativeUnavailableError
 from tfdist.launch.ports import Reservation
 from tfdist.options import NativeOptions
 
-
 # How many processes are kept warm; the groups not used for longest make room for others.
 MOST = 16
 _warm: list[Ranks] = []

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ranks import Ranks
 from tests.groups import GROUPS
+from tests.ranks import Ranks
 
 BEHAVIOURS = "tests.collective.behaviours"
 

@@ -7,8 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from tests.ranks import Ranks
 from tests.groups import GROUPS
+from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE
 
 FAULTS = f"{PACKAGE}.faults"
