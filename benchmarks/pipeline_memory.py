@@ -12,14 +12,12 @@ above what it had after training another, tiny model; a row for the worker that 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
 from absl import app, flags
+from stepping.members import Members, TeamError
 from stepping.team import free_addresses
 
 from tfdist.pipeline.schedules import SCHEDULES
@@ -38,7 +36,7 @@ flags.register_validator(
     "schedules", lambda names: set(names) <= set(SCHEDULES), f"any of {', '.join(SCHEDULES)}"
 )
 
-FOLDER = Path(__file__).parent
+SIZE = ("stages", "layers", "width", "rows", "microbatches")
 
 
 def main(_: list[str]) -> None:
@@ -46,7 +44,10 @@ def main(_: list[str]) -> None:
     print(f"{'schedule':>15}  needed MiB  peak MiB  peak/needed")
     rows: list[dict[str, Any]] = []
     for schedule in ("single", *FLAGS.schedules):
-        found = max(run(schedule), key=lambda one: one["peak_mib"])
+        try:
+            found = max(measure(schedule), key=lambda one: one["peak_mib"])
+        except TeamError as error:
+            raise app.UsageError(f"{schedule}: {error}") from None
         needed, peak = found["needed_mib"], found["peak_mib"]
         rows.append({"schedule": schedule, **found, "peak/needed": peak / needed})
         print(f"{schedule:>15}  {needed:10.0f}  {peak:8.0f}  {peak / needed:11.2f}", flush=True)
@@ -54,53 +55,25 @@ def main(_: list[str]) -> None:
         Path(FLAGS.json).write_text(json.dumps(rows, indent=1))
 
 
-def run(schedule: str) -> list[dict[str, float]]:
-    """Trains by a schedule; returns what each worker says."""
-    names = ("stages", "layers", "width", "rows", "microbatches", "optimizer")
-    order = json.dumps({"schedule": schedule, **{name: FLAGS[name].value for name in names}})
-    workers = 1 if schedule == "single" else FLAGS.stages
-    logs = [tempfile.TemporaryFile() for _ in range(workers)]  # noqa: SIM115
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "piping.peak", order],
-            env={**os.environ, **environment, "PYTHONPATH": search_path()},
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
-        for log, environment in zip(logs, environments(workers), strict=True)
-    ]
-    try:
-        said = [process.communicate(timeout=FLAGS.timeout) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    for process, log in zip(processes, logs, strict=True):
-        if process.returncode:
-            log.seek(0)
-            raise app.UsageError(f"{schedule} failed:\n{log.read()[-2000:].decode()}")
-    return [json.loads(words.splitlines()[-1]) for words, _ in said]
-
-
-def environments(workers: int) -> list[dict[str, str]]:
-    """What each worker's environment has, beside this one's."""
-    common = {
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-        "CUDA_VISIBLE_DEVICES": "",
-        "TF_NUM_INTRAOP_THREADS": "1",
+def measure(schedule: str) -> list[dict[str, float]]:
+    """Trains by a schedule; returns what each worker answers."""
+    addresses = [] if schedule == "single" else free_addresses(FLAGS.stages)
+    order = {
+        "schedule": schedule,
+        "optimizer": FLAGS.optimizer,
+        "addresses": addresses,
+        "size": {name: FLAGS[name].value for name in SIZE},
     }
-    if workers == 1:
-        return [{**common, "TF_CONFIG": ""}]
-    cluster = {"worker": free_addresses(workers)}
-    tasks = [{"type": "worker", "index": rank} for rank in range(workers)]
-    return [
-        {**common, "TF_CONFIG": json.dumps({"cluster": cluster, "task": task})} for task in tasks
-    ]
-
-
-def search_path() -> str:
-    """With this folder, beside what Python finds anyway."""
-    return os.pathsep.join(filter(None, [str(FOLDER), os.environ.get("PYTHONPATH")]))
+    ranks = range(max(1, len(addresses)))
+    members = Members(
+        [[sys.executable, "-m", "piping.peak"] for _ in ranks],
+        [{**order, "rank": rank} for rank in ranks],
+        FLAGS.timeout,
+    )
+    try:
+        return members.ask("train")
+    finally:
+        members.stop()
 
 
 if __name__ == "__main__":

@@ -31,6 +31,9 @@ class Engine:
         compute_loss: of targets, predictions and sample weights.
         update_metrics: likewise.
         recompute: whether backward passes run the forward pass again.
+
+    Attributes:
+        sums: of the gradients of this rank's variables.
     """
 
     def __init__(
@@ -47,7 +50,7 @@ class Engine:
         self._compute_loss = compute_loss
         self._update_metrics = update_metrics
         self._recompute = recompute
-        self._sums = GradientSums(strategy.extended.worker_devices[0])
+        self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._channels: dict[Pair, Channel] | None = None
 
@@ -144,7 +147,6 @@ class Engine:
             self.rank,
             steps[self.rank],
             self._stages_for(mode, targets, split=schedule.splits_backward),
-            self._sums,
             self._partition,
             self.wires,
             back,
@@ -182,7 +184,7 @@ class Engine:
                     self._differentiable if mode == "train" else frozenset(),
                     self._partition.stages[index].trainable_variables if mode == "train" else [],
                     self._end(mode, index, targets),
-                    self._sums,
+                    self.sums,
                     training=mode == "train",
                     split=split,
                     recompute=self._recompute,

@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from tfdist.pipeline.action import Action, Kind
 from tfdist.pipeline.channels import Channel, Pair
-from tfdist.pipeline.gradients import GradientSums
 from tfdist.pipeline.lower import Receive, Send, Step
 from tfdist.pipeline.partition import Edge, Partition, pack, unpack
 from tfdist.pipeline.stage_functions import Ran, StageFunctions, Tensors
@@ -60,7 +59,6 @@ class Program:
         rank: in the pipeline.
         steps: of this rank, as `tfdist.pipeline.lower.lower` gives them.
         stages: this rank's, by number.
-        sums: of its variables' gradients.
         partition: of the model.
         wires: the forms of the values between stages.
         differentiable: the values that have a gradient.
@@ -73,7 +71,6 @@ class Program:
         rank: int,
         steps: Sequence[Step],
         stages: Mapping[int, StageFunctions],
-        sums: GradientSums,
         partition: Partition,
         wires: Wires,
         differentiable: frozenset[int],
@@ -84,7 +81,6 @@ class Program:
         self.rank = rank
         self.steps = steps
         self.stages = stages
-        self.sums = sums
         self.partition = partition
         self.edges = {(edge.source, edge.target): edge for edge in partition.edges}
         self.wires = wires
@@ -135,9 +131,9 @@ class _Run:
             elif isinstance(step, Receive):
                 self._receive(step)
             else:
-                self._run(step)
+                self._compute(step)
 
-    def _run(self, action: Action) -> None:
+    def _compute(self, action: Action) -> None:
         self._made = []
         if action.kind is Kind.FORWARD:
             self._forward(action)
@@ -193,9 +189,8 @@ class _Run:
 
     def _add_gradients(self, action: Action) -> None:
         stage = self._program.stages[action.stage]
-        gradients = stage.variable_gradients(self._kept.pop((action.stage, action.microbatch)))
+        stage.add_gradients(self._kept.pop((action.stage, action.microbatch)))
         self._last = stage.done or self._last
-        self._program.sums.add(stage.variables, gradients)
 
     @contextlib.contextmanager
     def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:

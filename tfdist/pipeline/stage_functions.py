@@ -83,6 +83,7 @@ class StageFunctions:
         self.done: list[tf.Tensor] = []
         self.written: list[Any] = []
         self._end = end
+        self._sums = sums
         self._training = training
         self._has_objective = False
         into = [edge for edge in partition.edges if edge.target == index]
@@ -160,7 +161,7 @@ class StageFunctions:
             seed: the gradient of the objective.
 
         Returns:
-            The gradients of `gives_gradients`, and what is kept for `variable_gradients`.
+            The gradients of `gives_gradients`, and what is kept for `add_gradients`.
         """
         self.done = []
         if self._parts.input_gradient is None:
@@ -186,11 +187,8 @@ class StageFunctions:
             )
         return given, {name: kept[name] for name in self._kept_for_variables if name in kept}
 
-    def variable_gradients(self, kept: dict[str, tf.Tensor]) -> list[Any]:
-        """Adds the variables' gradients to the sums.
-
-        Returns:
-            For each variable its gradient if it is sparse, which is not added; or None.
+    def add_gradients(self, kept: dict[str, tf.Tensor]) -> None:
+        """Adds the variables' gradients of a microbatch to the sums.
 
         Args:
             kept: of `backward`.
@@ -198,7 +196,9 @@ class StageFunctions:
         self.done = []
         if self.split:
             kept = {**kept, **self._call("weight_gradient", kept)}
-        return [None if g is None else _rebuilt(g, kept) for g in self._sparse]
+        # The dense ones have been added where they were computed.
+        sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
+        self._sums.add(self.variables, sparse)
 
     def _call(self, name: str, given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         part: Part = getattr(self._parts, name)

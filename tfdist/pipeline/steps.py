@@ -160,7 +160,7 @@ class Steps:
             feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
             if mode == "train":
                 self._engine.tied.remember_states()
-                program.sums.begin(v for s in program.stages.values() for v in s.summed)
+                self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
             before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
             outcome = program.run(feed)
             if mode == "predict":
@@ -169,7 +169,7 @@ class Steps:
                 forget_without_rows(self._model, step, before)
             loss = self._loss(outcome, microbatches, rows)
             if mode == "train":
-                self._update(program, step)
+                self._update(step)
             step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
             return *self._logs(loss, rows, step), _times(outcome)
 
@@ -227,10 +227,10 @@ class Steps:
             loss += tf.where(share > 0, tf.add_n(objectives) * share, 0.0)
         return self._strategy.pipeline_communicator.all_reduce([loss])[0]
 
-    def _update(self, program: Program, step: Step) -> None:
+    def _update(self, step: Step) -> None:
         optimizer = self._model.optimizer
         variables = self._model.trainable_variables
-        gradients = [program.sums.of(v) for v in variables]
+        gradients = [self._engine.sums.of(v) for v in variables]
         gradients = self._engine.tied.add_up(variables, gradients)
         step.weighed |= {id(optimizer), id(getattr(optimizer, "inner_optimizer", optimizer))}
         if hasattr(optimizer, "inner_optimizer"):

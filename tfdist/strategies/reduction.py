@@ -93,12 +93,12 @@ def divide(value: Any, count: int) -> Any:
     return value / tf.cast(count, value.dtype)
 
 
-def _is_sparse(value: Any) -> bool:
-    return isinstance(value, tf.IndexedSlices)
-
-
 def reduce_mirrored(reduce_op: tf.distribute.ReduceOp, value: Any, replicas: int) -> Any:
     """Reduces a value that is the same in all replicas."""
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         return value
     return tf.nest.map_structure(lambda v: v * replicas, value.values[0])
+
+
+def _is_sparse(value: Any) -> bool:
+    return isinstance(value, tf.IndexedSlices)

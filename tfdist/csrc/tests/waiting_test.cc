@@ -2,10 +2,10 @@
 #include <sys/resource.h>
 
 #include <chrono>
-#include <cstdio>
 #include <thread>
 #include <vector>
 
+#include "tests/calls.h"
 #include "tests/team.h"
 
 namespace tfdist::testing {
@@ -48,11 +48,7 @@ void TwoWaitForAThird(int hosts) {
 
 int main() {
   using namespace tfdist::testing;
-  try {
+  return Report([] {
     for (const int hosts : {1, 3}) TwoWaitForAThird(hosts);
-  } catch (const std::exception& failure) {
-    std::fprintf(stderr, "%s\n", failure.what());
-    return 1;
-  }
-  std::printf("waiting: ok\n");
+  });
 }
