@@ -25,7 +25,7 @@ def last_first(ranks, microbatches):
     ]
 
 
-def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, recompute=False):
+def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, remat=False):
     """Trains, evaluates and predicts with a model of the zoo.
 
     Args:
@@ -35,7 +35,7 @@ def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, rec
         microbatches: their number.
         pipeline: the number of its ranks.
         by_microbatches: whether one process trains by the same microbatches.
-        recompute: whether backward passes run the forward pass again.
+        remat: whether backward passes run the forward pass again.
     """
     example = ZOO[name]
     schedule = {"own": last_first}.get(schedule, schedule)
@@ -46,7 +46,7 @@ def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, rec
     else:
         strategy = tfdist.HybridStrategy(pipeline, microbatches, schedule)
         with strategy.scope():
-            model = tfdist.PipelineModel(example.build, by="parameters", recompute=recompute)
+            model = tfdist.PipelineModel(example.build, by="parameters", remat=remat)
         whole = model.partition.graph.model
         context = strategy.scope()
     with context:

@@ -53,9 +53,9 @@ PAIRS = list(itertools.product(SAME, SCHEDULES))
 _references: dict[tuple[object, ...], dict[str, object]] = {}
 
 
-def check(ranks, pipeline, name, schedule, microbatches=4, recompute=False):
+def check(ranks, pipeline, name, schedule, microbatches=4, remat=False):
     """Trains on a pipeline and in one process, and compares all there is."""
-    arguments = (name, schedule, microbatches, pipeline, name in BY_MICROBATCHES, recompute)
+    arguments = (name, schedule, microbatches, pipeline, name in BY_MICROBATCHES, remat)
     if name not in _references:
         _references[name] = GROUPS["alone"].run("tests.pipeline.behaviours:train", *arguments)[0]
     reference = dict(_references[name])
@@ -94,7 +94,7 @@ def test_a_schedule_of_ones_own():
 
 @pytest.mark.parametrize("schedule", ["1f1b", "zb_h1"])
 def test_recomputing_the_forward_pass(schedule):
-    check("2", 2, "gpt", schedule, recompute=True)
+    check("2", 2, "gpt", schedule, remat=True)
 
 
 @pytest.mark.parametrize("name", ["encoder_decoder", "gpt_masked_loss", "several_outputs"])

@@ -43,13 +43,13 @@ class Parts:
     weight_gradient: Part | None = None
 
 
-def cut(trace: Trace, *, split: bool = False, recompute: bool = False) -> Parts:
+def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     """Cuts a trace into parts.
 
     Args:
         trace: of a stage.
         split: whether the variables' gradients are a part of their own.
-        recompute: whether the backward pass runs the forward pass again, rather than keep what it
+        remat: whether the backward pass runs the forward pass again, rather than keep what it
             has computed.
     """
     results = [*trace.outputs, *trace.others]
@@ -61,7 +61,7 @@ def cut(trace: Trace, *, split: bool = False, recompute: bool = False) -> Parts:
     of_variables = flatten(trace.variable_gradients)
     dense = [g for g in trace.variable_gradients if isinstance(g, tf.Tensor)]
     sparse = flatten(g for g in trace.variable_gradients if isinstance(g, tf.IndexedSlices))
-    again = graph.without_effect if recompute else graph.free
+    again = graph.without_effect if remat else graph.free
     if not split:
         backward, needed = graph.section([*of_inputs, *of_variables], forward, again)
         kept = [t for t in needed if t.name not in graph.seeds]

@@ -30,7 +30,7 @@ class Engine:
         partition: the model's stages.
         compute_loss: of targets, predictions and sample weights.
         update_metrics: likewise.
-        recompute: whether backward passes run the forward pass again.
+        remat: whether backward passes run the forward pass again.
 
     Attributes:
         sums: of the gradients of this rank's variables.
@@ -43,13 +43,13 @@ class Engine:
         compute_loss: Callable[[Any, Any, Any], Any],
         update_metrics: Callable[[Any, Any, Any], None],
         *,
-        recompute: bool = False,
+        remat: bool = False,
     ) -> None:
         self._strategy = strategy
         self._partition = partition
         self._compute_loss = compute_loss
         self._update_metrics = update_metrics
-        self._recompute = recompute
+        self._remat = remat
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._channels: dict[Pair, Channel] | None = None
@@ -187,7 +187,7 @@ class Engine:
                     self.sums,
                     training=mode == "train",
                     split=split,
-                    recompute=self._recompute,
+                    remat=self._remat,
                 )
                 for index in mine
             }

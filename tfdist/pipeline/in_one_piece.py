@@ -22,14 +22,14 @@ class Parts:
     Attributes:
         whole: the model.
         partition: its stages.
-        recompute: whether backward passes run the forward pass again.
+        remat: whether backward passes run the forward pass again.
         files: how it is written and read.
         compiled: what it was compiled with.
     """
 
     whole: keras.Model
     partition: Partition
-    recompute: bool
+    remat: bool
     files: Files
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
 

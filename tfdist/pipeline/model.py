@@ -36,7 +36,7 @@ class PipelineModel(InOnePiece):
             model is cut so that the stages take equally long.
         by: what that is found out by: `"time"`, measured by the chief, or `"parameters"`, an
             estimate.
-        recompute: whether backward passes run the forward pass again, which saves the memory of
+        remat: whether backward passes run the forward pass again, which saves the memory of
             what it computes in between.
 
     Raises:
@@ -57,7 +57,7 @@ class PipelineModel(InOnePiece):
         model: keras.Model | Callable[[], keras.Model],
         cuts: Sequence[str] | None = None,
         by: str = "time",
-        recompute: bool = False,
+        remat: bool = False,
     ) -> None:
         strategy = tf.distribute.get_strategy()
         if not isinstance(strategy, HybridStrategy):
@@ -70,7 +70,7 @@ class PipelineModel(InOnePiece):
         partition = choose(whole, strategy, cuts, by)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]
         hold(whole.variables, [v for stage in mine for v in stage.variables])
-        self._parts = Parts(whole, partition, recompute, Files(whole, partition, strategy))
+        self._parts = Parts(whole, partition, remat, Files(whole, partition, strategy))
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
         # What a stage's calls read of other layers: a head that is tied to an embedding.
@@ -115,7 +115,7 @@ class PipelineModel(InOnePiece):
             self.partition,
             self._loss_of,
             self._update_metrics,
-            recompute=self._parts.recompute,
+            remat=self._parts.remat,
         )
         self._steps = Steps(self, engine, self.distribute_strategy)
 

@@ -51,7 +51,7 @@ class StageFunctions:
         sums: to which the variables' gradients are added.
         training: as Keras's layers take it.
         split: whether the variables' gradients are computed apart.
-        recompute: whether the backward pass runs the forward pass again.
+        remat: whether the backward pass runs the forward pass again.
 
     Attributes:
         stage: the stage.
@@ -76,7 +76,7 @@ class StageFunctions:
         *,
         training: bool,
         split: bool = False,
-        recompute: bool = False,
+        remat: bool = False,
     ) -> None:
         self.stage = partition.stages[index]
         self.variables = list(variables)
@@ -106,7 +106,7 @@ class StageFunctions:
             [v.value for v in self.variables],
             backward=bool(self.variables or self.gives_gradients),
         )
-        self._parts = cut(self._trace, split=split, recompute=recompute)
+        self._parts = cut(self._trace, split=split, remat=remat)
         self.split = self._parts.weight_gradient is not None
         self.summed: list[Any] = []
         accumulators: dict[str, list[tf.Variable]] = {}
