@@ -4,9 +4,24 @@ from __future__ import annotations
 
 import signal
 
+import pytest
+
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """In each file a group of workers has its tests one after the other, and starts once."""
+    places: dict[tuple[object, ...], int] = {}
+
+    def place(*what: object) -> int:
+        return places.setdefault(what, len(places))
+
+    def group(item: pytest.Item) -> object:
+        return item.callspec.params.get("group") if hasattr(item, "callspec") else None
+
+    items.sort(key=lambda item: (place(item.path), place(item.path, group(item))))

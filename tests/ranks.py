@@ -22,7 +22,7 @@ from tfdist.launch.ports import Reservation
 from tfdist.options import NativeOptions
 
 # How many processes are kept warm; the groups not used for longest make room for others.
-MOST = 16
+MOST = 10
 _warm: list[Ranks] = []
 
 
