@@ -21,7 +21,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     def place(*what: object) -> int:
         return places.setdefault(what, len(places))
 
-    def group(item: pytest.Item) -> object:
-        return item.callspec.params.get("group") if hasattr(item, "callspec") else None
+    def group(item: pytest.Item) -> str:
+        return str(item.callspec.params.get("group")) if hasattr(item, "callspec") else ""
 
     items.sort(key=lambda item: (place(item.path), place(item.path, group(item))))
