@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tfdist import native
+from tfdist.errors import NativeUnavailableError
 from tfdist.native import api, store
 from tfdist.options import NativeOptions
 
@@ -25,6 +28,13 @@ def write(folder: Path, files: dict[str, str]) -> Path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     return folder
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _real_one_first() -> None:
+    """Of several libraries of one name, those that need it take the one that was loaded first."""
+    with contextlib.suppress(NativeUnavailableError):
+        native.load()
 
 
 @pytest.fixture
