@@ -36,7 +36,7 @@ BY_MICROBATCHES = frozenset(
 NOT_THE_SAME = frozenset({"dropout", "gpt_masked", "nested", "nested_mixed_float16"})
 
 # The suite takes some of them; with this variable each model goes by each schedule, on two and
-# four ranks, which takes more than an hour.
+# four ranks, which takes long.
 EVERYTHING = bool(os.environ.get("TFDIST_TEST_EVERYTHING"))
 SOME_ON_FOUR = [
     ("encoder_decoder", "1f1b"),
