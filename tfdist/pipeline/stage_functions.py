@@ -165,7 +165,9 @@ class StageFunctions:
         """
         self.done = []
         if self._parts.input_gradient is None:
-            return {}, {}
+            # What it computes has no gradient, and others still wait for that of its inputs.
+            zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
+            return zeros, {}
         seeds = [gradients[key] for key in self.takes_gradients]
         if self._has_objective:
             seeds.append(tf.cast(seed, self._trace.seeds[-1].dtype))
