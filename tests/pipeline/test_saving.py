@@ -87,6 +87,8 @@ def test_description():
         assert result["count"] == reference["count"]
         assert reference["text"] in result["text"]
         assert "sends to later stages" in result["text"]
+        # Each of two stages has a share of the cost.
+        assert sum(line.count("%  ") for line in result["text"].splitlines()[-2:]) == 2
 
 
 def test_callbacks(tmp_path):

@@ -47,4 +47,5 @@ def choose(
     chiefs = json.loads(group.exchange("stages", json.dumps(answer))[0])
     if "error" in chiefs:
         raise UnsupportedError(f"The model could not be measured: {chiefs['error']}")
-    return cut(graph, decide(graph, stages, chiefs["seconds"], rows=_ROWS))
+    seconds = chiefs["seconds"]
+    return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from tfdist.pipeline.partition.costs import estimate
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.summary import summary
 from tfdist.pipeline.saving import Files
@@ -125,6 +126,11 @@ class InOnePiece(keras.Model):  # type: ignore[misc]
         return int(self._parts.whole.count_params())
 
     def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
-        """Prints the whole model as `keras.Model.summary` does, and a table of its stages."""
+        """Prints the whole model as `keras.Model.summary` does, and a table of its stages.
+
+        A stage's share of the cost is estimated where the model was cut by hand.
+        """
         self._parts.whole.summary(*args, print_fn=print_fn, **kw)
-        (print_fn or print)("\n".join(summary(self.partition)))
+        partition = self.partition
+        seconds = partition.seconds or [c.seconds for c in estimate(partition.graph, rows=1)]
+        (print_fn or print)("\n".join(summary(partition, seconds)))

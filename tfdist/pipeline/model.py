@@ -110,14 +110,7 @@ class PipelineModel(InOnePiece):
         self._parts.compiled = compile_arguments(args, kwargs)
         kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
-        engine = Engine(
-            self.distribute_strategy,
-            self.partition,
-            self._loss_of,
-            self._update_metrics,
-            remat=self._parts.remat,
-        )
-        self._steps = Steps(self, engine, self.distribute_strategy)
+        self._steps = self._new_steps()
 
     def timeline_on_batch(self, *args: Any, **kwargs: Any) -> Timeline:
         """Trains on a batch, as `train_on_batch`, and tells when each action ran.
@@ -173,7 +166,7 @@ class PipelineModel(InOnePiece):
 
     def make_predict_function(self, force: bool = False) -> Any:
         """What `predict` calls for some batches."""
-        steps = self._steps or self._uncompiled_steps()
+        self._steps = steps = self._steps or self._new_steps()
 
         def predict(batches: list[Any]) -> Any:
             outputs = [steps.predict(batch) for batch in batches]
@@ -184,12 +177,15 @@ class PipelineModel(InOnePiece):
         self.predict_function = predict
         return predict
 
-    def _uncompiled_steps(self) -> Steps:
+    def _new_steps(self) -> Steps:
         engine = Engine(
-            self.distribute_strategy, self.partition, self._loss_of, self._update_metrics
+            self.distribute_strategy,
+            self.partition,
+            self._loss_of,
+            self._update_metrics,
+            remat=self._parts.remat,
         )
-        self._steps = Steps(self, engine, self.distribute_strategy)
-        return self._steps
+        return Steps(self, engine, self.distribute_strategy)
 
     def _function(self, mode: str) -> Callable[[Iterator[Any]], Any]:
         steps = self._steps

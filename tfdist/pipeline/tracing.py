@@ -39,7 +39,7 @@ class Trace:
         input_gradients: for each input; None for one without.
         step_gradients: those of the values in between that have one.
         variable_gradients: for each variable a tensor, `tf.IndexedSlices` or None.
-        written: the operations of the forward pass with an effect, in order.
+        effects: the operations of the forward pass with an effect, in order.
     """
 
     graph: Any

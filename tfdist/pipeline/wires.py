@@ -87,7 +87,7 @@ class Wires:
         return self._masks[key]
 
     def of_edge(self, edge: Edge) -> list[Wire]:
-        """What `partition.transfer.pack` gives for an edge."""
+        """What `partition.packing.pack` gives for an edge."""
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 

@@ -75,7 +75,8 @@ def partition(
         return cut(graph, boundaries_after(graph, cuts))
     check_stages(graph, stages)
     seconds = [cost.seconds for cost in COSTS[by](graph, rows)]
-    return cut(graph, decide(graph, stages, seconds, rows=rows, memory_limit=memory_limit))
+    boundaries = decide(graph, stages, seconds, rows=rows, memory_limit=memory_limit)
+    return cut(graph, boundaries, seconds)
 
 
 def decide(

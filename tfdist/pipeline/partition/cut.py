@@ -57,6 +57,7 @@ class Partition:
         edges: what passes between any two of them, sorted by source and target. An output of the
             model that is made before the last stage passes to that one.
         shared: the variables that several stages use, in the order of their owners.
+        seconds: what each call takes, if the stages were chosen by that; None where they were not.
     """
 
     graph: Graph
@@ -64,6 +65,7 @@ class Partition:
     stages: tuple[Stage, ...]
     edges: tuple[Edge, ...]
     shared: tuple[SharedVariable, ...]
+    seconds: tuple[float, ...] | None = None
 
     def where(self, key: Key) -> int | None:
         """The stage that makes a value; None for the model's inputs."""
@@ -90,12 +92,15 @@ class Partition:
         }
 
 
-def cut(graph: Graph, boundaries: Sequence[int]) -> Partition:
+def cut(
+    graph: Graph, boundaries: Sequence[int], seconds: Sequence[float] | None = None
+) -> Partition:
     """Cuts a model before some of its calls.
 
     Args:
         graph: the model.
         boundaries: the number of the call with which each stage but the first begins, rising.
+        seconds: what each call takes, where that is known.
 
     Returns:
         The stages and what passes between them.
@@ -132,7 +137,8 @@ def cut(graph: Graph, boundaries: Sequence[int]) -> Partition:
             )
         )
     edges = _edges(graph, stages, [begin for begin, _ in spans])
-    return Partition(graph, tuple(boundaries), tuple(stages), edges, shared)
+    times = None if seconds is None else tuple(seconds)
+    return Partition(graph, tuple(boundaries), tuple(stages), edges, shared, times)
 
 
 def _taken(graph: Graph, begin: int, end: int) -> set[Key]:
