@@ -199,8 +199,10 @@ def test_a_recorded_conversation_cannot_be_played_again(together):
             target.sendall(data)
 
     ends = [socket.socketpair() for _ in range(2)]
-    for source, target in ((ends[0][1], ends[1][1]), (ends[1][1], ends[0][1])):
-        threading.Thread(target=record, args=(source, target), daemon=True).start()
+    ways = ((ends[0][1], ends[1][1]), (ends[1][1], ends[0][1]))
+    recorders = [threading.Thread(target=record, args=way, daemon=True) for way in ways]
+    for recorder in recorders:
+        recorder.start()
     both = together(
         lambda n: handshake(ends[n][0], (DIALLER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
     )
@@ -212,9 +214,12 @@ def test_a_recorded_conversation_cannot_be_played_again(together):
         two.sendall(words)
         assert isinstance(error(), WireError)
         assert "does not hold the secret" in str(error())
+    for near, _ in ends:
+        near.shutdown(socket.SHUT_WR)  # the end of what a recorder reads
+    for recorder in recorders:
+        recorder.join(10)
     for pair in ends:
         for end in pair:
-            end.shutdown(socket.SHUT_RDWR)
             end.close()
 
 
@@ -237,13 +242,15 @@ def test_a_hello_that_was_changed_on_the_way_proves_nothing(together, change, ch
         for n in (0, 1):
             ends[1 - n][1].sendall(ends[n][1].recv(4096))
 
-    threading.Thread(target=between, daemon=True).start()
+    middle = threading.Thread(target=between, daemon=True)
+    middle.start()
     deadline = time.monotonic() + 3
     dialled, listened = together(
         lambda n: handshake(ends[n][0], (DIALLER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
     )
     assert isinstance(listened, WireError)
     assert isinstance(dialled, ClusterError)
+    middle.join(10)
     for pair in ends:
         for end in pair:
             end.close()

@@ -120,7 +120,7 @@ def test_close_is_quick_and_works_once(sessions):
         start = time.monotonic()
         session.close()
         session.close()
-        assert time.monotonic() - start < 0.5
+        assert time.monotonic() - start < 0.9
         with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has ended"):
             session.exchange("a", b"")
 

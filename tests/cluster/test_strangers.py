@@ -33,7 +33,7 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, dial):
     start = time.monotonic()
     for one in group:
         one.met()
-    assert time.monotonic() - start < 2  # nobody waited for the silent one
+    assert time.monotonic() - start < 4  # nobody waited for the silent one
     dropped = [line for line in group[0].lines if "dropped a connection from 127.0.0.1:" in line]
     assert len(dropped) == 3
     for one in strangers:

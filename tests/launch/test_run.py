@@ -204,7 +204,7 @@ def test_a_lone_worker(launch, script):
     assert job.wait() == 5
     assert job.out == "hello\n"
     assert job.err == "tfdist run: worker 0 failed with exit code 5. Its output is above.\n"
-    assert time.monotonic() - start < 1.0
+    assert time.monotonic() - start < 3
 
 
 def test_the_cause_is_shown_and_not_its_victim(launch, script):

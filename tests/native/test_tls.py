@@ -163,7 +163,7 @@ def test_a_rank_that_dies_is_noticed(pair):
     begin = time.monotonic()
     assert two.all_reduce(10, 0)
     assert "worker 1 (h1:1) is lost: its process has ended" in two.core.tfd_error().decode()
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 4
 
 
 def test_bytes_that_were_changed_on_the_way(pair):
