@@ -23,5 +23,5 @@ def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.T
     if hasattr(optimizer, "inner_optimizer") and 0 < len(trains) < strategy.pipeline_size:
         # The others' optimizers are not applied, and so do not follow.
         communicator: Any = strategy.pipeline_communicator
-        scale = communicator.broadcast(scale, trains[0])
+        scale = communicator.broadcast(scale, trains[-1])
     return scale

@@ -20,6 +20,7 @@ from tfdist.pipeline.scaling import loss_scale
 from tfdist.pipeline.step import PipelineStep
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.timeline import Timeline
+from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
 from tfdist.strategies.step import Step
 from tfdist.trainer.replica_step import forget_without_rows, metric_variables, settle
@@ -215,8 +216,7 @@ class Steps:
             totals += [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
         if not totals or self._strategy.num_replicas_in_sync == 1:
             return totals
-        context = tf.distribute.get_replica_context()
-        return list(context.all_reduce(tf.distribute.ReduceOp.SUM, totals))
+        return list(reduction.sum_over_replicas(totals))
 
     def _loss(self, outcome: Outcome, microbatches: int, rows: tf.Tensor) -> tf.Tensor:
         """The mean loss over this replica's rows, on all ranks of the pipeline."""
@@ -254,7 +254,7 @@ class Steps:
 
     def _over_all_ranks(self, value: tf.Tensor) -> Any:
         total = self._strategy.pipeline_communicator.all_reduce([value])[0]
-        return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, total)
+        return reduction.sum_over_replicas(total)
 
     def _logs(self, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
         self._model._loss_tracker.update_state(loss, sample_weight=rows)

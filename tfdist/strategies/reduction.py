@@ -32,6 +32,16 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas:
     return tf.nest.pack_sequence_as(value, reduced)
 
 
+def sum_over_replicas(value: Any) -> Any:
+    """The sums of a nest of tensors and `tf.IndexedSlices` over all replicas, in each of them.
+
+    They are not to be differentiated. Those of `tf.distribute.ReplicaContext.all_reduce` are,
+    by a function that TensorFlow keeps for ever, and with it the graph of the step.
+    """
+    extended = tf.distribute.get_strategy().extended
+    return extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, value)
+
+
 def all_gather_slices(communicator: Communicator, slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """The slices of all participants, in rank order."""
     return tf.IndexedSlices(

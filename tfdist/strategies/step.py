@@ -9,6 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies import reduction
+
 
 class Step:
     """One replica's part of one step over a global batch; a context manager.
@@ -43,9 +45,7 @@ class Step:
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
-        context = tf.distribute.get_replica_context()
-        stopped = [tf.stop_gradient(v) for v in values]
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, stopped)
+        return reduction.sum_over_replicas([tf.stop_gradient(v) for v in values])
 
     def totals_of_mask(self, mask: Any) -> Any:
         """The number of a mask's entries in the global batch, and of those that count."""

@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
+from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
 
 
@@ -42,8 +43,7 @@ class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
             return update_fn(local, value, **kwargs)
         if self.aggregation == tf.VariableAggregation.MEAN and step is not None:
             value = step.weigh(tf.convert_to_tensor(value, local.dtype))
-            mean = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
-            return update_fn(local, mean, **kwargs)
+            return update_fn(local, reduction.sum_over_replicas(value), **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
 
 

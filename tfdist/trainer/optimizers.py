@@ -18,6 +18,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
 from tfdist.sharding.sharded import sharded_by, shares_out, trained_by
+from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
 from tfdist.trainer.replicas import (
     compressor_in_use,
@@ -70,7 +71,7 @@ def install() -> None:
             if step is not None:
                 grads = weigh(step, self, grads)
                 step.weighed.add(id(self.inner_optimizer))
-            grads = grads if agreed else not_finite_together(grads, _sum)
+            grads = grads if agreed else not_finite_together(grads, reduction.sum_over_replicas)
             return apply_scaled(self, grads, trainable_variables)
         grads = sum_over_replicas(self, grads)
         # Keras may go on in other threads, where replicas are merged.
@@ -128,10 +129,6 @@ def _prepared(apply: Any) -> Any:
         return apply(self, grads, trainable_variables)
 
     return apply_prepared
-
-
-def _sum(value: tf.Tensor) -> Any:
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
 def _weighing(scale_loss: Any) -> Any:

@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows
 from tfdist.strategies.step import Step
-
-SUM = tf.distribute.ReduceOp.SUM
 
 
 def run_replica_step(
@@ -50,7 +49,7 @@ def metric_variables(model: keras.Model) -> list[Any]:
 def begin_step(context: Any, batch: Any) -> Step:
     """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
-    total = context.all_reduce(SUM, rows)
+    total = reduction.sum_over_replicas(rows)
     replica = context.replica_id_in_sync_group
     first_row, _ = share_of_rows(total, replica, context.num_replicas_in_sync)
     return Step(rows, total, first_row)
@@ -98,8 +97,7 @@ def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
 
-    sums = context.all_reduce(
-        SUM,
+    sums = reduction.sum_over_replicas(
         [tf.convert_to_tensor(v) for v in metrics]
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
         + [step.weigh(values[i]) for i in averaged],

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.strategies import reduction
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.step import Step, current_step
 
@@ -42,8 +43,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     step = current_step()
     if step is not None:
         present = weigh(step, optimizer, present)
-    context = tf.distribute.get_replica_context()
-    exact = functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)
+    exact = reduction.sum_over_replicas
     compressor = compressor_in_use()
 
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:

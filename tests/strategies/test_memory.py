@@ -1,0 +1,11 @@
+"""A model that is gone leaves nothing behind."""
+
+import pytest
+
+from tests.groups import GROUPS
+
+
+@pytest.mark.parametrize(("group", "staged"), [("2", False), ("2x2", False), ("4", True)])
+def test_no_graph_is_left(group, staged):
+    left = GROUPS[group].run("tests.strategies.training_twice:graphs_left", staged)
+    assert not any(left), left

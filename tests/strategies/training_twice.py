@@ -1,0 +1,41 @@
+"""What each rank runs where a model that is gone may leave nothing behind."""
+
+from __future__ import annotations
+
+import gc
+
+import keras
+import numpy as np
+from keras import layers
+from tensorflow.python.framework.func_graph import FuncGraph
+
+import tfdist
+
+
+def graphs_left(strategy, staged):
+    """How many graphs are there after the second model in turn, more than after the first."""
+    if staged:
+        strategy = tfdist.HybridStrategy(2, microbatches=2, schedule="1f1b")
+    counts = []
+    for _ in range(2):
+        _train(strategy, staged)
+        keras.backend.clear_session()
+        gc.collect()
+        counts.append(sum(isinstance(thing, FuncGraph) for thing in gc.get_objects()))
+    return counts[1] - counts[0]
+
+
+def _train(strategy, staged):
+    with strategy.scope():
+        model = tfdist.PipelineModel(_build, by="parameters") if staged else _build()
+        model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse", metrics=["mae"])
+    x = np.ones([8, 4], "float32")
+    model.fit(x, x[:, :2], batch_size=4, verbose=0)
+    model.evaluate(x, x[:, :2], batch_size=4, verbose=0)
+    model.predict(x, verbose=0)
+
+
+def _build():
+    return keras.Sequential(
+        [keras.Input([4]), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2)]
+    )
