@@ -55,6 +55,7 @@ __all__ = [
     "compute_output_spec",
     "data_adapters",
     "deferred_variables",
+    "draw_value",
     "get_keras_mask",
     "give_value",
     "graph_of",
@@ -221,6 +222,22 @@ _WAITING = "uninitialized_variables"
 def has_value(variable: Any) -> bool:
     """Whether a variable has a value in this process."""
     return variable._value is not None
+
+
+def draw_value(variable: Any) -> None:
+    """Draws the initial value of a variable that has none, and drops it.
+
+    Only where the initializer takes its numbers from a generator that others use as well, whose
+    values would otherwise be other ones. Those of Keras have a seed of their own.
+    """
+    initializer = variable._initializer
+    if variable._value is not None or not callable(initializer):
+        return
+    seed = getattr(initializer, "seed", None)
+    maker = getattr(initializer, "__module__", None) or type(initializer).__module__
+    known = maker.startswith(("keras.", "tfdist."))
+    if not known or isinstance(seed, keras.random.SeedGenerator):
+        initializer(tuple(variable.shape), dtype=variable.dtype)
 
 
 def give_value(variable: Any) -> None:

@@ -110,6 +110,11 @@ def accumulators(optimizer: Any) -> list[Any]:
     return list(getattr(optimizer, "_accumulated_gradients", None) or [])
 
 
+def batches_of(optimizer: Any) -> Any:
+    """The variable that counts the batches, of which several may make one of its iterations."""
+    return optimizer._iterations
+
+
 class Anywhere:
     """A strategy under which slots are made without a place beside other variables."""
 

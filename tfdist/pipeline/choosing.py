@@ -32,6 +32,7 @@ def choose(
         PartitionError: the model cannot be cut so.
         UnsupportedError: the chief could not measure it.
     """
+    check_rows(model, strategy)
     stages = strategy.stages
     if cuts is not None or stages == 1 or by not in COSTS:
         return partition(model, stages, by=by, cuts=cuts)
@@ -49,3 +50,21 @@ def choose(
         raise UnsupportedError(f"The model could not be measured: {chiefs['error']}")
     seconds = chiefs["seconds"]
     return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
+
+
+def check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
+    """Checks that a model takes any number of rows where it does not see whole batches.
+
+    Raises:
+        UnsupportedError: it has a batch size of its own.
+    """
+    if strategy.microbatches * strategy.num_replicas_in_sync == 1 or not model.built:
+        return
+    for tensor in model.inputs or []:
+        if tensor.shape[:1] not in ((), (None,)):
+            raise UnsupportedError(
+                "A model in stages sees a batch in parts, so its inputs have no batch size. "
+                f"Received: {tensor.name!r} of shape {tuple(tensor.shape)}. Give `shape` without "
+                "the rows in place of `batch_shape` or `batch_size`; layers with `stateful=True` "
+                "need a whole batch."
+            )

@@ -52,6 +52,8 @@ class Engine:
         self._remat = remat
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
+        # Values that depend on what is trained, and of which the loss has no gradient.
+        self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
 
     @functools.cached_property
@@ -137,7 +139,7 @@ class Engine:
         if mode != "train":
             schedule = schedule.forward_only()
         edges = [(e.source, e.target) for e in self._partition.edges]
-        back = self._differentiable if mode == "train" else frozenset()
+        back = self._with_gradient(mode)
         backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
         steps = lower(schedule, edges, backward)
         if self._channels is None:
@@ -153,6 +155,29 @@ class Engine:
             self._channels,
             timed=timed,
         )
+
+    def findings(self, program: Program) -> dict[str, Any]:
+        """What this rank has found out of gradients when it built a program, for all others."""
+        stages = program.stages.values()
+        return {
+            "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
+            "tied": self.tied.forms_in(stages),
+        }
+
+    def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
+        """Takes up what all ranks have found; returns whether programs are to be built anew."""
+        self.tied.learn([found["tied"] for found in findings])
+        stopped = {tuple(pair) for found in findings for pair in found["stopped"]}
+        takers: dict[Key, set[int]] = {}
+        for edge in self._partition.edges:
+            for key in edge.keys:
+                takers.setdefault(key, set()).add(edge.target)
+        news = {key for _, key in stopped if {(t, key) for t in takers[key]} <= stopped}
+        if not news:
+            return False
+        self._stopped |= news
+        self._stages.clear()
+        return True
 
     def abort(self, message: str) -> None:
         """Fails what this rank's peers wait for, with this message."""
@@ -181,7 +206,7 @@ class Engine:
                     self._partition,
                     index,
                     self.wires,
-                    self._differentiable if mode == "train" else frozenset(),
+                    self._with_gradient(mode),
                     self._partition.stages[index].trainable_variables if mode == "train" else [],
                     self._end(mode, index, targets),
                     self.sums,
@@ -205,6 +230,9 @@ class Engine:
             self._compute_loss,
             self._update_metrics,
         )
+
+    def _with_gradient(self, mode: str) -> frozenset[Key]:
+        return self._differentiable - self._stopped if mode == "train" else frozenset()
 
     @functools.cached_property
     def _differentiable(self) -> frozenset[Key]:

@@ -48,7 +48,9 @@ def _with_stages(strategy: HybridStrategy, message: str) -> str:
 def _described(strategy: HybridStrategy, rank: int) -> str:
     place = strategy.extended.mesh.place_of(rank)
     stages = ", ".join(map(str, strategy.stages_of(place)))
-    return f"{strategy.extended.group.topology.workers[rank]}, which holds stage {stages},"
+    workers = strategy.extended.group.topology.workers
+    # One process by itself is in no cluster.
+    return f"{workers[rank] if workers else 'this process'}, which holds stage {stages},"
 
 
 def _first_line(error: Exception) -> str:

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import deferred_variables, give_value, take_value
+from tfdist.internals.keras import deferred_variables, draw_value, give_value, take_value
 
 
-def build(model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
-    """The model; where a function makes it, its variables have no values yet.
+def build(
+    model: keras.Model | Callable[[], keras.Model],
+) -> tuple[keras.Model, list[weakref.ref[Any]]]:
+    """The model; and where a function makes it, the variables that it made, which have no values.
 
     Raises:
         ValueError: it is no model, nor a function that returns one.
         UnsupportedError: it has a `train_step` or the like of its own.
     """
+    made: list[weakref.ref[Any]] = []
     if not isinstance(model, keras.Model):
         if not callable(model):
             raise ValueError(
                 "A PipelineModel is made of a Keras model, or of a function that returns one. "
                 f"Received: {model!r}."
             )
-        with deferred_variables():
+        with deferred_variables() as waiting:
             model = model()
+        made = [weakref.ref(variable) for variable in waiting]
+        del waiting
     if not isinstance(model, keras.Model):
         raise ValueError(f"The function must return a Keras model. Received: {model!r}.")
     for method in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
@@ -35,17 +41,27 @@ def build(model: keras.Model | Callable[[], keras.Model]) -> keras.Model:
                 f"{type(model).__name__}, which has a `{method}` of its own. Express it by "
                 "`compile` (losses and metrics), or by layers with `add_loss`."
             )
-    return model
+    return model, made
 
 
-def hold(variables: Iterable[Any], own: Iterable[Any]) -> None:
+def hold(variables: Sequence[Any], own: Iterable[Any], made: Iterable[weakref.ref[Any]]) -> None:
     """Gives a process's own variables their initial values, and takes those of all others.
 
     Args:
         variables: of the whole model.
         own: those of this process's stages.
+        made: those without values, in the order in which one process would draw them; also what
+            is no variable of the model, such as the state of a layer's metric.
     """
-    mine = {id(v) for v in own}
+    mine, whole = {id(v) for v in own}, {id(v) for v in variables}
+    for reference in made:
+        variable = reference()
+        if variable is None:
+            continue
+        if id(variable) in mine or id(variable) not in whole:
+            give_value(variable)
+        else:
+            draw_value(variable)
     for variable in variables:
         if id(variable) in mine:
             give_value(variable)

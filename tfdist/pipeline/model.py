@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.pipeline.choosing import choose
 from tfdist.pipeline.engine import Engine
+from tfdist.pipeline.freezing import agree_on_trainable
 from tfdist.pipeline.holding import build, hold
 from tfdist.pipeline.in_one_piece import InOnePiece, Parts
 from tfdist.pipeline.saving import Files, compile_arguments
@@ -65,11 +66,11 @@ class PipelineModel(InOnePiece):
                 "A PipelineModel belongs to a tfdist.PipelineStrategy or tfdist.HybridStrategy. "
                 f"Received: {type(strategy).__name__}. Make it inside `with strategy.scope():`."
             )
-        whole = build(model)
+        whole, made = build(model)
         super().__init__(name=whole.name, dtype=whole.dtype_policy)
         partition = choose(whole, strategy, cuts, by)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]
-        hold(whole.variables, [v for stage in mine for v in stage.variables])
+        hold(whole.variables, [v for stage in mine for v in stage.variables], made)
         self._parts = Parts(whole, partition, remat, Files(whole, partition, strategy))
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
@@ -107,6 +108,7 @@ class PipelineModel(InOnePiece):
                     f"{name}=True is not possible in a pipeline, whose passes are operations of "
                     "one graph. Leave it out."
                 )
+        agree_on_trainable(self.partition, self.distribute_strategy)
         self._parts.compiled = compile_arguments(args, kwargs)
         kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)

@@ -42,12 +42,12 @@ class Outcome:
     """What a rank has after a step.
 
     Attributes:
-        objectives: by microbatch, what the rank's stages add to the loss.
+        losses: by microbatch, what the rank's stages add to the loss.
         results: by stage and microbatch, what its end returned.
         times: where they are wanted, each action's start and end.
     """
 
-    objectives: dict[int, list[tf.Tensor]] = field(default_factory=dict)
+    losses: dict[int, list[tf.Tensor]] = field(default_factory=dict)
     results: dict[tuple[int, int], list[tf.Tensor]] = field(default_factory=dict)
     times: list[Times] = field(default_factory=list)
 
@@ -159,8 +159,8 @@ class _Run:
             self._last = stage.done
         self._ran[action.stage, microbatch] = ran
         self.outcome.results[action.stage, microbatch] = ran.results
-        if ran.objective is not None:
-            self.outcome.objectives.setdefault(microbatch, []).append(ran.objective)
+        if ran.loss is not None:
+            self.outcome.losses.setdefault(microbatch, []).append(ran.loss)
 
     def _backward(self, action: Action) -> None:
         stage, microbatch = self._program.stages[action.stage], action.microbatch

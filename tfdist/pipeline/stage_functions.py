@@ -27,13 +27,13 @@ class Ran:
 
     Attributes:
         values: what later stages take.
-        objective: what the stage adds to the loss of the microbatch; None for nothing.
+        loss: what the stage adds to the loss of the microbatch; None for nothing.
         results: of the stage's end.
         kept: tensors of the stage's graph, by name, for the backward pass.
     """
 
     values: Tensors
-    objective: Any
+    loss: Any
     results: list[tf.Tensor]
     kept: dict[str, tf.Tensor]
 
@@ -58,9 +58,11 @@ class StageFunctions:
         variables: as above.
         takes_gradients: the values that it gives and whose gradients come back to it.
         gives_gradients: the values that it takes and whose gradients it sends back.
+        without_gradient: those of them on which nothing depends that has a gradient.
         split: whether the variables' gradients are computed apart.
         written: the strategy's variables that the forward pass assigns.
         summed: the variables that have a dense gradient.
+        looked_up: those that have a sparse one.
         done: of what was called last, tensors to wait for; empty where nothing had to run.
     """
 
@@ -86,6 +88,7 @@ class StageFunctions:
         self._sums = sums
         self._training = training
         self._has_objective = False
+        self._reports_mean = False
         into = [edge for edge in partition.edges if edge.target == index]
         out = [edge for edge in partition.edges if edge.source == index]
         self._partition, self._out = partition, out
@@ -123,8 +126,14 @@ class StageFunctions:
         self._input_names = dict(
             zip(self.stage.inputs, (t.name for t in self._trace.inputs), strict=False)
         )
+        pairs = zip(self.stage.inputs, self._trace.input_gradients, strict=False)
+        found = {key for key, gradient in pairs if gradient is not None}
+        self.without_gradient = [key for key in self.gives_gradients if key not in found]
         self._sparse = [
             g if isinstance(g, tf.IndexedSlices) else None for g in self._trace.variable_gradients
+        ]
+        self.looked_up = [
+            v for v, g in zip(self.variables, self._sparse, strict=False) if g is not None
         ]
         self._kept_for_variables = {t.name for t in flatten(self._sparse)}
         if self._parts.weight_gradient is not None:
@@ -148,7 +157,8 @@ class StageFunctions:
         result.update((key, next(others)) for key in self._others)
         for key in self._gives_masks:
             set_keras_mask(result[key], next(others))
-        return Ran(result, objective, list(others), {**named, **made})
+        loss = next(others) if self._reports_mean else objective
+        return Ran(result, loss, list(others), {**named, **made})
 
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
@@ -220,18 +230,24 @@ class StageFunctions:
             losses = self.stage.losses() if self._end.has_loss else []
             objective, results = self._end.finish(made, extra)
         self.written = list(step.written.values())
-        terms = [
-            tf.cast(tf.reduce_sum(t), tf.float32) for t in [objective, *losses] if t is not None
-        ]
+        self._reports_mean = objective is not None and objective.shape.rank != 0
+        if self._reports_mean:
+            # The gradient of an unreduced loss is that of its sum, and what is told is its mean.
+            results = [_sum([tf.reduce_mean(step.weigh(objective)), *losses]), *results]
+        terms = [t for t in [objective, *losses] if t is not None]
         self._has_objective = bool(terms)
         outputs = [made[key] for key in self.takes_gradients]
         if terms:
-            outputs.append(tf.add_n(terms))
+            outputs.append(_sum(terms))
         others = [made[key] for key in self._others]
         for edge in self._out:
             pack(self._partition, edge, made)  # Raises where a mask is not there.
         masks = [get_keras_mask(made[key]) for key in self._gives_masks]
         return Forward(outputs, [*others, *masks, *results], steps)
+
+
+def _sum(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in terms])
 
 
 def _rebuilt(gradient: Any, made: Mapping[str, tf.Tensor]) -> Any:

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.strategy import HybridStrategy
-from tfdist.strategies.step import Step, sum_of_squares
+from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
 
 
 class PipelineStep(Step):
@@ -68,7 +68,7 @@ class PipelineStep(Step):
         self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
     ) -> list[Any]:
         found = tf.sqrt(self.squares(gradients, variables))
-        return list(tf.clip_by_global_norm(gradients, norm, use_norm=found)[0])
+        return clip_by_norm(gradients, norm, found)
 
 
 def _is_large(variable: Any) -> bool:

@@ -10,21 +10,22 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import PeerLostError
 from tfdist.pipeline.batches import Batch, form_of, next_batch, take
+from tfdist.pipeline.building import build_together
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.failing import telling_others
+from tfdist.pipeline.logs import results_of_layers, share_logs
 from tfdist.pipeline.program import Feed, Outcome, Program
 from tfdist.pipeline.recording import gather_timeline
-from tfdist.pipeline.scaling import loss_scale
 from tfdist.pipeline.step import PipelineStep
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.timeline import Timeline
+from tfdist.pipeline.untrained import go_along, loss_scale
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
 from tfdist.strategies.step import Step
 from tfdist.trainer.replica_step import forget_without_rows, metric_variables, settle
-from tfdist.trainer.replicas import not_finite_together
+from tfdist.trainer.replicas import not_finite_anywhere, with_nan
 
 
 class Steps:
@@ -42,6 +43,7 @@ class Steps:
         self._strategy = strategy
         self._functions: dict[Any, Any] = {}
         self._timed = False
+        self._of_layers = results_of_layers(model.partition, strategy)
         # Of the last step.
         self.logs: dict[str, Any] = {}
         self._microbatches = 0
@@ -107,21 +109,14 @@ class Steps:
             return self._functions[key](x, targets, all_rows)
 
     def _make(self, mode: str, microbatches: int, targets: Any) -> Any:
-        group = self._strategy.extended.group
-        error: Exception | None = None
-        try:
-            with self._in_replica():
-                program = self._engine.program(mode, microbatches, targets, timed=self._timed)
-        except Exception as problem:
-            error = problem
-        # Otherwise the others would wait for one that has failed.
-        failures = group.exchange("pipeline", "" if error is None else f"{error}")
-        if error is not None:
-            raise error
-        failed = next((rank for rank, text in enumerate(failures) if text), None)
-        if failed is not None:
-            raise PeerLostError(
-                f"{group.topology.workers[failed]} could not build its stages: {failures[failed]}"
+        with self._in_replica():
+            program = build_together(
+                self._engine,
+                self._strategy.extended.group,
+                mode,
+                microbatches,
+                targets,
+                timed=self._timed,
             )
 
         def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
@@ -221,10 +216,10 @@ class Steps:
     def _loss(self, outcome: Outcome, microbatches: int, rows: tf.Tensor) -> tf.Tensor:
         """The mean loss over this replica's rows, on all ranks of the pipeline."""
         loss = tf.zeros([])
-        for m, objectives in outcome.objectives.items():
+        for m, losses in outcome.losses.items():
             start, stop = share_of_rows(rows, m, microbatches)
             share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
-            loss += tf.where(share > 0, tf.add_n(objectives) * share, 0.0)
+            loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
         return self._strategy.pipeline_communicator.all_reduce([loss])[0]
 
     def _update(self, step: Step) -> None:
@@ -233,21 +228,20 @@ class Steps:
         gradients = [self._engine.sums.of(v) for v in variables]
         gradients = self._engine.tied.add_up(variables, gradients)
         step.weighed |= {id(optimizer), id(getattr(optimizer, "inner_optimizer", optimizer))}
+        broken = tf.constant(False)
         if hasattr(optimizer, "inner_optimizer"):
             present = [i for i, g in enumerate(gradients) if g is not None]
             zeroed = step.zero_without_rows([gradients[i] for i in present])
             for i, gradient in zip(present, zeroed, strict=True):
                 gradients[i] = gradient
-            gradients = not_finite_together(gradients, self._over_all_ranks)
+            broken = not_finite_anywhere(gradients, self._over_all_ranks)
+            gradients = with_nan(gradients, broken)
             step.agreed_on_overflow = True
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         if pairs:
             optimizer.apply_gradients(pairs)
         else:
-            norm = getattr(optimizer, "inner_optimizer", optimizer).global_clipnorm
-            if norm:
-                step.clip_by_global_norm([], [], norm)  # For whom the others wait.
-            optimizer.iterations.assign_add(1)
+            go_along(optimizer, step, broken)
         if self._strategy.extended.shards_optimizers:
             self._engine.tied.spread()
         self._engine.tied.add_up_states()
@@ -263,12 +257,7 @@ class Steps:
         if self._strategy.num_replicas_in_sync > 1:
             context = tf.distribute.get_replica_context()
             results, totals = settle(context, self._model, step, results)
-        names = sorted(results)
-        values = tf.stack([tf.cast(results[name], tf.float64) for name in names])
-        if not self._engine.holds_last:
-            values = tf.zeros_like(values)
-        values = self._strategy.pipeline_communicator.all_reduce([values])[0]
-        return {name: tf.cast(values[i], tf.float32) for i, name in enumerate(names)}, totals
+        return share_logs(self._strategy, results, self._of_layers), totals
 
     def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
         last = self._engine.last

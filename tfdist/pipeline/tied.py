@@ -7,7 +7,7 @@ and more where they are compressed; so only the owners take them, and give them 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.protocol import Communicator
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.strategies.reduction import all_gather_slices
 
 
 class TiedVariables:
@@ -31,6 +32,8 @@ class TiedVariables:
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
         self._place = strategy.place
+        self._shared = partition.shared
+        self._forms: dict[int, str] = {}
         extended = strategy.extended
         pipeline = extended.mesh.pipeline_of(extended.group.topology.rank)
         self._owners: dict[int, int] = {}
@@ -49,6 +52,10 @@ class TiedVariables:
             between = "=".join(map(str, ranks))
             part = extended.group.native_part(f"tied {between} of {extended.mesh}", members)
             if part is not None:
+                for variable in (*trained, *states):
+                    # A model that was made before may have drawn them by itself on each rank.
+                    root = ranks.index(self._owners[id(variable)])
+                    variable.assign(part.broadcast(tf.convert_to_tensor(variable), root))
                 if trained:
                     roots = [ranks.index(self._owners[id(v)]) for v in trained]
                     self._groups.append(_Gradients(part, trained, roots))
@@ -58,6 +65,24 @@ class TiedVariables:
     def owns(self, variable: Any) -> bool:
         """Whether this rank answers for a variable that it holds."""
         return self._owners.get(id(variable), self._place) == self._place
+
+    def forms_in(self, stages: Iterable[Any]) -> dict[str, str]:
+        """The forms of shared variables' gradients in this rank's stages, by their numbers."""
+        stages = list(stages)
+        dense = {id(v) for stage in stages for v in stage.summed}
+        sparse = {id(v) for stage in stages for v in stage.looked_up}
+        return {
+            str(number): "dense" if id(shared.variable) in dense else "sparse"
+            for number, shared in enumerate(self._shared)
+            if id(shared.variable) in dense | sparse
+        }
+
+    def learn(self, forms: Iterable[Mapping[str, str]]) -> None:
+        """Takes up what `forms_in` gives on each rank; the sum is dense where one of them is."""
+        for of_rank in forms:
+            for number, form in of_rank.items():
+                key = id(self._shared[int(number)].variable)
+                self._forms[key] = min(form, self._forms.get(key, form))
 
     def add_up(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
         """The gradients, those of shared variables summed over the ranks.
@@ -70,9 +95,14 @@ class TiedVariables:
         places = {id(v): i for i, v in enumerate(variables)}
         for group in self._groups:
             own = [places[id(v)] for v in group.variables if id(v) in places]
-            dense = [_dense(result[i], variables[i]) for i in own]
-            for i, total in zip(own, group.communicator.all_reduce(dense), strict=True):
+            forms = {i: self._forms.get(id(variables[i])) for i in own}
+            summed = [i for i in own if forms[i] == "dense"]
+            dense = [_dense(result[i], variables[i]) for i in summed]
+            sums = group.communicator.all_reduce(dense) if dense else []
+            for i, total in zip(summed, sums, strict=True):
                 result[i] = total
+            for i in [i for i in own if forms[i] == "sparse"]:
+                result[i] = all_gather_slices(group.communicator, _slices(result[i], variables[i]))
         return result
 
     def add_up_once(
@@ -85,7 +115,7 @@ class TiedVariables:
 
         Args:
             add_up: sums gradients, given with their variables, over the pipelines.
-            gradients: those of shared variables are dense.
+            gradients: as of `add_up`.
             variables: this rank's.
         """
         result = list(gradients)
@@ -99,7 +129,7 @@ class TiedVariables:
             for variable, root in zip(group.variables, group.roots, strict=True):
                 if id(variable) in places:
                     i = places[id(variable)]
-                    result[i] = group.communicator.broadcast(result[i], root)
+                    result[i] = _from(group.communicator, result[i], root)
         return result
 
     def spread(self) -> None:
@@ -153,6 +183,23 @@ class _States:
     communicator: Communicator
     variables: list[Any]
     before: list[tf.Tensor] = field(default_factory=list)
+
+
+def _from(communicator: NativeCommunicator, gradient: Any, root: int) -> Any:
+    """One rank's gradient, on all."""
+    if not isinstance(gradient, tf.IndexedSlices):
+        return communicator.broadcast(gradient, root)
+    rows = tf.shape(gradient.values)[0] if communicator.rank == root else 0
+    own = tf.IndexedSlices(gradient.values[:rows], gradient.indices[:rows], gradient.dense_shape)
+    return all_gather_slices(communicator, own)
+
+
+def _slices(gradient: Any, variable: Any) -> tf.IndexedSlices:
+    shape = tf.constant([*variable.shape], tf.int64)
+    if gradient is None:
+        nothing = tf.zeros([0, *variable.shape[1:]], variable.dtype)
+        return tf.IndexedSlices(nothing, tf.zeros([0], tf.int64), shape)
+    return tf.IndexedSlices(gradient.values, tf.cast(gradient.indices, tf.int64), shape)
 
 
 def _dense(gradient: Any, variable: Any) -> tf.Tensor:

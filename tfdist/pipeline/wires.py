@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,8 +15,8 @@ from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.cut import Edge, Partition
 from tfdist.pipeline.partition.graph import Key
 
-# Shapes are found out with this many rows: a dimension that is a multiple of it is a multiple of
-# the rows, and no other dimension of a real model is.
+# Shapes are found out with this many rows: a dimension that Keras does not know, and that is a
+# multiple of it, is a multiple of the rows.
 _ROWS = 1_000_003
 
 
@@ -53,7 +54,7 @@ class Wires:
         partition: of the model.
 
     Raises:
-        UnsupportedError: a shape depends on the data, or a value is no number.
+        UnsupportedError: a shape depends on the data, or a value that crosses is no number.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -68,7 +69,7 @@ class Wires:
                     values.update(stage(values, training=False))
             crossing = {key for edge in partition.edges for key in edge.keys}
             for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
-                self._tensors[key] = _wire(values[key])
+                self._tensors[key] = _wire(values[key], graph.specs[key].shape)
             for key in {key for edge in partition.edges for key in edge.masked}:
                 self._masks[key] = _wire(get_keras_mask(values[key]))
             return []
@@ -76,7 +77,10 @@ class Wires:
         specs = [graph.specs[key].with_rows(_ROWS).form for key in graph.inputs]
         tf.function(forward, autograph=False).get_concrete_function(*specs)
         for key in [key for key, _ in self._tensors.items() if key in graph.inputs]:
-            self._tensors[key] = _wire(graph.specs[key].with_rows(_ROWS).form)
+            spec = graph.specs[key]
+            self._tensors[key] = _wire(spec.with_rows(_ROWS).form, spec.shape)
+        for edge in partition.edges:
+            _check_numbers(edge, self.of_edge(edge))
 
     def of(self, key: Key) -> Wire:
         """The form of a value."""
@@ -91,22 +95,32 @@ class Wires:
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 
-def _wire(tensor: Any) -> Wire:
+def _wire(tensor: Any, known: Sequence[int | None] = ()) -> Wire:
     if tensor.shape.rank is None or None in tensor.shape.as_list():
         raise UnsupportedError(
             f"The shape of {tensor.name!r} depends on the data: {tensor.shape}. Between stages "
             "all dimensions but the rows must be known. Give the model's inputs fixed shapes, or "
             "cut the model elsewhere by `cuts`."
         )
-    if tensor.dtype not in TYPES:
+    sizes = tensor.shape.as_list()
+    # A layer's own `compute_output_shape` may be wrong.
+    known = known if len(known) == len(sizes) else [None] * len(sizes)
+    dimensions = [_dimension(*each) for each in zip(sizes, known, strict=True)]
+    return Wire(tuple(dimensions), tensor.dtype)
+
+
+def _check_numbers(edge: Edge, wires: Sequence[Wire]) -> None:
+    wrong = sorted({wire.dtype.name for wire in wires if wire.dtype not in TYPES})
+    if wrong:
         raise UnsupportedError(
-            f"{tensor.name!r} of type {tensor.dtype.name} cannot cross from stage to stage. Cast "
-            "it to a number or a bool, or cut the model elsewhere by `cuts`."
+            f"A value of type {wrong[0]} cannot cross from stage {edge.source} to stage "
+            f"{edge.target}. Cast it to a number or a bool, or cut the model elsewhere by `cuts`."
         )
-    return Wire(tuple(_dimension(size) for size in tensor.shape), tensor.dtype)
 
 
-def _dimension(size: int) -> tuple[int, int]:
+def _dimension(size: int, known: int | None) -> tuple[int, int]:
+    if known == size:
+        return size, 0
     per_row = round(size / _ROWS)
     rest = size - per_row * _ROWS
     return (rest, per_row) if abs(rest) < _ROWS // 4 and per_row else (size, 0)

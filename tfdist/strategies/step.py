@@ -62,7 +62,7 @@ class Step:
             variables: whose gradients they are.
             norm: the largest norm that stays.
         """
-        return list(tf.clip_by_global_norm(gradients, norm)[0])
+        return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
 
     def sums(self, variable: Any) -> bool:
         """Whether this replica sums the gradients of a variable, rather than others for it."""
@@ -132,6 +132,18 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:
+    """Clips gradients by a norm that is known; as in Keras sparse ones become dense.
+
+    Args:
+        gradients: dense or `tf.IndexedSlices`.
+        norm: the largest that is left as it is.
+        found: what it is.
+    """
+    dense = [tf.convert_to_tensor(g) for g in gradients]
+    return list(tf.clip_by_global_norm(dense, norm, use_norm=found)[0])
 
 
 def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:

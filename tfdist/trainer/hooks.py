@@ -11,6 +11,7 @@ from tfdist.trainer import (
     files,
     loops,
     losses,
+    metrics,
     noise,
     older_keras,
     optimizers,
@@ -25,6 +26,7 @@ from tfdist.trainer import (
 def install() -> None:
     """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is."""
     losses.install()
+    metrics.install()
     noise.install()
     older_keras.install()
     # Below the other hooks of optimizers, which go around them.

@@ -23,9 +23,10 @@ from tfdist.strategies.step import current_step
 from tfdist.trainer.replicas import (
     compressor_in_use,
     in_replica,
-    not_finite_together,
+    not_finite_anywhere,
     sum_over_replicas,
     weigh,
+    with_nan,
 )
 from tfdist.trainer.sharded_optimizers import clip_shards
 
@@ -71,7 +72,9 @@ def install() -> None:
             if step is not None:
                 grads = weigh(step, self, grads)
                 step.weighed.add(id(self.inner_optimizer))
-            grads = grads if agreed else not_finite_together(grads, reduction.sum_over_replicas)
+            if not agreed:
+                broken = not_finite_anywhere(grads, reduction.sum_over_replicas)
+                grads = with_nan(grads, broken)
             return apply_scaled(self, grads, trainable_variables)
         grads = sum_over_replicas(self, grads)
         # Keras may go on in other threads, where replicas are merged.

@@ -79,23 +79,29 @@ def _weigh(step: Step, gradient: Any) -> Any:
     return tf.IndexedSlices(step.weigh(gradient.values), gradient.indices, gradient.dense_shape)
 
 
-def not_finite_together(gradients: Any, add_up: Callable[[tf.Tensor], Any]) -> list[Any]:
-    """Makes a gradient NaN on all participants where any gradient is not finite on one.
+def not_finite_anywhere(gradients: Any, add_up: Callable[[tf.Tensor], Any]) -> tf.Tensor:
+    """Whether any gradient is not finite on any participant; a bool scalar.
+
+    All of them call it, also one who has no gradients, for whom the others wait.
 
     Args:
         gradients: dense, `tf.IndexedSlices` or None.
         add_up: sums a number over the participants.
     """
+    finite = [tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients if g is not None]
+    broken: tf.Tensor = add_up(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)) > 0
+    return broken
+
+
+def with_nan(gradients: Any, broken: tf.Tensor) -> list[Any]:
+    """The gradients, one of them NaN where they are `broken` anywhere; Keras skips the step."""
     grads: list[Any] = list(gradients)
     present = [i for i, g in enumerate(grads) if g is not None]
-    finite = [tf.reduce_all(tf.math.is_finite(_values(grads[i]))) for i in present]
-    broken = tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)
-    anywhere = add_up(broken) > 0  # Also by one who has none, for whom the others wait.
     if not present:
         return grads
     dense = [i for i in present if not isinstance(grads[i], tf.IndexedSlices)]
     marked = next((i for i in dense if 0 not in grads[i].shape), present[0])
-    grads[marked] = _marked(grads[marked], anywhere)
+    grads[marked] = _marked(grads[marked], broken)
     return grads
 
 

@@ -20,7 +20,7 @@ from tfdist.internals.optimizer import Anywhere
 from tfdist.sharding.elementwise import check_elementwise, check_variables
 from tfdist.sharding.shard import local_variables
 from tfdist.sharding.sharded import ShardedVariables, note_sharded, sharded_by, shares_out
-from tfdist.strategies.step import current_step, sum_of_squares
+from tfdist.strategies.step import clip_by_norm, current_step, sum_of_squares
 from tfdist.trainer.replicas import compressor_in_use, in_replica, sum_over_replicas, weigh
 
 
@@ -172,8 +172,7 @@ def clip_shards(
         owners = [shard.variable for shard in shards]
         squares = sum_of_squares(gradients) if step is None else step.squares(gradients, owners)
         norm = tf.sqrt(sharded.total(squares))
-        clipped = tf.clip_by_global_norm(gradients, optimizer.global_clipnorm, norm)[0]
-        return list(clipped) if gradients else []
+        return clip_by_norm(gradients, optimizer.global_clipnorm, norm) if gradients else []
     if not optimizer.clipnorm:
         return list(clip(optimizer, gradients))
     sums = [tf.zeros([])] * len(sharded.variables)
@@ -182,13 +181,6 @@ def clip_shards(
     norms = tf.sqrt(sharded.total(tf.stack(sums)))
     factors = optimizer.clipnorm / tf.maximum(norms, optimizer.clipnorm)
     return [
-        _times(gradient, factors[shard.piece.variable])
+        tf.convert_to_tensor(gradient) * tf.cast(factors[shard.piece.variable], gradient.dtype)
         for gradient, shard in zip(gradients, shards, strict=True)
     ]
-
-
-def _times(gradient: Any, factor: tf.Tensor) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        values = _times(gradient.values, factor)
-        return tf.IndexedSlices(values, gradient.indices, gradient.dense_shape)
-    return gradient * tf.cast(factor, gradient.dtype)

@@ -138,6 +138,6 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         """No mask passes from the inputs to the outputs but through the calls."""
 
 
-def unique(variables: Any) -> list[keras.Variable]:
-    """Each variable once, in order."""
+def unique(variables: Any) -> list[Any]:
+    """Each one once, in order."""
     return list({id(v): v for v in variables}.values())

@@ -1,4 +1,4 @@
-"""The scale of the loss, where an optimizer changes it from step to step."""
+"""How a rank that trains nothing keeps up with the optimizers of the others."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals.optimizer import batches_of
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.strategies.step import Step
 
 
 def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.Tensor:
@@ -25,3 +27,26 @@ def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.T
         communicator: Any = strategy.pipeline_communicator
         scale = communicator.broadcast(scale, trains[-1])
     return scale
+
+
+def go_along(optimizer: Any, step: Step, broken: tf.Tensor) -> None:
+    """Counts a step, and takes part in what the ranks that train do together.
+
+    Args:
+        optimizer: this rank's, which has no gradients.
+        step: this rank's.
+        broken: whether the others' optimizers skip the step.
+    """
+    own = getattr(optimizer, "inner_optimizer", optimizer)
+
+    def clip() -> None:
+        step.clip_by_global_norm([], [], own.global_clipnorm)
+
+    def count() -> None:
+        batches = batches_of(own)
+        if own.global_clipnorm:
+            due = tf.equal((batches + 1) % (own.gradient_accumulation_steps or 1), 0)
+            tf.cond(due, clip, lambda: None)
+        batches.assign_add(1)
+
+    tf.cond(broken, lambda: None, count)
