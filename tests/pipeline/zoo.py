@@ -25,6 +25,8 @@ def mlp():
             layers.Dropout(0.3, seed=3),
             layers.Dense(16, activation="relu"),
             layers.Dense(16, activation="relu", bias_regularizer="l2"),
+            layers.Dense(12, activation="tanh"),
+            layers.Dense(12, activation="tanh"),
             layers.Dense(5),
         ]
     )
@@ -193,7 +195,7 @@ def shared():
     """A layer with a regularizer that is called in several stages."""
     inputs = x = keras.Input((8,))
     dense = layers.Dense(8, activation="tanh", kernel_regularizer="l2", name="again")
-    for _ in range(5):
+    for _ in range(7):
         x = dense(x)
     return keras.Model(inputs, layers.Dense(2)(x))
 
@@ -216,7 +218,7 @@ def penalties():
     twice = Penalised(8)
     x = twice(layers.Dense(8, activation="relu", activity_regularizer="l1")(inputs))
     x = Penalised(8)(layers.Dense(8, activation="relu")(x))
-    x = layers.ActivityRegularization(l2=1e-2)(twice(x))
+    x = layers.Dense(8)(layers.ActivityRegularization(l2=1e-2)(twice(x)))
     return keras.Model(inputs, layers.Dense(2)(x))
 
 

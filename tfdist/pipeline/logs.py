@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.pipeline.partition.cut import Partition
@@ -45,9 +47,9 @@ def results_of_layers(partition: Partition, strategy: HybridStrategy) -> dict[st
 
 def share_logs(
     strategy: HybridStrategy,
-    results: Mapping[str, tf.Tensor],
+    results: Mapping[str, Any],
     of_layers: Mapping[str, LayerResult],
-) -> dict[str, tf.Tensor]:
+) -> dict[str, Any]:
     """The results on all ranks of a pipeline: of layers from theirs, the others from the last.
 
     Args:
@@ -55,15 +57,20 @@ def share_logs(
         results: this rank's.
         of_layers: as `results_of_layers` gives them.
     """
-    last = strategy.rank_of(strategy.stages - 1)
-    values = {}
-    for name in sorted({*results, *of_layers}):
-        of_layer = of_layers.get(name)
-        place = last if of_layer is None else of_layer.place
-        if place == strategy.place:
-            values[name] = tf.cast(results[name], tf.float64)
-        else:
-            shape = results[name].shape if of_layer is None else of_layer.shape
-            values[name] = tf.zeros(shape, tf.float64)
-    sums = strategy.pipeline_communicator.all_reduce(list(values.values()))
-    return dict(zip(values, (tf.cast(total, tf.float32) for total in sums), strict=True))
+    here = strategy.place
+    holds_last = strategy.rank_of(strategy.stages - 1) == here
+    # A metric may have several results, or one of any shape.
+    own = {name: result for name, result in results.items() if name not in of_layers}
+    values = [
+        tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)
+        for value in keras.tree.flatten(own)
+    ]
+    for name, found in of_layers.items():
+        held = found.place == here
+        values.append(
+            tf.cast(results[name], tf.float64) if held else tf.zeros(found.shape, tf.float64)
+        )
+    sums = strategy.pipeline_communicator.all_reduce(values)
+    totals = [tf.cast(total, tf.float32) for total in sums]
+    logs = keras.tree.pack_sequence_as(own, totals[: len(totals) - len(of_layers)])
+    return {**logs, **dict(zip(of_layers, totals[len(totals) - len(of_layers) :], strict=True))}

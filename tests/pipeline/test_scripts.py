@@ -1,0 +1,51 @@
+"""What scripts do with models that is less usual gives what it gives in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.groups import GROUPS
+from tests.pipeline.script_behaviours import SCRIPTS
+from tests.strategies.comparison import assert_close
+
+PLACE = "tests.pipeline.script_behaviours"
+
+
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
+def test_a_pipeline(name):
+    reference = GROUPS["alone"].run(f"{PLACE}:run", name)[0]
+    held = {}
+    for rank, result in enumerate(GROUPS["2"].run(f"{PLACE}:run", name)):
+        assert_close({"told": result["told"]}, {"told": reference["told"]}, f"rank {rank}")
+        for i, value in result["own"].items():
+            np.testing.assert_allclose(value, reference["own"][i], rtol=1e-5, atol=1e-5)
+            assert np.array_equal(held.setdefault(i, value), value), f"variable {i}"
+    assert set(held) == set(reference["own"])
+
+
+@pytest.mark.parametrize("name", ["shared_lookups", "a_metric_of_one_number", "metrics_of_layers"])
+def test_two_pipelines(name):
+    reference = GROUPS["alone"].run(f"{PLACE}:run", name)[0]
+    for rank, result in enumerate(GROUPS["4"].run(f"{PLACE}:run", name)):
+        assert_close({"told": result["told"]}, {"told": reference["told"]}, f"rank {rank}")
+        for i, value in result["own"].items():
+            np.testing.assert_allclose(value, reference["own"][i], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("seeded", [False, True])
+def test_shared_variables_begin_equal(seeded):
+    one, other = GROUPS["2"].run(f"{PLACE}:separate_draws", seeded)
+    for a, b in zip(one, other, strict=True):
+        assert np.array_equal(a, b)
+
+
+def test_ranks_that_disagree_on_what_is_trained():
+    one, other = GROUPS["2"].run(f"{PLACE}:trainable_at_odds")
+    assert one == other
+    assert "'shared', trainable on worker 0" in one and "not on worker 1" in one
+
+
+def test_a_batch_size_of_its_own_is_refused():
+    for error in GROUPS["2"].run(f"{PLACE}:fixed_rows"):
+        assert "sees a batch in parts" in error and "(8, 3)" in error
