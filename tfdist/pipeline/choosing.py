@@ -32,7 +32,7 @@ def choose(
         PartitionError: the model cannot be cut so.
         UnsupportedError: the chief could not measure it.
     """
-    check_rows(model, strategy)
+    _check_rows(model, strategy)
     stages = strategy.stages
     if cuts is not None or stages == 1 or by not in COSTS:
         return partition(model, stages, by=by, cuts=cuts)
@@ -52,7 +52,7 @@ def choose(
     return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
 
 
-def check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
+def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
     """Checks that a model takes any number of rows where it does not see whole batches.
 
     Raises:

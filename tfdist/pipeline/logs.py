@@ -60,17 +60,16 @@ def share_logs(
     here = strategy.place
     holds_last = strategy.rank_of(strategy.stages - 1) == here
     # A metric may have several results, or one of any shape.
-    own = {name: result for name, result in results.items() if name not in of_layers}
+    of_model = {name: result for name, result in results.items() if name not in of_layers}
     values = [
         tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)
-        for value in keras.tree.flatten(own)
+        for value in keras.tree.flatten(of_model)
     ]
-    for name, found in of_layers.items():
-        held = found.place == here
-        values.append(
-            tf.cast(results[name], tf.float64) if held else tf.zeros(found.shape, tf.float64)
-        )
-    sums = strategy.pipeline_communicator.all_reduce(values)
+    values_of_layers = [
+        tf.cast(results[name], tf.float64) if it.place == here else tf.zeros(it.shape, tf.float64)
+        for name, it in of_layers.items()
+    ]
+    sums = strategy.pipeline_communicator.all_reduce([*values, *values_of_layers])
     totals = [tf.cast(total, tf.float32) for total in sums]
-    logs = keras.tree.pack_sequence_as(own, totals[: len(totals) - len(of_layers)])
-    return {**logs, **dict(zip(of_layers, totals[len(totals) - len(of_layers) :], strict=True))}
+    logs: dict[str, Any] = keras.tree.pack_sequence_as(of_model, totals[: len(values)])
+    return {**logs, **dict(zip(of_layers, totals[len(values) :], strict=True))}
