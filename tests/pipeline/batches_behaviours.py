@@ -95,3 +95,46 @@ def other_rows(strategy):
         dataset = _dataset([])
         losses.append(model.fit(dataset.take(2) if rank == at else dataset, verbose=0).history)
     return losses
+
+
+def another_order(strategy):
+    """Each rank shuffles in an order of its own."""
+    model = _model(strategy)
+    dataset = _dataset([]).unbatch().shuffle(26, seed=strategy.extended.worker_rank).batch(8)
+    model.fit(dataset, verbose=0)
+
+
+def wrong_shape(strategy):
+    """The error of a prediction with a column too many, and the shape of one without."""
+    strategy = tfdist.PipelineStrategy(2)
+    with strategy.scope():
+        inputs = keras.Input((6,))
+        hidden = keras.layers.Dense(4, name="hidden")(inputs)
+        model = tfdist.PipelineModel(
+            lambda: keras.Model(inputs, keras.layers.Dense(3)(hidden)), cuts=["hidden"]
+        )
+    error = ""
+    try:
+        model.predict(np.ones([8, 7], "float32"), verbose=0)
+    except ValueError as problem:
+        error = str(problem)
+    return error, list(model.predict(np.ones([8, 6], "float32"), verbose=0).shape)
+
+
+def few_rows(strategy):
+    """Moving statistics and loss where one pipeline has a single row and the other many."""
+    rank = strategy.extended.worker_rank
+    strategy = tfdist.HybridStrategy(1, microbatches=4)
+    with strategy.scope():
+        layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+        model = tfdist.PipelineModel(keras.Sequential([keras.Input((6,)), *layers]))
+        model.compile("sgd", "mse")
+    rows = 1 if rank == 0 else 8
+
+    def own(context):
+        rng = np.random.default_rng(rank)
+        x = rng.normal(size=[rows, 6]).astype("float32")
+        return tf.data.Dataset.from_tensors((x, x[:, :2])).repeat(2)
+
+    history = model.fit(strategy.distribute_datasets_from_function(own), verbose=0).history
+    return np.concatenate([np.array(v) for v in layers[1].non_trainable_variables]), history["loss"]

@@ -67,6 +67,52 @@ def trainable_at_odds(strategy):
     return ""
 
 
+def layers_in_two_models(strategy):
+    """The error of a second model in stages of layers that a first one has."""
+    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    with strategy.scope():
+        part = _mlp()
+        tfdist.PipelineModel(part, cuts=["first"])
+        try:
+            tfdist.PipelineModel(
+                lambda: keras.Sequential([keras.Input((6,)), part, _dense()]), by="parameters"
+            )
+        except tfdist.errors.UnsupportedError as error:
+            return str(error)
+    return ""
+
+
+def failing_to_write(strategy, folder):
+    """The errors of saving where there is no folder; whether saving goes on afterwards."""
+    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    with strategy.scope():
+        model = tfdist.PipelineModel(_mlp, cuts=["first"])
+    told = []
+    for path in (f"{folder}/missing/model.keras", f"{folder}/model.keras"):
+        try:
+            model.save(path)
+            told.append(keras.models.load_model(path).count_params())
+        except OSError as error:
+            told.append(str(error))
+    return told
+
+
+def saving_twice(strategy, folder):
+    """The chief saves the whole by itself; what all read that save to the same path afterwards."""
+    path = f"{folder}/model.keras"
+    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    with strategy.scope():
+        model = tfdist.PipelineModel(_mlp, cuts=["first"])
+    with model.gathered() as whole:
+        if whole is not None:
+            whole.save(path)
+    weights = [value + 1 for value in model.get_weights()]
+    model.set_weights(weights)
+    model.save(path)
+    read = keras.models.load_model(path).get_weights()
+    return all(np.array_equal(a, b) for a, b in zip(read, weights, strict=True))
+
+
 def fixed_rows(strategy):
     """The error of a model with a batch size of its own."""
     strategy = tfdist.HybridStrategy(2, microbatches=2)

@@ -23,7 +23,11 @@ def test_ranks_in_the_middle_read_nothing():
 
 @pytest.mark.parametrize(
     ("behaviour", "said"),
-    [("other_targets", "targets of form"), ("other_rows", "has no more")],
+    [
+        ("other_targets", "targets of form"),
+        ("other_rows", "has no more"),
+        ("another_order", "as many rows with other targets"),
+    ],
 )
 def test_different_data(behaviour, said):
     for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}", timeout=100):
@@ -32,3 +36,17 @@ def test_different_data(behaviour, said):
         assert said in text
         assert "worker 0" in text
         assert "worker 3" in text
+
+
+def test_what_the_model_does_not_take():
+    """All ranks get an error, and go on afterwards."""
+    for shape, after in GROUPS["2"].run(f"{PACKAGE}:wrong_shape"):
+        assert "has the shape (None, 6). Received: a batch of shape (8, 7)" in shape
+        assert after == [8, 3]
+
+
+def test_replicas_with_few_rows():
+    """No average is taken of no rows."""
+    for statistics, loss in GROUPS["2"].run(f"{PACKAGE}:few_rows"):
+        assert np.isfinite(statistics).all()
+        assert np.isfinite(loss)

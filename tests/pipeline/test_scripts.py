@@ -49,3 +49,19 @@ def test_ranks_that_disagree_on_what_is_trained():
 def test_a_batch_size_of_its_own_is_refused():
     for error in GROUPS["2"].run(f"{PLACE}:fixed_rows"):
         assert "sees a batch in parts" in error and "(8, 3)" in error
+
+
+def test_layers_in_two_models_are_refused():
+    for error in GROUPS["2"].run(f"{PLACE}:layers_in_two_models"):
+        assert "no other model's as well" in error
+
+
+def test_what_the_chief_cannot_write(tmp_path):
+    chiefs, others = GROUPS["2"].run(f"{PLACE}:failing_to_write", str(tmp_path))
+    assert "No such file or directory" in chiefs[0]
+    assert "The chief could not write" in others[0] and "missing" in others[0]
+    assert chiefs[1] == others[1] > 0
+
+
+def test_a_save_of_the_chief_alone(tmp_path):
+    assert GROUPS["2"].run(f"{PLACE}:saving_twice", str(tmp_path)) == [True, True]

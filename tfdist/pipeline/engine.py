@@ -6,6 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from tfdist.pipeline.channels import Channel, Pair, open_channels
@@ -55,6 +56,7 @@ class Engine:
         # Values that depend on what is trained, and of which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
+        self._checked: set[str] = set()
 
     @functools.cached_property
     def wires(self) -> Wires:
@@ -118,6 +120,25 @@ class Engine:
     def inputs(self, x: Any) -> dict[Key, Any]:
         """What a user passes to the model, by key."""
         return self._partition.graph.unpack_inputs(x)
+
+    def check_inputs(self, x: Any) -> None:
+        """Checks the shapes of what a user passes to the model.
+
+        Raises:
+            ValueError: the model does not take it.
+        """
+        shapes = repr(keras.tree.map_structure(lambda t: t.shape[1:], x))
+        if shapes in self._checked:
+            return
+        graph = self._partition.graph
+        for tensor, (key, given) in zip(graph.model.inputs, self.inputs(x).items(), strict=True):
+            known = graph.specs[key].shape
+            if any(a not in (None, b) for a, b in zip(known, given.shape, strict=True)):
+                raise ValueError(
+                    f"The model's input {tensor.name!r} has the shape {known}. Received: a batch "
+                    f"of shape {tuple(given.shape)}. Give what the model was made for."
+                )
+        self._checked.add(shapes)
 
     def pack_outputs(self, outputs: Sequence[Any]) -> Any:
         """Flat outputs in the structure of the model's."""

@@ -9,6 +9,19 @@ import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
 from tfdist.pipeline.strategy import HybridStrategy
+from tfdist.strategies.group import plain
+
+
+class Alike(Exception):
+    """All ranks have failed together, and none waits for another one.
+
+    Attributes:
+        error: why, on this rank.
+    """
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 @contextlib.contextmanager
@@ -28,6 +41,8 @@ def telling_others(strategy: HybridStrategy, abort: Callable[[str], None]) -> It
             yield
     except (StopIteration, ProgramMismatchError):
         raise
+    except Alike as alike:
+        raise alike.error from alike.error.__cause__
     except tf.errors.UnavailableError as error:
         # Those who share nothing with that worker may not have heard of it.
         message = _with_stages(strategy, str(error.message))
@@ -54,5 +69,6 @@ def _described(strategy: HybridStrategy, rank: int) -> str:
 
 
 def _first_line(error: Exception) -> str:
-    text = str(getattr(error, "message", error)).strip()
+    text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
+    text = text.strip()
     return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

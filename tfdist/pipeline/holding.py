@@ -9,7 +9,8 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import deferred_variables, draw_value, give_value, take_value
+from tfdist.internals.keras import deferred_variables, draw_value, give_value, has_value, take_value
+from tfdist.strategies.group import Group
 
 
 def build(
@@ -42,6 +43,28 @@ def build(
                 "`compile` (losses and metrics), or by layers with `add_loss`."
             )
     return model, made
+
+
+def check_free(model: keras.Model, made: Iterable[weakref.ref[Any]], group: Group) -> None:
+    """Checks that no other PipelineModel has taken values of a model; all ranks call it together.
+
+    Args:
+        model: the whole.
+        made: as `build` gives it.
+        group: all workers.
+
+    Raises:
+        UnsupportedError: on some worker there are values missing.
+    """
+    waiting = {id(reference()) for reference in made}
+    gone = [v.path for v in model.variables if not has_value(v) and id(v) not in waiting]
+    found = [path for path in group.exchange("model", gone[0] if gone else "") if path]
+    if found:
+        raise UnsupportedError(
+            "The layers of a PipelineModel are no other model's as well, as no worker holds them "
+            f"all. Received: {model.name!r}, with {found[0]!r}, whose value is gone. Make the "
+            "layers anew, or load them from a file."
+        )
 
 
 def hold(variables: Sequence[Any], own: Iterable[Any], made: Iterable[weakref.ref[Any]]) -> None:

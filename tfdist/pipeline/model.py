@@ -12,7 +12,7 @@ from tfdist.errors import UnsupportedError
 from tfdist.pipeline.choosing import choose
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.freezing import agree_on_trainable
-from tfdist.pipeline.holding import build, hold
+from tfdist.pipeline.holding import build, check_free, hold
 from tfdist.pipeline.in_one_piece import InOnePiece, Parts
 from tfdist.pipeline.saving import Files, compile_arguments
 from tfdist.pipeline.steps import Steps
@@ -67,6 +67,7 @@ class PipelineModel(InOnePiece):
                 f"Received: {type(strategy).__name__}. Make it inside `with strategy.scope():`."
             )
         whole, made = build(model)
+        check_free(whole, made, strategy.extended.group)
         super().__init__(name=whole.name, dtype=whole.dtype_policy)
         partition = choose(whole, strategy, cuts, by)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]

@@ -63,7 +63,8 @@ class Steps:
             StopIteration: there is no batch left.
         """
         with telling_others(self._strategy, self._engine.abort):
-            batch = next_batch(self._strategy, iterator, self._engine.reads)
+            engine = self._engine
+            batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs)
         logs, totals, times = self._call(mode, batch)
         if totals:
             for variable, total in zip(metric_variables(self._model), totals, strict=True):
@@ -92,14 +93,14 @@ class Steps:
     def predict(self, data: Any) -> Any:
         """The model's outputs for a batch, on all ranks."""
         with telling_others(self._strategy, self._engine.abort):
-            batch = take(self._strategy, data)
+            batch = take(self._strategy, data, self._engine.check_inputs)
         return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
 
     def _call(self, mode: str, batch: Batch) -> Any:
         x, targets, all_rows = batch.x, batch.targets, batch.rows
-        total = int(tf.reduce_sum(all_rows))
-        # At least one row for each where there are enough, so that no microbatch is empty.
-        microbatches = max(1, min(self._strategy.microbatches, total // all_rows.shape[0]))
+        # No microbatch is empty where a replica has any rows: an average of none is no number.
+        fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
+        microbatches = min(self._strategy.microbatches, fewest)
         self._microbatches = microbatches
         forms = keras.tree.map_structure(form_of, targets)
         key = (mode, microbatches, batch.form, self._timed)

@@ -164,7 +164,7 @@ class Group:
             yield
         except _FAILURES as error:
             if not self._serves_tensorflow:
-                raise type(error)(None, None, _plain(error)) from error
+                raise type(error)(None, None, plain(error)) from error
             # TensorFlow may notice a moment before the control connection does.
             if self.topology.size > 1 and self._lost.wait(_NEWS_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
@@ -205,7 +205,7 @@ _FAILURES = (
 )
 
 
-def _plain(error: tf.errors.OpError) -> str:
+def plain(error: tf.errors.OpError) -> str:
     """An operation's own message, without the graph's account of where the operation stands."""
     lines = [line.strip() for line in str(error.message).splitlines()]
     ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]

@@ -19,7 +19,7 @@ import numpy as np
 from tfdist.cluster.progress import say
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import saving_lib
-from tfdist.trainer.files import group_of, in_stages
+from tfdist.trainer.files import group_of
 
 _MARK = "mark"
 
@@ -94,10 +94,7 @@ def compressor_of(model: Any) -> Compressor | None:
     """What compresses the model's gradients, of which each worker saves its own state."""
     if group_of(model) is None:
         return None
-    extended = model.distribute_strategy.extended
-    if extended.in_stages and not in_stages(model):
-        return None  # What stages are made of, by Keras's functions within those for stages.
-    compressor = extended.compressor
+    compressor = model.distribute_strategy.extended.compressor
     return compressor if compressor is not None and compressor.active else None
 
 

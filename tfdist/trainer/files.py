@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import os
 import shutil
 import uuid
@@ -40,7 +41,8 @@ def group_of(model: Any) -> Group | None:
     strategy = getattr(model, "_distribute_strategy", None)
     extended = getattr(strategy, "extended", None)
     if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
-        return extended.group
+        # The whole of a model in stages is the chief's alone.
+        return None if extended.in_stages and not in_stages(model) else extended.group
     return None
 
 
@@ -52,20 +54,56 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
             if group is None or not isinstance(filepath, (str, os.PathLike)):
                 return write(whole, filepath, *args, **kwargs)
             path = os.path.abspath(filepath)
+            if in_parts(model):
+                return _write_together(write, whole, str(filepath), group, args, kwargs)
             if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
                 return None
-            if whole is None:
-                raise ValueError(
-                    "All workers save a model of which they hold parts to the same path, where "
-                    f"the chief writes it. Received: {path!r}, and another one on the chief. "
-                    "Pass the same."
-                )
-            result = _write_then_rename(write, whole, str(filepath), args, kwargs)
-        if group.topology.is_chief:
-            group.session.notify(_NOTICE, path)
-        return result
+            return _write_and_notify(write, whole, str(filepath), group, args, kwargs)
 
     return chief_writes
+
+
+def _write_and_notify(
+    write: Callable[..., Any], model: Any, path: str, group: Group, args: Any, kwargs: Any
+) -> Any:
+    notice = {"path": os.path.abspath(path)}
+    try:
+        return _write_then_rename(write, model, path, args, kwargs)
+    except Exception as error:
+        notice["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if group.topology.is_chief:
+            group.session.notify(_NOTICE, json.dumps(notice))
+
+
+def _write_together(
+    write: Callable[..., Any], whole: Any, path: str, group: Group, args: Any, kwargs: Any
+) -> Any:
+    """The chief writes what all workers have a part in, and all learn how that ended."""
+    result, error = None, None
+    if whole is not None:
+        try:
+            result = _write_then_rename(write, whole, path, args, kwargs)
+        except Exception as problem:
+            error = problem
+    said = {"path": os.path.abspath(path), "error": error and f"{type(error).__name__}: {error}"}
+    chiefs = json.loads(group.exchange("saving", json.dumps(said))[0])
+    if error is not None:
+        raise error
+    _check_written(chiefs)
+    if chiefs["path"] != said["path"]:
+        raise ValueError(
+            "All workers save a model of which they hold parts to the same path, where the chief "
+            f"writes it. Received: {said['path']!r}, and {chiefs['path']!r} on the chief. Pass "
+            "the same."
+        )
+    return result
+
+
+def _check_written(notice: dict[str, Any]) -> None:
+    if notice.get("error"):
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
 
 
 def in_parts(model: Any) -> bool:
@@ -97,14 +135,18 @@ class _Notices:
     def chief_has_saved(self, path: str) -> bool:
         """Waits for the chief's next save; False where it was to another path."""
         texts = self._session.wait_notified(_NOTICE, self._read + 1)
-        while path not in texts[self._read :]:
+        while path not in [notice["path"] for notice in map(json.loads, texts[self._read :])]:
             try:
                 texts = self._session.wait_notified(_NOTICE, len(texts) + 1, _OTHER_PATH_SECONDS)
             except RendezvousError:
                 self._read = len(texts)
                 return False
-        self._read = texts.index(path, self._read) + 1
-        return True
+        while True:
+            notice = json.loads(texts[self._read])
+            self._read += 1
+            if notice["path"] == path:
+                _check_written(notice)
+                return True
 
 
 _notices: dict[int, _Notices] = {}
