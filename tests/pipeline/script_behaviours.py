@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import time
 
 import keras
 import numpy as np
@@ -111,6 +113,31 @@ def saving_twice(strategy, folder):
     model.save(path)
     read = keras.models.load_model(path).get_weights()
     return all(np.array_equal(a, b) for a, b in zip(read, weights, strict=True))
+
+
+def cloning(strategy):
+    """The error of Keras's `clone_model`."""
+    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    with strategy.scope():
+        model = tfdist.PipelineModel(_mlp, cuts=["first"])
+    try:
+        keras.models.clone_model(model)
+    except NotImplementedError as error:
+        return str(error)
+    return ""
+
+
+def saving_alone(strategy):
+    """The chief saves, and the other one does not."""
+    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    with strategy.scope():
+        model = tfdist.PipelineModel(_mlp, cuts=["first"])
+    session = strategy.extended.group.session
+    if strategy.extended.group.topology.is_chief:
+        session._options = dataclasses.replace(session._options, collective_timeout=2.0)
+        model.save("model.keras")
+    else:
+        time.sleep(5)
 
 
 def fixed_rows(strategy):

@@ -65,3 +65,15 @@ def test_what_the_chief_cannot_write(tmp_path):
 
 def test_a_save_of_the_chief_alone(tmp_path):
     assert GROUPS["2"].run(f"{PLACE}:saving_twice", str(tmp_path)) == [True, True]
+
+
+def test_a_clone():
+    for error in GROUPS["2"].run(f"{PLACE}:cloning"):
+        assert "model.gathered()" in error
+
+
+def test_saving_on_the_chief_alone():
+    ours, _ = GROUPS["2"].answers(f"{PLACE}:saving_alone")
+    GROUPS["2"].stop()  # Its workers have waited for one another in vain.
+    assert "'saving a model in stages, which all workers do together' waited" in ours[1]
+    assert "1 of 2 workers: worker 1" in ours[1]

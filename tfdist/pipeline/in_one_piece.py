@@ -121,6 +121,17 @@ class InOnePiece(keras.Model):  # type: ignore[misc]
         """
         self._parts.files.set_weights(weights)
 
+    def get_config(self) -> dict[str, Any]:
+        """A model in stages has none: it is made of another one, and of a strategy.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(
+            "A model in stages has no configuration, and cannot be cloned. Take those of the "
+            "ordinary model: `with model.gathered() as whole`, on the chief."
+        )
+
     def count_params(self) -> int:
         """The number of the whole model's weights, counted as numbers."""
         return int(self._parts.whole.count_params())

@@ -62,6 +62,7 @@ class Files:
             The model; None on all workers but the chief.
         """
         group, mesh = self._strategy.extended.group, self._strategy.extended.mesh
+        group.exchange("saving a model in stages, which all workers do together", "")
         lent: list[Any] = []
         chiefs = group.topology.rank in mesh.pipeline_of(0)
         held = self._gather_shares(optimizer, keep=chiefs)
