@@ -128,7 +128,7 @@ def test_bytes_count_where_values_cross():
 
 def test_a_limit_of_memory_is_kept():
     graph = linearize(mlp())
-    seconds = [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    seconds = [1.0, *[0.0] * 7]
     sizes = [cost.parameter_bytes for cost in estimate(graph, rows=1)]
     limit = max(sizes) + 1000
 

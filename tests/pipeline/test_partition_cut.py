@@ -144,7 +144,7 @@ def test_a_mask_that_the_model_promises_must_be_there():
         pack(partition, edge, values)
 
 
-@pytest.mark.parametrize("boundaries", [[0], [7], [3, 3], [4, 2], [-1]])
+@pytest.mark.parametrize("boundaries", [[0], [9], [3, 3], [4, 2], [-1]])
 def test_every_stage_has_calls(boundaries):
     graph = linearize(mlp())
     with pytest.raises(PartitionError, match="boundaries rise"):

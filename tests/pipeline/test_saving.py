@@ -110,7 +110,7 @@ def test_mistakes(tmp_path):
         uncompiled, other_kind, fewer, transposed, other_model = messages
         assert "Call `compile` first" in uncompiled
         assert "without a state for SGD" in other_kind
-        assert "9 arrays for the 10 weights" in fewer
+        assert "13 arrays for the 14 weights" in fewer
         assert "(16, 12) where" in transposed
         assert "model.keras' for 'functional" in other_model
         assert all("\n" not in message for message in messages)

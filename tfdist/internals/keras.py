@@ -34,14 +34,12 @@ from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
-from keras.src.trainers.compile_utils import CompileLoss
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 __all__ = [
     "BaseOptimizer",
-    "CompileLoss",
     "Functional",
     "LossScaleOptimizer",
     "Model",

@@ -23,8 +23,6 @@ class MicrobatchStep(Step):
         first_row: the rows of the same microbatch in replicas before this one.
     """
 
-    is_microbatch = True
-
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         super().__init__(rows, total, first_row)
         self.mask_totals: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}

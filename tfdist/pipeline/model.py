@@ -18,8 +18,6 @@ from tfdist.pipeline.saving import Files, compile_arguments
 from tfdist.pipeline.steps import Steps
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.timeline import Timeline
-from tfdist.pipeline.weighing import weighing
-from tfdist.strategies.step import current_step
 from tfdist.trainer.calls import check_variables
 
 
@@ -146,9 +144,7 @@ class PipelineModel(InOnePiece):
     def _loss_of(self, y: Any, predictions: Any, sample_weight: Any) -> Any:
         if self._compile_loss is None:
             return None
-        # Those of the outputs count each batch once, however many microbatches it comes in.
-        with weighing(self._compile_loss.metrics, current_step()):
-            return self._compile_loss(y, predictions, sample_weight)
+        return self._compile_loss(y, predictions, sample_weight)
 
     def _update_metrics(self, y: Any, predictions: Any, sample_weight: Any) -> None:
         if self._compile_metrics is not None:

@@ -28,11 +28,7 @@ class Step:
         written: the mirrored variables that the replica has assigned so far, in order.
         weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
-        counts_batches: whether a metric that takes up a loss counts batches, not rows.
-        is_microbatch: whether the replica computes its rows in several such steps.
     """
-
-    is_microbatch = False
 
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
@@ -41,7 +37,6 @@ class Step:
         self.written: dict[int, Any] = {}
         self.weighed: set[int] = set()
         self.agreed_on_overflow = False
-        self.counts_batches = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""

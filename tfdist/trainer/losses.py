@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import CompileLoss, losses
+from tfdist.internals.keras import losses
 from tfdist.strategies.step import Step, current_step
 
 
@@ -26,7 +26,6 @@ def install() -> None:
 
 def _install_scaling() -> None:
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
-    compute = CompileLoss.call
 
     def scale_loss(value: Any) -> Any:
         return scale(value) if current_step() is None else value
@@ -35,29 +34,14 @@ def _install_scaling() -> None:
         step = current_step()
         return unscale(value) if step is None else _for_metric(step, tf.convert_to_tensor(value))
 
-    def compute_losses(self: Any, y_true: Any, y_pred: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is None:
-            return compute(self, y_true, y_pred, *args, **kwargs)
-        # Keras weighs the loss of each output by the rows only where their number is static.
-        step.counts_batches = not step.is_microbatch and tf.nest.flatten(y_pred)[0].shape[0] is None
-        try:
-            return compute(self, y_true, y_pred, *args, **kwargs)
-        finally:
-            step.counts_batches = False
-
     losses.scale_loss_for_distribution = scale_loss
     losses.unscale_loss_for_distribution = unscale_loss
-    CompileLoss.call = compute_losses
 
 
 def _for_metric(step: Step, value: tf.Tensor) -> tf.Tensor:
     """What a metric takes up of a loss: nothing from a replica without rows."""
     if value.shape.rank != 0:
         return step.weigh(value)  # Unreduced values were divided by the share.
-    if step.counts_batches:
-        replicas = tf.distribute.get_strategy().num_replicas_in_sync
-        return step.weigh(value) * tf.cast(replicas, value.dtype)
     return tf.where(step.share > 0, value, tf.zeros_like(value))
 
 
