@@ -49,12 +49,12 @@ def group_of(model: Any) -> Group | None:
 def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        group = group_of(model)
+        group, together = group_of(model), in_parts(model)
         with _in_one_piece(model) as whole:
             if group is None or not isinstance(filepath, (str, os.PathLike)):
                 return write(whole, filepath, *args, **kwargs)
             path = os.path.abspath(filepath)
-            if in_parts(model):
+            if together:
                 return _write_together(write, whole, str(filepath), group, args, kwargs)
             if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
                 return None
