@@ -30,3 +30,10 @@ def test_two_workers(behaviour, tmp_path):
 )
 def test_groups(group, behaviour, tmp_path):
     _check(group, behaviour, tmp_path)
+
+
+def test_what_the_chief_cannot_write(tmp_path):
+    results = GROUPS["2"].run("tests.strategies.failing_saves:save", str(tmp_path))
+    for told, said in zip(results, ("No such file", "The chief could not write"), strict=True):
+        assert said in told[0] and "missing" in told[0]
+        assert told[1] == 8
