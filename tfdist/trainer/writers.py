@@ -113,9 +113,12 @@ def _saving_at_once(save: Callable[..., Any]) -> Callable[..., Any]:
         group = group_of(self.model)
         if group is None:
             return save(self)
+        all_write = in_parts(self.model) or compressor_of(self.model) is not None
+        if all_write:
+            # Keras fails if another worker makes it a moment earlier.
+            _make_folder(self._weights_path)
         if not group.topology.is_chief:
-            if in_parts(self.model) or compressor_of(self.model) is not None:
-                _make_folder(self._weights_path)
+            if all_write:
                 # After the last epoch the chief may have deleted it again.
                 with contextlib.suppress(FileNotFoundError):
                     self.model.save_weights(self._weights_path, overwrite=True)
