@@ -12,6 +12,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 import tfdist
+from tests.strategies.failing_saves import save_twice
 from tfdist.internals.keras import has_value
 
 ROWS, BATCH = 22, 10
@@ -85,18 +86,11 @@ def layers_in_two_models(strategy):
 
 
 def failing_to_write(strategy, folder):
-    """The errors of saving where there is no folder; whether saving goes on afterwards."""
+    """As `save_twice`, of a model in stages."""
     strategy = tfdist.HybridStrategy(2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
-    told = []
-    for path in (f"{folder}/missing/model.keras", f"{folder}/model.keras"):
-        try:
-            model.save(path)
-            told.append(keras.models.load_model(path).count_params())
-        except OSError as error:
-            told.append(str(error))
-    return told
+    return save_twice(model, folder)
 
 
 def saving_twice(strategy, folder):

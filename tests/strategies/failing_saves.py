@@ -7,9 +7,14 @@ from keras import layers
 
 
 def save(strategy, folder):
-    """The errors of saving where there is no folder; what is read of a save afterwards."""
+    """As `save_twice`, of an ordinary model."""
     with strategy.scope():
         model = keras.Sequential([keras.Input([3]), layers.Dense(2)])
+    return save_twice(model, folder)
+
+
+def save_twice(model, folder):
+    """The error of saving where there is no folder; what is read of a save afterwards."""
     told = []
     for path in (f"{folder}/missing/model.keras", f"{folder}/model.keras"):
         try:

@@ -89,7 +89,9 @@ def take(strategy: HybridStrategy, data: Any, check: Callable[[Any], None]) -> B
             _agree(strategy, _Description(_FAILED))
         raise Alike(error) from error
     form = zlib.crc32(repr(keras.tree.map_structure(form_of, targets)).encode())
-    return Batch(x, targets, *_agree(strategy, _Description(rows, form, _content(targets))))
+    # One rank by itself has nobody to compare with.
+    content = _content(targets) if strategy.pipeline_size > 1 else 0
+    return Batch(x, targets, *_agree(strategy, _Description(rows, form, content)))
 
 
 def _dense(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, Any], int]:
