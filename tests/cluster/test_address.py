@@ -128,7 +128,7 @@ def test_silent_name_service_is_not_awaited(monkeypatch):
             check_resolvable("h0:2222", patience=0.2)
     finally:
         release.set()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
 
 
 @pytest.mark.parametrize("host", ["x" * 64, "a..b"])

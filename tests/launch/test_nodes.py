@@ -109,7 +109,7 @@ def test_a_failure_ends_all_nodes(start, script, failing):
     jobs = [start(node, path, options=["--grace", "1"]) for node in range(3)]
     jobs[0].wait_ready(3)
     for node, job in enumerate(jobs):
-        assert job.wait(8) == 7, job.err
+        assert job.wait(9) == 7, job.err
         assert f"worker {failing} failed with exit code 7" in job.err
         assert job.processes() == set()
         if failing:
@@ -142,7 +142,7 @@ def test_a_launcher_that_dies_ends_all_nodes(start, script, dying):
     jobs[dying].process.kill()
     for node, job in enumerate(jobs):
         if node != dying:
-            assert job.wait(5) == 1
+            assert job.wait(9) == 1
             assert f"node {dying} (127.0.0.1) was lost" in job.err
         job.wait_gone()
 
@@ -153,7 +153,7 @@ def test_a_signal_to_one_node_ends_all(start, script, stopped):
     jobs[0].wait_ready(3)
     jobs[stopped].process.send_signal(signal.SIGTERM)
     for job in jobs:
-        assert job.wait(5) == 143
+        assert job.wait(9) == 143
         assert "was stopped by SIGTERM" in job.err
 
 
@@ -223,7 +223,7 @@ def test_nodes_that_disagree(start, script, at, second, problem):
     until(arrived(at, 1))
     jobs.append(start(second["rank"], script(""), nnodes=second["nnodes"]))
     for job in jobs:
-        assert job.wait(5) == 1
+        assert job.wait(9) == 1
         assert problem in job.err
         assert job.err.count("\n") == 1
 
@@ -232,7 +232,7 @@ def test_two_nodes_0(start, script, at):
     first = start(0, script(""), nnodes=2)
     until(listens(at))
     second = start(0, script(""), nnodes=2)
-    assert second.wait(5) == 1
+    assert second.wait(9) == 1
     assert "node 0 cannot listen on port" in second.err
     assert f"process {first.process.pid}" in second.err
 
@@ -259,7 +259,7 @@ def test_the_rendezvous_is_something_else(start, script, at):
         job = start(1, script(""), nnodes=2)
         connection, _ = server.accept()
         connection.sendall(b"SSH-2.0-OpenSSH\r\n")
-        assert job.wait(5) == 1
+        assert job.wait(9) == 1
         connection.close()
     assert "does not answer: it is no tfdist launcher" in job.err
 
@@ -312,7 +312,7 @@ def test_a_node_0_without_the_secret_is_not_believed(start, script, at):
             print(json.dumps(proof), file=file, flush=True)
             start_now = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine"}
             print(json.dumps({"start": start_now}), file=file, flush=True)
-            assert job.wait(5) == 1
+            assert job.wait(9) == 1
     assert "it does not hold the secret; set the same TFDIST_SECRET on all nodes" in job.err
     assert not list(job.folder.glob("secret-*"))
 
@@ -324,7 +324,7 @@ def test_a_node_0_that_does_not_ask(start, script, at, answer):
         connection, _ = server.accept()
         with connection:
             connection.sendall(json.dumps(answer).encode() + b"\n")
-            assert job.wait(5) == 1
+            assert job.wait(9) == 1
     assert "does not answer: it is no tfdist launcher" in job.err
 
 
@@ -332,6 +332,6 @@ def test_ctrl_c_while_waiting(start, script, at):
     job = start(0, script(HANG))
     until(listens(at))
     job.process.send_signal(signal.SIGINT)
-    assert job.wait(3) == 130
+    assert job.wait(9) == 130
     assert job.err == ""
     job.wait_gone()

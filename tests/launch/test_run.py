@@ -183,7 +183,7 @@ def test_the_first_failure_ends_the_job(launch, script, how, code, said):
         """),
     )
     job.wait_ready(3)
-    assert job.wait(5) == code
+    assert job.wait(9) == code
     assert f"tfdist run: worker 1 {said}" in job.err
     assert "  | line 29" in job.err
     assert "  | line 9\n" not in job.err
@@ -194,7 +194,7 @@ def test_the_first_failure_ends_the_job(launch, script, how, code, said):
 
 def test_the_chiefs_failure(launch, script):
     job = launch("-n", "2", script("if rank == 0: sys.exit(5)\ntime.sleep(60)"))
-    assert job.wait(5) == 5
+    assert job.wait(9) == 5
     assert "worker 0 failed with exit code 5. Its output is above." in job.err
 
 
@@ -204,7 +204,7 @@ def test_a_lone_worker(launch, script):
     assert job.wait() == 5
     assert job.out == "hello\n"
     assert job.err == "tfdist run: worker 0 failed with exit code 5. Its output is above.\n"
-    assert time.monotonic() - start < 3
+    assert time.monotonic() - start < 9
 
 
 def test_the_cause_is_shown_and_not_its_victim(launch, script):

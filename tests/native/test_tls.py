@@ -163,7 +163,7 @@ def test_a_rank_that_dies_is_noticed(pair):
     begin = time.monotonic()
     assert two.all_reduce(10, 0)
     assert "worker 1 (h1:1) is lost: its process has ended" in two.core.tfd_error().decode()
-    assert time.monotonic() - begin < 4
+    assert time.monotonic() - begin < 8
 
 
 def test_bytes_that_were_changed_on_the_way(pair):
@@ -200,7 +200,7 @@ def test_who_is_refused(pair, given, said):
     messages = two.both(two.create)
     # To one in the clear the other is gone once it says something.
     messages = [m or two.core.tfd_error().decode() for m in messages]
-    assert time.monotonic() - begin < 3
+    assert time.monotonic() - begin < 8
     assert any(said in message for message in messages), messages
     assert not any("\n" in message for message in messages)
 
