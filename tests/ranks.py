@@ -6,8 +6,6 @@ import atexit
 import contextlib
 import importlib
 import json
-import multiprocessing
-import os
 import sys
 import time
 import traceback
@@ -16,6 +14,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 from tests import certificates
+from tests.zygote import Child, Zygote
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
 from tfdist.launch.ports import Reservation
@@ -24,6 +23,11 @@ from tfdist.options import NativeOptions
 # How many processes are kept warm; the groups not used for longest make room for others.
 MOST = 10
 _warm: list[Ranks] = []
+
+# Ranks with even numbers and those with odd ones come from different processes, or all would see
+# sets in one order.
+_ZYGOTES = 2
+_zygotes: list[Zygote] = []
 
 
 class RankError(AssertionError):
@@ -59,7 +63,7 @@ class Ranks:
             hosts = [rank * hosts // max(1, workers) for rank in range(workers)]
         self._hosts = hosts
         self._tls = tls
-        self._processes: list[Any] = []
+        self._processes: list[Child] = []
         self._ports: Reservation | None = None
 
     def run(self, function: str, *args: Any, timeout: float = 240.0) -> list[Any]:
@@ -91,23 +95,22 @@ class Ranks:
         else:
             self._start()
         _warm.append(self)
-        for _, pipe in self._processes:
+        for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
-                pipe.send((function, args))
+                process.pipe.send((function, args))
         deadline = time.monotonic() + timeout
         return [
-            (False, "not waited for") if rank in silent else self._answer(process, pipe, deadline)
-            for rank, (process, pipe) in enumerate(self._processes)
+            (False, "not waited for") if rank in silent else self._answer(process, deadline)
+            for rank, process in enumerate(self._processes)
         ]
 
-    def _answer(self, process: Any, pipe: Any, deadline: float) -> tuple[bool, Any]:
+    def _answer(self, process: Child, deadline: float) -> tuple[bool, Any]:
         try:
-            if not pipe.poll(max(0.1, deadline - time.monotonic())):
+            if not process.pipe.poll(max(0.1, deadline - time.monotonic())):
                 return False, "no answer in time"
-            return pipe.recv()
+            return process.pipe.recv()
         except (EOFError, ConnectionResetError):
-            process.join(1)
-            return False, f"ended with exit code {process.exitcode}"
+            return False, f"ended with exit code {process.exitcode(1)}"
 
     def _start(self) -> None:
         while _warm and sum(max(1, ranks.workers) for ranks in [*_warm, self]) > MOST:
@@ -116,14 +119,14 @@ class Ranks:
             # Here, where no test's clock runs.
             with contextlib.suppress(NativeUnavailableError):
                 native.ensure(NativeOptions.from_environment())
-        context = multiprocessing.get_context("spawn")
+        while len(_zygotes) < _ZYGOTES:
+            imported = {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "2"}
+            _zygotes.append(Zygote(imported))
         self._ports = Reservation(max(1, self.workers))
         atexit.register(self.stop)
         addresses = [f"127.0.0.1:{port}" for port in self._ports.ports]
         for rank in range(max(1, self.workers)):
             environment = {
-                "CUDA_VISIBLE_DEVICES": "",
-                "TF_CPP_MIN_LOG_LEVEL": "2",
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TF_NUM_INTEROP_THREADS": "4",
                 "TFDIST_COLLECTIVE_TIMEOUT": "60",
@@ -140,20 +143,12 @@ class Ranks:
                 environment["TF_CONFIG"] = json.dumps(
                     {"cluster": {"worker": addresses}, "task": task}
                 )
-            ours, theirs = context.Pipe()
-            with _environment(environment):
-                process = context.Process(
-                    target=serve, args=(theirs, self.workers > 0, self.devices), daemon=True
-                )
-                process.start()
-            theirs.close()
-            self._processes.append((process, ours))
+            zygote = _zygotes[rank % _ZYGOTES]
+            self._processes.append(zygote.fork(environment, serve, self.workers > 0, self.devices))
 
     def stop(self) -> None:
-        for process, pipe in self._processes:
-            pipe.close()
+        for process in self._processes:
             process.kill()
-            process.join()
         if self in _warm:
             _warm.remove(self)
         self._processes = []
@@ -193,17 +188,3 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         sys.stdout.flush()
-
-
-@contextlib.contextmanager
-def _environment(values: dict[str, str]) -> Any:
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -1,0 +1,124 @@
+"""Processes that have imported TensorFlow already, and divide: an import takes seconds."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import multiprocessing
+import os
+import select
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import recv_handle, send_handle
+from typing import Any
+
+
+class Child:
+    """A process that a zygote has forked.
+
+    Attributes:
+        pipe: to it.
+    """
+
+    def __init__(self, zygote: Zygote, pid: int, pipe: Connection) -> None:
+        self.pipe = pipe
+        self._zygote = zygote
+        self._pid = pid
+        self._end = os.pidfd_open(pid)
+        self._exitcode: int | None = None
+
+    def exitcode(self, seconds: float) -> int | None:
+        """The exit code, or the negative number of a signal; None if it runs still after a time."""
+        if self._exitcode is None and select.select([self._end], [], [], seconds)[0]:
+            self._exitcode = self._zygote.bury(self._pid)
+            os.close(self._end)
+        return self._exitcode
+
+    def kill(self) -> None:
+        """Ends it, stopped or not, and waits for the end."""
+        self.pipe.close()
+        if self._exitcode is None:
+            signal.pidfd_send_signal(self._end, signal.SIGKILL)
+            self.exitcode(60)
+
+
+class Zygote:
+    """Forks processes that need not import anything any more.
+
+    Args:
+        environment: what is read by the imports.
+    """
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self._pipe, theirs = multiprocessing.Pipe()
+        process = multiprocessing.get_context("spawn").Process(
+            target=_divide, args=(theirs,), daemon=True
+        )
+        # Threads do not survive a fork.
+        with environment_of(environment | {"OPENBLAS_NUM_THREADS": "1"}):
+            process.start()
+        self._process = process
+        theirs.close()
+
+    def fork(
+        self,
+        environment: Mapping[str, str],
+        function: Callable[..., None],
+        *args: Any,
+    ) -> Child:
+        """Starts `function(pipe, *args)` in a process of its own, with this environment besides."""
+        ours, theirs = multiprocessing.Pipe()
+        self._pipe.send(({**os.environ, **environment}, function, args))
+        send_handle(self._pipe, theirs.fileno(), self._process.pid)
+        theirs.close()
+        return Child(self, self._pipe.recv(), ours)
+
+    def bury(self, pid: int) -> int:
+        """Gives the exit code of a child that has ended."""
+        self._pipe.send(pid)
+        return self._pipe.recv()
+
+
+def _divide(pipe: Connection) -> None:
+    import numpy as np
+
+    # By their own names, which changes nothing in Keras; that is left to those who use them.
+    for name in ("tensorflow", "keras", "tfdist.pipeline.model", "tfdist.strategies.multi_worker"):
+        importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # or each rank would look through all of TensorFlow again and again
+    with contextlib.suppress(EOFError):
+        while True:
+            request = pipe.recv()
+            if isinstance(request, int):
+                pipe.send(os.waitstatus_to_exitcode(os.waitpid(request, 0)[1]))
+                continue
+            handle = recv_handle(pipe)
+            if pid := os.fork():
+                os.close(handle)
+                pipe.send(pid)
+                continue
+            pipe.close()
+            environment, function, args = request
+            os.environ.clear()
+            os.environ.update(environment)
+            np.random.seed()  # as in a process that was not forked
+            function(Connection(handle), *args)
+            return
+
+
+@contextlib.contextmanager
+def environment_of(values: Mapping[str, str]) -> Iterator[None]:
+    """Sets environment variables for a while."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
