@@ -9,13 +9,14 @@ from unittest import mock
 import numpy as np
 
 import tfdist
+from tests.strategies.behaviours.common import sgd_with_momentum
 
 
 def as_elsewhere(strategy, behaviour, *args):
     """Another module's behaviour."""
     module, name = behaviour.split(":")
     function = getattr(importlib.import_module(f"tests.pipeline.{module}"), name)
-    with _sharing_out():
+    with _sharing_out(), sgd_with_momentum():
         return function(strategy, *args)
 
 

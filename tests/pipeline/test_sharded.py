@@ -12,8 +12,6 @@ PACKAGE = "tests.pipeline.sharded_behaviours"
 
 
 def run(group, behaviour, *args):
-    if group == "alone":
-        return GROUPS[group].run(f"tests.pipeline.{behaviour}", *args)
     return GROUPS[group].run(f"{PACKAGE}:as_elsewhere", behaviour, *args)
 
 

@@ -43,6 +43,7 @@ OWN = [
     ("swapped_averages",),
     ("some_without_gradients",),
     ("own_optimizer",),
+    ("plain_sgd",),
 ]
 FILES = [
     "files:save_in_the_old_format",

@@ -21,6 +21,7 @@ from tfdist.pipeline.step import PipelineStep
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.timeline import Timeline
 from tfdist.pipeline.untrained import go_along, loss_scale
+from tfdist.sharding.sharded import shares_out
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
 from tfdist.strategies.step import Step
@@ -243,7 +244,7 @@ class Steps:
             optimizer.apply_gradients(pairs)
         else:
             go_along(optimizer, step, broken)
-        if self._strategy.extended.shards_optimizers:
+        if shares_out(optimizer):
             self._engine.tied.spread()
         self._engine.tied.add_up_states()
 

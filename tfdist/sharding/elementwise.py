@@ -40,6 +40,15 @@ def check_elementwise(optimizer: Any) -> None:
     )
 
 
+def keeps_nothing(optimizer: Any) -> bool:
+    """Whether an optimizer has no state that could be shared out: plain SGD."""
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    state = ("momentum", "use_ema", "gradient_accumulation_steps")
+    return type(optimizer) is keras.optimizers.SGD and not any(
+        getattr(optimizer, name) for name in state
+    )
+
+
 def check_variables(variables: Any) -> None:
     """Checks that variables can be shared out.
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.collective.buckets import pack, plan
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
 from tfdist.collective.protocol import Communicator
+from tfdist.sharding.elementwise import keeps_nothing
 from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.shard import Shard
 from tfdist.strategies.reduction import all_gather_slices
@@ -173,10 +174,15 @@ def sharded_by(optimizer: Any) -> ShardedVariables | None:
     return None if optimizer is None else _sharded.get(optimizer)
 
 
-def shares_out(optimizer: Any) -> bool:
-    """Whether an optimizer is of a strategy that shares out what it keeps."""
+def may_share_out(optimizer: Any) -> bool:
+    """Whether an optimizer is of a strategy that shares out what optimizers keep."""
     strategy = getattr(optimizer, "_distribution_strategy", None)
     return bool(getattr(getattr(strategy, "extended", None), "shards_optimizers", False))
+
+
+def shares_out(optimizer: Any) -> bool:
+    """Whether an optimizer that is made already is shared out among the ranks."""
+    return may_share_out(optimizer) and not keeps_nothing(optimizer)
 
 
 def trained_by(optimizer: Any) -> list[Any]:

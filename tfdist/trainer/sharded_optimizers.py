@@ -19,7 +19,13 @@ from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlow
 from tfdist.internals.optimizer import Anywhere
 from tfdist.sharding.elementwise import check_elementwise, check_variables
 from tfdist.sharding.shard import local_variables
-from tfdist.sharding.sharded import ShardedVariables, note_sharded, sharded_by, shares_out
+from tfdist.sharding.sharded import (
+    ShardedVariables,
+    may_share_out,
+    note_sharded,
+    sharded_by,
+    shares_out,
+)
 from tfdist.strategies.step import clip_by_norm, current_step, sum_of_squares
 from tfdist.trainer.replicas import compressor_in_use, in_replica, sum_over_replicas, weigh
 
@@ -36,7 +42,7 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         # One that scales losses has no slots; it builds the other one.
-        if shares_out(self) and not isinstance(self, LossScaleOptimizer):
+        if may_share_out(self) and not isinstance(self, LossScaleOptimizer):
             self.build = types.MethodType(_build, self)
 
     return init_and_replace_build
@@ -45,7 +51,7 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
 def _build(self: Any, variables: Sequence[Any]) -> None:
     build = type(self).build
     if not shares_out(self):
-        build(self, variables)  # A copy, which is made to be saved.
+        build(self, variables)  # Plain SGD, or a copy that is made to be saved.
         return
     if self.built:
         return

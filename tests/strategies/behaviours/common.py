@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -42,6 +44,13 @@ def compile_mlp(strategy: Any, optimizer: Any = None, **settings: Any) -> keras.
         settings.setdefault("metrics", ["accuracy"])
         model.compile(optimizer() if optimizer else "sgd", cross_entropy(), **settings)
     return model
+
+
+def sgd_with_momentum() -> Any:
+    """Inside it SGD has a momentum unless told otherwise: plain SGD keeps nothing to share out."""
+    sgd = keras.optimizers.SGD
+    remembering = functools.partialmethod(sgd.__init__, momentum=0.5)
+    return mock.patch.object(sgd, "__init__", remembering)
 
 
 def fit(model: keras.Model, *data: Any, **settings: Any) -> dict[str, list[float]]:

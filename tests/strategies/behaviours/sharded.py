@@ -18,7 +18,9 @@ from tests.strategies.behaviours.common import (
     outcome,
     rows,
     scope,
+    sgd_with_momentum,
 )
+from tfdist.sharding.sharded import sharded_by
 
 
 def sharding(strategy, **settings):
@@ -32,7 +34,25 @@ def as_elsewhere(strategy, behaviour, *args):
     """Another module's behaviour."""
     module, name = behaviour.split(":")
     package = __name__.rpartition(".")[0]
-    return getattr(importlib.import_module(f"{package}.{module}"), name)(sharding(strategy), *args)
+    function = getattr(importlib.import_module(f"{package}.{module}"), name)
+    with sgd_with_momentum():
+        return function(sharding(strategy), *args)
+
+
+def plain_sgd(strategy):
+    """It keeps nothing: the step is that of a strategy that does not share out."""
+    x, y = rows(45)
+    results = []
+    for scaled in (False, True):
+
+        def optimizer(scaled=scaled):
+            sgd = keras.optimizers.SGD(0.1, global_clipnorm=0.5)
+            return keras.optimizers.LossScaleOptimizer(sgd) if scaled else sgd
+
+        model = compile_mlp(sharding(strategy), optimizer)
+        results.append(outcome(model, fit(model, x, y, batch_size=20)))
+        assert sharded_by(model.optimizer) is None
+    return results
 
 
 ELEMENTWISE = {
