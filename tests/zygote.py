@@ -57,7 +57,8 @@ class Zygote:
             target=_divide, args=(theirs,), daemon=True
         )
         # Threads do not survive a fork.
-        with environment_of(environment | {"OPENBLAS_NUM_THREADS": "1"}):
+        self._environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}
+        with environment_of(self._environment):
             process.start()
         self._process = process
         theirs.close()
@@ -70,7 +71,8 @@ class Zygote:
     ) -> Child:
         """Starts `function(pipe, *args)` in a process of its own, with this environment besides."""
         ours, theirs = multiprocessing.Pipe()
-        self._pipe.send(({**os.environ, **environment}, function, args))
+        everything = {**os.environ, **self._environment, **environment}
+        self._pipe.send((everything, function, args))
         send_handle(self._pipe, theirs.fileno(), self._process.pid)
         theirs.close()
         return Child(self, self._pipe.recv(), ours)

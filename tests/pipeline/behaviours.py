@@ -69,32 +69,40 @@ def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, rem
 
 
 def _fit_by_microbatches(model, x, y, microbatches):
-    @tf.function
-    def step(x, y, parts):
-        rows = len(keras.tree.flatten(x)[0])
+    variables = model.trainable_variables
+
+    def differentiate(x, y, share):
         with tf.GradientTape() as tape:
-            total = 0.0
-            for m in range(parts):
-                start, stop = share_of_rows(rows, m, parts)
-                cut = lambda t: t[start:stop]  # noqa: B023, E731
-                mine, targets = keras.tree.map_structure(cut, (x, y))
-                loss = model.compute_loss(mine, targets, model(mine, training=True), None)
-                total += tf.cast(loss, tf.float32) * ((stop - start) / rows)
-            scaled = model.optimizer.scale_loss(total)
-        variables = model.trainable_variables
-        model.optimizer.apply_gradients(
-            zip(tape.gradient(scaled, variables), variables, strict=True)
-        )
-        return total
+            loss = model.compute_loss(x, y, model(x, training=True), None)
+            loss = tf.cast(loss, tf.float32) * share
+            scaled = model.optimizer.scale_loss(loss)
+        gradients = tape.gradient(scaled, variables)
+        return loss, [g if g is None else tf.convert_to_tensor(g) for g in gradients]
+
+    forms = keras.tree.map_structure(lambda t: tf.TensorSpec([None, *t.shape[1:]], t.dtype), (x, y))
+    differentiate = tf.function(differentiate, input_signature=[*forms, tf.TensorSpec([])])
+
+    @tf.function
+    def update(gradients):
+        model.optimizer.apply_gradients(zip(gradients, variables, strict=True))
 
     losses = []
     for _ in range(EPOCHS):
-        sums, seen = 0.0, 0
-        for start in range(0, ROWS, BATCH):
-            cut = lambda t: tf.constant(t[start : start + BATCH])  # noqa: B023, E731
-            mine, targets = keras.tree.map_structure(cut, (x, y))
-            rows = min(BATCH, ROWS - start)
-            sums += float(step(mine, targets, min(microbatches, rows))) * rows
-            seen += rows
-        losses.append(sums / seen)
+        total = 0.0
+        for first in range(0, ROWS, BATCH):
+            rows = min(BATCH, ROWS - first)
+            parts, sums = min(microbatches, rows), None
+            for m in range(parts):
+                start, stop = share_of_rows(rows, m, parts)
+                cut = lambda t: t[first + start : first + stop]  # noqa: B023, E731
+                own = keras.tree.map_structure(cut, (x, y))
+                loss, gradients = differentiate(*own, (stop - start) / rows)
+                sums = (
+                    gradients
+                    if m == 0
+                    else [a if a is None else a + b for a, b in zip(sums, gradients, strict=True)]
+                )
+                total += float(loss) * rows
+            update(sums)
+        losses.append(total / ROWS)
     return losses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import time
+from unittest import mock
 
 import keras
 import numpy as np
@@ -14,6 +15,7 @@ from keras import layers, ops
 import tfdist
 from tests.strategies.failing_saves import save_twice
 from tfdist.internals.keras import has_value
+from tfdist.pipeline.steps import Steps
 
 ROWS, BATCH = 22, 10
 
@@ -52,6 +54,20 @@ def separate_draws(strategy, seeded):
     x = np.ones([4, 4], "float32")
     staged.train_on_batch(x, x)
     return [np.array(v) for v in shared.variables]
+
+
+def times_traced(strategy):
+    """How often the step is traced for batches of different numbers of rows."""
+    build, _, cut, _ = SCRIPTS["shared_initializer"]
+    strategy = tfdist.HybridStrategy(2, microbatches=4)
+    with strategy.scope():
+        model = tfdist.PipelineModel(build, cuts=[cut])
+        model.compile("sgd", "mse")
+    x, y = np.ones([17, 6], "float32"), np.ones([17, 2], "float32")
+    with mock.patch.object(Steps, "_step", autospec=True, side_effect=Steps._step) as step:
+        model.fit(x, y, batch_size=10, epochs=2, verbose=0)
+        model.fit(x, y, batch_size=6, verbose=0)
+    return step.call_count
 
 
 def trainable_at_odds(strategy):

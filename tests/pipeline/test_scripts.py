@@ -40,6 +40,10 @@ def test_shared_variables_begin_equal(seeded):
         assert np.array_equal(a, b)
 
 
+def test_a_shorter_batch_is_not_traced_again():
+    assert GROUPS["2"].run(f"{PLACE}:times_traced") == [1, 1]
+
+
 def test_ranks_that_disagree_on_what_is_trained():
     one, other = GROUPS["2"].run(f"{PLACE}:trainable_at_odds")
     assert one == other
