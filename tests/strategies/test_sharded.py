@@ -43,7 +43,8 @@ OWN = [
     ("swapped_averages",),
     ("some_without_gradients",),
     ("own_optimizer",),
-    ("plain_sgd",),
+    ("plain_sgd", False),
+    ("plain_sgd", True),
 ]
 FILES = [
     "files:save_in_the_old_format",
