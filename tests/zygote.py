@@ -9,10 +9,11 @@ import multiprocessing
 import os
 import select
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any
+from unittest import mock
 
 
 class Child:
@@ -58,7 +59,7 @@ class Zygote:
         )
         # Threads do not survive a fork.
         self._environment = {**environment, "OPENBLAS_NUM_THREADS": "1"}
-        with environment_of(self._environment):
+        with mock.patch.dict(os.environ, self._environment):
             process.start()
         self._process = process
         theirs.close()
@@ -109,18 +110,3 @@ def _divide(pipe: Connection) -> None:
             np.random.seed()  # as in a process that was not forked
             function(Connection(handle), *args)
             return
-
-
-@contextlib.contextmanager
-def environment_of(values: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables for a while."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -105,16 +105,15 @@ class Steps:
         self._microbatches = microbatches
         forms = keras.tree.map_structure(form_of, targets)
         key = (mode, microbatches, batch.form, self._timed)
-        made = key in self._functions
-        if not made:
-            self._functions[key] = self._make(mode, microbatches, forms)
-        step = self._functions[key]
-        with telling_others(self._strategy, self._engine.abort):
-            if not made:
-                # For any number of rows, or the first shorter batch would have it traced again.
-                x_forms = keras.tree.map_structure(form_of, x)
+        if key not in self._functions:
+            step = self._make(mode, microbatches, forms)
+            # For any number of rows, or the first shorter batch would have it traced again.
+            x_forms = keras.tree.map_structure(form_of, x)
+            with telling_others(self._strategy, self._engine.abort):
                 step.get_concrete_function(x_forms, forms, tf.TensorSpec.from_tensor(all_rows))
-            return step(x, targets, all_rows)
+            self._functions[key] = step
+        with telling_others(self._strategy, self._engine.abort):
+            return self._functions[key](x, targets, all_rows)
 
     def _make(self, mode: str, microbatches: int, targets: Any) -> Any:
         with self._in_replica():
