@@ -1,0 +1,24 @@
+"""What an error says, in one line."""
+
+from __future__ import annotations
+
+import re
+
+import tensorflow as tf
+
+
+def cause(error: BaseException) -> str:
+    """An error's type and the first line of its own message."""
+    text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
+    lines = text.strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+def plain(error: tf.errors.OpError) -> str:
+    """An operation's own message, without the graph's account of where the operation stands."""
+    lines = [line.strip() for line in str(error.message).splitlines()]
+    lines = [line for line in lines if line]
+    ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
+    text = lines[ends[0] - 1] if ends and ends[0] else str(error.message)
+    # What is said of an operation that ran eagerly.
+    return re.sub(r"^\{\{function_node \S+ ?\}\} | \[Op:\w+\] name: *$", "", text)
