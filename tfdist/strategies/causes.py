@@ -6,11 +6,17 @@ import re
 
 import tensorflow as tf
 
+_COLOURS = re.compile(r"\x1b\[[\d;]*m")
+# Keras says where first, and why in the next line.
+_KERAS_FOREWORD = "Exception encountered when calling"
+
 
 def cause(error: BaseException) -> str:
     """An error's type and the first line of its own message."""
     text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
-    lines = text.strip().splitlines()
+    lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
+    if lines and lines[0].startswith(_KERAS_FOREWORD) and len(lines) > 1:
+        lines = [f"{lines[0]} {lines[1]}"]
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 

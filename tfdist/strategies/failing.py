@@ -65,7 +65,8 @@ def _tell(group: Group, error: BaseException, *, eager: bool) -> None:
     message = plain(error) if isinstance(error, tf.errors.OpError) else ""
     if _NOTICED in message:
         # Those who share nothing with the worker that has failed may not have heard of it.
-        message = message.split(_NOTICED)[0]
-    else:
-        message = f"{group.topology.me} failed: {cause(error)}."
-    group.tell_failure(message, ran=eager or isinstance(error, tf.errors.OpError))
+        group.fail(message.split(_NOTICED)[0])
+        return
+    group.fail(f"{group.topology.me} failed: {cause(error)}.")
+    if eager or isinstance(error, tf.errors.OpError):
+        group.end(cause(error))

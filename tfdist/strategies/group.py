@@ -180,18 +180,20 @@ class Group:
         """Whether this thread is in what `naming_lost_workers` goes around."""
         return getattr(self._here, "in_step", False)
 
-    def tell_failure(self, message: str, *, ran: bool) -> None:
-        """Has the workers that wait for this one fail with a message.
-
-        Args:
-            message: what they say.
-            ran: whether the step ran; TensorFlow's collectives cannot be used again then.
-        """
+    def fail(self, message: str) -> None:
+        """Has the workers fail that wait for this one in native collectives, with a message."""
         for communicator in (*registry.every(), *self._devices):
             if isinstance(communicator, NativeCommunicator):
                 communicator.step_failed(message)
-        if self._serves_tensorflow and ran:
-            abort_collectives(message)
+
+    def end(self, cause: str) -> None:
+        """Ends the group for an error of this worker's, where its collectives are TensorFlow's.
+
+        Those cannot be used again.
+        """
+        if self._serves_tensorflow and not self._lost.is_set():
+            abort_collectives(cause)
+            self.session.close(cause)
 
     def exchange(self, topic: str, text: str) -> list[str]:
         """Every worker's text for a topic, in rank order; all of them call it."""

@@ -37,7 +37,7 @@ class Wears(keras.layers.Layer):
 
 
 def said(function, *args):
-    """What it raises, and for how long it ran; and then the same of a second run of it."""
+    """What a call raises, and how long it takes to."""
     began = time.monotonic()
     try:
         function(*args)
@@ -118,10 +118,10 @@ def beside_a_collective(strategy, kind):
 
     @tf.function
     def function(x):
-        total = tfdist.collective.all_reduce(x, name="total")
+        total = tfdist.collective.all_reduce(x)
         if kind == "in a loop":
             for _ in tf.range(3):
-                total += tf.numpy_function(fail, [x], x.dtype)
+                total += tf.ensure_shape(tf.numpy_function(fail, [x], x.dtype), [3])
         else:
             total += tf.numpy_function(fail, [x], x.dtype)
         return total
