@@ -16,14 +16,14 @@ ROWS = 32
 
 @keras.saving.register_keras_serializable("failing steps")
 class Wears(keras.layers.Layer):
-    """Raises in its nth call on one worker, in NumPy."""
+    """Raises in its nth call where it wears, in NumPy."""
 
-    def __init__(self, rank, count=4, **kwargs):
+    def __init__(self, wears, count=4, **kwargs):
         super().__init__(**kwargs)
-        self._rank, self._count, self._calls = rank, count, 0
+        self._wears, self._count, self._calls = wears, count, 0
 
     def call(self, x):
-        if self._rank != 1:
+        if not self._wears:
             return x
         y = tf.numpy_function(self._pass_on, [x], x.dtype)
         y.set_shape(x.shape)
@@ -48,7 +48,7 @@ def said(function, *args):
 
 def model_of(strategy, **arguments):
     with strategy.scope():
-        layers = [keras.layers.Dense(4), Wears(strategy.extended.group.topology.rank)]
+        layers = [keras.layers.Dense(4), Wears(strategy.extended.group.topology.rank == 1)]
         model = keras.Sequential([keras.Input((4,)), *layers, keras.layers.Dense(1)])
         model.compile("sgd", "mse", **arguments)
     return model
