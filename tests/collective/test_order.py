@@ -52,6 +52,6 @@ def test_other_lines_that_stay_legal():
 
 @pytest.mark.parametrize("group", ["2", "2 hosts"])
 def test_rows_without_values_are_rows(group):
-    for rank, (shapes, counts) in enumerate(GROUPS[group].run(f"{BEHAVIOURS}:empty_rows")):
+    for shapes, counts in GROUPS[group].run(f"{BEHAVIOURS}:empty_rows"):
         assert shapes == [[9, 0], [9, 0, 2], [2, 9, 0], [9, 0]]
         assert counts == [4, 5]

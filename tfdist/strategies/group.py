@@ -187,10 +187,7 @@ class Group:
                 communicator.step_failed(message)
 
     def end(self, cause: str) -> None:
-        """Ends the group for an error of this worker's, where its collectives are TensorFlow's.
-
-        Those cannot be used again.
-        """
+        """Ends the group if its collectives are TensorFlow's, which would be of no use again."""
         if self._serves_tensorflow and not self._lost.is_set():
             abort_collectives(cause)
             self.session.close(cause)
