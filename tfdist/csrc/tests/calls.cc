@@ -19,8 +19,8 @@ Call::Call(Communicator& c, Kind kind, size_t count, const std::string& name, DT
   if (kind != Kind::kAllGather && kind != Kind::kAllToAll && kind != Kind::kBarrier) {
     operation.fingerprint.AddShape({static_cast<int64_t>(count)});
   }
-  operation.sent_bytes.assign(ranks, bytes);
-  operation.received_bytes.assign(ranks, bytes);
+  operation.sent_rows.assign(ranks, bytes);
+  operation.received_rows.assign(ranks, bytes);
   operation.in = ConstPieces(memory.data(), in);
   operation.out = Pieces(memory.data() + memory.size() / 2, out);
 }
