@@ -19,6 +19,7 @@ import numpy as np
 from tfdist.cluster.progress import say
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import saving_lib
+from tfdist.internals.optimizer import inner_optimizer
 from tfdist.trainer.files import group_of
 
 _MARK = "mark"
@@ -100,7 +101,7 @@ def compressor_of(model: Any) -> Compressor | None:
 
 def _optimizer_of(model: Any) -> Any:
     optimizer = getattr(model, "optimizer", None)
-    return getattr(optimizer, "inner_optimizer", optimizer)
+    return inner_optimizer(optimizer)
 
 
 def _path(model: Any, filepath: Any) -> str:
