@@ -24,6 +24,7 @@ LAYERS = (
     "sharded_optimizers",
     "sharded_averages",
     "optimizers",
+    "overriding",
     "loops",
     "calls",
     "adapting",
