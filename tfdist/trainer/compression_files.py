@@ -21,15 +21,16 @@ from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import saving_lib
 from tfdist.internals.optimizer import inner_optimizer
 from tfdist.trainer.files import group_of
+from tfdist.trainer.patching import patch
 
 _MARK = "mark"
 
 
 def install() -> None:
     """Extends what writes and reads `.keras` and `.weights.h5` files."""
-    saving_lib.save_model = _saving(saving_lib.save_model)
-    saving_lib.save_weights_only = _saving(saving_lib.save_weights_only)
-    saving_lib.load_weights_only = _loading(saving_lib.load_weights_only)
+    patch("saving_lib.save_model", _saving)
+    patch("saving_lib.save_weights_only", _saving)
+    patch("saving_lib.load_weights_only", _loading)
     load_model = saving_lib.load_model
 
     @functools.wraps(load_model)
@@ -38,7 +39,7 @@ def install() -> None:
         load_state(model, filepath)
         return model
 
-    saving_lib.load_model = load_model_and_state
+    patch("saving_lib.load_model", lambda _: load_model_and_state)
 
 
 def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
