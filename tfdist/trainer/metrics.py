@@ -8,6 +8,7 @@ from typing import Any
 import keras
 
 from tfdist.strategies.step import current_step
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
@@ -22,4 +23,4 @@ def install() -> None:
             sample_weight = step.share
         return update(self, values, sample_weight=sample_weight)
 
-    keras.metrics.Mean.update_state = update_by_rows
+    patch("Mean.update_state", lambda _: update_by_rows)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, current_step
+from tfdist.trainer.patching import patch
 
 # One step of the counter gives 128 bits: four numbers, or two of 64 bits each.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2}
@@ -24,16 +25,19 @@ _PHILOX = 1
 
 def install() -> None:
     """Replaces Keras's draws of noise inside a tfdist step."""
-    random.dropout = _by_rows(
-        random.dropout,
-        _dropout,
-        lambda x, rate, noise_shape=None: (
-            x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
+    patch(
+        "random.dropout",
+        lambda original: _by_rows(
+            original,
+            _dropout,
+            lambda x, rate, noise_shape=None: (
+                x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
+            ),
         ),
     )
-    random.uniform = _by_rows(random.uniform, _uniform, _first_of_shape)
-    random.normal = _by_rows(random.normal, _normal, _first_of_shape)
-    random.randint = _by_rows(random.randint, _randint, _first_of_shape)
+    patch("random.uniform", lambda original: _by_rows(original, _uniform, _first_of_shape))
+    patch("random.normal", lambda original: _by_rows(original, _normal, _first_of_shape))
+    patch("random.randint", lambda original: _by_rows(original, _randint, _first_of_shape))
 
 
 def _by_rows(keras_draws: Any, draws: Any, first_dimension: Any) -> Any:

@@ -16,6 +16,7 @@ void Deadline(Plan plan) {
   plan.stall_seconds = 0.2;
   std::atomic<int> waiting{plan.ranks - 1};
   OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
     while (c.rank() == 1 && waiting > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
