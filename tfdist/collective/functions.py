@@ -11,8 +11,8 @@ file and line: ranks that call it at different lines have to give those calls on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -22,6 +22,12 @@ from tfdist.collective.native_ops import REDUCTIONS
 from tfdist.collective.traffic import Traffic
 
 _WORKERS = "workers"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_written(function: _Function) -> _Function:
+    """Keeps autograph from rewriting a function where it is called, which hides who calls it."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def communicator(name: str = _WORKERS) -> NativeCommunicator:
@@ -33,6 +39,7 @@ def communicator(name: str = _WORKERS) -> NativeCommunicator:
     return registry.get(name)  # type: ignore[no-any-return]
 
 
+@_as_written
 def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Reduces over the ranks; every rank gets the same bits.
 
@@ -74,6 +81,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     return tf.nest.pack_sequence_as(value, results)
 
 
+@_as_written
 def reduce_scatter(
     value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
 ) -> Any:
@@ -101,6 +109,7 @@ def reduce_scatter(
     )
 
 
+@_as_written
 def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Concatenates along the first axis, in rank order.
 
@@ -120,6 +129,7 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
     )
 
 
+@_as_written
 def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Gives every rank the root's value.
 
@@ -140,6 +150,7 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
     )
 
 
+@_as_written
 def all_to_all(
     tensor: Any, rows: Any = None, *, communicator: str = _WORKERS, name: str = ""
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -166,6 +177,7 @@ def all_to_all(
         return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
 
 
+@_as_written
 def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "") -> None:
     """Sends a tensor to one rank, which calls `receive`.
 
@@ -180,6 +192,7 @@ def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "")
         native_ops.send(group.token, tf.convert_to_tensor(value), rank, communicator, name)
 
 
+@_as_written
 def receive(
     shape: Sequence[int] | tf.Tensor,
     dtype: Any,
@@ -205,6 +218,7 @@ def receive(
         return native_ops.receive(group.token, shape, tf.as_dtype(dtype), rank, communicator, name)
 
 
+@_as_written
 def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
     """Waits until all ranks have come here.
 

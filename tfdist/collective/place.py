@@ -30,7 +30,7 @@ def of_call() -> str:
         >>> place.of_call()
         '<doctest place.of_call[1]>:1'
     """
-    frame = sys._getframe(1).f_back
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame.f_code.co_filename):
         frame = frame.f_back
     return _text(frame)
@@ -64,10 +64,12 @@ def _text(frame: FrameType | None) -> str:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno
     if _GENERATED in file:
-        file, line = next(
-            ((file, line) for file, line in traced_stack() if not _package(file)), ("", 0)
-        )
-    return f"{_name(file)}:{line}" if file else ""
+        written = next((place for place in traced_stack() if not _package(place[0])), (file, line))
+        if _GENERATED in written[0]:
+            # In a thread of its own even TensorFlow does not. The line is one of what was made.
+            return f"{frame.f_code.co_name.removeprefix('tf__')}:{line}"
+        file, line = written
+    return f"{_name(file)}:{line}"
 
 
 @functools.cache
