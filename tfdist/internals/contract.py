@@ -126,6 +126,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "evaluate": "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, "
             "return_dict, **kwargs",
             "predict": "self, x, batch_size, verbose, steps, callbacks",
+            "train_step": "self, data",
             "make_train_function": "self, force",
             "make_test_function": "self, force",
             "make_predict_function": "self, force",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,8 +23,6 @@ class Step:
         rows: the rows of this replica, an int32 scalar.
         total: the rows of the global batch, an int32 scalar.
         first_row: the place of this replica's first row in the global batch, an int32 scalar.
-        one_loss: whether every gradient of the step is that of the one loss that an optimizer's
-            `scale_loss` is given, as in Keras's own `train_step`.
 
     Attributes:
         share: rows of this replica / rows of the global batch, a float32 scalar.
@@ -32,16 +31,14 @@ class Step:
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
-    def __init__(
-        self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, one_loss: bool = False
-    ) -> None:
+    def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
         self.weighed = False
         self.agreed_on_overflow = False
-        self._one_loss = one_loss
+        self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
@@ -107,6 +104,16 @@ class Step:
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+
+    @contextlib.contextmanager
+    def of_one_loss(self) -> Iterator[None]:
+        """While it lasts all gradients are those of the one loss that `weigh_loss` is given."""
+        before = self._one_loss, self.weighed
+        self._one_loss, self.weighed = True, False
+        try:
+            yield
+        finally:
+            self._one_loss, self.weighed = before
 
     def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss, weighted before the backward pass where that weighs all gradients."""

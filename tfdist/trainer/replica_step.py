@@ -12,7 +12,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows
 from tfdist.strategies.step import Step
@@ -35,9 +34,7 @@ def run_replica_step(
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
-    # Of a step of one's own nobody knows which losses are behind its gradients.
-    own = getattr(step_function, "__func__", None)
-    with begin_step(context, batch, one_loss=own is TensorFlowTrainer.train_step) as step:
+    with begin_step(context, batch) as step:
         before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
         logs = step_function(batch)
         forget_without_rows(model, step, before)
@@ -49,13 +46,13 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return list({id(v): v for m in model.metrics for v in m.variables}.values())
 
 
-def begin_step(context: Any, batch: Any, one_loss: bool = False) -> Step:
+def begin_step(context: Any, batch: Any) -> Step:
     """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
     total = reduction.sum_over_replicas(rows)
     replica = context.replica_id_in_sync_group
     first_row, _ = share_of_rows(total, replica, context.num_replicas_in_sync)
-    return Step(rows, total, first_row, one_loss)
+    return Step(rows, total, first_row)
 
 
 def count_rows(batch: Any) -> tf.Tensor:
