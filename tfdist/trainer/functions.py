@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import take_share
+from tfdist.trainer.metrics import take_over_metrics
 from tfdist.trainer.replica_step import metric_variables, run_replica_step
 
 
@@ -26,6 +27,7 @@ def make_step_function(
         UnsupportedError: XLA was asked for, and there is more than one replica.
     """
     strategy = model.distribute_strategy
+    take_over_metrics(model)
 
     def one_step(batch: Any) -> Any:
         def replica_step(share: Any) -> Any:

@@ -8,11 +8,14 @@ from tfdist.trainer import (
     adapting,
     calls,
     compression_files,
+    coupled_losses,
     files,
     loops,
     losses,
     metrics,
+    mixing,
     noise,
+    noise_of_batch,
     older_keras,
     optimizers,
     sharded_averages,
@@ -26,8 +29,11 @@ from tfdist.trainer import (
 def install() -> None:
     """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is."""
     losses.install()
+    coupled_losses.install()
     metrics.install()
+    mixing.install()
     noise.install()
+    noise_of_batch.install()
     older_keras.install()
     # Below the other hooks of optimizers, which go around them.
     sharded_optimizers.install()

@@ -31,9 +31,9 @@ def install() -> None:
             x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
         ),
     )
-    random.uniform = _by_rows(random.uniform, _uniform, _first_of_shape)
-    random.normal = _by_rows(random.normal, _normal, _first_of_shape)
-    random.randint = _by_rows(random.randint, _randint, _first_of_shape)
+    random.uniform = _by_rows(random.uniform, _uniform, first_of_shape)
+    random.normal = _by_rows(random.normal, _normal, first_of_shape)
+    random.randint = _by_rows(random.randint, _randint, first_of_shape)
 
 
 def _by_rows(keras_draws: Any, draws: Any, first_dimension: Any) -> Any:
@@ -42,25 +42,24 @@ def _by_rows(keras_draws: Any, draws: Any, first_dimension: Any) -> Any:
     @functools.wraps(keras_draws)
     def draw(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or not _is_batch(step, first_dimension(*args, **kwargs)):
+        if step is None or not is_batch(step, first_dimension(*args, **kwargs)):
             return keras_draws(*args, seed=seed, **kwargs)
         return draws(step, *args, seed=random._cast_seed(random.draw_seed(seed)), **kwargs)
 
     return draw
 
 
-def _first_of_shape(shape: Any, *_: Any, **__: Any) -> Any:
+def first_of_shape(shape: Any, *_: Any, **__: Any) -> Any:
+    """The first dimension of a shape; None where it is not known."""
     if tf.is_tensor(shape):
         return None
     return shape[0] if len(shape) else 1
 
 
-def _is_batch(step: Step, dimension: Any) -> bool:
-    # Noise of a fixed first dimension is for weights, or shared by the rows.
-    if not isinstance(dimension, int):
-        return True
-    rows = tf.get_static_value(step.rows)
-    return rows is not None and rows > 1 and dimension % rows == 0
+def is_batch(step: Step, dimension: Any) -> bool:
+    """Whether a first dimension, None or a tensor if it is not known, is that of the rows."""
+    # Noise of another fixed first dimension is for weights, or shared by the rows.
+    return not isinstance(dimension, int) or dimension == tf.get_static_value(step.rows)
 
 
 def _dropout(
