@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.protobuf import tensorflow_server_pb2
@@ -21,6 +23,7 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import function_context as _function_context
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
@@ -41,6 +44,7 @@ __all__ = [
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "global_seed",
+    "keep_traces_apart",
     "simple_broadcast",
     "start_server",
 ]
@@ -105,3 +109,19 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def keep_traces_apart(by: Callable[[], Any]) -> None:
+    """Makes every `tf.function` trace anew where a function gives something else.
+
+    Args:
+        by: gives what a trace depends on beside what TensorFlow knows of; None for nothing.
+    """
+    make_context = _function_context.make_function_context
+
+    @functools.wraps(make_context)
+    def make_context_apart(*args: Any, **kwargs: Any) -> Any:
+        context, key = make_context(*args, **kwargs), by()
+        return context if key is None else context._replace(context=(context.context, key))
+
+    _function_context.make_function_context = make_context_apart

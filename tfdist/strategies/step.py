@@ -30,6 +30,7 @@ class Step:
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
         weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
+        key: tells what is traced in this step from what is traced elsewhere.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
@@ -43,6 +44,7 @@ class Step:
         self.written: dict[int, Any] = {}
         self.weighed: set[int] = set()
         self.agreed_on_overflow = False
+        self.key = object()
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""

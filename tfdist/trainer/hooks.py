@@ -14,6 +14,7 @@ from tfdist.trainer import (
     losses,
     metrics,
     mixing,
+    nested_functions,
     noise,
     noise_of_batch,
     older_keras,
@@ -32,6 +33,7 @@ def install() -> None:
     coupled_losses.install()
     metrics.install()
     mixing.install()
+    nested_functions.install()
     noise.install()
     noise_of_batch.install()
     older_keras.install()

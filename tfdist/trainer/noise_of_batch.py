@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, WholeBatch, current_step
 from tfdist.strategies.telling import tell_once
-from tfdist.trainer.noise import first_of_shape, is_batch
+from tfdist.trainer.noise import is_for_rows
 
 # For each distribution the parameters that rows may have values of their own for, and a value that
 # other replicas' rows can take: numbers do not depend on those of other rows.
@@ -43,7 +43,7 @@ def _drawn_whole(keras_draws: Any, parameters: dict[str, float]) -> Any:
         step = current_step()
         given = signature.bind(*args, **kwargs).arguments
         shape = given["shape"]
-        if step is None or not is_batch(step, first_of_shape(shape)):
+        if step is None or not is_for_rows(step, shape):
             return keras_draws(*args, **kwargs)
         static = tf.TensorShape(tf.get_static_value(tf.convert_to_tensor(shape), partial=True))
         shape = tf.convert_to_tensor(shape, tf.int32)
@@ -62,7 +62,7 @@ def _categorical_drawn_whole(keras_draws: Any) -> Any:
     @functools.wraps(keras_draws)
     def draw(logits: Any, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or not is_batch(step, logits.shape[0]):
+        if step is None or not is_for_rows(step, logits.shape):
             return keras_draws(logits, *args, **kwargs)
         rows = tf.shape(logits)[0]
         before, after = _others(step, rows)
@@ -90,7 +90,7 @@ def _telling_of_rows(shuffle: Any) -> Any:
         step = current_step()
         if step is not None and not isinstance(step, WholeBatch):
             x = tf.convert_to_tensor(x)
-            if axis in (0, -x.shape.rank) and is_batch(step, x.shape[0]):
+            if axis in (0, -x.shape.rank) and is_for_rows(step, x.shape):
                 tell_once(
                     "keras.random.shuffle is called for the rows of a batch in a training step. "
                     "With several replicas each shuffles its own rows among themselves, which is "

@@ -65,7 +65,9 @@ def count_rows(batch: Any) -> tf.Tensor:
             return tf.cast(component.nrows(), tf.int32)
         if isinstance(component, tf.SparseTensor):
             return tf.cast(component.dense_shape[0], tf.int32)
-        return tf.shape(component)[0]
+        # A number where it is known, by which noise for rows is told from other noise.
+        known = component.shape[0]
+        return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
