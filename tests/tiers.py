@@ -14,7 +14,7 @@ def some(values: Iterable[Any], always: Collection[Any]) -> list[Any]:
     """Values for `pytest.mark.parametrize`; all but some of them are exhaustive.
 
     Args:
-        values: the full list.
+        values: the full list; tuples are values of several parameters.
         always: those of it that the default tests take.
 
     Raises:

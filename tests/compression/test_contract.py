@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.team import alone, draw, on_ranks
+from tests.tiers import rotating, some
 from tfdist.compression import CODECS
 
 SHAPES = [(64, 80), (3, 3, 8, 33), (1003,), (1, 1), (0, 5), (16, 300)]
@@ -29,8 +31,12 @@ def with_feedback(name):
     return codec if "error" in codec.kept((64, 80)) else None
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", CODECS)
+RANKS = list(itertools.product(CODECS, [1, 2, 3, 4]))
+# One of each payload by any number of ranks.
+USUAL = [(name, n) for name, n in RANKS if n == 3 or name in ("int8", "topk", "powersgd")]
+
+
+@pytest.mark.parametrize(("name", "ranks"), some(RANKS, always=USUAL))
 def test_equal_everywhere_and_nothing_lost(name, ranks):
     codec = with_feedback(name) or CODECS[name]()
     shapes, steps = shapes_of(codec), 3
@@ -65,8 +71,7 @@ def test_zeros_stay_zeros(name):
         assert not any(total.any() for total in sums)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(("name", "value"), rotating(list(CODECS), [np.nan, np.inf, -np.inf]))
 def test_not_finite(name, value):
     """It shows everywhere in the same step, and is forgotten afterwards."""
     shape = (64, 80)
@@ -85,8 +90,10 @@ def test_not_finite(name, value):
         assert np.isfinite(third).all()
 
 
-@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
-@pytest.mark.parametrize("name", [n for n in CODECS if n not in VOTES | {"threshold"}])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    rotating([n for n in CODECS if n not in VOTES | {"threshold"}], [2.0**-60, 2.0**60]),
+)
 def test_tiny_and_huge_values(name, scale):
     """The same as of ordinary ones, only smaller or larger."""
     steps = [draw((64, 80), seed).clip(-3, 3) for seed in range(2)]

@@ -10,6 +10,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE
+from tests.tiers import rotating
 
 FAULTS = f"{PACKAGE}.faults"
 
@@ -19,20 +20,20 @@ KINDS = {
     "native in TLS between hosts": {"tls": True},
     "tensorflow": {"native": False},
 }
+WORDS = {"killed": ("is lost: ",), "ended": ("has ended", "has left the group")}
 
 
-@pytest.fixture(params=KINDS.values(), ids=KINDS)
-def group(request):
-    ranks = Ranks(3, **request.param)
+@pytest.fixture
+def group(kind):
+    ranks = Ranks(3, **KINDS[kind])
     yield ranks
     ranks.stop()
 
 
-@pytest.mark.parametrize(
-    ("fault", "said"), [("killed", ("is lost: ",)), ("ended", ("has ended", "has left the group"))]
-)
-def test_the_others_name_a_worker_that_goes(group, fault, said):
-    answers = group.answers(f"{FAULTS}:fit_until", fault, timeout=30)
+@pytest.mark.parametrize(("kind", "fault"), rotating(list(KINDS), list(WORDS)))
+def test_the_others_name_a_worker_that_goes(group, fault):
+    answers = group.answers(f"{FAULTS}:fit_until", fault, silent={1})
+    said = WORDS[fault]
     for rank in (0, 2):
         done, message = answers[rank]
         assert done, message

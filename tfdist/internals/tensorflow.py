@@ -23,9 +23,11 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
-from tensorflow.python.eager.polymorphic_function import function_context as _function_context
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
+from tensorflow.python.util import tf_stack as _tf_stack
 
 __all__ = [
     "CheckpointInitialValue",
@@ -40,13 +42,16 @@ __all__ = [
     "dataset_operations",
     "distribute_lib",
     "distribute_utils",
+    "function_context",
+    "functions_operations",
     "get_current_replica_id_as_int",
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "global_seed",
-    "keep_traces_apart",
+    "on_function_failure",
     "simple_broadcast",
     "start_server",
+    "traced_stack",
 ]
 
 
@@ -91,6 +96,41 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
+def on_function_failure(failed: Callable[[Any, BaseException], None]) -> None:
+    """Has `failed(function, error)` called where a `tf.function` raises that was called eagerly.
+
+    It comes before the error reaches the caller; the second of two such calls comes first.
+    """
+    original = Function.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _context.executing_eagerly():
+            return original(self, *args, **kwargs)
+        try:
+            return original(self, *args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            failed(self, error)
+            raise
+
+    Function.__call__ = call
+
+
+def functions_operations(function: Any) -> set[str]:
+    """The names of the operations in what a `tf.function` was traced to so far."""
+    names: set[str] = set()
+    for concrete in function._list_all_concrete_functions():
+        graph = concrete.graph.as_graph_def()
+        nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+        names.update(node.op for node in nodes)
+    return names
+
+
+def traced_stack() -> list[tuple[str, int]]:
+    """File and line of each frame, from the innermost, those that autograph has made as written."""
+    return [(frame.filename, frame.lineno) for frame in reversed(_tf_stack.extract_stack())]
+
+
 def global_seed() -> Any:
     """The seed given to `tf.random.set_seed`, or None."""
     return _context.global_seed()
@@ -109,19 +149,3 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
-
-
-def keep_traces_apart(by: Callable[[], Any]) -> None:
-    """Makes every `tf.function` trace anew where a function gives something else.
-
-    Args:
-        by: gives what a trace depends on beside what TensorFlow knows of; None for nothing.
-    """
-    make_context = _function_context.make_function_context
-
-    @functools.wraps(make_context)
-    def make_context_apart(*args: Any, **kwargs: Any) -> Any:
-        context, key = make_context(*args, **kwargs), by()
-        return context if key is None else context._replace(context=(context.context, key))
-
-    _function_context.make_function_context = make_context_apart

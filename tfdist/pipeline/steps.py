@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals.optimizer import scales_losses
 from tfdist.pipeline.batches import Batch, form_of, next_batch, take
 from tfdist.pipeline.building import build_together
 from tfdist.pipeline.engine import Engine
@@ -234,13 +235,9 @@ class Steps:
         variables = self._model.trainable_variables
         gradients = [self._engine.sums.of(v) for v in variables]
         gradients = self._engine.tied.add_up(variables, gradients)
-        step.weighed |= {id(optimizer), id(getattr(optimizer, "inner_optimizer", optimizer))}
         broken = tf.constant(False)
-        if hasattr(optimizer, "inner_optimizer"):
-            present = [i for i, g in enumerate(gradients) if g is not None]
-            zeroed = step.zero_without_rows([gradients[i] for i in present])
-            for i, gradient in zip(present, zeroed, strict=True):
-                gradients[i] = gradient
+        if scales_losses(optimizer):
+            gradients = step.zero_without_rows(gradients)
             broken = not_finite_anywhere(gradients, self._over_all_ranks)
             gradients = with_nan(gradients, broken)
             step.agreed_on_overflow = True

@@ -22,6 +22,8 @@ class Step:
         rows: the rows of this replica, an int32 scalar.
         total: the rows of the global batch, an int32 scalar.
         first_row: the place of this replica's first row in the global batch, an int32 scalar.
+        one_loss: whether every gradient of the step is that of the one loss that an optimizer's
+            `scale_loss` is given, as in Keras's own `train_step`.
 
     Attributes:
         rows: of this replica.
@@ -29,22 +31,25 @@ class Step:
         first_row: of this replica in the global batch.
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
-        weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
         key: tells what is traced in this step from what is traced elsewhere.
+        weighed: whether gradients are weighted when they come out of the backward pass.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
     knows_all_rows = True  # Whether values of the batch's other parts can be had.
 
-    def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
+    def __init__(
+        self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, one_loss: bool = False
+    ) -> None:
         self.rows = rows
         self.total = total
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
-        self.weighed: set[int] = set()
+        self.weighed = False
         self.agreed_on_overflow = False
         self.key = object()
+        self._one_loss = one_loss
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
@@ -111,18 +116,58 @@ class Step:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
-    def zero_without_rows(self, values: list[Any]) -> list[Any]:
+    def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss, weighted before the backward pass where that weighs all gradients."""
+        if not self._one_loss or self.weighed:
+            return loss
+        self.weighed = True
+        return self.weigh(loss)
+
+    def weigh_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients as the backward pass gives them, weighted by the share; None stays None."""
+        if self.weighed:
+            return self.zero_without_rows(gradients)
+        return self._of_rows(gradients, lambda v: v * tf.cast(self.share, v.dtype))
+
+    def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:
         """The values, or zeros on a replica without rows, where they may be NaN."""
-        dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
+        return self._of_rows(values, lambda v: v)
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The largest of each element that any replica with rows has.
+
+        Args:
+            values: not negative.
+        """
+        context = tf.distribute.get_replica_context()
+        replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        own = self.zero_without_rows(values)
+        rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in own]
+        everyones = [tf.tensordot(row, v, 0) for row, v in zip(rows, own, strict=True)]
+        return [tf.reduce_max(v, axis=0) for v in reduction.sum_over_replicas(everyones)]
+
+    def _of_rows(
+        self, values: Sequence[Any], change: Callable[[tf.Tensor], tf.Tensor]
+    ) -> list[Any]:
+        """The values changed, zero on a replica without rows; None stays None."""
+        results = list(values)
+        dense = []
+        for i, value in enumerate(results):
+            if isinstance(value, tf.IndexedSlices):  # Of no rows there are none.
+                results[i] = tf.IndexedSlices(
+                    change(value.values), value.indices, value.dense_shape
+                )
+            elif value is not None:
+                dense.append(i)
+        # One conditional, in which each waits for itself alone.
         chosen = tf.cond(
             self.share > 0,
-            lambda: [values[i] for i in dense],
+            lambda: [change(values[i]) for i in dense],
             lambda: [tf.zeros_like(values[i]) for i in dense],
         )
-        values = list(values)
         for i, value in zip(dense, chosen, strict=True):
-            values[i] = value
-        return values
+            results[i] = value
+        return results
 
     def __enter__(self) -> Step:
         _stack().append(self)

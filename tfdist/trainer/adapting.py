@@ -11,6 +11,7 @@ import keras
 
 from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.trainer.calls import is_ours
+from tfdist.trainer.patching import patch
 
 _SECONDS = 30.0
 
@@ -36,7 +37,7 @@ def install() -> None:
             bound.arguments["callbacks"] = [*several, follow]
         return fit(*bound.args, **bound.kwargs)
 
-    TensorFlowTrainer.fit = fit_adapting
+    patch("TensorFlowTrainer.fit", lambda _: fit_adapting)
 
 
 def _is_list(callbacks: Any) -> bool:

@@ -15,20 +15,21 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import TensorFlowTrainer, TFEpochIterator, Trainer
+from tfdist.internals.keras import TensorFlowTrainer, TFEpochIterator
 from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import shares_out
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import joined_group, share_randomness
+from tfdist.trainer.patching import patch
 
 _ALIKE = ("epochs", "initial_epoch", "steps_per_epoch", "steps", "validation_steps")
 
 
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
-    TensorFlowTrainer.fit = _checked(TensorFlowTrainer.fit)
-    TensorFlowTrainer.evaluate = _checked(TensorFlowTrainer.evaluate)
+    patch("TensorFlowTrainer.fit", _checked)
+    patch("TensorFlowTrainer.evaluate", _checked)
     predict = TensorFlowTrainer.predict
 
     @functools.wraps(predict)
@@ -36,9 +37,9 @@ def install() -> None:
         with in_order():
             return predict(self, *args, **kwargs)
 
-    TensorFlowTrainer.predict = _checked(predict_in_order)
+    patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
     # On the base class: Keras tells by it whether a model has a `compile` of its own.
-    Trainer.compile = _in_scope(Trainer.compile)
+    patch("Trainer.compile", _in_scope)
     _install_number_of_batches()
 
 
@@ -140,5 +141,5 @@ def _install_number_of_batches() -> None:
         reset(self)
         self._num_batches = getattr(self, "_agreed", self._num_batches)
 
-    TFEpochIterator.__init__ = begin_agreed
-    TFEpochIterator.reset = reset_agreed
+    patch("TFEpochIterator.__init__", lambda _: begin_agreed)
+    patch("TFEpochIterator.reset", lambda _: reset_agreed)

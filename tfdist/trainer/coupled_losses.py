@@ -18,25 +18,27 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import get_keras_mask, loss_function_of, losses, set_keras_mask
+from tfdist.internals.keras import get_keras_mask, loss_function_of, set_keras_mask
 from tfdist.strategies.step import Step, WholeBatch, current_step
 from tfdist.trainer import global_batch
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces how Keras computes losses that couple rows, inside a tfdist step."""
-    keras.losses.dice = _of_all_rows(keras.losses.dice)
-    keras.losses.tversky = _of_all_rows(keras.losses.tversky)
-    call = losses.Loss.__call__
+    patch("keras.losses.dice", _of_all_rows)
+    patch("keras.losses.tversky", _of_all_rows)
+    patch("Loss.__call__", _of_whole_batch)
 
-    @functools.wraps(call)
+
+def _of_whole_batch(call: Any) -> Any:
     def call_coupled(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = current_step()
         if step is None or isinstance(step, WholeBatch) or not _couples_rows(self, y_pred):
             return call(self, y_true, y_pred, sample_weight)
         return _whole_loss(step, call, self, y_true, y_pred, sample_weight)
 
-    losses.Loss.__call__ = call_coupled
+    return call_coupled
 
 
 def _couples_rows(loss: Any, y_pred: Any) -> bool:
@@ -90,7 +92,6 @@ def _whole_loss(
 
 def _of_all_rows(function: Any) -> Any:
     # As losses of the user's own call it.
-    @functools.wraps(function)
     def ratio_of_all_rows(y_true: Any, y_pred: Any, *args: Any, **settings: Any) -> Any:
         step = current_step()
         given = inspect.signature(function).bind(y_true, y_pred, *args, **settings).arguments

@@ -19,9 +19,9 @@ from typing import Any
 
 from tfdist.cluster import Session
 from tfdist.errors import RendezvousError
-from tfdist.internals.keras import Model, legacy_h5_format, saving_lib
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
+from tfdist.trainer.patching import patch
 from tfdist.trainer.sharded_files import has_sharded_optimizer, with_whole_optimizer
 
 _NOTICE = "saved"
@@ -30,10 +30,10 @@ _OTHER_PATH_SECONDS = 2.0
 
 def install() -> None:
     """Replaces what writes model files."""
-    saving_lib.save_model = _chief_writes(saving_lib.save_model)
-    saving_lib.save_weights_only = _chief_writes(saving_lib.save_weights_only)
-    legacy_h5_format.save_model_to_hdf5 = _chief_writes(legacy_h5_format.save_model_to_hdf5)
-    Model.export = _chief_writes(Model.export)
+    patch("saving_lib.save_model", _chief_writes)
+    patch("saving_lib.save_weights_only", _chief_writes)
+    patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
+    patch("Model.export", _chief_writes)
 
 
 def group_of(model: Any) -> Group | None:

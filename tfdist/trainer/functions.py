@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import take_share
+from tfdist.strategies.failing import running_step
 from tfdist.trainer.metrics import take_over_metrics
 from tfdist.trainer.replica_step import metric_variables, run_replica_step
 
@@ -56,7 +57,7 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        with strategy.extended.group.naming_lost_workers():
+        with running_step(strategy.extended.group, eager=model.run_eagerly):
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 logs, totals = steps_of_iterator(iterator)
             else:
@@ -88,7 +89,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     run_one = _compiled(model, one_step)
 
     def function(batches: list[Any]) -> Any:
-        with strategy.extended.group.naming_lost_workers():
+        with running_step(strategy.extended.group, eager=model.run_eagerly):
             outputs = [run_one(share_out(strategy, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]

@@ -11,12 +11,13 @@ from tfdist.internals.keras import metrics_of, replace_value
 from tfdist.internals.tensorflow import DistributedValues
 from tfdist.strategies.step import current_step
 from tfdist.strategies.telling import tell_once
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces how Keras's metrics take up a number without a weight, in a tfdist step."""
-    keras.metrics.Mean.update_state = _by_rows(keras.metrics.Mean.update_state)
-    keras.metrics.Sum.update_state = _by_rows(keras.metrics.Sum.update_state)
+    patch("Mean.update_state", _by_rows)
+    patch("Sum.update_state", _by_rows)
 
 
 def _by_rows(update: Any) -> Any:

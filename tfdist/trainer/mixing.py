@@ -5,20 +5,19 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import keras
 import tensorflow as tf
 
+from tfdist.internals.contract import TARGETS
 from tfdist.strategies.step import WholeBatch, current_step
 from tfdist.trainer import global_batch
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces how Keras's MixUp and CutMix are called inside a tfdist step."""
-    # Since Keras 3.9 or later.
-    for name in ("MixUp", "CutMix"):
-        layer = getattr(keras.layers, name, None)
-        if layer is not None:
-            layer.call = _among_all_rows(layer.call)
+    for name in ("MixUp.call", "CutMix.call"):
+        if name in TARGETS:
+            patch(name, _among_all_rows)
 
 
 def _among_all_rows(call: Any) -> Any:

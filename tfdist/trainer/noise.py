@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, current_step
+from tfdist.trainer.patching import patch
 
 # One step of the counter gives 128 bits: four numbers, or two of 64 bits each.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2}
@@ -24,10 +25,10 @@ _PHILOX = 1
 
 def install() -> None:
     """Replaces Keras's draws of noise inside a tfdist step."""
-    random.dropout = _by_rows(random.dropout, _dropout, _drops_for_rows)
-    random.uniform = _by_rows(random.uniform, _uniform, is_for_rows)
-    random.normal = _by_rows(random.normal, _normal, is_for_rows)
-    random.randint = _by_rows(random.randint, _randint, is_for_rows)
+    patch("random.dropout", lambda original: _by_rows(original, _dropout, _drops_for_rows))
+    patch("random.uniform", lambda original: _by_rows(original, _uniform, is_for_rows))
+    patch("random.normal", lambda original: _by_rows(original, _normal, is_for_rows))
+    patch("random.randint", lambda original: _by_rows(original, _randint, is_for_rows))
 
 
 def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any:

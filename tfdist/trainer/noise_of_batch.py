@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, WholeBatch, current_step
 from tfdist.strategies.telling import tell_once
 from tfdist.trainer.noise import is_for_rows
+from tfdist.trainer.patching import patch
 
 # For each distribution the parameters that rows may have values of their own for, and a value that
 # other replicas' rows can take: numbers do not depend on those of other rows.
@@ -29,14 +29,14 @@ _PARAMETERS: dict[str, dict[str, float]] = {
 
 def install() -> None:
     """Replaces Keras's draws of such noise inside a tfdist step."""
-    for name, parameters in _PARAMETERS.items():
-        setattr(random, name, _drawn_whole(getattr(random, name), parameters))
-    random.categorical = _categorical_drawn_whole(random.categorical)
-    random.shuffle = _telling_of_rows(random.shuffle)
+    for name in _PARAMETERS:
+        patch(f"random.{name}", _drawn_whole)
+    patch("random.categorical", _categorical_drawn_whole)
+    patch("random.shuffle", _telling_of_rows)
 
 
-def _drawn_whole(keras_draws: Any, parameters: dict[str, float]) -> Any:
-    signature = inspect.signature(keras_draws)
+def _drawn_whole(keras_draws: Any) -> Any:
+    signature, parameters = inspect.signature(keras_draws), _PARAMETERS[keras_draws.__name__]
 
     @functools.wraps(keras_draws)
     def draw(*args: Any, **kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
@@ -34,7 +35,9 @@ def run_replica_step(
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
-    with begin_step(context, batch) as step:
+    # Of a step of one's own nobody knows which losses are behind its gradients.
+    own = getattr(step_function, "__func__", None)
+    with begin_step(context, batch, one_loss=own is TensorFlowTrainer.train_step) as step:
         before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
         logs = step_function(batch)
         forget_without_rows(model, step, before)
@@ -47,13 +50,13 @@ def metric_variables(model: keras.Model) -> list[Any]:
     return [v for v in variables if isinstance(v.value, SummedVariable)]
 
 
-def begin_step(context: Any, batch: Any) -> Step:
+def begin_step(context: Any, batch: Any, one_loss: bool = False) -> Step:
     """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     ends = tf.cumsum(reduction.sum_over_replicas(own))
-    return Step(rows, ends[-1], ends[replica] - rows)
+    return Step(rows, ends[-1], ends[replica] - rows, one_loss)
 
 
 def count_rows(batch: Any) -> tf.Tensor:

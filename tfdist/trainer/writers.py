@@ -13,25 +13,21 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from tfdist.trainer.compression_files import compressor_of
 from tfdist.trainer.files import group_of, in_parts
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces where these callbacks write."""
-    csv, board, backup, checkpoint = (
-        keras.callbacks.CSVLogger,
-        keras.callbacks.TensorBoard,
-        keras.callbacks.BackupAndRestore,
-        keras.callbacks.ModelCheckpoint,
+    patch("CSVLogger.on_train_begin", _writing_elsewhere)
+    patch("TensorBoard.set_model", _logging_elsewhere)
+    patch("BackupAndRestore._save_model", _saving_at_once)
+    patch(
+        "BackupAndRestore.on_train_end",
+        lambda original: _by_the_chief(_again_if_not_empty(original)),
     )
-    csv.on_train_begin = _writing_elsewhere(csv.on_train_begin)
-    board.set_model = _logging_elsewhere(board.set_model)
-    backup._save_model = _saving_at_once(backup._save_model)
-    backup.on_train_end = _by_the_chief(_again_if_not_empty(backup.on_train_end))
-    checkpoint._save_model = _sharing_a_folder(checkpoint._save_model)
+    patch("ModelCheckpoint._save_model", _sharing_a_folder)
 
 
 def _may_write(model: Any) -> bool:

@@ -26,9 +26,8 @@ def fit_until(strategy, fault):
                     os.kill(os.getpid(), signal.SIGKILL)
                 if fault == "ended":
                     strategy.extended.group.close()
-                    # It goes on for as long as the others may need to notice.
-                    time.sleep(8)
-                    os._exit(0)
+                    # It goes on, so that nobody can tell by the end of the process.
+                    time.sleep(600)
 
     x, y = rows(400)
     model = compile_mlp(strategy)

@@ -66,9 +66,10 @@ def clipped_in_the_train_step(strategy):
 
 
 def in_a_loop_by_hand(strategy):
-    """What is said in a `strategy.run`; outside of it and in one process values stay as they are."""
+    """What is said in a `strategy.run`; outside of it values stay as they are."""
     ones = tf.ones([2])
-    kept = [f(ones).numpy().tolist() for f in (tfdist.global_batch.total, tfdist.global_batch.rows)]
+    functions = (tfdist.global_batch.total, tfdist.global_batch.rows)
+    kept = [function(ones).numpy().tolist() for function in functions]
     try:
         strategy.run(lambda: tfdist.global_batch.total(ones))
     except tfdist.errors.UnsupportedError as error:
