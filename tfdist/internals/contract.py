@@ -29,6 +29,7 @@ from tfdist.internals.keras import (
     random,
     saving_lib,
 )
+from tfdist.internals.tensorflow import function_context
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Target:
 
 
 _CALLBACKS = keras.callbacks
+_MIXES: dict[str, str | tuple[str, ...]] = {"call": "self, data, training"}
 _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
         "losses",
@@ -71,7 +73,20 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "scale_regularization_loss": "regularization_loss",
         },
     ),
+    ("Loss", losses.Loss, {"__call__": "self, y_true, y_pred, sample_weight"}),
+    (
+        "keras.losses",
+        keras.losses,
+        {"dice": "y_true, y_pred, axis", "tversky": "y_true, y_pred, alpha, beta, axis"},
+    ),
     ("Mean", keras.metrics.Mean, {"update_state": "self, values, sample_weight"}),
+    ("Sum", keras.metrics.Sum, {"update_state": "self, values, sample_weight"}),
+    *(
+        (name, getattr(keras.layers, name), _MIXES)
+        for name in ("MixUp", "CutMix")
+        if hasattr(keras.layers, name)  # Not yet in the oldest Keras.
+    ),
+    ("function_context", function_context, {"make_function_context": "scope_type"}),
     (
         "random",
         random,
@@ -80,6 +95,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "uniform": "shape, minval, maxval, dtype, seed",
             "normal": "shape, mean, stddev, dtype, seed",
             "randint": "shape, minval, maxval, dtype, seed",
+            "truncated_normal": "shape, mean, stddev, dtype, seed",
+            "gamma": "shape, alpha, dtype, seed",
+            "beta": "shape, alpha, beta, dtype, seed",
+            "binomial": "shape, counts, probabilities, dtype, seed",
+            "categorical": "logits, num_samples, dtype, seed",
+            "shuffle": "x, axis, seed",
         },
     ),
     ("data_adapters", data_adapters, {"is_tf_dataset": "x"}),

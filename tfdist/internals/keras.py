@@ -27,6 +27,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOpti
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as losses
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, operation_fn
 from keras.src.models.model import Model
 from keras.src.models.sequential import Sequential
@@ -61,10 +62,13 @@ __all__ = [
     "is_transparent",
     "legacy_h5_format",
     "lend_value",
+    "loss_function_of",
     "losses",
+    "metrics_of",
     "nodes_of",
     "own_losses",
     "random",
+    "replace_value",
     "saving_lib",
     "set_keras_mask",
     "standardize_inputs",
@@ -132,6 +136,21 @@ def own_losses(layers: Iterable[Any]) -> list[Any]:
     """What `add_loss` and activity regularizers left in layers, without the variables' losses."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
+
+
+def loss_function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function that a loss of Keras calls, and its settings; None where it is another kind."""
+    if isinstance(loss, LossFunctionWrapper) and type(loss).call is LossFunctionWrapper.call:
+        return loss.fn, loss._fn_kwargs
+    return None, {}
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """A model's metrics, also those given to `compile` that it has not taken up yet."""
+    compiled = model._compile_metrics
+    given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
+    flat = keras.tree.flatten(given)
+    return [*model.metrics, *(m for m in flat if isinstance(m, keras.metrics.Metric))]
 
 
 @contextlib.contextmanager
@@ -256,3 +275,8 @@ def take_value(variable: Any) -> None:
     """Frees a variable's value; its shape and type stay, for what is only traced."""
     variable._value = None
     variable._initializer = keras.initializers.Zeros()
+
+
+def replace_value(variable: Any) -> None:
+    """Gives a variable a new `tf.Variable` of the same value, made where the caller is."""
+    variable._initialize(tf.convert_to_tensor(variable._value))

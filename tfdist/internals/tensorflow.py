@@ -23,6 +23,7 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 from tensorflow.python.trackable.base import CheckpointInitialValue
@@ -41,6 +42,7 @@ __all__ = [
     "dataset_operations",
     "distribute_lib",
     "distribute_utils",
+    "function_context",
     "functions_operations",
     "get_current_replica_id_as_int",
     "get_distributed_dataset",

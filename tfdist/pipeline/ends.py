@@ -23,6 +23,8 @@ class MicrobatchStep(Step):
         first_row: the rows of the same microbatch in replicas before this one.
     """
 
+    knows_all_rows = False
+
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         super().__init__(rows, total, first_row)
         self.mask_totals: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}

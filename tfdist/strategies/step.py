@@ -25,19 +25,27 @@ class Step:
         first_row: the place of this replica's first row in the global batch, an int32 scalar.
 
     Attributes:
+        rows: of this replica.
+        total: of the global batch.
+        first_row: of this replica in the global batch.
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
+        key: tells what is traced in this step from what is traced elsewhere.
         weighed: whether gradients are weighted when they come out of the backward pass.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
+    knows_all_rows = True  # Whether values of the batch's other parts can be had.
+
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
+        self.total = total
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
         self.weighed = False
         self.agreed_on_overflow = False
+        self.key = object()
         self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
@@ -99,7 +107,7 @@ class Step:
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
         share = tf.cast(self.share, value.dtype)
-        return tf.where(share > 0, value * share, tf.zeros_like(value))
+        return tf.where(self.share > 0, value * share, tf.zeros_like(value))
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Divides by the share; zero for a replica without rows."""
@@ -179,6 +187,20 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+class WholeBatch(Step):
+    """What runs on all rows of the global batch, in each replica: there is nothing to add up.
+
+    Args:
+        rows: of the global batch, an int32 scalar.
+    """
+
+    def __init__(self, rows: tf.Tensor) -> None:
+        super().__init__(rows, rows, tf.zeros([], tf.int32))
+
+    def totals(self, values: list[tf.Tensor]) -> Any:
+        return [tf.stop_gradient(v) for v in values]
 
 
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import take_share
 from tfdist.strategies.failing import running_step
+from tfdist.trainer.metrics import take_over_metrics
 from tfdist.trainer.replica_step import metric_variables, run_replica_step
 
 
@@ -27,6 +28,7 @@ def make_step_function(
         UnsupportedError: XLA was asked for, and there is more than one replica.
     """
     strategy = model.distribute_strategy
+    take_over_metrics(model)
 
     def one_step(batch: Any) -> Any:
         def replica_step(share: Any) -> Any:
