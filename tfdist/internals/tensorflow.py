@@ -35,6 +35,7 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "discard_next",
     "distribute_lib",
     "distribute_utils",
     "get_current_replica_id_as_int",
@@ -105,3 +106,9 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def discard_next(iterator: Any) -> None:
+    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    for part in iterator._iterators:
+        part.get_next_as_optional_list()

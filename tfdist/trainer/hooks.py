@@ -8,6 +8,7 @@ from tfdist.trainer import (
     adapting,
     calls,
     compression_files,
+    epochs,
     files,
     loops,
     losses,
@@ -35,6 +36,7 @@ def install() -> None:
     optimizers.install()
     loops.install()
     calls.install()
+    epochs.install()
     adapting.install()
     files.install()
     sharded_files.install()
