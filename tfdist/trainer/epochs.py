@@ -74,4 +74,4 @@ def _meet_at_the_end(extended: ReplicatedExtended) -> None:
 
 
 # In the error's message.
-_END = "end of the epoch"
+_END = "the end of an epoch, by its data or by stop_training"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 
 from tfdist.trainer import (
-    adapting,
     calls,
     compression_files,
     epochs,
@@ -16,6 +15,7 @@ from tfdist.trainer import (
     noise,
     older_keras,
     optimizers,
+    own_callbacks,
     sharded_averages,
     sharded_files,
     sharded_optimizers,
@@ -37,7 +37,7 @@ def install() -> None:
     loops.install()
     calls.install()
     epochs.install()
-    adapting.install()
+    own_callbacks.install()
     files.install()
     sharded_files.install()
     compression_files.install()
