@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.collective.buckets import pack, plan
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
 from tfdist.collective.protocol import Communicator
+from tfdist.internals.keras import BaseOptimizer
 from tfdist.sharding.elementwise import keeps_nothing
 from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.shard import Shard
@@ -171,7 +172,8 @@ def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
     """What an optimizer has been built for; None for one that is not sharded, or not built."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return None if optimizer is None else _sharded.get(optimizer)
+    # A model's attribute of this name may be anything.
+    return _sharded.get(optimizer) if isinstance(optimizer, BaseOptimizer) else None
 
 
 def may_share_out(optimizer: Any) -> bool:
