@@ -40,6 +40,7 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "discard_next",
     "distribute_lib",
     "distribute_utils",
     "function_context",
@@ -149,3 +150,9 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def discard_next(iterator: Any) -> None:
+    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    for part in iterator._iterators:
+        part.get_next_as_optional_list()

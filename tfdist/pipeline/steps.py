@@ -193,7 +193,9 @@ class Steps:
             for r in range(rank + 1)
         ]
         counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
-        totals = self._mask_totals(inputs) if mode != "predict" and self._engine.holds_last else []
+        totals: list[tf.Tensor] = []
+        if mode != "predict" and self._engine.holds_last:
+            totals = self._totals(inputs, targets)
 
         def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
             first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
@@ -212,11 +214,10 @@ class Steps:
             ),
         )
 
-    def _mask_totals(self, inputs: dict[int, Any]) -> list[tf.Tensor]:
-        keys, compute = self._engine.masks
-        totals: list[tf.Tensor] = []
-        for _, mask in zip(keys, compute(list(inputs.values())), strict=True):
-            totals += [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
+    def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
+        """What the loss must know of the global batch."""
+        compute = self._engine.totals(keras.tree.map_structure(form_of, targets))
+        totals = compute(list(inputs.values()), targets)
         if not totals or self._strategy.num_replicas_in_sync == 1:
             return totals
         return list(reduction.sum_over_replicas(totals))

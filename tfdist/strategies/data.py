@@ -10,6 +10,7 @@ before each step on whether any of them has rows left.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from tfdist.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
+from tfdist.strategies.first_batch import different_data, watching
 
 if TYPE_CHECKING:
     from tfdist.strategies.extended import ReplicatedExtended
@@ -62,8 +64,10 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         _agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
     first = extended._get_replica_id_in_sync_group(0)
+    watch = watching()
+    whole = watch.watch(dataset, own_data=not _in_order()) if watch else dataset
     shares = split_batches(
-        dataset, first, len(extended.worker_devices), extended._num_replicas_in_sync
+        whole, first, len(extended.worker_devices), extended._num_replicas_in_sync
     )
     distributed = get_distributed_dataset(
         shares,
@@ -71,7 +75,7 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         extended._container_strategy(),
         options=options,
     )
-    _agree_on_end(extended, distributed, int(dataset.cardinality()))
+    _agree_on_end(extended, distributed, int(dataset.cardinality()), same_data=True)
     return distributed
 
 
@@ -103,17 +107,36 @@ def _default_options(extended: ReplicatedExtended) -> Any:
     )
 
 
-def _agree_on_end(extended: ReplicatedExtended, distributed: Any, batches: int) -> None:
+def _agree_on_end(
+    extended: ReplicatedExtended, distributed: Any, batches: int, *, same_data: bool = False
+) -> None:
     """Sets, alike on all workers, how many batches there are and how their end is noticed.
 
     Where all workers run out at the same step they need not agree on it before each.
+
+    Raises:
+        ProgramMismatchError: the workers are to read the same data, and do not.
     """
-    counts = [int(count) for count in extended.group.exchange("number of batches", str(batches))]
+    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data]))
+    said = [tuple(json.loads(text)) for text in texts]
+    for rank, other in enumerate(said):
+        if other != said[0] and (same_data or other[1]):
+            both = _batches(*said[0]), _batches(*other)
+            raise different_data(extended.group, rank, *both, own_data=not _in_order())
+    counts = [count for count, _ in said]
     known = min(counts) >= 0
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
     distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
     same = endless or (known and len(set(counts)) == 1)
     distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
+
+
+def _batches(count: int, same_data: bool) -> str:
+    if not same_data:
+        return "batches of its own"
+    if count == tf.data.INFINITE_CARDINALITY:
+        return "batches without end"
+    return "an unknown number of batches" if count < 0 else f"{count} batches"
 
 
 @contextlib.contextmanager
@@ -132,12 +155,16 @@ def in_order() -> Iterator[None]:
 _local = threading.local()
 
 
+def _in_order() -> bool:
+    return getattr(_local, "in_order", False)
+
+
 def splits_batches(dataset: Any) -> bool:
     """Whether workers share out each batch, rather than the files or nothing.
 
     As in TensorFlow, the policy AUTO shards files where there are any.
     """
-    if getattr(_local, "in_order", False):
+    if _in_order():
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     shard = tf.data.experimental.AutoShardPolicy

@@ -111,9 +111,17 @@ def in_parts(model: Any) -> bool:
     return in_stages(model) or has_sharded_optimizer(model)
 
 
+class InStages:
+    """What models are whose parts different workers hold; a user's model has other names."""
+
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
+        """The whole model on the chief, None elsewhere; all workers call it."""
+        raise NotImplementedError
+
+
 def in_stages(model: Any) -> bool:
     """Whether workers hold parts of a model."""
-    return hasattr(model, "gathered")
+    return isinstance(model, InStages)
 
 
 def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:
