@@ -58,6 +58,7 @@ __all__ = [
     "give_value",
     "graph_of",
     "has_value",
+    "in_callers_state",
     "is_transparent",
     "legacy_h5_format",
     "lend_value",
@@ -132,6 +133,26 @@ def own_losses(layers: Iterable[Any]) -> list[Any]:
     """What `add_loss` and activity regularizers left in layers, without the variables' losses."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
+
+
+def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, to be run in another thread with what Keras keeps for each thread by itself.
+
+    That is what was set by `keras.config`, and the generator for all draws without a seed: what the
+    function makes of it for the first time is the caller's too.
+    """
+    own = vars(global_state.GLOBAL_STATE_TRACKER)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        others = vars(global_state.GLOBAL_STATE_TRACKER)
+        others.update(own)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            own.update({name: v for name, v in others.items() if own.get(name) is None})
+
+    not_converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
+    return not_converted
 
 
 @contextlib.contextmanager

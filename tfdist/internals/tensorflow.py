@@ -21,7 +21,10 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    default_variable_creator_v2,
+)
 from tensorflow.python.trackable.base import CheckpointInitialValue
 
 __all__ = [
@@ -35,6 +38,7 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "default_variable_creator",
     "distribute_lib",
     "distribute_utils",
     "get_current_replica_id_as_int",
@@ -44,6 +48,11 @@ __all__ = [
     "simple_broadcast",
     "start_server",
 ]
+
+
+def default_variable_creator(**arguments: Any) -> Any:
+    """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
+    return default_variable_creator_v2(None, **arguments)
 
 
 def start_server(
