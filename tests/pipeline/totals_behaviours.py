@@ -10,7 +10,7 @@ from keras import layers, ops
 
 import tfdist
 from tests.strategies.behaviours.faults import message
-from tfdist.internals.keras import has_value
+from tfdist.internals.variables import has_value
 
 ROWS, BATCH, LENGTH, CLASSES = 21, 8, 5, 4
 

@@ -25,7 +25,10 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    default_variable_creator_v2,
+)
 from tensorflow.python.trackable.base import CheckpointInitialValue
 from tensorflow.python.util import tf_stack as _tf_stack
 
@@ -40,6 +43,7 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "default_variable_creator",
     "discard_next",
     "distribute_lib",
     "distribute_utils",
@@ -54,6 +58,11 @@ __all__ = [
     "start_server",
     "traced_stack",
 ]
+
+
+def default_variable_creator(**arguments: Any) -> Any:
+    """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
+    return default_variable_creator_v2(None, **arguments)
 
 
 def start_server(

@@ -26,7 +26,12 @@ from tfdist.sharding.sharded import shares_out
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
 from tfdist.strategies.step import Step
-from tfdist.trainer.replica_step import forget_without_rows, metric_variables, settle
+from tfdist.trainer.replica_step import (
+    forget_without_rows,
+    metric_values,
+    metric_variables,
+    settle,
+)
 from tfdist.trainer.replicas import not_finite_anywhere, with_nan
 
 
@@ -165,7 +170,7 @@ class Steps:
             if mode == "train":
                 self._engine.tied.remember_states()
                 self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
-            before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
+            before = metric_values(self._model)
             outcome = program.run(feed)
             if mode == "predict":
                 return self._outputs(outcome, microbatches)

@@ -13,7 +13,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -25,9 +25,6 @@ from tfdist.internals.tensorflow import (
 )
 from tfdist.strategies.first_batch import different_data, watching
 
-if TYPE_CHECKING:
-    from tfdist.strategies.extended import ReplicatedExtended
-
 _FILE_READERS = (
     "TFRecordDataset",
     "TextLineDataset",
@@ -37,7 +34,7 @@ _FILE_READERS = (
 )
 
 
-def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
     """The distributed form of a dataset of global batches.
 
     Raises:
@@ -80,7 +77,7 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
 
 
 def distribute_datasets_from_function(
-    extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
+    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """The distributed form of the per-worker datasets that the user's function makes."""
     options = options or _default_options(extended)
@@ -96,7 +93,7 @@ def distribute_datasets_from_function(
     return distributed
 
 
-def _default_options(extended: ReplicatedExtended) -> Any:
+def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
         return None
     # A plain iterator. The usual one, made to feed several devices, also has the process return
@@ -108,7 +105,11 @@ def _default_options(extended: ReplicatedExtended) -> Any:
 
 
 def _agree_on_end(
-    extended: ReplicatedExtended, distributed: Any, batches: int, *, same_data: bool = False
+    extended: tf.distribute.StrategyExtended,
+    distributed: Any,
+    batches: int,
+    *,
+    same_data: bool = False,
 ) -> None:
     """Sets, alike on all workers, how many batches there are and how their end is noticed.
 
@@ -254,7 +255,7 @@ def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: int) -> tf.
     )
 
 
-def _input_context(extended: ReplicatedExtended) -> Any:
+def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,
