@@ -118,7 +118,7 @@ def _first_value(
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
         with _naming(name):
-            extended._agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
+            extended.agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
         if summed and workers.rank > 0:
             return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
         if summed or not value.shape.num_elements():

@@ -140,7 +140,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         return create_variable(self, next_creator, kwargs)
 
-    def _agree_on_variable(self, description: str) -> None:
+    def agree_on_variable(self, description: str) -> None:
         self.group.agree("variable", description)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
