@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import place
+from tfdist.collective import place, tokens
 from tfdist.collective.protocol import Communicator
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.tensorflow import (
@@ -219,6 +219,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         if not tf.executing_eagerly():
+            tokens.note_use()  # To come, whatever else is traced first.
             return super()._call_for_each_replica(fn, args, kwargs)
         with running_step(self.group, eager=not hasattr(fn, "get_concrete_function")):
             return super()._call_for_each_replica(fn, args, kwargs)
