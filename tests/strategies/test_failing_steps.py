@@ -38,7 +38,7 @@ def test_in_a_loop_of_ones_own(pair, kind):
     check(pair.answers(f"{FAILING}:own_loop", kind, timeout=50), "this layer is worn out")
 
 
-@pytest.mark.parametrize("kind", ["alone", "in a loop"])
+@pytest.mark.parametrize("kind", ["alone", "in a loop", "while it is traced"])
 def test_beside_a_collective_that_waits(pair, kind):
     answers = pair.answers(f"{FAILING}:beside_a_collective", kind, timeout=50)
     check(answers, "this disk is full")

@@ -106,10 +106,14 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-def on_function_failure(failed: Callable[[Any, BaseException], None]) -> None:
-    """Has `failed(function, error)` called where a `tf.function` raises that was called eagerly.
+def on_function_failure(
+    before: Callable[[], Any], failed: Callable[[Any, BaseException, Any], None]
+) -> None:
+    """Listens to calls of `tf.function`s, from outside of all others, that raise.
 
-    It comes before the error reaches the caller; the second of two such calls comes first.
+    Args:
+        before: called before each call.
+        failed: called with a function, what it raises, and what `before` has returned.
     """
     original = Function.__call__
 
@@ -117,10 +121,11 @@ def on_function_failure(failed: Callable[[Any, BaseException], None]) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _context.executing_eagerly():
             return original(self, *args, **kwargs)
+        found = before()
         try:
             return original(self, *args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            failed(self, error)
+            failed(self, error, found)
             raise
 
     Function.__call__ = call

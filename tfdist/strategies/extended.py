@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import place
+from tfdist.collective import place, tokens
 from tfdist.collective.protocol import Communicator
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import in_callers_state
@@ -131,6 +131,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         if not compiled:
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
+            tokens.note_use()  # To come, whatever else is traced first.
             return super()._call_for_each_replica(fn, args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
