@@ -49,8 +49,9 @@ def _made(strategy, name):
     tokens = rng.integers(3, size=(ROWS, LENGTH)).astype("int32")
     numbers = rng.normal(size=(ROWS, LENGTH, 3)).astype("float32")
     x = [tokens, numbers][: len(whole.inputs)]
-    y = rng.integers(CLASSES, size=(ROWS, LENGTH))
-    weights = rng.random((ROWS, LENGTH)).astype("float32") if weighted else None
+    length = whole.outputs[0].shape[1]
+    y = rng.integers(CLASSES, size=(ROWS, length))
+    weights = rng.random((ROWS, length)).astype("float32") if weighted else None
     return model, whole, (x if len(x) > 1 else x[0], y, weights)
 
 
@@ -69,13 +70,13 @@ def _masked_and_not():
 
 
 def _encoder_decoder():
-    """The source's mask stays in front, and what is behind it has none."""
+    """The source comes first, with its mask, and the target behind it has none."""
     source, target = keras.Input((LENGTH,), dtype="int32"), keras.Input((LENGTH, 3))
     x = layers.LSTM(4, return_sequences=True)(layers.Embedding(3, 4, mask_zero=True)(source))
     y = layers.Dense(4, activation="tanh", name="first")(target)
     both = layers.Concatenate(axis=1)([x, y])
     both = layers.Dense(CLASSES)(layers.LSTM(6, return_sequences=True)(both))
-    return keras.Model([source, target], both[:, :LENGTH])
+    return keras.Model([source, target], both)
 
 
 def _tagger(mask_zero=False):

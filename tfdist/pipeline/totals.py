@@ -17,11 +17,10 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import get_keras_mask, set_keras_mask
 from tfdist.pipeline.cutting import cut_before
 from tfdist.pipeline.ends import MicrobatchStep
 from tfdist.pipeline.partition.cut import Partition
-from tfdist.pipeline.partition.graph import Call, Key
+from tfdist.pipeline.partition.graph import Call, Key, copy
 from tfdist.pipeline.subgraph import make_function
 from tfdist.pipeline.tracing import Forward, trace
 from tfdist.pipeline.wires import Wire, Wires
@@ -51,7 +50,7 @@ class Totals:
         compute_loss: Callable[[Any, Any, Any], Any],
     ) -> None:
         graph = partition.graph
-        computed = _Computed(graph.inputs)
+        found = _Made()
 
         def forward(*tensors: tf.Tensor) -> Forward:
             given = iter(tensors)
@@ -61,7 +60,7 @@ class Totals:
             )
             with _Placeholders(), _Rehearsal() as step:
                 for stage in partition.stages:
-                    values.update(stage(values, training=False, after=computed.hide))
+                    values.update(stage(values, training=False, after=found.note))
                 compute_loss(y, graph.pack_outputs(values), sample_weight)
             return Forward([], step.asked)
 
@@ -70,14 +69,14 @@ class Totals:
         traced = trace(forward, specs, [False] * len(specs), [], backward=False)
         self.specs = [tf.TensorSpec([], t.dtype) for t in traced.others]
         self._order = [t.name for t in traced.others]
-        self._part = cut_before(traced, computed.is_shape)
+        self._part = cut_before(traced, found.is_shape)
         given = {t.name: i for i, t in enumerate(traced.inputs)}
         self._feeds: list[Callable[[Sequence[tf.Tensor]], tf.Tensor]] = []
         for feed in self._part.feeds:
             if feed.name in given:
                 self._feeds.append(operator.itemgetter(given[feed.name]))
-            elif computed.is_shape(feed.op):
-                wire = wires.anywhere(computed.key_of(feed.op))
+            elif found.is_shape(feed.op):
+                wire = wires.anywhere(found.key_of(feed.op))
                 self._feeds.append(functools.partial(_of_shape, feed, wire))
             else:
                 raise UnsupportedError(
@@ -133,40 +132,36 @@ class _Placeholders(keras.StatelessScope):  # type: ignore[misc]
         return value
 
 
-class _Computed:
-    """The values that depend on the model's variables, with a placeholder for each.
+class _Made:
+    """What a model's calls make, found again in the graph where something takes its shape alone.
 
-    A mask may need the shape of such a value, but not what is in it.
-
-    Args:
-        inputs: the model's.
+    A mask may need the shape of a value that depends on variables, but not what is in it.
     """
 
-    def __init__(self, inputs: Sequence[Key]) -> None:
+    def __init__(self) -> None:
         self._keys: dict[str, Key] = {}
-        self._plain = set(inputs)
 
-    def hide(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
-        """What a call has made, or placeholders for it."""
-        if not call.variables and self._plain.issuperset(call.inputs):
-            self._plain.update(made)
-            return made
-        return {key: self._placeholder(key, value) for key, value in made.items()}
+    def note(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
+        """Notes what a call has made, each as a tensor of its own."""
+        noted = {key: copy(value) for key, value in made.items()}
+        self._keys.update((value.name, key) for key, value in noted.items())
+        return noted
 
     def is_shape(self, op: tf.Operation) -> bool:
         """Whether an operation takes nothing but the shape of such a value."""
-        return op.type in _OF_SHAPES and _source(op).name in self._keys
+        return op.type in _OF_SHAPES and self._find(op) is not None
 
     def key_of(self, op: tf.Operation) -> Key:
         """The value whose shape an operation takes."""
-        return self._keys[_source(op).name]
+        key = self._find(op)
+        assert key is not None
+        return key
 
-    def _placeholder(self, key: Key, value: Any) -> Any:
-        placeholder = tf.compat.v1.placeholder(value.dtype, value.shape)
-        if get_keras_mask(value) is not None:
-            set_keras_mask(placeholder, get_keras_mask(value))
-        self._keys[placeholder.name] = key
-        return placeholder
+    def _find(self, op: tf.Operation) -> Key | None:
+        tensor = op.inputs[0]
+        while tensor.name not in self._keys and tensor.op.type in ("Identity", "Cast"):
+            tensor = tensor.op.inputs[0]
+        return self._keys.get(tensor.name)
 
 
 # What they make of a shape and a type.
@@ -179,11 +174,3 @@ _OF_SHAPES: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
 
 def _of_shape(made: tf.Tensor, wire: Wire, given: Sequence[tf.Tensor]) -> tf.Tensor:
     return _OF_SHAPES[made.op.type](wire.shape_for(tf.shape(given[0])[0]), made.dtype)
-
-
-def _source(op: tf.Operation) -> tf.Tensor:
-    """What an operation takes, before casts and copies."""
-    tensor = op.inputs[0]
-    while tensor.op.type in ("Identity", "Cast"):
-        tensor = tensor.op.inputs[0]
-    return tensor
