@@ -41,3 +41,20 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
         assert "'probe/kernel'" in message or "'kernel'" in message
         assert "waited 600 s in vain for 1 of 2 workers" in message
         assert "outside of the scope" in message
+
+
+@pytest.mark.parametrize(
+    "behaviour", ["fewer_rows_than_replicas", "batches_of_fixed_size_that_do_not_divide"]
+)
+def test_short_batches(behaviour):
+    check_same_as_alone("2", f"scripts:{behaviour}")
+
+
+def test_static_sizes():
+    assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[2], [2]]
+
+
+def test_a_loop_without_run():
+    for message in GROUPS["2"].run(f"{PACKAGE}.scripts:loop_without_run"):
+        assert "`strategy.run(step, args=(batch,))`" in message
+        assert "\n" not in message

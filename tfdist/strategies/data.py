@@ -216,9 +216,12 @@ def take_share(batch: Any, replica: Any, replicas: int) -> Any:
         rows = component.nrows() if isinstance(component, tf.RaggedTensor) else _rows(component)
         start, stop = share_of_rows(rows, replica, replicas)
         share = component[start:stop]
-        static = None if isinstance(component, tf.RaggedTensor) else component.shape[0]
-        if static is not None and static % replicas == 0:
-            share.set_shape([static // replicas, *component.shape[1:]])
+        if isinstance(component, tf.RaggedTensor):
+            return share
+        fixed = fixed_rows(component.shape[0], replicas)
+        if fixed is None:
+            return with_any_rows(share)
+        share.set_shape([fixed, *component.shape[1:]])
         return share
 
     return tf.nest.map_structure(take, batch)
@@ -238,6 +241,25 @@ def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
     replica, replicas = tf.cast(replica, rows.dtype), tf.cast(replicas, rows.dtype)
     start = replica * least + tf.minimum(replica, excess)
     return start, start + least + tf.cast(replica < excess, rows.dtype)
+
+
+def fixed_rows(rows: int | None, replicas: int) -> int | None:
+    """The static number of rows of each replica's share; None where a model must not see it.
+
+    A model sees sizes that it could meet in one process too, the same in all replicas. None and one
+    row are cases of their own in much code.
+    """
+    if rows is None or rows % replicas or rows < 2 * replicas:
+        return None
+    return rows // replicas
+
+
+def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, of which a function that is traced does not know the number of rows."""
+    if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
+        return tensor
+    shape = [None, *tensor.shape[1:]]
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
 
 
 def _rows(component: Any) -> Any:

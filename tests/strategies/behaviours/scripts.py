@@ -211,3 +211,77 @@ def made_by_one_worker_alone(strategy):
             keras.layers.Dense(1, name="probe").build((None, 4))
         except RendezvousError as error:
             return str(error)
+
+
+def _residual() -> keras.Model:
+    """Its sum takes a second term of no static rows for a bias."""
+    inputs = keras.Input((8,))
+    x = keras.layers.Dense(8, activation="tanh")(inputs)
+    x = keras.layers.Add()([x, keras.layers.Dense(8)(x)])
+    return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+
+def fewer_rows_than_replicas(strategy):
+    x, y = rows(7)
+    with scope(strategy):
+        model = _residual()
+        model.compile("sgd", cross_entropy(), metrics=["accuracy"])
+    first = model.predict(x[:1], verbose=0)
+    logs = [model.evaluate(x[:1], y[:1], verbose=0), model.train_on_batch(x[:1], y[:1])]
+    rest = model.predict(tf.data.Dataset.from_tensor_slices(x).batch(3), verbose=0)
+    short = model.predict_on_batch(x[:1])
+    return outcome(model, predictions=[first, rest, short], logs=logs)
+
+
+def batches_of_fixed_size_that_do_not_divide(strategy):
+    x, y = rows(11)
+    with scope(strategy):
+        model = _residual()
+        model.compile("sgd", cross_entropy(), metrics=["accuracy"])
+
+    def fixed(size):
+        data = tf.data.Dataset.from_tensor_slices((x, y))
+        return data.batch(size, drop_remainder=True)
+
+    history = [fit(model, fixed(size)) for size in (1, 3, 4)]
+    logs = [model.evaluate(fixed(size), verbose=0) for size in (1, 3)]
+    return outcome(model, history, logs=logs, predictions=model.predict(fixed(1), verbose=0))
+
+
+def sizes_that_are_traced(strategy):
+    """The static numbers of rows that a model sees: a global batch's, or a part of two or more."""
+    seen = set()
+
+    class Spy(keras.layers.Layer):
+        def call(self, x):
+            seen.add(x.shape[0])
+            return x
+
+    x, y = rows(12)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Spy(), keras.layers.Dense(3)])
+        model.compile("sgd", cross_entropy())
+    seen.clear()
+    for size in (1, 2, 3, 4):
+        data = tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=True)
+        fit(model, data, epochs=1)
+        model.evaluate(x[:size], y[:size], verbose=0)
+        model.predict(x[:size], verbose=0)
+        model.train_on_batch(x[:size], y[:size])
+        model.make_train_function(force=True)
+        model.make_test_function(force=True)
+        model.make_predict_function(force=True)
+    return sorted(size for size in seen if size is not None)
+
+
+def loop_without_run(strategy):
+    """A loop as it is written for one process."""
+    x, y = rows(8)
+    with scope(strategy):
+        model = mlp()
+        with tf.GradientTape() as tape:
+            loss = cross_entropy()(y, model(x, training=True))
+        try:
+            tape.gradient(loss, model.trainable_weights)
+        except ValueError as error:
+            return str(error)
