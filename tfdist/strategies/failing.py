@@ -70,6 +70,7 @@ def _tell(group: Group, error: BaseException, *, eager: bool) -> None:
         # Those who share nothing with the worker that has failed may not have heard of it.
         group.fail(message.split(_NOTICED)[0])
         return
-    group.fail(f"{group.topology.me} failed: {cause(error)}.")
+    why = cause(error).rstrip(".")
+    group.fail(f"{group.topology.me} failed: {why}.")
     if eager or isinstance(error, tf.errors.OpError):
-        group.end(cause(error))
+        group.end(why)
