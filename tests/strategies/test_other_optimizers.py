@@ -7,6 +7,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
+from tests.tiers import exhaustive
 
 
 def check(group, behaviour, *args):
@@ -61,6 +62,22 @@ def test_methods_of_its_own(kind):
 @pytest.mark.parametrize("kind", ["Normalizing", "ClippingByItself"])
 def test_methods_of_its_own_with_accumulation(kind):
     check("2", "methods_of_its_own", kind, True)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["2 by TensorFlow", "3", "1x2"])
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        ("methods_of_its_own", "PairsOfItsOwn", False, True),
+        ("methods_of_its_own", "ClippingByItself", True, False),
+        ("losses_scaled_or_not", (0, 1), False),
+        ("float8",),
+    ],
+    ids=str,
+)
+def test_groups(group, behaviour):
+    check(group, *behaviour)
 
 
 @pytest.mark.parametrize(

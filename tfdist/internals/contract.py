@@ -29,6 +29,7 @@ from tfdist.internals.keras import (
     random,
     saving_lib,
 )
+from tfdist.internals.tensorflow import function_context
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Target:
 
 
 _CALLBACKS = keras.callbacks
+_WRITES: dict[str, str | tuple[str, ...]] = {"_save_checkpoint": "self, step, logs"}
+_MIXES: dict[str, str | tuple[str, ...]] = {"call": "self, data, training"}
 _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
         "losses",
@@ -71,7 +74,20 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "scale_regularization_loss": "regularization_loss",
         },
     ),
+    ("Loss", losses.Loss, {"__call__": "self, y_true, y_pred, sample_weight"}),
+    (
+        "keras.losses",
+        keras.losses,
+        {"dice": "y_true, y_pred, axis", "tversky": "y_true, y_pred, alpha, beta, axis"},
+    ),
     ("Mean", keras.metrics.Mean, {"update_state": "self, values, sample_weight"}),
+    ("Sum", keras.metrics.Sum, {"update_state": "self, values, sample_weight"}),
+    *(
+        (name, getattr(keras.layers, name), _MIXES)
+        for name in ("MixUp", "CutMix")
+        if hasattr(keras.layers, name)  # Not yet in the oldest Keras.
+    ),
+    ("function_context", function_context, {"make_function_context": "scope_type"}),
     (
         "random",
         random,
@@ -80,6 +96,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "uniform": "shape, minval, maxval, dtype, seed",
             "normal": "shape, mean, stddev, dtype, seed",
             "randint": "shape, minval, maxval, dtype, seed",
+            "truncated_normal": "shape, mean, stddev, dtype, seed",
+            "gamma": "shape, alpha, dtype, seed",
+            "beta": "shape, alpha, beta, dtype, seed",
+            "binomial": "shape, counts, probabilities, dtype, seed",
+            "categorical": "logits, num_samples, dtype, seed",
+            "shuffle": "x, axis, seed",
         },
     ),
     ("data_adapters", data_adapters, {"is_tf_dataset": "x"}),
@@ -126,6 +148,8 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "evaluate": "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, "
             "return_dict, **kwargs",
             "predict": "self, x, batch_size, verbose, steps, callbacks",
+            "train_on_batch": "self, x, y, sample_weight, class_weight, return_dict",
+            "train_step": "self, data",
             "make_train_function": "self, force",
             "make_test_function": "self, force",
             "make_predict_function": "self, force",
@@ -143,7 +167,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
         "TFEpochIterator",
         TFEpochIterator,
-        {"__init__": "self, distribute_strategy, *args, **kwargs", "reset": "self"},
+        {
+            "__init__": "self, distribute_strategy, *args, **kwargs",
+            "__next__": "self",
+            "catch_stop_iteration": "self",
+            "reset": "self",
+        },
     ),
     (
         "saving_lib",
@@ -172,6 +201,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         {"_save_model": "self", "on_train_end": "self, logs"},
     ),
     ("ModelCheckpoint", _CALLBACKS.ModelCheckpoint, {"_save_model": "self, epoch, batch, logs"}),
+    ("RemoteMonitor", _CALLBACKS.RemoteMonitor, {"on_epoch_end": "self, epoch, logs"}),
+    *(
+        (name, getattr(_CALLBACKS, name), _WRITES)
+        for name in ("OrbaxCheckpoint",)
+        if hasattr(_CALLBACKS, name)  # Since Keras 3.13.
+    ),
     (
         "SwapEMAWeights",
         _CALLBACKS.SwapEMAWeights,

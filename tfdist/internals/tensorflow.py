@@ -24,8 +24,12 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    default_variable_creator_v2,
+)
 from tensorflow.python.trackable.base import CheckpointInitialValue
 from tensorflow.python.util import tf_stack as _tf_stack
 
@@ -40,8 +44,11 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "default_variable_creator",
+    "discard_next",
     "distribute_lib",
     "distribute_utils",
+    "function_context",
     "functions_operations",
     "get_current_replica_id_as_int",
     "get_distributed_dataset",
@@ -52,6 +59,11 @@ __all__ = [
     "start_server",
     "traced_stack",
 ]
+
+
+def default_variable_creator(**arguments: Any) -> Any:
+    """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
+    return default_variable_creator_v2(None, **arguments)
 
 
 def start_server(
@@ -155,3 +167,9 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def discard_next(iterator: Any) -> None:
+    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    for part in iterator._iterators:
+        part.get_next_as_optional_list()

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -22,26 +23,30 @@ class Step:
         rows: the rows of this replica, an int32 scalar.
         total: the rows of the global batch, an int32 scalar.
         first_row: the place of this replica's first row in the global batch, an int32 scalar.
-        one_loss: whether every gradient of the step is that of the one loss that an optimizer's
-            `scale_loss` is given, as in Keras's own `train_step`.
 
     Attributes:
+        rows: of this replica.
+        total: of the global batch.
+        first_row: of this replica in the global batch.
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
+        key: tells what is traced in this step from what is traced elsewhere.
         weighed: whether gradients are weighted when they come out of the backward pass.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
-    def __init__(
-        self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, one_loss: bool = False
-    ) -> None:
+    knows_all_rows = True  # Whether values of the batch's other parts can be had.
+
+    def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
+        self.total = total
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
         self.weighed = False
         self.agreed_on_overflow = False
-        self._one_loss = one_loss
+        self.key = object()
+        self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
@@ -102,11 +107,21 @@ class Step:
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
         share = tf.cast(self.share, value.dtype)
-        return tf.where(share > 0, value * share, tf.zeros_like(value))
+        return tf.where(self.share > 0, value * share, tf.zeros_like(value))
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
+
+    @contextlib.contextmanager
+    def of_one_loss(self) -> Iterator[None]:
+        """While it lasts all gradients are those of the one loss that `weigh_loss` is given."""
+        before = self._one_loss, self.weighed
+        self._one_loss, self.weighed = True, False
+        try:
+            yield
+        finally:
+            self._one_loss, self.weighed = before
 
     def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
         """The loss, weighted before the backward pass where that weighs all gradients."""
@@ -172,6 +187,20 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+class WholeBatch(Step):
+    """What runs on all rows of the global batch, in each replica: there is nothing to add up.
+
+    Args:
+        rows: of the global batch, an int32 scalar.
+    """
+
+    def __init__(self, rows: tf.Tensor) -> None:
+        super().__init__(rows, rows, tf.zeros([], tf.int32))
+
+    def totals(self, values: list[tf.Tensor]) -> Any:
+        return [tf.stop_gradient(v) for v in values]
 
 
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:

@@ -8,13 +8,33 @@ import tensorflow as tf
 
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
+from tfdist.strategies.increments import is_no_sum
 from tfdist.strategies.step import current_step
+from tfdist.strategies.telling import tell_once
 
 
-class _Scalar:
-    """What a scalar `tf.Variable` is to Python, and TensorFlow's distributed ones are not."""
+class _Variable:
+    """What both kinds are to Python, and TensorFlow's distributed variables are not."""
 
+    name: str
     read_value: Any
+
+    @property
+    def handle(self) -> Any:
+        """The resource of the replica's copy.
+
+        Raises:
+            ValueError: the caller is no replica.
+        """
+        try:
+            return super().handle  # type: ignore[misc]
+        except ValueError as error:
+            raise ValueError(
+                f"The variable {self.name!r} has a copy on each replica: a step of your own that "
+                "takes its gradient or updates it runs in all of them, inside `strategy.run`. "
+                "Received: its use outside of it. Call `strategy.run(step, args=(batch,))` with "
+                "batches of `strategy.experimental_distribute_dataset`, or `model.fit`."
+            ) from error
 
     def __int__(self) -> int:
         return int(self.read_value().numpy())
@@ -23,7 +43,7 @@ class _Scalar:
         return float(self.read_value().numpy())
 
 
-class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
+class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
     """A mirrored variable that can be assigned inside `tf.cond`, and tells the step of it.
 
     Assigned by a replica, a variable without aggregation changes on that replica alone, as in
@@ -47,7 +67,7 @@ class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class SummedVariable(_Scalar, SyncOnReadVariable):  # type: ignore[misc]
+class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
     """A variable that each replica changes by itself, read as the sum: a metric's state.
 
     Reading one takes a collective, in which all workers must join. A step of `fit` sums the
@@ -75,6 +95,8 @@ class SummedVariable(_Scalar, SyncOnReadVariable):  # type: ignore[misc]
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None
+        if current_step() is not None and self.aggregation == tf.VariableAggregation.SUM:
+            self._check_sum(value)
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)
         # One replica holds the whole value, for a part of it may be inexact.
@@ -84,6 +106,17 @@ class SummedVariable(_Scalar, SyncOnReadVariable):  # type: ignore[misc]
             with tf.device(copy.device):
                 copy.assign(whole if first and i == 0 else tf.zeros_like(whole))
         return self
+
+    def _check_sum(self, value: Any) -> None:
+        copy = self._get_on_device_or_primary()
+        if tf.is_symbolic_tensor(value) and is_no_sum(value, copy):
+            tell_once(
+                f"The metric's variable {self.name!r} is assigned something else than its old "
+                "value plus an increment, such as a maximum or a last value. With several replicas "
+                "it is the sum of what each replica assigns. Compute the value from all rows, by "
+                "tfdist.global_batch.rows, total or mean, and make the variable with "
+                "aggregation='only_first_replica'."
+            )
 
 
 def _outside_of_replicas() -> bool:

@@ -47,6 +47,7 @@ Method = Callable[..., Any]
 
 def install() -> None:
     """Replaces where Keras's optimizers weigh and sum gradients in a tfdist replica."""
+    patch("TensorFlowTrainer.train_step", _of_one_loss)
     patch("BaseOptimizer.scale_loss", _weighing_loss)
     patch("LossScaleOptimizer.scale_loss", _weighing_loss)
     patch("BaseOptimizer.apply", _applying)
@@ -56,6 +57,18 @@ def install() -> None:
     patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
     patch("LossScaleOptimizer.apply", _applying_scaled)
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
+
+
+def _of_one_loss(train_step: Method) -> Method:
+    # Keras's own, also where a model's calls it.
+    def train_step_of_one_loss(self: Any, data: Any) -> Any:
+        step = current_step()
+        if step is None:
+            return train_step(self, data)
+        with step.of_one_loss():
+            return train_step(self, data)
+
+    return train_step_of_one_loss
 
 
 def _weighing_loss(scale_loss: Method) -> Method:

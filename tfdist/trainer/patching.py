@@ -18,8 +18,12 @@ from tfdist.internals.contract import TARGETS, Target
 # The modules of `tfdist.trainer` that replace anything, from the innermost to the outermost.
 LAYERS = (
     "losses",
+    "coupled_losses",
     "metrics",
+    "mixing",
+    "nested_functions",
     "noise",
+    "noise_of_batch",
     "older_keras",
     "sharded_optimizers",
     "sharded_averages",
@@ -27,7 +31,8 @@ LAYERS = (
     "overriding",
     "loops",
     "calls",
-    "adapting",
+    "epochs",
+    "own_callbacks",
     "files",
     "sharded_files",
     "compression_files",

@@ -12,10 +12,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.strategies import reduction
-from tfdist.strategies.data import share_of_rows
 from tfdist.strategies.step import Step
+from tfdist.strategies.variables import SummedVariable
 
 
 def run_replica_step(
@@ -35,27 +34,31 @@ def run_replica_step(
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
-    # Of a step of one's own nobody knows which losses are behind its gradients.
-    own = getattr(step_function, "__func__", None)
-    with begin_step(context, batch, one_loss=own is TensorFlowTrainer.train_step) as step:
-        before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+    with begin_step(context, batch) as step:
+        before = metric_values(model)
         logs = step_function(batch)
         forget_without_rows(model, step, before)
         return settle(context, model, step, logs)
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """The state of all metrics of a model, each variable once."""
-    return list({id(v): v for m in model.metrics for v in m.variables}.values())
+    """The state of all metrics of a model that replicas keep by themselves, each variable once."""
+    variables = {id(v): v for m in model.metrics for v in m.variables}.values()
+    return [v for v in variables if isinstance(v.value, SummedVariable)]
 
 
-def begin_step(context: Any, batch: Any, one_loss: bool = False) -> Step:
+def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
+    """The values of `metric_variables(model)`, by the variable's id."""
+    return {id(v): tf.convert_to_tensor(v) for v in metric_variables(model)}
+
+
+def begin_step(context: Any, batch: Any) -> Step:
     """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
-    total = reduction.sum_over_replicas(rows)
-    replica = context.replica_id_in_sync_group
-    first_row, _ = share_of_rows(total, replica, context.num_replicas_in_sync)
-    return Step(rows, total, first_row, one_loss)
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
+    ends = tf.cumsum(reduction.sum_over_replicas(own))
+    return Step(rows, ends[-1], ends[replica] - rows)
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -67,19 +70,24 @@ def count_rows(batch: Any) -> tf.Tensor:
             return tf.cast(component.nrows(), tf.int32)
         if isinstance(component, tf.SparseTensor):
             return tf.cast(component.dense_shape[0], tf.int32)
-        return tf.shape(component)[0]
+        # A number where it is known, by which noise for rows is told from other noise.
+        known = component.shape[0]
+        return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
-def forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]) -> None:
+def forget_without_rows(model: keras.Model, step: Step, before: dict[int, tf.Tensor]) -> None:
     """Takes back what metrics have made of no rows, which may be NaN.
 
     Args:
         model: whose metrics they are.
         step: the replica's step.
-        before: the values of `metric_variables(model)` before it.
+        before: `metric_values(model)` before it.
     """
-    for variable, value in zip(metric_variables(model), before, strict=False):
+    for variable in metric_variables(model):
+        # A metric that the step itself has built begins with zeros.
+        value = before.get(id(variable))
+        value = tf.zeros_like(variable) if value is None else value
         variable.assign(tf.where(step.share > 0, variable, value))
 
 
@@ -101,7 +109,7 @@ def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
 
     sums = reduction.sum_over_replicas(
-        [tf.convert_to_tensor(v) for v in metrics]
+        [_of_metric(context, step, v) for v in metrics]
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
         + [step.weigh(values[i]) for i in averaged],
     )
@@ -128,12 +136,26 @@ def _changed_statistics(step: Step) -> list[Any]:
     return [
         v
         for v in step.written.values()
-        if (v.dtype.is_floating or v.dtype.is_integer) and "seed_generator_state" not in v.name
+        if v.dtype not in (tf.string, tf.resource, tf.variant)
+        and "seed_generator_state" not in v.name
     ]
+
+
+def _of_metric(context: Any, step: Step, variable: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(variable)
+    if variable.value.aggregation == tf.VariableAggregation.SUM:
+        return value
+    if variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return _of_first(context, value)
+    return _contribution(context, step, value)
 
 
 def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
     # Numbers are averaged by rows; of what has no mean the first replica's value is taken.
-    if value.dtype.is_floating:
+    if value.dtype.is_floating or value.dtype.is_complex:
         return step.weigh(value)
+    return _of_first(context, value)
+
+
+def _of_first(context: Any, value: tf.Tensor) -> tf.Tensor:
     return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))

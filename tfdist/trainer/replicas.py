@@ -1,7 +1,8 @@
 """The gradients of replicas: weighed by their rows, summed, and known to overflow by all.
 
 A replica's gradients are those of a mean over its own rows, so they are weighted by its share of
-all rows, and summed. Where the weight comes in is decided for a whole step (`Step.weighed`):
+all rows, and summed. The weight comes in by one of three ways (`Step.weighed`), never by which
+optimizer a loss has met:
 
 - In Keras's own `train_step` all gradients are those of one loss, which goes through the
   optimizer's `scale_loss`. That loss is weighed, before the backward pass. It costs nothing, and

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 import tfdist
@@ -25,7 +24,7 @@ def _multi():
     )
 
 
-def several_in_one(strategy, scaled, **settings):
+def several_in_one(strategy, scaled):
     """Two optimizers without anything that would hide a factor in the gradients."""
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         return {}
@@ -34,7 +33,7 @@ def several_in_one(strategy, scaled, **settings):
     def optimizer():
         return keras.optimizers.LossScaleOptimizer(_multi(), 64.0) if scaled else _multi()
 
-    model = compile_mlp(strategy, optimizer, **settings)
+    model = compile_mlp(strategy, optimizer)
     return outcome(model, fit(model, x, y, batch_size=11))
 
 
@@ -150,10 +149,10 @@ KINDS = {
 }
 
 
-def methods_of_its_own(strategy, kind, accumulated=False, **settings):
+def methods_of_its_own(strategy, kind, accumulated=False, eagerly=False):
     x, y = rows(30)
     more = {"gradient_accumulation_steps": 2} if accumulated else {}
-    model = compile_mlp(strategy, lambda: KINDS[kind](0.05, **more), **settings)
+    model = compile_mlp(strategy, lambda: KINDS[kind](0.05, **more), run_eagerly=eagerly)
     with scope(strategy):
         model.optimizer.build(model.trainable_variables)
     return outcome(model, fit(model, x, y, batch_size=11))
@@ -209,7 +208,11 @@ def _clipped_backwards(x):
 
 
 def clipped_in_the_backward_pass(strategy):
-    """In Keras's own step the backward pass sees the numbers of one process."""
+    """In Keras's own step, called by a model's too, the backward pass is that of one process."""
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            return {"steps": self.optimizer.iterations, **super().train_step(data)}
 
     class Clip(keras.layers.Layer):
         def call(self, x):
@@ -217,13 +220,13 @@ def clipped_in_the_backward_pass(strategy):
 
     x, y = rows(40)
     with scope(strategy):
-        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3), Clip()])
+        model = Model([keras.Input((8,)), keras.layers.Dense(3), Clip()])
         model.compile(keras.optimizers.SGD(0.5), cross_entropy())
     return outcome(model, fit(model, x, y, batch_size=16))
 
 
-def float8(strategy, **settings):
-    x, y = rows(45)
+def float8(strategy):
+    x, y = rows(45, features=16)
     with scope(strategy):
         model = keras.Sequential(
             [
@@ -232,14 +235,19 @@ def float8(strategy, **settings):
                 keras.layers.Dense(3, use_bias=False, dtype="float8_from_float32"),
             ]
         )
-        model.compile(keras.optimizers.SGD(0.1, **settings), cross_entropy())
-    return outcome(model, fit(model, np.tile(x, 2), y, batch_size=16))
+        model.compile(keras.optimizers.SGD(0.1), cross_entropy())
+    return outcome(model, fit(model, x, y, batch_size=16))
 
 
 def float8_refusal(strategy):
     class Own(keras.Sequential):
         def train_step(self, data):
-            return super().train_step(data)
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            gradients = tape.gradient(loss, self.trainable_variables)
+            self.optimizer.apply(gradients, self.trainable_variables)
+            return {"loss": loss}
 
     x, y = rows(32)
     with scope(strategy):
