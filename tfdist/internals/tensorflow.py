@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -135,9 +136,11 @@ def functions_operations(function: Any) -> set[str]:
     """The names of the operations in what a `tf.function` was traced to so far."""
     names: set[str] = set()
     for concrete in function._list_all_concrete_functions():
-        graph = concrete.graph.as_graph_def()
-        nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-        names.update(node.op for node in nodes)
+        names.update(operation.type for operation in concrete.graph.get_operations())
+        # A graph may be too large to be written down, with the functions that it calls.
+        with contextlib.suppress(ValueError):
+            library = concrete.graph.as_graph_def().library
+            names.update(node.op for called in library.function for node in called.node_def)
     return names
 
 
