@@ -16,6 +16,8 @@ from tfdist.compression import CODECS
 
 SHAPES = [(64, 80), (3, 3, 8, 33), (1003,), (1, 1), (0, 5), (16, 300)]
 VOTES = {"signsgd", "signum"}
+# Whose sums are votes, or a part of momenta: the cosine of their angle to the sum of gradients.
+DIRECTIONS = {"signsgd": 0.6, "signum": 0.6, "dgc": 0.05}
 CARRIED = [name for name, kind in CODECS.items() if kind.payload != "sharded"]
 
 
@@ -29,6 +31,11 @@ def with_feedback(name):
     fields = {field.name for field in dataclasses.fields(kind)}
     codec = kind(error_feedback=True) if "error_feedback" in fields else kind()
     return codec if "error" in codec.kept((64, 80)) else None
+
+
+def cosine(one, other):
+    """Of the angle between two arrays."""
+    return (one * other).sum() / (np.linalg.norm(one) * np.linalg.norm(other))
 
 
 RANKS = list(itertools.product(CODECS, [1, 2, 3, 4]))
@@ -54,12 +61,13 @@ def test_equal_everywhere_and_nothing_lost(name, ranks):
             for a, b, shape in zip(mine, first, shapes, strict=True):
                 assert a.shape == shape and a.dtype == np.float32
                 assert np.array_equal(a, b)
-    if results[0][1] is None or name == "dgc":  # whose sums are of momenta
-        return
     for i, shape in enumerate(shapes):
         came = sum(sums[i] for sums in results[0][0])
-        left = sum(error[i] for _, error in results).reshape(shape)
         brought = sum(given(rank, step)[i] for rank in range(ranks) for step in range(steps))
+        if name in DIRECTIONS:
+            assert came.size < 2 or cosine(came, brought) > DIRECTIONS[name]
+            continue
+        left = sum(error[i] for _, error in results).reshape(shape)
         np.testing.assert_allclose(came + left, brought, atol=1e-5 * ranks * steps)
 
 
@@ -107,14 +115,22 @@ def test_tiny_and_huge_values(name, scale):
 def test_error_is_bounded(name):
     """Error feedback needs a codec that brings some of the gradient along in every step."""
     codec = with_feedback(name)
-    if codec is None or name in {"dgc", "qsgd", "terngrad"}:  # momenta; larger errors, unbiased
+    if codec is None:
+        assert name in VOTES
         return
-    gradient = draw((64, 80))
-    _, member = alone(codec, *[gradient] * 2)
-    (error,) = member.kept("error")
-    assert np.linalg.norm(error) < 2 * np.linalg.norm(gradient)
-    _, member = alone(codec, gradient)
-    assert np.linalg.norm(member.kept("error")[0]) < np.linalg.norm(gradient)
+    # Of an unbiased codec with large errors, and of momenta, the errors may be larger.
+    once, twice = {"terngrad": (1.5, 2.5), "dgc": (1.0, 3.0)}.get(name, (1.0, 2.0))
+
+    def body(rank, member):
+        gradient = draw((64, 80), rank)
+        sizes = []
+        for step in range(2):
+            member.sum([gradient], step)
+            sizes.append(np.linalg.norm(member.kept("error")[0]) / np.linalg.norm(gradient))
+        return sizes
+
+    for first, second in on_ranks(codec, 2, [(64, 80)], body):
+        assert 0 < first < once and 0 < second < twice
 
 
 @pytest.mark.parametrize("name", [n for n in CODECS if CODECS[n]().kept((64, 80))])

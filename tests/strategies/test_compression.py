@@ -43,10 +43,16 @@ def test_loss_falls_as_without(exact, name):
 
 @pytest.mark.parametrize("name", some(VOTES, always=["signum"]))
 def test_votes(name):
-    """Their steps are as long as the learning rate, so that the loss is another one."""
+    """Each of the 24 steps moves a matrix's weight by the learning rate of 0.01, or not at all."""
     results = run("2", "every_codec", name)
     check_equal(results)
-    assert np.isfinite(results[0]["history"]["loss"]).all()
+    pairs = zip(results[0]["before"], results[0]["weights"], strict=True)
+    for before, after in [pair for pair in pairs if pair[0].ndim > 1]:
+        steps = (after - before) / 0.01
+        np.testing.assert_allclose(steps, np.round(steps), atol=1e-3)
+        assert 0 < np.abs(steps).max() < 24.5
+    loss = results[0]["history"]["loss"]
+    assert loss == sorted(loss, reverse=True)
 
 
 @pytest.mark.parametrize("name", some(CODECS, always=["onebit", "dgc"]))

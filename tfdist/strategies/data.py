@@ -10,7 +10,6 @@ before each step on whether any of them has rows left.
 from __future__ import annotations
 
 import contextlib
-import json
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -23,7 +22,8 @@ from tfdist.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
-from tfdist.strategies.first_batch import different_data, watching
+from tfdist.strategies.first_batch import watching
+from tfdist.strategies.number_of_batches import agree_on_end
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -58,7 +58,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
             input_context=_input_context(extended),
             options=options,
         )
-        _agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
+        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
     first = extended._get_replica_id_in_sync_group(0)
     watch = watching()
@@ -72,7 +72,9 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         extended._container_strategy(),
         options=options,
     )
-    _agree_on_end(extended, distributed, int(dataset.cardinality()), same_data=True)
+    agree_on_end(
+        extended, distributed, int(dataset.cardinality()), same_data=True, own_data=not _in_order()
+    )
     return distributed
 
 
@@ -89,7 +91,7 @@ def distribute_datasets_from_function(
         options,
     )
     if extended.worker_count > 1:
-        _agree_on_end(extended, distributed, int(distributed.cardinality))
+        agree_on_end(extended, distributed, int(distributed.cardinality))
     return distributed
 
 
@@ -102,42 +104,6 @@ def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
         experimental_fetch_to_device=False,
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
     )
-
-
-def _agree_on_end(
-    extended: tf.distribute.StrategyExtended,
-    distributed: Any,
-    batches: int,
-    *,
-    same_data: bool = False,
-) -> None:
-    """Sets, alike on all workers, how many batches there are and how their end is noticed.
-
-    Where all workers run out at the same step they need not agree on it before each.
-
-    Raises:
-        ProgramMismatchError: the workers are to read the same data, and do not.
-    """
-    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data]))
-    said = [tuple(json.loads(text)) for text in texts]
-    for rank, other in enumerate(said):
-        if other != said[0] and (same_data or other[1]):
-            both = _batches(*said[0]), _batches(*other)
-            raise different_data(extended.group, rank, *both, own_data=not _in_order())
-    counts = [count for count, _ in said]
-    known = min(counts) >= 0
-    endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
-    distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
-    same = endless or (known and len(set(counts)) == 1)
-    distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
-
-
-def _batches(count: int, same_data: bool) -> str:
-    if not same_data:
-        return "batches of its own"
-    if count == tf.data.INFINITE_CARDINALITY:
-        return "batches without end"
-    return "an unknown number of batches" if count < 0 else f"{count} batches"
 
 
 @contextlib.contextmanager

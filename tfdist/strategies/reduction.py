@@ -115,7 +115,8 @@ def add_up_locally(value: Any, local_ops: Any) -> Any:
         return values[0]
     if local_ops is not None:
         first = value.values[0].device
-        return local_ops.reduce(tf.distribute.ReduceOp.SUM, value, first).values[0]
+        reduced = local_ops.reduce(tf.distribute.ReduceOp.SUM, value, first)
+        return reduced.values[0] if isinstance(reduced, DistributedValues) else reduced
     return add(values)
 
 
