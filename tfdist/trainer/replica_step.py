@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals.keras import Model
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
@@ -107,12 +108,15 @@ def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any
     statistics = _changed_statistics(step)
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
+    others = _no_results(model, step, logs)
 
     sums = reduction.sum_over_replicas(
         [_of_metric(context, step, v) for v in metrics]
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
-        + [step.weigh(values[i]) for i in averaged],
+        + [step.weigh(values[i]) for i in averaged]
+        + list(others.values()),
     )
+    sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]
     means, sums = sums[: len(statistics)], sums[len(statistics) :]
     for variable, mean in zip(statistics, means, strict=True):
@@ -121,7 +125,31 @@ def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any
         values[i] = mean
     with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
         results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
-    return _with_results(tf.nest.pack_sequence_as(logs, values), results), totals
+    logs = tf.nest.pack_sequence_as(logs, values)
+    for (name, _), count in zip(others.items(), counts, strict=True):
+        results[name] = tf.where(count > 0, tf.cast(logs[name], results[name].dtype), results[name])
+    return _with_results(logs, results), totals
+
+
+def _no_results(model: keras.Model, step: Step, logs: Any) -> dict[str, tf.Tensor]:
+    """Which logs have a metric's name, and are something else: 1 if they are, on this replica.
+
+    A step of the user's own may call its loss "loss", as Keras calls its mean.
+    """
+    own = type(model).train_step is Model.train_step and type(model).test_step is Model.test_step
+    if own or not isinstance(logs, dict):
+        return {}
+    results = model.get_metrics_result()
+    named = {
+        name: (tf.convert_to_tensor(logs[name]), tf.cast(result, logs[name].dtype))
+        for name, result in results.items()
+        if keras.ops.is_tensor(logs.get(name)) and keras.ops.is_tensor(result)
+    }
+    return {
+        name: tf.cast(tf.reduce_any(log != result) & (step.share > 0), tf.float32)
+        for name, (log, result) in named.items()
+        if log.shape == result.shape
+    }
 
 
 def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:

@@ -76,7 +76,7 @@ class LateModel(keras.Model):
         weights = self.head.trainable_weights
         self.head_optimizer.apply(tape.gradient(other, weights), weights)
         self.size.update_state(keras.ops.sum(keras.ops.square(outputs), axis=-1))
-        return {"own": loss, "other": other, "size": self.size.result()}
+        return {"loss": loss, "other": other, "size": self.size.result()}
 
 
 def made_in_the_first_step(strategy, count=46):

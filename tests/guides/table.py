@@ -1,0 +1,67 @@
+"""What the scripts did, as a table in text or Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+HEADER = ("script", "undistributed", "one worker", "two workers", "equal losses", "note")
+TOLERANCE = 1e-3
+
+
+def row(name: str, outcomes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
+    """A script's line of the table.
+
+    Args:
+        name: of the script.
+        outcomes: undistributed, with one worker and with two; each a runner's result with its
+            `state`: "ok", "error" or "hangs".
+    """
+    alone = outcomes[0]["logs"]
+    distances = [distance(alone, o["logs"]) for o in outcomes[1:] if o["state"] == "ok"]
+    notes = [str(o["error"]) for o in outcomes[1:] if o["error"]][-1:]
+    if not alone:
+        equal = "no `fit`"
+    elif len(distances) < len(outcomes) - 1:
+        equal = "-"
+    else:
+        equal = "yes" if max(distances) <= TOLERANCE else "no"
+        if equal == "no":
+            notes.append(f"by {max(distances):.0e}")
+            if outcomes[0]["normalizes"]:
+                notes.append("BatchNormalization that is not synchronized")
+    return (name, *(o["state"] for o in outcomes), equal, "; ".join(notes))
+
+
+def distance(expected: Any, actual: Any) -> float:
+    """The largest relative difference between two nests of numbers; infinite for other forms."""
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        expected, actual = sorted(expected.items()), sorted(actual.items())
+    if isinstance(expected, (list, tuple)) and isinstance(actual, (list, tuple)):
+        if len(expected) != len(actual):
+            return math.inf
+        return max((distance(*pair) for pair in zip(expected, actual, strict=True)), default=0.0)
+    if isinstance(expected, str) or isinstance(actual, str):
+        return 0.0 if expected == actual else math.inf
+    if math.isnan(expected) and math.isnan(actual):
+        return 0.0
+    return abs(expected - actual) / max(1e-3, abs(expected))
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [HEADER, ["---"] * len(HEADER), *rows]
+    return "\n".join(
+        "| " + " | ".join(c.replace("|", "\\|") for c in line) + " |" for line in lines
+    )
+
+
+def text(rows: Sequence[Sequence[str]]) -> str:
+    """The same with columns that are aligned."""
+    lines = [HEADER, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(HEADER) - 1)]
+    return "\n".join(
+        "  ".join([*(c.ljust(w) for c, w in zip(line, widths, strict=False)), line[-1]]).rstrip()
+        for line in lines
+    )
