@@ -13,10 +13,13 @@ import pathlib
 import pickle
 import platform
 import shutil
+import time
 from importlib import metadata
 from typing import Any
 
 from tests.groups import GROUPS
+
+_WEEK = 7 * 24 * 3600
 
 TESTS = pathlib.Path(__file__).parent
 
@@ -29,14 +32,15 @@ def keep_in(folder: pathlib.Path, *, tidy: bool) -> None:
 
     Args:
         folder: which exists.
-        tidy: removes those of other sources and versions.
+        tidy: removes those that have not been used for a week.
     """
     global _folder
     _folder = folder / _versions()
     for other in folder.iterdir() if tidy else ():
-        if other != _folder:
+        if time.time() - other.stat().st_mtime > _WEEK:
             shutil.rmtree(other, ignore_errors=True)
     _folder.mkdir(exist_ok=True)
+    os.utime(_folder)
 
 
 def reference(function: str, *args: Any) -> Any:

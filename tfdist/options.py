@@ -21,8 +21,8 @@ class Options:
             (`TFDIST_HEARTBEAT_TIMEOUT`).
         link_timeout: seconds without a sign of life from a worker's native core after which it
             counts as lost (`TFDIST_LINK_TIMEOUT`); the core answers while Python is busy.
-        stall_warning: seconds in one native collective after which a warning names those that have
-            not joined it (`TFDIST_STALL_WARNING`).
+        stall_warning: seconds in one native collective, or in an exchange of the session, after
+            which a warning names those that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: how the native core reduces (`TFDIST_ALGORITHM`): auto, shared, whole, direct,
             ring or hierarchical; "" chooses by size, ranks and hosts.
         secret: what every worker of the job has to know (`TFDIST_SECRET`); "" for none. It stands

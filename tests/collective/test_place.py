@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import timeit
 
 import keras
 import pytest
@@ -60,9 +59,3 @@ def test_what_others_call():
 
     assert Asks().reduce() == ""
     assert keras.tree.map_structure(lambda _: place.of_tensorflow_call("any"), [1]) == [""]
-
-
-def test_it_is_cheap():
-    """Some microseconds; a frame for each call that stands in between."""
-    here()
-    assert min(timeit.repeat(here, number=1000, repeat=3)) < 1000 * 100e-6

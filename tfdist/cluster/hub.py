@@ -9,6 +9,7 @@ from socket import socket
 
 from tfdist.cluster.ledger import Ledger
 from tfdist.cluster.links import Links
+from tfdist.cluster.progress import say
 from tfdist.cluster.state import State
 from tfdist.cluster.topology import Worker
 from tfdist.cluster.verdict import to_header
@@ -34,6 +35,7 @@ class Hub:
         sockets: the connection to each other rank; none for a process alone.
         state: what this process knows, to be kept up to date.
         silence: seconds without a sign of life after which a worker counts as lost.
+        patience: seconds after which a line says for whom an exchange waits.
     """
 
     def __init__(
@@ -42,10 +44,12 @@ class Hub:
         sockets: Mapping[int, socket],
         state: State,
         silence: float,
+        patience: float,
     ) -> None:
         self._workers = workers
         self._state = state
         self._ledger = Ledger(workers)
+        self._patience = patience
         self._lock = threading.RLock()  # guards the ledger, and keeps frames in its order
         self._failed = False
         self._lost = False
@@ -90,6 +94,9 @@ class Hub:
         with self._lock:
             if error := self._ledger.stuck(now):
                 self._fail(error)
+            if not self._failed:
+                for line in self._ledger.slow(now, self._patience):
+                    say(line)
 
     def _join(
         self, rank: int, sequence: int, tag: str, payload: bytes, timeout: float, variable: str

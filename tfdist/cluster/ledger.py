@@ -22,6 +22,8 @@ class _Round:
     timeout: float
     variable: str
     payloads: dict[int, bytes] = field(default_factory=dict)
+    began: float = 0.0
+    warned: float = 0.0  # after how many seconds
 
 
 class Ledger:
@@ -69,7 +71,8 @@ class Ledger:
         Raises:
             ProgramMismatchError: another rank calls the exchange otherwise.
         """
-        current = self._rounds.setdefault(sequence, _Round(tag, rank, deadline, timeout, variable))
+        fresh = _Round(tag, rank, deadline, timeout, variable, began=deadline - timeout)
+        current = self._rounds.setdefault(sequence, fresh)
         if tag != current.tag:
             raise ProgramMismatchError(
                 f"The workers run different programs: exchange {sequence} is {current.tag!r} at "
@@ -95,7 +98,7 @@ class Ledger:
             now: the time on the clock of the deadlines.
         """
         for current in self._rounds.values():
-            missing = [rank for rank in range(self._size) if rank not in current.payloads]
+            missing = self._missing(current)
             gone = [rank for rank in missing if rank in self._gone]
             if gone:
                 return PeerLostError(
@@ -103,13 +106,37 @@ class Ledger:
                     f"{current.tag!r}. Run the same number of steps on all workers."
                 )
             if now >= current.deadline:
-                names = named([self._workers[rank] for rank in missing])
                 return RendezvousError(
                     f"exchange {current.tag!r} waited {current.timeout:g} s in vain for "
-                    f"{len(missing)} of {self._size} workers: {names}. See what they do; where "
-                    f"they are only slow, set {current.variable} to wait longer."
+                    f"{self._names(missing)}. See what they do; where they are only slow, set "
+                    f"{current.variable} to wait longer."
                 )
         return None
+
+    def slow(self, now: float, patience: float) -> list[str]:
+        """A line for each exchange that has waited long, and again each time this has doubled.
+
+        Args:
+            now: the time on the clock of the deadlines.
+            patience: seconds until the first line.
+        """
+        lines = []
+        for current in self._rounds.values():
+            waited = now - current.began
+            if waited >= max(patience, 2 * current.warned):
+                current.warned = waited
+                lines.append(
+                    f"tfdist: exchange {current.tag!r} has waited {waited:.0f} s for "
+                    f"{self._names(self._missing(current))}; it fails after {current.timeout:g} s"
+                )
+        return lines
+
+    def _missing(self, current: _Round) -> list[int]:
+        return [rank for rank in range(self._size) if rank not in current.payloads]
+
+    def _names(self, ranks: Sequence[int]) -> str:
+        names = named([self._workers[rank] for rank in ranks])
+        return f"{len(ranks)} of {self._size} workers: {names}"
 
     def _name(self, rank: int) -> str:
         return str(self._workers[rank])

@@ -35,7 +35,7 @@ class Session:
         topology: the group and this process's place in it.
         sockets: rank 0 has a connection to each other rank, the others have one to rank 0, a
             process alone has none.
-        options: `collective_timeout` and `heartbeat_timeout` are used.
+        options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
 
     Example:
         >>> session = Session(Topology(), {}, Options())
@@ -55,7 +55,7 @@ class Session:
         silence = options.heartbeat_timeout
         self._role: Hub | Spoke
         if topology.rank == 0:
-            self._role = Hub(topology.workers, sockets, self._state, silence)
+            self._role = Hub(topology.workers, sockets, self._state, silence, options.stall_warning)
         else:
             self._role = Spoke(topology.workers, sockets[0], self._state, silence)
         if sockets:
@@ -163,7 +163,14 @@ class Session:
             f"See what it does; where it is only slow, set TFDIST_COLLECTIVE_TIMEOUT to wait "
             f"longer."
         )
-        return self._state.notices(key, count, time.monotonic() + seconds, late)
+        slow = (
+            f"tfdist: rank {self.rank} waits for {self._chief()} to post {key!r}; it fails after "
+            f"{seconds:g} s"
+        )
+        now = time.monotonic()
+        return self._state.notices(
+            key, count, now + seconds, late, (now + self._options.stall_warning, slow)
+        )
 
     def on_peer_lost(self, callback: Callable[[str], object]) -> None:
         """Registers what to do when a worker is lost.

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import TypeVar
 
+from tfdist.cluster.progress import say
 from tfdist.errors import PeerLostError, TfdistError
 
 _SLICE = 0.5
@@ -98,22 +99,47 @@ class State:
         """Waits for the result of an exchange; raises `late` at the deadline."""
         return self._wait(lambda: self._results.pop(sequence, None), deadline, late)
 
-    def notices(self, key: str, count: int, deadline: float, late: TfdistError) -> list[str]:
-        """Waits for the `count`-th notice with this key; raises `late` at the deadline."""
+    def notices(
+        self,
+        key: str,
+        count: int,
+        deadline: float,
+        late: TfdistError,
+        slow: tuple[float, str],
+    ) -> list[str]:
+        """Waits for the `count`-th notice with this key; raises `late` at the deadline.
+
+        Args:
+            key: what the notices are about.
+            count: how many.
+            deadline: when to give up, on the clock of `time.monotonic()`.
+            late: raised then.
+            slow: when to say that it waits, and the line that says so.
+        """
 
         def enough() -> list[str] | None:
             texts = self._notices[key]
             return list(texts) if len(texts) >= count else None
 
-        return self._wait(enough, deadline, late)
+        return self._wait(enough, deadline, late, slow)
 
-    def _wait(self, get: Callable[[], _T | None], deadline: float, late: TfdistError) -> _T:
+    def _wait(
+        self,
+        get: Callable[[], _T | None],
+        deadline: float,
+        late: TfdistError,
+        slow: tuple[float, str] | None = None,
+    ) -> _T:
         with self._changed:
             while (value := get()) is None:
                 self._check()
-                left = deadline - time.monotonic()
+                now = time.monotonic()
+                left = deadline - now
                 if left <= 0:
                     raise late
+                if slow is not None and now >= slow[0]:
+                    say(slow[1])
+                    slow = None
                 # Short slices: a signal that another thread received is still obeyed.
                 self._changed.wait(min(left, _SLICE))
             return value

@@ -124,6 +124,7 @@ class NativeCommunicator:
     @property
     def token(self) -> tf.Tensor:
         """What its operations hold, so that they run in order."""
+        tokens.note_use()
         with self._making:
             if self._token is None:
                 self._token = tokens.make(self.host, tf.float32)

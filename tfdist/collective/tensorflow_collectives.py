@@ -137,6 +137,7 @@ class TensorFlowCommunicator:
 
     def _ordering(self) -> list[tf.Tensor]:
         # NCCL must launch in one order on all ranks; RING may run several at a time.
+        tokens.note_use()
         ordering = self._place.ordering
         self._place.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)

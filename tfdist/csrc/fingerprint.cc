@@ -91,7 +91,9 @@ bool FailedMore(uint8_t failures, uint8_t others) {
 
 Error Disagreement(const std::string& rank, const Fingerprint& joined,
                    const std::string& other_rank, const Fingerprint& other_joined) {
-  if (joined.failures != other_joined.failures) {
+  Fingerprint same = other_joined;
+  same.failures = joined.failures;
+  if (Agree(joined, same)) {
     const bool mine = FailedMore(joined.failures, other_joined.failures);
     return Error(Code::kUnavailable, (mine ? rank : other_rank) +
                                          " has gone on after a step that has failed there alone.");
@@ -104,7 +106,9 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
   const bool rows = joined.kind == Kind::kAllGather || joined.kind == Kind::kAllToAll;
   const bool names = std::memcmp(joined.name, other_joined.name, sizeof(joined.name)) != 0;
   std::string why;
-  if (joined.algorithm != other_joined.algorithm) {
+  if (joined.failures != other_joined.failures) {
+    why = " A step has failed on one of them alone.";
+  } else if (joined.algorithm != other_joined.algorithm) {
     why = " TFDIST_ALGORITHM differs.";
   } else if (joined.codec != other_joined.codec) {
     why = " The compression differs.";

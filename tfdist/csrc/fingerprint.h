@@ -47,7 +47,7 @@ std::string Describe(const Fingerprint& fingerprint);
 bool FailedMore(uint8_t failures, uint8_t others);
 
 // The error for two ranks that have joined different collectives; the same on both sides. It is
-// kMismatch, or kUnavailable where the step of one has failed, which is about to say why.
+// kMismatch, or kUnavailable where only a step of one has failed before, which is to say why.
 Error Disagreement(const std::string& rank, const Fingerprint& joined,
                    const std::string& other_rank, const Fingerprint& other_joined);
 

@@ -53,6 +53,7 @@ class Target:
 
 
 _CALLBACKS = keras.callbacks
+_WRITES: dict[str, str | tuple[str, ...]] = {"_save_checkpoint": "self, step, logs"}
 _MIXES: dict[str, str | tuple[str, ...]] = {"call": "self, data, training"}
 _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
@@ -147,6 +148,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "evaluate": "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, "
             "return_dict, **kwargs",
             "predict": "self, x, batch_size, verbose, steps, callbacks",
+            "train_on_batch": "self, x, y, sample_weight, class_weight, return_dict",
             "train_step": "self, data",
             "make_train_function": "self, force",
             "make_test_function": "self, force",
@@ -165,7 +167,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     (
         "TFEpochIterator",
         TFEpochIterator,
-        {"__init__": "self, distribute_strategy, *args, **kwargs", "reset": "self"},
+        {
+            "__init__": "self, distribute_strategy, *args, **kwargs",
+            "__next__": "self",
+            "catch_stop_iteration": "self",
+            "reset": "self",
+        },
     ),
     (
         "saving_lib",
@@ -194,6 +201,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         {"_save_model": "self", "on_train_end": "self, logs"},
     ),
     ("ModelCheckpoint", _CALLBACKS.ModelCheckpoint, {"_save_model": "self, epoch, batch, logs"}),
+    ("RemoteMonitor", _CALLBACKS.RemoteMonitor, {"on_epoch_end": "self, epoch, logs"}),
+    *(
+        (name, getattr(_CALLBACKS, name), _WRITES)
+        for name in ("OrbaxCheckpoint",)
+        if hasattr(_CALLBACKS, name)  # Since Keras 3.13.
+    ),
     (
         "SwapEMAWeights",
         _CALLBACKS.SwapEMAWeights,

@@ -37,7 +37,6 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 __all__ = [
     "BaseOptimizer",
@@ -53,27 +52,21 @@ __all__ = [
     "call_with_training",
     "compute_output_spec",
     "data_adapters",
-    "deferred_variables",
-    "draw_value",
     "get_keras_mask",
-    "give_value",
     "graph_of",
-    "has_value",
+    "in_callers_state",
     "is_transparent",
     "legacy_h5_format",
-    "lend_value",
     "loss_function_of",
     "losses",
     "metrics_of",
     "nodes_of",
     "own_losses",
     "random",
-    "replace_value",
     "saving_lib",
     "set_keras_mask",
     "standardize_inputs",
     "sublayers_of",
-    "take_value",
     "unchanged_state",
     "unpack_x_y_sample_weight",
 ]
@@ -153,6 +146,26 @@ def metrics_of(model: Any) -> list[Any]:
     return [*model.metrics, *(m for m in flat if isinstance(m, keras.metrics.Metric))]
 
 
+def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, to be run in another thread with what Keras keeps for each thread by itself.
+
+    That is what was set by `keras.config`, and the generator for all draws without a seed: what the
+    function makes of it for the first time is the caller's too.
+    """
+    own = vars(global_state.GLOBAL_STATE_TRACKER)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        others = vars(global_state.GLOBAL_STATE_TRACKER)
+        others.update(own)
+        try:
+            return function(*args, **kwargs)
+        finally:
+            own.update({name: v for name, v in others.items() if own.get(name) is None})
+
+    not_converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
+    return not_converted
+
+
 @contextlib.contextmanager
 def unchanged_state() -> Iterator[None]:
     """Inside it layers are called and nothing remains of it.
@@ -174,109 +187,3 @@ def unchanged_state() -> Iterator[None]:
         python_random.setstate(numbers)
         for name, value in before.items():
             global_state.set_global_attribute(name, value)
-
-
-@contextlib.contextmanager
-def deferred_variables() -> Iterator[list[Any]]:
-    """While it lasts, variables are made without values, as `give_value` gives them later.
-
-    It yields the list of them, which grows. What is assigned to them in the meantime, as from a
-    file, is what they get then. A model that is loaded is not compiled, as its optimizer cannot be
-    built without values.
-    """
-    before = global_state.get_global_attribute(_WAITING, [])
-    waiting: list[Any] = []
-    global_state.set_global_attribute(_WAITING, waiting)
-    try:
-        with (
-            _replaced(Trainer, "compile_from_config", lambda model, config: None),
-            _replaced(Variable, "__init__", _init_later),
-            # Or a file's values for all stages would fill this one's device.
-            tf.device("CPU:0"),
-            keras.StatelessScope(initialize_variables=False) as scope,
-        ):
-            yield waiting
-        for variable in waiting:
-            value = scope.get_current_value(variable)
-            if value is not None:
-                variable._initializer = _constant(value)
-    finally:
-        # Otherwise the end of the next scope would give values to all of them.
-        global_state.set_global_attribute(_WAITING, before)
-
-
-@contextlib.contextmanager
-def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-def _constant(value: Any) -> Callable[..., Any]:
-    return lambda shape, dtype=None: value
-
-
-def _init_later(
-    self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
-) -> None:
-    # Keras defers only what an initializer makes, and a constant is ready.
-    if not callable(initializer) and not isinstance(initializer, str):
-        value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-        shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
-        initializer = _constant(value)
-    super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
-
-
-_WAITING = "uninitialized_variables"
-
-
-def has_value(variable: Any) -> bool:
-    """Whether a variable has a value in this process."""
-    return variable._value is not None
-
-
-def draw_value(variable: Any) -> None:
-    """Draws the initial value of a variable that has none, and drops it.
-
-    Only where the initializer takes its numbers from a generator that others use as well, whose
-    values would otherwise be other ones. Those of Keras have a seed of their own.
-    """
-    initializer = variable._initializer
-    if variable._value is not None or not callable(initializer):
-        return
-    seed = getattr(initializer, "seed", None)
-    maker = getattr(initializer, "__module__", None) or type(initializer).__module__
-    known = maker.startswith(("keras.", "tfdist."))
-    if not known or isinstance(seed, keras.random.SeedGenerator):
-        initializer(tuple(variable.shape), dtype=variable.dtype)
-
-
-def give_value(variable: Any) -> None:
-    """Gives a variable that has none its initial value."""
-    if variable._value is None:
-        variable._deferred_initialize()
-
-
-def lend_value(variable: Any, value: Any) -> None:
-    """Gives a variable that has none a value on the CPU, whatever strategy is in scope."""
-    with tf.device("CPU:0"):
-        variable._value = ResourceVariable(
-            value, trainable=variable.trainable, dtype=variable.dtype
-        )
-
-
-def take_value(variable: Any) -> None:
-    """Frees a variable's value; its shape and type stay, for what is only traced."""
-    variable._value = None
-    variable._initializer = keras.initializers.Zeros()
-
-
-def replace_value(variable: Any) -> None:
-    """Gives a variable a new `tf.Variable` of the same value, made where the caller is."""
-    variable._initialize(tf.convert_to_tensor(variable._value))

@@ -12,12 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import (
-    BaseOptimizer,
-    LossScaleOptimizer,
-    Variable,
-    deferred_variables,
-)
+from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, Variable
+from tfdist.internals.variables import deferred_variables
 
 # Those of Keras that have an `apply` of their own, which calls that of other optimizers.
 _OUTER = tuple(

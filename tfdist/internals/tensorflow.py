@@ -25,7 +25,10 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+from tensorflow.python.ops.resource_variable_ops import (
+    ResourceVariable,
+    default_variable_creator_v2,
+)
 from tensorflow.python.trackable.base import CheckpointInitialValue
 from tensorflow.python.util import tf_stack as _tf_stack
 
@@ -40,6 +43,8 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "default_variable_creator",
+    "discard_next",
     "distribute_lib",
     "distribute_utils",
     "function_context",
@@ -53,6 +58,11 @@ __all__ = [
     "start_server",
     "traced_stack",
 ]
+
+
+def default_variable_creator(**arguments: Any) -> Any:
+    """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
+    return default_variable_creator_v2(None, **arguments)
 
 
 def start_server(
@@ -96,10 +106,14 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
-def on_function_failure(failed: Callable[[Any, BaseException], None]) -> None:
-    """Has `failed(function, error)` called where a `tf.function` raises that was called eagerly.
+def on_function_failure(
+    before: Callable[[], Any], failed: Callable[[Any, BaseException, Any], None]
+) -> None:
+    """Listens to calls of `tf.function`s, from outside of all others, that raise.
 
-    It comes before the error reaches the caller; the second of two such calls comes first.
+    Args:
+        before: called before each call.
+        failed: called with a function, what it raises, and what `before` has returned.
     """
     original = Function.__call__
 
@@ -107,10 +121,11 @@ def on_function_failure(failed: Callable[[Any, BaseException], None]) -> None:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not _context.executing_eagerly():
             return original(self, *args, **kwargs)
+        found = before()
         try:
             return original(self, *args, **kwargs)
         except (Exception, KeyboardInterrupt) as error:
-            failed(self, error)
+            failed(self, error, found)
             raise
 
     Function.__call__ = call
@@ -149,3 +164,9 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def discard_next(iterator: Any) -> None:
+    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    for part in iterator._iterators:
+        part.get_next_as_optional_list()

@@ -26,7 +26,12 @@ from tfdist.sharding.sharded import shares_out
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
 from tfdist.strategies.step import Step
-from tfdist.trainer.replica_step import forget_without_rows, metric_variables, settle
+from tfdist.trainer.replica_step import (
+    forget_without_rows,
+    metric_values,
+    metric_variables,
+    settle,
+)
 from tfdist.trainer.replicas import not_finite_anywhere, with_nan
 
 
@@ -165,7 +170,7 @@ class Steps:
             if mode == "train":
                 self._engine.tied.remember_states()
                 self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
-            before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
+            before = metric_values(self._model)
             outcome = program.run(feed)
             if mode == "predict":
                 return self._outputs(outcome, microbatches)
@@ -193,7 +198,9 @@ class Steps:
             for r in range(rank + 1)
         ]
         counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
-        totals = self._mask_totals(inputs) if mode != "predict" and self._engine.holds_last else []
+        totals: list[tf.Tensor] = []
+        if mode != "predict" and self._engine.holds_last:
+            totals = self._totals(inputs, targets)
 
         def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
             first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
@@ -212,11 +219,10 @@ class Steps:
             ),
         )
 
-    def _mask_totals(self, inputs: dict[int, Any]) -> list[tf.Tensor]:
-        keys, compute = self._engine.masks
-        totals: list[tf.Tensor] = []
-        for _, mask in zip(keys, compute(list(inputs.values())), strict=True):
-            totals += [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
+    def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
+        """What the loss must know of the global batch."""
+        compute = self._engine.totals(keras.tree.map_structure(form_of, targets))
+        totals = compute(list(inputs.values()), targets)
         if not totals or self._strategy.num_replicas_in_sync == 1:
             return totals
         return list(reduction.sum_over_replicas(totals))

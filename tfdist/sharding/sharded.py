@@ -172,6 +172,7 @@ def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
 
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
     """What an optimizer has been built for; None for one that is not sharded, or not built."""
+    # A model's attribute of this name may be anything.
     if not isinstance(optimizer, BaseOptimizer):
         return None
     return _sharded.get(inner_optimizer(optimizer))

@@ -9,15 +9,25 @@ import tensorflow as tf
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 # Keras says where first, and why in the next line.
 _KERAS_FOREWORD = "Exception encountered when calling"
+# Before the lines of a function, which end with the error.
+_AUTOGRAPH_FOREWORD = "in user code:"
 
 
 def cause(error: BaseException) -> str:
-    """An error's type and the first line of its own message."""
+    """An error's type and the first line of its own message.
+
+    Example:
+        >>> cause(ValueError("wrong\\nin detail"))
+        'ValueError: wrong'
+    """
+    kind = type(error).__name__
     text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
     lines = [line.strip() for line in _COLOURS.sub("", text).splitlines() if line.strip()]
     if lines and lines[0].startswith(_KERAS_FOREWORD) and len(lines) > 1:
         lines = [f"{lines[0]} {lines[1]}"]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    if lines and lines[0] == _AUTOGRAPH_FOREWORD:
+        lines = [lines[-1].removeprefix(f"{kind}: ")]
+    return f"{kind}: {lines[0]}" if lines else kind
 
 
 def plain(error: tf.errors.OpError) -> str:

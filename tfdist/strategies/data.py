@@ -10,9 +10,10 @@ before each step on whether any of them has rows left.
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,9 +23,7 @@ from tfdist.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
-
-if TYPE_CHECKING:
-    from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.first_batch import different_data, watching
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -35,7 +34,7 @@ _FILE_READERS = (
 )
 
 
-def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
     """The distributed form of a dataset of global batches.
 
     Raises:
@@ -62,8 +61,10 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         _agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
     first = extended._get_replica_id_in_sync_group(0)
+    watch = watching()
+    whole = watch.watch(dataset, own_data=not _in_order()) if watch else dataset
     shares = split_batches(
-        dataset, first, len(extended.worker_devices), extended._num_replicas_in_sync
+        whole, first, len(extended.worker_devices), extended._num_replicas_in_sync
     )
     distributed = get_distributed_dataset(
         shares,
@@ -71,12 +72,12 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         extended._container_strategy(),
         options=options,
     )
-    _agree_on_end(extended, distributed, int(dataset.cardinality()))
+    _agree_on_end(extended, distributed, int(dataset.cardinality()), same_data=True)
     return distributed
 
 
 def distribute_datasets_from_function(
-    extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
+    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """The distributed form of the per-worker datasets that the user's function makes."""
     options = options or _default_options(extended)
@@ -92,7 +93,7 @@ def distribute_datasets_from_function(
     return distributed
 
 
-def _default_options(extended: ReplicatedExtended) -> Any:
+def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
         return None
     # A plain iterator. The usual one, made to feed several devices, also has the process return
@@ -103,17 +104,40 @@ def _default_options(extended: ReplicatedExtended) -> Any:
     )
 
 
-def _agree_on_end(extended: ReplicatedExtended, distributed: Any, batches: int) -> None:
+def _agree_on_end(
+    extended: tf.distribute.StrategyExtended,
+    distributed: Any,
+    batches: int,
+    *,
+    same_data: bool = False,
+) -> None:
     """Sets, alike on all workers, how many batches there are and how their end is noticed.
 
     Where all workers run out at the same step they need not agree on it before each.
+
+    Raises:
+        ProgramMismatchError: the workers are to read the same data, and do not.
     """
-    counts = [int(count) for count in extended.group.exchange("number of batches", str(batches))]
+    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data]))
+    said = [tuple(json.loads(text)) for text in texts]
+    for rank, other in enumerate(said):
+        if other != said[0] and (same_data or other[1]):
+            both = _batches(*said[0]), _batches(*other)
+            raise different_data(extended.group, rank, *both, own_data=not _in_order())
+    counts = [count for count, _ in said]
     known = min(counts) >= 0
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
     distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
     same = endless or (known and len(set(counts)) == 1)
     distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
+
+
+def _batches(count: int, same_data: bool) -> str:
+    if not same_data:
+        return "batches of its own"
+    if count == tf.data.INFINITE_CARDINALITY:
+        return "batches without end"
+    return "an unknown number of batches" if count < 0 else f"{count} batches"
 
 
 @contextlib.contextmanager
@@ -132,12 +156,16 @@ def in_order() -> Iterator[None]:
 _local = threading.local()
 
 
+def _in_order() -> bool:
+    return getattr(_local, "in_order", False)
+
+
 def splits_batches(dataset: Any) -> bool:
     """Whether workers share out each batch, rather than the files or nothing.
 
     As in TensorFlow, the policy AUTO shards files where there are any.
     """
-    if getattr(_local, "in_order", False):
+    if _in_order():
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     shard = tf.data.experimental.AutoShardPolicy
@@ -188,9 +216,12 @@ def take_share(batch: Any, replica: Any, replicas: int) -> Any:
         rows = component.nrows() if isinstance(component, tf.RaggedTensor) else _rows(component)
         start, stop = share_of_rows(rows, replica, replicas)
         share = component[start:stop]
-        static = None if isinstance(component, tf.RaggedTensor) else component.shape[0]
-        if static is not None and static % replicas == 0:
-            share.set_shape([static // replicas, *component.shape[1:]])
+        if isinstance(component, tf.RaggedTensor):
+            return share
+        fixed = fixed_rows(component.shape[0], replicas)
+        if fixed is None:
+            return with_any_rows(share)
+        share.set_shape([fixed, *component.shape[1:]])
         return share
 
     return tf.nest.map_structure(take, batch)
@@ -212,6 +243,25 @@ def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
     return start, start + least + tf.cast(replica < excess, rows.dtype)
 
 
+def fixed_rows(rows: int | None, replicas: int) -> int | None:
+    """The static number of rows of each replica's share; None where a model must not see it.
+
+    A model sees sizes that it could meet in one process too, the same in all replicas. None and one
+    row are cases of their own in much code.
+    """
+    if rows is None or rows % replicas or rows < 2 * replicas:
+        return None
+    return rows // replicas
+
+
+def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
+    """The tensor, of which a function that is traced does not know the number of rows."""
+    if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
+        return tensor
+    shape = [None, *tensor.shape[1:]]
+    return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+
+
 def _rows(component: Any) -> Any:
     return tf.shape(component)[0]
 
@@ -227,7 +277,7 @@ def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: int) -> tf.
     )
 
 
-def _input_context(extended: ReplicatedExtended) -> Any:
+def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,

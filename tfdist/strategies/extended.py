@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import place
+from tfdist.collective import place, tokens
 from tfdist.collective.protocol import Communicator
 from tfdist.compression.compressor import Compressor
+from tfdist.internals.keras import in_callers_state
 from tfdist.internals.tensorflow import (
-    CheckpointInitialValue,
     DistributedValues,
     Mirrored,
     MirroredExtended,
@@ -25,11 +25,11 @@ from tfdist.internals.tensorflow import (
     simple_broadcast,
 )
 from tfdist.strategies import reduction
+from tfdist.strategies.creation import create_variable
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.failing import listen, running_step
 from tfdist.strategies.group import Group
 from tfdist.strategies.updating import updating
-from tfdist.strategies.variables import VARIABLE_CLASSES
 
 
 class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
@@ -125,69 +125,23 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         # them waits in would never end; then their values are merged before they cross workers.
         return tf.executing_eagerly() and len(self._devices) > 1
 
+    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
+        # A replica runs in a thread of its own. TensorFlow traces a `tf.function` around that.
+        compiled = isinstance(fn, tf.types.experimental.PolymorphicFunction)
+        if not compiled:
+            fn = in_callers_state(fn)
+        if not tf.executing_eagerly():
+            tokens.note_use()  # To come, whatever else is traced first.
+            return super()._call_for_each_replica(fn, args, kwargs)
+        with running_step(self.group, eager=not compiled):
+            return super()._call_for_each_replica(fn, args, kwargs)
+
     # Variables.
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        colocate_with = kwargs.pop("colocate_with", None)
-        if colocate_with is not None and not isinstance(colocate_with, DistributedValues):
-            if isinstance(colocate_with, (tuple, list)):
-                devices = tuple(colocate_with)
-            else:
-                with tf.device(colocate_with.device):
-                    return next_creator(**kwargs)
-        else:
-            devices = self._devices if colocate_with is None else colocate_with._devices
+        return create_variable(self, next_creator, kwargs)
 
-        summed = (
-            kwargs.get("synchronization") == tf.VariableSynchronization.ON_READ
-            and kwargs.get("aggregation") == tf.VariableAggregation.SUM
-        )
-
-        def create_copies(**kwargs: Any) -> list[Any]:
-            copies: list[Any] = []
-            name = kwargs.get("name") or "Variable"
-            for i, device in enumerate(devices):
-                with tf.device(device):
-                    if copies:
-                        first = copies[0]
-                        copy = tf.zeros_like if summed else tf.identity
-                        kwargs["initial_value"] = lambda first=first, copy=copy: copy(first.value())
-                        # The slash at the end makes the name absolute.
-                        kwargs["name"] = f"{first.name.split(':')[0]}/replica_{i}/"
-                    else:
-                        kwargs["initial_value"] = self._first_value(name, summed, kwargs)
-                    copies.append(next_creator(**kwargs))
-            return copies
-
-        return distribute_utils.create_mirrored_variable(
-            self._container_strategy(),
-            create_copies,
-            VARIABLE_CLASSES,
-            distribute_utils.VARIABLE_POLICY_MAPPING,
-            **kwargs,
-        )
-
-    def _first_value(self, name: str, summed: bool, kwargs: dict[str, Any]) -> Any:
-        given = kwargs["initial_value"]
-        if self._workers.size == 1 or given is None:
-            return given
-        dtype = kwargs.get("dtype")
-
-        def chiefs_value() -> tf.Tensor:
-            value = given() if callable(given) else given
-            if isinstance(value, CheckpointInitialValue):
-                value = value.wrapped_value
-            value = tf.convert_to_tensor(value, dtype=dtype)
-            self._agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
-            if summed and self._workers.rank > 0:
-                return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
-            if summed or not value.shape.num_elements():
-                return value
-            return self._workers.broadcast(value)
-
-        return chiefs_value
-
-    def _agree_on_variable(self, description: str) -> None:
+    def agree_on_variable(self, description: str) -> None:
         self.group.agree("variable", description)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -216,12 +170,6 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             for i in range(len(self._devices))
         ]
         return distribute_utils.regroup([value_fn(c) for c in contexts], always_wrap=True)
-
-    def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        if not tf.executing_eagerly():
-            return super()._call_for_each_replica(fn, args, kwargs)
-        with running_step(self.group, eager=not hasattr(fn, "get_concrete_function")):
-            return super()._call_for_each_replica(fn, args, kwargs)
 
     # Reductions in a replica.
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import tokens
 from tfdist.errors import ProgramMismatchError
 from tfdist.internals.tensorflow import functions_operations, on_function_failure
 from tfdist.strategies.causes import cause, plain
@@ -48,14 +49,16 @@ def listen() -> None:
     global _listening
     if not _listening:
         _listening = True
-        on_function_failure(_function_failed)
+        on_function_failure(tokens.uses, _function_failed)
 
 
-def _function_failed(function: Any, error: BaseException) -> None:
+def _function_failed(function: Any, error: BaseException, uses: int) -> None:
     group = joined_group()
     if group is None or group.in_step:
         return
-    if any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
+    # It may not have been traced to its end.
+    used = tokens.uses() > uses
+    if used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
         _tell(group, error, eager=False)
 
 
@@ -67,6 +70,7 @@ def _tell(group: Group, error: BaseException, *, eager: bool) -> None:
         # Those who share nothing with the worker that has failed may not have heard of it.
         group.fail(message.split(_NOTICED)[0])
         return
-    group.fail(f"{group.topology.me} failed: {cause(error)}.")
+    why = cause(error).rstrip(".")
+    group.fail(f"{group.topology.me} failed: {why}.")
     if eager or isinstance(error, tf.errors.OpError):
-        group.end(cause(error))
+        group.end(why)

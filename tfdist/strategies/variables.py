@@ -13,10 +13,28 @@ from tfdist.strategies.step import current_step
 from tfdist.strategies.telling import tell_once
 
 
-class _Scalar:
-    """What a scalar `tf.Variable` is to Python, and TensorFlow's distributed ones are not."""
+class _Variable:
+    """What both kinds are to Python, and TensorFlow's distributed variables are not."""
 
+    name: str
     read_value: Any
+
+    @property
+    def handle(self) -> Any:
+        """The resource of the replica's copy.
+
+        Raises:
+            ValueError: the caller is no replica.
+        """
+        try:
+            return super().handle  # type: ignore[misc]
+        except ValueError as error:
+            raise ValueError(
+                f"The variable {self.name!r} has a copy on each replica: a step of your own that "
+                "takes its gradient or updates it runs in all of them, inside `strategy.run`. "
+                "Received: its use outside of it. Call `strategy.run(step, args=(batch,))` with "
+                "batches of `strategy.experimental_distribute_dataset`, or `model.fit`."
+            ) from error
 
     def __int__(self) -> int:
         return int(self.read_value().numpy())
@@ -25,7 +43,7 @@ class _Scalar:
         return float(self.read_value().numpy())
 
 
-class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
+class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
     """A mirrored variable that can be assigned inside `tf.cond`, and tells the step of it.
 
     Assigned by a replica, a variable without aggregation changes on that replica alone, as in
@@ -49,7 +67,7 @@ class ReplicatedVariable(_Scalar, MirroredVariable):  # type: ignore[misc]
         return super()._update_replica(update_fn, value, **kwargs)
 
 
-class SummedVariable(_Scalar, SyncOnReadVariable):  # type: ignore[misc]
+class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
     """A variable that each replica changes by itself, read as the sum: a metric's state.
 
     Reading one takes a collective, in which all workers must join. A step of `fit` sums the

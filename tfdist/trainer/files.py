@@ -3,7 +3,7 @@
 The chief writes beside the path it was given and renames at the end, so that nobody ever reads
 half a file, and tells the others. Their calls to save return when it has, so that what they load
 next is there. One that was given a path of its own writes it, as the chief has saved elsewhere.
-What the chief saves by itself waits for nobody.
+What the chief saves by itself waits for nobody, nor do the variables that Keras makes meanwhile.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 
 from tfdist.cluster import Session
 from tfdist.errors import RendezvousError
+from tfdist.strategies.creation import alone
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 from tfdist.trainer.patching import patch
@@ -47,18 +48,22 @@ def group_of(model: Any) -> Group | None:
 
 
 def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
+    def write_alone(*args: Any, **kwargs: Any) -> Any:
+        with alone():
+            return write(*args, **kwargs)
+
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         group, together = group_of(model), in_parts(model)
         with _in_one_piece(model) as whole:
             if group is None or not isinstance(filepath, (str, os.PathLike)):
-                return write(whole, filepath, *args, **kwargs)
+                return write_alone(whole, filepath, *args, **kwargs)
             path = os.path.abspath(filepath)
             if together:
-                return _write_together(write, whole, str(filepath), group, args, kwargs)
+                return _write_together(write_alone, whole, str(filepath), group, args, kwargs)
             if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
                 return None
-            return _write_and_notify(write, whole, str(filepath), group, args, kwargs)
+            return _write_and_notify(write_alone, whole, str(filepath), group, args, kwargs)
 
     return chief_writes
 
@@ -111,9 +116,17 @@ def in_parts(model: Any) -> bool:
     return in_stages(model) or has_sharded_optimizer(model)
 
 
+class InStages:
+    """What models are whose parts different workers hold; a user's model has other names."""
+
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
+        """The whole model on the chief, None elsewhere; all workers call it."""
+        raise NotImplementedError
+
+
 def in_stages(model: Any) -> bool:
     """Whether workers hold parts of a model."""
-    return hasattr(model, "gathered")
+    return isinstance(model, InStages)
 
 
 def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:

@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.strategies.data import take_share
+from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.failing import running_step
 from tfdist.trainer.metrics import take_over_metrics
 from tfdist.trainer.replica_step import metric_variables, run_replica_step
@@ -30,9 +30,9 @@ def make_step_function(
     strategy = model.distribute_strategy
     take_over_metrics(model)
 
-    def one_step(batch: Any) -> Any:
+    def one_step(batch: Any, fixed: bool = True) -> Any:
         def replica_step(share: Any) -> Any:
-            return run_replica_step(model, step_function, without_optionals(share))
+            return run_replica_step(model, step_function, _as_traced(share, fixed))
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -62,7 +62,7 @@ def make_step_function(
                 logs, totals = steps_of_iterator(iterator)
             else:
                 for _, batch in zip(range(several), iterator, strict=False):
-                    logs, totals = run_one(share_out(strategy, batch))
+                    logs, totals = run_one(*_shares(strategy, batch))
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -75,8 +75,11 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     """What `predict` calls: takes a list of batches, returns the outputs for all their rows."""
     strategy = model.distribute_strategy
 
-    def one_step(batch: Any) -> Any:
-        outputs = strategy.run(lambda share: model.predict_step(without_optionals(share)), (batch,))
+    def one_step(batch: Any, fixed: bool) -> Any:
+        def replica_step(share: Any) -> Any:
+            return model.predict_step(_as_traced(share, fixed))
+
+        outputs = strategy.run(replica_step, (batch,))
         if strategy.num_replicas_in_sync == 1:
             return outputs
         return tf.nest.map_structure(
@@ -90,7 +93,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            outputs = [run_one(share_out(strategy, batch)) for batch in batches]
+            outputs = [run_one(*_shares(strategy, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -114,6 +117,36 @@ def share_out(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     return strategy.experimental_distribute_values_from_function(share)
 
 
+def _shares(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bool]:
+    """The local replicas' shares of a batch, and whether a model may know how many rows they have.
+
+    The shares that a dataset has cut are here with sizes of their own, as if all had that many.
+    """
+    replicas = strategy.num_replicas_in_sync
+    shares = share_out(strategy, batch)
+    if replicas == 1:
+        return shares, True
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if shares is batch:
+        local = [v for leaf in leaves for v in strategy.experimental_local_results(leaf)]
+        return shares, all(_rows(v) is None or _rows(v) > 1 for v in local)
+    return shares, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
+
+
+def _rows(component: Any) -> Any:
+    shape: Any = getattr(component, "shape", ())
+    return shape[0] if len(shape) else None
+
+
+def _as_traced(share: Any, fixed: bool) -> Any:
+    share = without_optionals(share)
+    return share if fixed else tf.nest.map_structure(_with_any_rows, share)
+
+
+def _with_any_rows(component: Any) -> Any:
+    return with_any_rows(component) if isinstance(component, tf.Tensor) else component
+
+
 def without_optionals(batch: Any) -> Any:
     """Puts None where a dataset, which cannot hold None, has an empty optional."""
     return tf.nest.map_structure(
@@ -121,7 +154,7 @@ def without_optionals(batch: Any) -> Any:
     )
 
 
-def _compiled(model: keras.Model, one_step: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _compiled(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
     if model.run_eagerly:
         return one_step
     if model.jit_compile and model.distribute_strategy.num_replicas_in_sync > 1:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import TfdistError
 from tfdist.internals.keras import Model, TensorFlowTrainer
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.trainer.calls import check_variables, is_ours
@@ -52,8 +53,15 @@ def install() -> None:
             data_batch = symbolic_batch(iterator._distributed_dataset.element_spec)
         if type(self).call is Model.call:
             return  # Only its steps know what to call; they build it.
-        with self.distribute_strategy.scope():
-            self._symbolic_build(data_batch=data_batch)
+        try:
+            with self.distribute_strategy.scope():
+                self._symbolic_build(data_batch=data_batch)
+        except TfdistError:
+            raise
+        except Exception:
+            # Only the model's own steps may know how to take a batch apart. What they call is then
+            # built when they are traced, as without a strategy; what is wrong is raised there.
+            return
 
     patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
     patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)

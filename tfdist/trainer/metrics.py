@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from tfdist.internals.keras import metrics_of, replace_value
+from tfdist.internals.keras import metrics_of
 from tfdist.internals.tensorflow import DistributedValues
+from tfdist.internals.variables import replace_value
 from tfdist.strategies.step import current_step
 from tfdist.strategies.telling import tell_once
 from tfdist.trainer.patching import patch

@@ -35,7 +35,7 @@ def run_replica_step(
     if context.num_replicas_in_sync == 1:
         return step_function(batch), []
     with begin_step(context, batch) as step:
-        before = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+        before = metric_values(model)
         logs = step_function(batch)
         forget_without_rows(model, step, before)
         return settle(context, model, step, logs)
@@ -45,6 +45,11 @@ def metric_variables(model: keras.Model) -> list[Any]:
     """The state of all metrics of a model that replicas keep by themselves, each variable once."""
     variables = {id(v): v for m in model.metrics for v in m.variables}.values()
     return [v for v in variables if isinstance(v.value, SummedVariable)]
+
+
+def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
+    """The values of `metric_variables(model)`, by the variable's id."""
+    return {id(v): tf.convert_to_tensor(v) for v in metric_variables(model)}
 
 
 def begin_step(context: Any, batch: Any) -> Step:
@@ -71,15 +76,18 @@ def count_rows(batch: Any) -> tf.Tensor:
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
-def forget_without_rows(model: keras.Model, step: Step, before: list[tf.Tensor]) -> None:
+def forget_without_rows(model: keras.Model, step: Step, before: dict[int, tf.Tensor]) -> None:
     """Takes back what metrics have made of no rows, which may be NaN.
 
     Args:
         model: whose metrics they are.
         step: the replica's step.
-        before: the values of `metric_variables(model)` before it.
+        before: `metric_values(model)` before it.
     """
-    for variable, value in zip(metric_variables(model), before, strict=False):
+    for variable in metric_variables(model):
+        # A metric that the step itself has built begins with zeros.
+        value = before.get(id(variable))
+        value = tf.zeros_like(variable) if value is None else value
         variable.assign(tf.where(step.share > 0, variable, value))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import lend_value
+from tfdist.internals.variables import lend_value
 from tfdist.sharding.sharded import sharded_by
 from tfdist.sharding.whole import WholeState, whole_variables
 from tfdist.trainer.patching import patch

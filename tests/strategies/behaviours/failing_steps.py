@@ -119,6 +119,8 @@ def beside_a_collective(strategy, kind):
     @tf.function
     def function(x):
         total = tfdist.collective.all_reduce(x)
+        if kind == "while it is traced":
+            raise ValueError("this disk is full")
         if kind == "in a loop":
             for _ in tf.range(3):
                 total += tf.ensure_shape(tf.numpy_function(fail, [x], x.dtype), [3])

@@ -88,7 +88,9 @@ def mixed_rows(strategy):
     with scope(strategy):
         mix_up = keras.layers.MixUp(alpha=0.4, seed=1)
         inputs = keras.Input((6, 6, 1))
-        hidden = keras.layers.Flatten()(keras.layers.CutMix(seed=2)(inputs))
+        # The oldest Keras has no CutMix.
+        mix = getattr(keras.layers, "CutMix", keras.layers.MixUp)(seed=2)
+        hidden = keras.layers.Flatten()(mix(inputs))
         model = Mixing(inputs, keras.layers.Dense(3, activation="softmax")(hidden))
         model.compile("sgd", "categorical_crossentropy")
     history = fit(model, images, labels, batch_size=7, shuffle=False)

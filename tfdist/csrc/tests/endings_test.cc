@@ -105,7 +105,7 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
       ended = true;
     }
     while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    // What rank 1 has begun may come to its end still, and what follows does not.
+    // What rank 1 had sent by then may do for one more.
     ExpectError(
         [&] {
           for (;;) Do(c, Kind::kAllReduce, 10);

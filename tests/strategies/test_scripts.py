@@ -1,0 +1,60 @@
+"""Scripts as people write them give the result of one process."""
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
+
+LATE = [
+    "made_in_the_first_step",
+    "noise_without_a_seed",
+    "noise_in_batches_of_fixed_size",
+    "batches_that_only_the_step_knows",
+    "metrics_built_in_the_first_step",
+]
+
+
+@pytest.mark.parametrize("behaviour", ["save_in_scope", "callbacks_in_scope"])
+def test_files(behaviour, tmp_path):
+    results = []
+    for group in ("alone", "2"):
+        folder = tmp_path / group
+        folder.mkdir()
+        results += GROUPS[group].run(f"{PACKAGE}.scripts:{behaviour}", str(folder))
+    for rank, result in enumerate(results[1:]):
+        assert_close(result, results[0], f"rank {rank}")
+        assert_equal(result["weights"], results[1]["weights"], f"rank {rank}")
+
+
+@pytest.mark.parametrize("behaviour", LATE)
+def test_what_is_built_in_the_first_step(behaviour):
+    check_same_as_alone("2", f"scripts:{behaviour}")
+
+
+@pytest.mark.parametrize("behaviour", ["noise_without_a_seed", "made_in_the_first_step"])
+def test_several_devices(behaviour):
+    check_same_as_alone("1x2", f"scripts:{behaviour}")
+
+
+def test_a_model_that_one_worker_makes_alone_in_the_scope():
+    for message in GROUPS["2"].run(f"{PACKAGE}.scripts:made_by_one_worker_alone"):
+        assert "'probe/kernel'" in message or "'kernel'" in message
+        assert "waited 600 s in vain for 1 of 2 workers" in message
+        assert "outside of the scope" in message
+
+
+@pytest.mark.parametrize(
+    "behaviour", ["fewer_rows_than_replicas", "batches_of_fixed_size_that_do_not_divide"]
+)
+def test_short_batches(behaviour):
+    check_same_as_alone("2", f"scripts:{behaviour}")
+
+
+def test_static_sizes():
+    assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[2], [2]]
+
+
+def test_a_loop_without_run():
+    for message in GROUPS["2"].run(f"{PACKAGE}.scripts:loop_without_run"):
+        assert "`strategy.run(step, args=(batch,))`" in message
+        assert "\n" not in message
