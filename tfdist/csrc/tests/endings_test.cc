@@ -117,6 +117,7 @@ void StepEndsAroundACollective(const Plan& plan, bool says_why) {
 // At the end of the data: the others join what rank 1's step has begun, and all go on.
 void StepEndsWhereAllHaveJoined(const Plan& plan, Kind kind) {
   OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
     Call call(c, kind, 10);
     if (c.rank() == 1) {
       call.operation.cancellation = std::make_shared<Cancellation>();
