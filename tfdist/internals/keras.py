@@ -37,6 +37,8 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
+from tensorflow.python.autograph.core import ag_ctx as autograph_context
+from tensorflow.python.autograph.impl import api as autograph
 
 __all__ = [
     "BaseOptimizer",
@@ -153,6 +155,9 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
     function makes of it for the first time is the caller's too.
     """
     own = vars(global_state.GLOBAL_STATE_TRACKER)
+    if not tf.executing_eagerly():
+        # As TensorFlow does with a replica's function; it leaves the one around it as it is.
+        function = autograph.tf_convert(function, autograph_context.control_status_ctx())
 
     def run(*args: Any, **kwargs: Any) -> Any:
         others = vars(global_state.GLOBAL_STATE_TRACKER)
@@ -162,8 +167,8 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             own.update({name: v for name, v in others.items() if own.get(name) is None})
 
-    not_converted: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
-    return not_converted
+    as_it_is: Callable[..., Any] = autograph.autograph_artifact(run)
+    return as_it_is
 
 
 @contextlib.contextmanager
