@@ -29,7 +29,8 @@ PRELUDE = r"""
 import os, sys, threading, time
 from tfdist.cluster import from_environment, meet, progress
 from tfdist.options import Options
-progress.FIRST_SECONDS = float(os.environ.get("FIRST_SECONDS", progress.FIRST_SECONDS))
+if "SAY_EVERY" in os.environ:
+    progress.FIRST_SECONDS = progress.EVERY_SECONDS = float(os.environ["SAY_EVERY"])
 session = meet(from_environment(), Options.from_environment())
 rank = session.rank
 

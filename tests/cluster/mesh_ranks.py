@@ -28,9 +28,9 @@ def wait_for(condition):
         time.sleep(0.01)
     return true
 
-def same(before):
-    '''Whether there are only the descriptors that there were.'''
-    return wait_for(lambda: descriptors() == before)
+def nothing_left(before):
+    '''Whether there are only descriptors that there were; a session may have ended since.'''
+    return wait_for(lambda: descriptors().items() <= before.items())
 
 def names():
     return {path for path in os.listdir("/dev/shm") if path.startswith("tfdist-")}

@@ -13,7 +13,7 @@ def test_one_host(run, count):
     held = len(descriptors()) - len(before)
     mesh.close()
     mesh.close()
-    report(held=held, same=same(before), lines=lines, segment=mesh.segment, files=files())
+    report(held=held, same=nothing_left(before), lines=lines, segment=mesh.segment, files=files())
     """
     for found in run(count, body):
         # For each other rank a control connection, and the memory.
@@ -31,7 +31,7 @@ def test_several_hosts(run, hosts):
     mesh = weave(members)
     check(mesh, members, {numbers})
     mesh.close()
-    report(same=same(before), lines=lines)
+    report(same=nothing_left(before), lines=lines)
     """
     for found in run(len(hosts), body, hosts=hosts):
         assert found == {"same": True, "lines": []}
@@ -54,7 +54,7 @@ def test_splits_in_any_order_and_again(run):
             if len(members) == 1:
                 assert (mesh.control, mesh.data, mesh.segment) == ((-1,), (-1,), -1)
             mesh.close()
-    report(same=same(before), lines=lines)
+    report(same=nothing_left(before), lines=lines)
     """
     for found in run(4, body, hosts="aabb"):
         assert found == {"same": True, "lines": []}
@@ -121,7 +121,7 @@ def test_memory_that_is_full_is_said_once_and_mended_by_tcp(run):
     hosts = [0, 1, 2, 2]
     check(mesh, [0, 1, 2, 3], hosts)
     mesh.close()
-    report(same=same(before), lines=lines)
+    report(same=nothing_left(before), lines=lines)
     """
     found = run(4, body, hosts="aabb")
     assert [one["same"] for one in found] == [True] * 4

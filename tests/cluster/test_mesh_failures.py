@@ -12,7 +12,7 @@ def attempt(*args, **kwargs):
     '''One error, and whether it left anything.'''
     before = descriptors()
     error = failure(*args, **kwargs)
-    return {"error": error, "same": same(before)}
+    return {"error": error, "same": nothing_left(before)}
 
 def failure(*args, **kwargs):
     try:
@@ -265,7 +265,7 @@ before = descriptors()
 try:
     weave([0, 1])
 except KeyboardInterrupt:
-    tell("REPORT", json.dumps(dict(interrupted=True, same=same(before))))
+    tell("REPORT", json.dumps(dict(interrupted=True, same=nothing_left(before))))
     os._exit(0)
 except PeerLostError as error:
     report(lost=str(error))

@@ -33,7 +33,7 @@ if rank == 1:
 mesh = weave([0, 1])
 check(mesh, [0, 1], [0, 1])
 mesh.close()
-report(same=same(before), lines=lines)
+report(same=nothing_left(before), lines=lines)
 """
 
 

@@ -28,10 +28,9 @@ except Exception as error:
 def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, where, number):
     rank, other = where
     places = addresses(3)
-    process = spawn(places, rank, "", FIRST_SECONDS="0")
+    process = spawn(places, rank, "", SAY_EVERY="0")
     spawn(places, other, "")
-    line = process.until("waiting for")  # the first announcement
-    assert ("cannot be reached" in line) == (other == 2)
+    process.until("cannot be reached" if other == 2 else "waiting for 1 of 3 workers")
     process.send_signal(number)
     output = process.rest()
     assert process.returncode == -number
@@ -160,7 +159,7 @@ def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_second_rank_0_names_the_first(addresses, spawn):
     places = addresses(2)
-    first = spawn(places, 0, "", FIRST_SECONDS="0")
+    first = spawn(places, 0, "", SAY_EVERY="0")
     first.until("waiting for")
     output = spawn(places, 0, "").rest()
     assert f"worker 0 ({places[0]}): port" in output

@@ -232,7 +232,7 @@ def test_a_mesh(run, hosts):
     mesh = weave(range({size}))
     check(mesh, list(range({size})), {[0 if h == "a" else 1 for h in hosts]})
     mesh.close()
-    report(same=same(before), lines=lines)
+    report(same=nothing_left(before), lines=lines)
     """
     for found in run(size, body, hosts, TFDIST_SECRET="s", **variables()):
         assert found == {"same": True, "lines": []}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import itertools
 import os
 import select
 import socket
@@ -22,6 +23,7 @@ from tfdist.native.api import Setup
 KEYS = ("tls_certificate", "tls_key", "tls_ca")
 NAME = b"gradients that nobody else should see"
 FLOAT32, SUM = 7, 0
+GROUPS = itertools.count()  # a process has one of a name
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +97,7 @@ class Pair:
             return (ctypes.c_int * 2)(*numbers)
 
         setup = Setup(
-            name=b"test",
+            name=b"test %d" % next(GROUPS),
             rank=rank,
             size=2,
             ranks=(ctypes.c_char_p * 2)(b"worker 0 (h0:1)", b"worker 1 (h1:1)"),
