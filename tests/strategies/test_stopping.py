@@ -13,7 +13,7 @@ def test_stopping(group, kind):
 
 
 def test_one_worker_cannot_stop_within_an_epoch():
-    answers = GROUPS["2"].answers(f"{PACKAGE}.stopping:one_stops_within_an_epoch", timeout=30)
+    answers = GROUPS["2"].answers(f"{PACKAGE}.stopping:one_stops_within_an_epoch")
     GROUPS["2"].stop()  # Its collectives have failed.
     for done, said in answers:
         assert done, said

@@ -245,9 +245,14 @@ def open_local_communicators(
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
         OSError: there is no memory, or there are no descriptors.
+        ValueError: `TFDIST_ALGORITHM` names none.
     """
     meshes = connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
-    return [open_mesh(mesh, options) for mesh in meshes]
+    try:
+        return [open_mesh(mesh, options) for mesh in meshes]
+    finally:
+        for mesh in meshes:
+            mesh.close()  # Those of no communicator, where one cannot be made.
 
 
 def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
