@@ -6,12 +6,19 @@ import signal
 
 import pytest
 
+from tests import references
+
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.
 for number in (signal.SIGHUP, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    controls = not hasattr(config, "workerinput")  # rather than being one of pytest-xdist's
+    references.keep_in(config.cache.mkdir("references"), tidy=controls)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -17,3 +17,6 @@ GROUPS = {
     "1x2": Ranks(1, devices=2),
     "2x2": Ranks(2, devices=2),
 }
+
+# On which what two workers do by the native collectives is tried besides.
+OTHER_GROUPS = ["2 by TensorFlow", "2x2", "3", "1x2", "4", "1"]

@@ -129,8 +129,8 @@ class Ranks:
             environment = {
                 "TF_NUM_INTRAOP_THREADS": "1",
                 "TF_NUM_INTEROP_THREADS": "4",
-                "TFDIST_COLLECTIVE_TIMEOUT": "60",
-                "TFDIST_START_TIMEOUT": "60",
+                "TFDIST_COLLECTIVE_TIMEOUT": "200",
+                "TFDIST_START_TIMEOUT": "200",
                 "TFDIST_NATIVE": "1" if self._native else "0",
                 "TF_CONFIG": "",
             }

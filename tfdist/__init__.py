@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tfdist.pipeline.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
+    from tfdist.trainer import global_batch
 
 __all__ = [
     "HybridStrategy",
@@ -35,6 +36,7 @@ __all__ = [
     "callbacks",
     "collective",
     "compression",
+    "global_batch",
 ]
 
 _PACKAGES = ("callbacks", "collective", "compression")
@@ -51,6 +53,8 @@ def __getattr__(name: str) -> Any:
     # TensorFlow takes seconds to import, so it waits until something needs it.
     if name in _PACKAGES:
         return importlib.import_module(f"tfdist.{name}")
+    if name == "global_batch":
+        return importlib.import_module("tfdist.trainer.global_batch")
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     from tfdist.trainer.hooks import install
@@ -60,4 +64,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_STRATEGIES, *_PACKAGES])
+    return sorted([*globals(), *_STRATEGIES, *_PACKAGES, "global_batch"])

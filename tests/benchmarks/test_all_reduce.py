@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
+
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 
@@ -27,28 +30,37 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=250,
     )
 
 
+@pytest.fixture(
+    scope="module",
+    params=[("native", "memcpy"), pytest.param(("native", "tf_ring", "memcpy"), marks=exhaustive)],
+)
+def backends(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """What is measured, beside what is missing."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[dict[str, Any]]]:
+def measured(
+    backends: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[str, list[dict[str, Any]]]:
     """The table and the rows of a short run, in which there is no torch."""
     file = tmp_path_factory.mktemp("rows") / "rows.json"
     short = ["--ranks=2", "--sizes=1000,64KiB", "--rounds=2", f"--json={file}"]
-    backends = "--backends=native,gloo,tf_ring,memcpy"
-    done = run(*short, backends, "--torch_python=/no/python")
+    done = run(*short, f"--backends=gloo,{','.join(backends)}", "--torch_python=/no/python")
     assert done.returncode == 0, done.stderr
     return done.stdout, json.loads(file.read_text())
 
 
 @needs_compiler
 def test_every_backend_has_a_row_for_each_size(
-    measured: tuple[str, list[dict[str, Any]]],
+    backends: tuple[str, ...], measured: tuple[str, list[dict[str, Any]]]
 ) -> None:
     _, rows = measured
     assert [(row["backend"], row["bytes"]) for row in rows if "missing" not in row] == [
-        (backend, size) for size in (1000, 65536) for backend in ("native", "tf_ring", "memcpy")
+        (backend, size) for size in (1000, 65536) for backend in backends
     ]
     for row in rows[:-1]:
         assert row["ranks"] == 2
@@ -186,7 +198,7 @@ def test_wrong_elements_are_counted(tmp_path: Path) -> None:
     )
     program = build("gcc", [source], tmp_path / "forgetful", f"-I{RANKS}")
     job = Job(1, HERE, tmp_path / "control", tmp_path, tmp_path, sys.executable)
-    team = Team(job, job.each_rank(str(program)), timeout=20)
+    team = Team(job, job.each_rank(str(program)), timeout=FAR)
     try:
         team.gather()
         assert team.measure(1000, 3)[1] == 2
@@ -217,7 +229,7 @@ def test_a_rank_that_fails_says_why(tmp_path: Path, code: str, message: str) -> 
     from reducing.team import Team, TeamError
 
     job = Job(2, HERE, tmp_path / "control", tmp_path, tmp_path, sys.executable)
-    team = Team(job, job.each_rank(sys.executable, "-c", code, env=ENVIRONMENT), timeout=20)
+    team = Team(job, job.each_rank(sys.executable, "-c", code, env=ENVIRONMENT), timeout=FAR)
     try:
         with pytest.raises(TeamError, match=message):
             team.gather()

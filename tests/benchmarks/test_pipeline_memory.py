@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tiers import exhaustive
+
 ROOT = Path(__file__).parents[2]
 
 
+@exhaustive
 def test_the_peak_is_little_more_than_what_is_needed(tmp_path: Path) -> None:
     """What a step needs in passing is some layers, and so less of a larger model."""
     file = tmp_path / "memory.json"
@@ -22,7 +25,6 @@ def test_the_peak_is_little_more_than_what_is_needed(tmp_path: Path) -> None:
         env=os.environ | environment,
         capture_output=True,
         text=True,
-        timeout=110,
     )
     assert done.returncode == 0, done.stderr
     assert "1f1b" in done.stdout

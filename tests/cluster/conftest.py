@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 import tfdist.cluster
+from tests.deadlines import FAR
 from tfdist.cluster import Session, Topology, from_tf_config, meet
 from tfdist.options import Options
 
@@ -26,13 +27,17 @@ from .mesh_ranks import MESH
 ROOT = str(Path(tfdist.cluster.__file__).parents[2])
 PRELUDE = r"""
 import os, sys, threading, time
-from tfdist.cluster import from_environment, meet
+from tfdist.cluster import from_environment, meet, progress
 from tfdist.options import Options
+progress.FIRST_SECONDS = float(os.environ.get("FIRST_SECONDS", progress.FIRST_SECONDS))
 session = meet(from_environment(), Options.from_environment())
 rank = session.rank
 
 def tell(*words):  # print() loses lines when two threads use it
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+def stay():  # until it is killed
+    threading.Event().wait()
 
 tell("met")
 """
@@ -65,10 +70,8 @@ def addresses() -> Iterator[Callable[[int], list[str]]]:
 def until() -> Callable[..., None]:
     """Waits for a condition."""
 
-    def wait(condition: Callable[[], object], seconds: float = 10) -> None:
-        end = time.monotonic() + seconds
+    def wait(condition: Callable[[], object]) -> None:
         while not condition():
-            assert time.monotonic() < end
             time.sleep(0.01)
 
     return wait
@@ -78,14 +81,12 @@ def until() -> Callable[..., None]:
 def dial() -> Callable[..., socket.socket]:
     """Connects to an address as soon as somebody listens there."""
 
-    def connect(address: str, seconds: float = 10) -> socket.socket:
+    def connect(address: str) -> socket.socket:
         port = int(address.rpartition(":")[2])
-        end = time.monotonic() + seconds
         while True:
             try:
-                return socket.create_connection(("127.0.0.1", port), timeout=10)
+                return socket.create_connection(("127.0.0.1", port), timeout=FAR)
             except ConnectionRefusedError:
-                assert time.monotonic() < end
                 time.sleep(0.01)
 
     return connect
@@ -109,12 +110,12 @@ class Attempt(threading.Thread):
             self.error = error
 
     def met(self) -> Session:
-        self.join(20)
+        self.join()
         assert self.session is not None, self.error
         return self.session
 
     def failed(self) -> Exception:
-        self.join(20)
+        self.join()
         assert self.error is not None
         return self.error
 
@@ -126,7 +127,7 @@ def attempt() -> Iterator[Callable[..., Attempt]]:
 
     def start(addresses: list[str], index: int, **options: Any) -> Attempt:
         topology = from_tf_config(tf_config(addresses, index))
-        attempts.append(Attempt(topology, Options(**{"start_timeout": 20.0, **options})))
+        attempts.append(Attempt(topology, Options(**{"start_timeout": FAR, **options})))
         return attempts[-1]
 
     yield start
@@ -166,8 +167,7 @@ def together() -> Callable[..., list[Any]]:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(20)
-            assert not thread.is_alive()
+            thread.join()
         return results
 
     return call
@@ -185,14 +185,14 @@ class Process(subprocess.Popen[str]):
                 return line
             before.append(line)
         raise AssertionError(
-            f"the process ended ({self.wait(20)}) without {text!r}: {''.join(before)}"
+            f"the process ended ({self.wait()}) without {text!r}: {''.join(before)}"
         )
 
     def rest(self) -> str:
         """What it still writes until it ends."""
         assert self.stdout is not None
         text = self.stdout.read()  # communicate() would miss what until() has buffered
-        self.wait(20)
+        self.wait()
         return text
 
 
@@ -208,7 +208,7 @@ def spawn() -> Iterator[Callable[..., Process]]:
                 **os.environ,
                 "PYTHONPATH": ROOT,
                 "TF_CONFIG": tf_config(addresses, index),
-                "TFDIST_START_TIMEOUT": "20",
+                "TFDIST_START_TIMEOUT": str(FAR),
                 **environment,
             },
             stdout=subprocess.PIPE,
@@ -222,7 +222,7 @@ def spawn() -> Iterator[Callable[..., Process]]:
     for process in processes:
         if process.poll() is None:
             process.send_signal(signal.SIGKILL)
-        process.wait(20)
+        process.wait()
         process.stdout.close()
 
 

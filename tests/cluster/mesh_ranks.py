@@ -1,11 +1,13 @@
 """What the ranks of the tests of meshes begin with: words to check one and to report."""
 
 MESH = r"""
-import json, mmap, socket, struct
+import contextlib, json, mmap, socket, struct
 from pathlib import Path
 from tfdist.cluster import connect, mesh as mesh_module
 options = Options.from_environment()
 lines = []
+progress.FIRST_SECONDS = options.start_timeout  # or a slow machine would have its say in them
+session.exchange("begun", b"")  # now each thread of the session has its descriptors
 
 def weave(members, name="test", options=options, size=lambda ranks: 4096 * ranks):
     return connect(session, name, members, options, size, announce=lines.append)
@@ -19,16 +21,16 @@ def descriptors():
             pass
     return found
 
-def settled():
-    '''Descriptors, once threads that end have closed theirs.'''
-    before = descriptors()
-    for _ in range(100):
-        time.sleep(0.02)
-        now = descriptors()
-        if now == before:
-            break
-        before = now
-    return now
+def wait_for(condition):
+    '''Whether it comes true; some threads end a little later.'''
+    end = time.monotonic() + 60
+    while not (true := condition()) and time.monotonic() < end:
+        time.sleep(0.01)
+    return true
+
+def same(before):
+    '''Whether there are only the descriptors that there were.'''
+    return wait_for(lambda: descriptors() == before)
 
 def names():
     return {path for path in os.listdir("/dev/shm") if path.startswith("tfdist-")}
@@ -37,24 +39,20 @@ others = names()
 
 def files():
     '''What this test has left in /dev/shm; other jobs of this machine come and go.'''
-    end = time.monotonic() + 2
-    while (left := names() - others) and time.monotonic() < end:
-        time.sleep(0.01)
-    return sorted(left)
+    wait_for(lambda: not names() - others)
+    return sorted(names() - others)
 
 def report(**words):
     tell("REPORT", json.dumps(words))
-    try:
-        session.exchange("reported", b"", 10)  # who ends closes the others' sessions
-    except Exception:  # in tests where it has ended
-        time.sleep(0.5)
+    with contextlib.suppress(Exception):  # in tests where the session has ended
+        session.exchange("reported", b"")  # who ends closes the others' sessions
 
 def talk(number, mine, theirs):
     '''Sends a word to the other end and reads the one that it sends.'''
     with socket.socket(fileno=os.dup(number)) as sock:
         assert not os.get_blocking(number) and not os.get_inheritable(number)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        sock.settimeout(10)
+        sock.settimeout(options.start_timeout)
         sock.sendall(mine.encode().ljust(64))
         assert sock.recv(64, socket.MSG_WAITALL).decode().strip() == theirs, theirs
 

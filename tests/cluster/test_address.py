@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 
@@ -121,14 +120,12 @@ def test_name_that_resolves_later(monkeypatch):
 
 def test_silent_name_service_is_not_awaited(monkeypatch):
     release = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait(20) and [])
-    start = time.monotonic()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait() and [])
     try:
         with pytest.raises(ClusterError, match="no answer from the name service"):
             check_resolvable("h0:2222", patience=0.2)
     finally:
         release.set()
-    assert time.monotonic() - start < 8
 
 
 @pytest.mark.parametrize("host", ["x" * 64, "a..b"])

@@ -2,20 +2,18 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
-
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
 def test_one_host(run, count):
     body = f"""
     members = list(range({count}))
-    before = settled()
+    before = descriptors()
     mesh = weave(members)
     check(mesh, members, [0] * {count}) if {count} > 1 else None
     held = len(descriptors()) - len(before)
     mesh.close()
     mesh.close()
-    report(held=held, same=settled() == before, lines=lines, segment=mesh.segment, files=files())
+    report(held=held, same=same(before), lines=lines, segment=mesh.segment, files=files())
     """
     for found in run(count, body):
         # For each other rank a control connection, and the memory.
@@ -29,11 +27,11 @@ def test_several_hosts(run, hosts):
     numbers = [sorted(set(hosts)).index(host) for host in hosts]
     body = f"""
     members = list(range({len(hosts)}))
-    before = settled()
+    before = descriptors()
     mesh = weave(members)
     check(mesh, members, {numbers})
     mesh.close()
-    report(same=settled() == before, lines=lines)
+    report(same=same(before), lines=lines)
     """
     for found in run(len(hosts), body, hosts=hosts):
         assert found == {"same": True, "lines": []}
@@ -42,7 +40,7 @@ def test_several_hosts(run, hosts):
 def test_splits_in_any_order_and_again(run):
     body = """
     hosts = ["a", "a", "b", "b"]
-    before = settled()
+    before = descriptors()
     for groups in ([[0, 1], [2, 3]], [[2, 0], [3, 1]], [[3, 2, 0], [1]], [[1, 0], []], [[]]):
         members = next((group for group in groups if rank in group), [])
         mesh = weave(members, name=str(groups))
@@ -56,7 +54,7 @@ def test_splits_in_any_order_and_again(run):
             if len(members) == 1:
                 assert (mesh.control, mesh.data, mesh.segment) == ((-1,), (-1,), -1)
             mesh.close()
-    report(same=settled() == before, lines=lines)
+    report(same=same(before), lines=lines)
     """
     for found in run(4, body, hosts="aabb"):
         assert found == {"same": True, "lines": []}
@@ -118,12 +116,12 @@ def test_a_forked_child_holds_nothing(run):
 def test_memory_that_is_full_is_said_once_and_mended_by_tcp(run):
     body = """
     size = (lambda ranks: 1 << 50) if options.host == "a" else (lambda ranks: 4096 * ranks)
-    before = settled()
+    before = descriptors()
     mesh = weave([0, 1, 2, 3], size=size)
     hosts = [0, 1, 2, 2]
     check(mesh, [0, 1, 2, 3], hosts)
     mesh.close()
-    report(same=settled() == before, lines=lines)
+    report(same=same(before), lines=lines)
     """
     found = run(4, body, hosts="aabb")
     assert [one["same"] for one in found] == [True] * 4

@@ -2,23 +2,24 @@
 
 import pytest
 
-pytestmark = pytest.mark.timeout(60)
+from tests.tiers import exhaustive, some
 
 ATTEMPT = """
 from tfdist.cluster import dialler, segment, sharing
 from tfdist.errors import ClusterError, PeerLostError
 
 def attempt(*args, **kwargs):
-    '''One error, the seconds until it, and whether it left anything.'''
-    before = settled()
-    start = time.monotonic()
+    '''One error, and whether it left anything.'''
+    before = descriptors()
+    error = failure(*args, **kwargs)
+    return {"error": error, "same": same(before)}
+
+def failure(*args, **kwargs):
     try:
         weave(*args, **kwargs)
-        error = ""
     except Exception as caught:
-        error = f"{type(caught).__name__}: {caught}"
-    seconds = time.monotonic() - start
-    return {"error": error, "seconds": seconds, "same": settled() == before}
+        return f"{type(caught).__name__}: {caught}"
+    return ""
 
 def again():
     '''The session lives: the group can be connected now.'''
@@ -41,7 +42,7 @@ def attempts(run):
         for one in found:
             assert one["same"] and one.get("again", True), found
         (error,) = {one["error"] for one in found}
-        return error, max(one["seconds"] for one in found)
+        return error
 
     return start
 
@@ -49,26 +50,28 @@ def attempts(run):
 def test_a_member_that_does_not_come(run):
     body = f"""{ATTEMPT}
 if rank == 2:
-    time.sleep(4)
+    over = threading.Event()
+    session.on_peer_left(lambda message: over.set())
+    over.wait()
     report()
 else:
-    found = attempt([0, 1, 2])
+    found = attempt([0, 1, 2], options=Options(start_timeout=1.0))
     report(**found, address=str(session.topology.workers[2]))
 """
-    found = run(3, body, TFDIST_START_TIMEOUT="2")[:2]
+    found = run(3, body)[:2]
     for one in found:
         assert one["error"].startswith(
-            "RendezvousError: exchange \"mesh 'test': members\" waited 2"
+            "RendezvousError: exchange \"mesh 'test': members\" waited 1"
         )
         assert f"1 of 3 workers: {one['address']}." in one["error"]
         assert "TFDIST_START_TIMEOUT" in one["error"]
-        assert one["seconds"] < 9 and one["same"]
+        assert one["same"]
 
 
-@pytest.mark.parametrize("who", [1, 2])
+@pytest.mark.parametrize("who", some([1, 2], always=[2]))
 def test_a_member_that_cannot_be_reached(attempts, who):
     body = f"""
-options = Options(start_timeout=1.5, host=options.host)
+options = Options(start_timeout=3.0, host=options.host)
 real = dialler.connect
 if rank == {who}:
     dialler.connect = fail
@@ -76,16 +79,16 @@ found = attempt([0, 1, 2], options=options)
 dialler.connect = real
 report(**found, again=again())
 """
-    error, seconds = attempts(body)
-    assert error.startswith("RendezvousError: mesh 'test' is not complete after 1.5 s: worker")
+    error = attempts(body)
+    assert error.startswith("RendezvousError: mesh 'test' is not complete after 3 s: worker")
     assert f"worker {who} (127.0.0.1:" in error
     assert ") does not reach worker 0 (127.0.0.1:" in error
     assert "(Connection timed out)" in error
     assert ("does not reach worker 1" in error) == (who == 2)
     assert "TFDIST_START_TIMEOUT" in error and "firewalls" in error
-    assert seconds < 9
 
 
+@exhaustive
 def test_a_member_that_nobody_can_talk_to(attempts):
     """It refuses all that come: what is said names it."""
     body = """
@@ -95,11 +98,11 @@ def refuse(self, hello):
     raise weaving.WireError("no")
 if rank == 1:
     weaving.Weaving._screen = refuse
-found = attempt([0, 1, 2], options=Options(start_timeout=1.5, host=options.host))
+found = attempt([0, 1, 2], options=Options(start_timeout=3.0, host=options.host))
 weaving.Weaving._screen = real
 report(**found, again=again())
 """
-    error, _ = attempts(body)
+    error = attempts(body)
     assert "worker 2 (127.0.0.1:" in error
     assert ") does not reach worker 1 (127.0.0.1:" in error
     assert "(connection closed)" in error or "(Connection reset by peer)" in error
@@ -117,10 +120,9 @@ found = attempt([0, 1, 2])
 mesh_module.listen_near = real
 report(**found, again=again())
 """
-    error, seconds = attempts(body)
+    error = attempts(body)
     assert error.startswith("ClusterError: worker 2 (127.0.0.1:")
     assert error.endswith("no port is left. Mend it.")
-    assert seconds < 9
 
 
 @pytest.mark.parametrize(
@@ -147,11 +149,10 @@ assert not files()
 sharing.open_segment = real
 report(**found, again=again())
 """
-    error, seconds = attempts(body)
+    error = attempts(body)
     assert error.startswith(f"{kind}: ")
     for part in parts:
         assert part in error
-    assert seconds < 9
 
 
 @pytest.mark.parametrize(
@@ -163,7 +164,7 @@ report(**found, again=again())
     ],
 )
 def test_sizes_of_memory(attempts, size, parts):
-    error, _ = attempts(f"report(**attempt([0, 1, 2], size={size}), again=again())")
+    error = attempts(f"report(**attempt([0, 1, 2], size={size}), again=again())")
     for part in parts:
         assert part in error
 
@@ -180,11 +181,10 @@ def test_sizes_of_memory(attempts, size, parts):
     ],
 )
 def test_members_that_do_not_fit(attempts, members, kind, parts):
-    error, seconds = attempts(f"report(**attempt({members}), again=again())")
+    error = attempts(f"report(**attempt({members}), again=again())")
     assert error.startswith(kind)
     for part in ["mesh 'test'", *parts]:
         assert part in error
-    assert seconds < 9
 
 
 def test_who_is_in_no_group_learns_of_it_too(attempts):
@@ -193,7 +193,7 @@ if rank == 1:
     mesh_module.host_key = fail
 report(**attempt([0, 1] if rank < 2 else []))
 """
-    error, _ = attempts(body)
+    error = attempts(body)
     assert "worker 1 (" in error and "Connection timed out" in error
 
 
@@ -204,10 +204,9 @@ other = Options(secret="other", host=options.host)
 found = attempt([0, 1, 2], options=other if rank == 1 else options)
 report(**found, again=again())
 """
-    error, seconds = attempts(body, TFDIST_SECRET="one")
+    error = attempts(body, TFDIST_SECRET="one")
     assert error.startswith("ClusterError: worker ")
     assert "worker 1 (" in error and "Set the same TFDIST_SECRET" in error
-    assert seconds < 9
 
 
 def test_different_names(run):
@@ -224,46 +223,49 @@ def die(*args):
     os.kill(os.getpid(), 9)
 if rank == 1:
     {where} = die
-found = attempt([0, 1, 2])
-report(**found, worker=str(session.topology.workers[1]), left=files())
+error = failure([0, 1, 2])
+report(error=error, worker=str(session.topology.workers[1]), left=files())
 """
     found = run(3, body)
     for one in (found[0], found[2]):
         assert one["error"].startswith(f"PeerLostError: rank 1, {one['worker']} is lost")
-        assert one["seconds"] < 9 and not one["left"]
-        # The session closes its connection to the one that is lost.
-        assert "same" in one
+        assert not one["left"]
 
 
+@exhaustive
 def test_descriptors_that_are_used_up(attempts):
     body = """
 import resource
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 if rank == 2:
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 4, before[1]))
-found = attempt([0, 1, 2], options=Options(start_timeout=1.5, host=options.host))
+found = attempt([0, 1, 2], options=Options(start_timeout=3.0, host=options.host))
 resource.setrlimit(resource.RLIMIT_NOFILE, before)
 report(**found, again=again())
 """
-    error, seconds = attempts(body)
+    error = attempts(body)
     assert "worker 2 (" in error and "Too many open files" in error
-    assert seconds < 9
 
 
 def test_control_c(run):
     body = f"""{ATTEMPT}
 import signal
+from tfdist.cluster import weaving
 if rank == 1:
-    signal.setitimer(signal.ITIMER_REAL, 0.5)
     def interrupt(*args):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
+    wait = weaving.Weaving.wait
+    def interrupted(self, seconds):
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        wait(self, options.start_timeout)
+    weaving.Weaving.wait = interrupted
     dialler.connect = fail
-before = settled()
+before = descriptors()
 try:
     weave([0, 1])
 except KeyboardInterrupt:
-    tell("REPORT", json.dumps(dict(interrupted=True, same=settled() == before)))
+    tell("REPORT", json.dumps(dict(interrupted=True, same=same(before))))
     os._exit(0)
 except PeerLostError as error:
     report(lost=str(error))

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
 from tfdist.cluster import Session, Topology
 from tfdist.cluster import session as module
 from tfdist.cluster.wire import encode
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
 from tfdist.options import Options
-
-pytestmark = pytest.mark.timeout(60)
 
 
 def alone():
@@ -33,7 +33,7 @@ def test_exchange(sessions, together, count):
     for size in (0, 1, 1000, 3_000_000 // count):
         payloads = [bytes([rank]) * (size + rank) for rank in range(count)]
         tag = f"of {size}"
-        got = together(lambda s, p=payloads, t=tag: s.exchange(t, p[s.rank], timeout=10), group)
+        got = together(lambda s, p=payloads, t=tag: s.exchange(t, p[s.rank]), group)
         assert got == [payloads] * count
 
 
@@ -42,7 +42,7 @@ def test_many_exchanges_at_different_paces(sessions, together):
         for step in range(200):
             if step % 50 == session.rank:
                 time.sleep(0.01)
-            got = session.exchange(f"step {step}", f"{session.rank}.{step}".encode(), timeout=10)
+            got = session.exchange(f"step {step}", f"{session.rank}.{step}".encode())
             assert got == [f"{rank}.{step}".encode() for rank in range(3)]
         return True
 
@@ -51,9 +51,9 @@ def test_many_exchanges_at_different_paces(sessions, together):
 
 def test_threads_of_one_rank_take_turns(sessions, together):
     first, second = sessions(2)
-    one = together(lambda n: first.exchange("same", b"0", timeout=10) if n else None, [0])
+    one = together(lambda n: first.exchange("same", b"0") if n else None, [0])
     assert one == [None]
-    calls = [lambda s=s: s.exchange("same", str(s.rank).encode(), 10) for s in (first, second) * 5]
+    calls = [lambda s=s: s.exchange("same", str(s.rank).encode()) for s in (first, second) * 5]
     assert together(lambda call: call(), calls) == [[b"0", b"1"]] * 10
 
 
@@ -67,11 +67,11 @@ def test_exchange_refuses_large_payloads(sessions, monkeypatch):
 def test_different_tags(sessions, together):
     group = sessions(3)
     tags = ["train", "train", "evaluate"]
-    errors = together(lambda s: s.exchange(tags[s.rank], b"", timeout=10), group)
+    errors = together(lambda s: s.exchange(tags[s.rank], b""), group)
     (message,) = messages(errors, ProgramMismatchError)
     for part in ("exchange 0", "'train' at worker", "'evaluate' at worker 2", "same script"):
         assert part in message
-    again = together(lambda s: s.exchange("train", b"", timeout=10), group)
+    again = together(lambda s: s.exchange("train", b""), group)
     assert messages(again, ProgramMismatchError) == {message}
 
 
@@ -79,26 +79,24 @@ def test_different_tags(sessions, together):
 def test_exchange_deadline_names_the_absent(sessions, together, absent):
     group = sessions(3)
     present = [session for session in group if session.rank != absent]
-    start = time.monotonic()
-    errors = together(lambda s: s.exchange("sum", b"", timeout=0.3), present)
-    assert time.monotonic() - start < 8
+    errors = together(lambda s: s.exchange("sum", b"", timeout=1.0), present)
     (message,) = messages(errors, RendezvousError)
     worker = group[0].topology.workers[absent]
-    assert f"exchange 'sum' waited 0.3 s in vain for 1 of 3 workers: {worker}." in message
+    assert f"exchange 'sum' waited 1 s in vain for 1 of 3 workers: {worker}." in message
     with pytest.raises(RendezvousError, match="'sum' waited"):
-        group[absent].exchange("sum", b"", timeout=10)
+        group[absent].exchange("sum", b"")
 
 
 @pytest.mark.parametrize("leaver", [0, 2])
 def test_goodbye_is_no_loss_but_ends_exchanges(sessions, together, leaver):
     group = sessions(3)
-    assert together(lambda s: s.exchange("a", b"", timeout=10), group) == [[b"", b"", b""]] * 3
+    assert together(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
     lost = []
     stay = [session for session in group if session.rank != leaver]
     for session in stay:
         session.on_peer_lost(lost.append)
     group[leaver].close()
-    errors = together(lambda s: s.exchange("b", b"", timeout=10), stay)
+    errors = together(lambda s: s.exchange("b", b""), stay)
     (message,) = messages(errors, PeerLostError)
     assert f"rank {leaver}, worker {leaver} (" in message
     assert "has ended" in message
@@ -109,19 +107,17 @@ def test_goodbye_while_others_wait(sessions, together):
     group = sessions(3)
     timer = threading.Timer(0.2, group[1].close)
     timer.start()
-    errors = together(lambda s: s.exchange("b", b"", timeout=10), [group[0], group[2]])
+    errors = together(lambda s: s.exchange("b", b""), [group[0], group[2]])
     (message,) = messages(errors, PeerLostError)
     assert "rank 1, worker 1 (" in message
     timer.join()
 
 
 def test_close_does_not_linger_and_works_once(sessions, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.session._LINGER_SECONDS", 15.0)
+    monkeypatch.setattr("tfdist.cluster.session._LINGER_SECONDS", FAR)
     for session in sessions(3):
-        start = time.monotonic()
         session.close()
         session.close()
-        assert time.monotonic() - start < 10
         with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has ended"):
             session.exchange("a", b"")
 
@@ -131,7 +127,7 @@ def test_close_from_the_callback(sessions):
     done = threading.Event()
     group[1].on_peer_lost(lambda message: (group[1].close(), done.set()))
     cut(group[0], 1)
-    assert done.wait(20)
+    assert done.wait(FAR)
 
 
 def cut(session, rank):
@@ -149,13 +145,13 @@ def test_every_rank_learns_of_a_loss_once(sessions, together):
         session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
     cut(group[2], 0)
     for rank in (0, 1, 3):
-        assert told[rank].wait(20)
+        assert told[rank].wait(FAR)
     (message,) = {line for rank in (0, 1, 3) for line in heard[rank]}
     worker = group[0].topology.workers[2]
     assert message == f"rank 2, {worker} is lost: connection closed; see its log"
     cut(group[3], 0)
     others = [group[0], group[1]]
-    errors = together(lambda s: s.exchange("a", b"", timeout=10), others)
+    errors = together(lambda s: s.exchange("a", b""), others)
     assert messages(errors, PeerLostError) == {message}
     assert [len(heard[rank]) for rank in (0, 1)] == [1, 1]
 
@@ -166,7 +162,7 @@ def test_a_callback_that_comes_late_or_raises(sessions, capsys):
     group[0].on_peer_lost(lambda message: 1 / 0)
     group[0].on_peer_lost(lambda message: told.set())
     cut(group[1], 0)
-    assert told.wait(20)
+    assert told.wait(FAR)
     assert "ZeroDivisionError" in capsys.readouterr().err
     late = []
     group[0].on_peer_lost(late.append)
@@ -174,26 +170,25 @@ def test_a_callback_that_comes_late_or_raises(sessions, capsys):
 
 
 def test_silence_is_a_loss(sessions, monkeypatch):
-    group = sessions(3, heartbeat_timeout=1.0)
+    group = sessions(3, heartbeat_timeout=3.0)
     told = [threading.Event() for _ in group]
     lines = []
     for session in group:
         session.on_peer_lost(lambda message, rank=session.rank: lines.append((rank, message)))
         session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
     monkeypatch.setattr(group[1]._role._links, "broadcast", lambda frame: None)
-    start = time.monotonic()
     for rank in (0, 1, 2):
-        assert told[rank].wait(20)
-    assert 0.5 < time.monotonic() - start < 8
+        assert told[rank].wait(FAR)
     (message,) = {line for _, line in lines}
     assert "rank 1, worker 1 (" in message
-    assert "no sign of life for 1 s" in message
+    assert "no sign of life for 3 s" in message
 
 
+@exhaustive
 def test_signs_of_life_while_nothing_happens(sessions, together):
-    group = sessions(3, heartbeat_timeout=2.0)
-    time.sleep(3.5)
-    assert together(lambda s: s.exchange("a", b"", timeout=20), group) == [[b"", b"", b""]] * 3
+    group = sessions(3, heartbeat_timeout=4.0)
+    time.sleep(7)
+    assert together(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
 
 
 @pytest.mark.parametrize(
@@ -205,7 +200,7 @@ def test_nonsense_is_a_loss(sessions, frame):
     lines = []
     group[0].on_peer_lost(lambda message: (lines.append(message), told.set()))
     group[1]._role._links.send(0, frame)
-    assert told.wait(20)
+    assert told.wait(FAR)
     assert "rank 1, worker 1 (" in lines[0]
     assert "does not understand" in lines[0]
 
@@ -215,7 +210,7 @@ def test_notices(sessions, together):
     for _ in range(3):
         group[0].notify("saved", "here")
     group[0].notify("other")
-    assert together(lambda s: s.wait_notified("saved", 3, timeout=20), group) == [["here"] * 3] * 3
+    assert together(lambda s: s.wait_notified("saved", 3), group) == [["here"] * 3] * 3
     group[1].wait_notified("saved", 2, timeout=0)
     with pytest.raises(RendezvousError) as caught:
         group[1].wait_notified("saved", 4, timeout=0.1)
@@ -223,7 +218,7 @@ def test_notices(sessions, together):
         assert part in str(caught.value)
     timer = threading.Timer(0.1, group[0].notify, ["saved"])
     timer.start()
-    group[2].wait_notified("saved", 4, timeout=20)
+    group[2].wait_notified("saved", 4)
     timer.join()
     with pytest.raises(ValueError, match=r"notify\(\) is for rank 0"):
         group[1].notify("saved")
@@ -233,9 +228,9 @@ def test_notices_end_with_rank_0(sessions):
     group = sessions(2)
     group[0].notify("saved")
     group[0].close()
-    group[1].wait_notified("saved", 1, timeout=20)
+    group[1].wait_notified("saved", 1)
     with pytest.raises(PeerLostError, match=r"rank 0, worker 0 \(.*has ended"):
-        group[1].wait_notified("saved", 2, timeout=20)
+        group[1].wait_notified("saved", 2)
 
 
 def test_alone():

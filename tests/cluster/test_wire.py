@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from tests.deadlines import FAR
 from tfdist.cluster.handshake import MAGIC, handshake
 from tfdist.cluster.hello import Hello
 from tfdist.cluster.tf_config import from_tf_config
@@ -65,13 +66,13 @@ def test_decoder_refuses(data, message):
 def test_read_frame_refuses(pair, data, message):
     pair[0].sendall(data)
     with pytest.raises(WireError, match=message):
-        read_frame(pair[1], 1500, time.monotonic() + 5)
+        read_frame(pair[1], 1500, time.monotonic() + FAR)
 
 
 def test_read_frame_takes_no_byte_more(pair):
     for frame in FRAMES:
         pair[0].sendall(encode(*frame))
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + FAR
     assert [read_frame(pair[1], 2000, deadline) for _ in FRAMES] == FRAMES
 
 
@@ -81,12 +82,12 @@ def test_read_frame_deadline_and_end(pair):
         read_frame(pair[1], 2000, time.monotonic() + 0.05)
     pair[0].close()
     with pytest.raises(ConnectionError, match="closed"):
-        read_frame(pair[1], 2000, time.monotonic() + 5)
+        read_frame(pair[1], 2000, time.monotonic() + FAR)
 
 
 def test_handshake(pair, together):
     hello = Hello.of(TOPOLOGY)
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + FAR
     both = together(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])
     assert both == [hello, hello]
     assert str(hello).startswith("worker 1 (b:1), process ")
@@ -111,7 +112,7 @@ def test_handshake(pair, together):
 def test_a_stranger_is_refused_and_learns_nothing(pair, words):
     pair[0].sendall(words)
     with pytest.raises(WireError):
-        handshake(pair[1], Hello.of(TOPOLOGY), "", time.monotonic() + 5, first=False)
+        handshake(pair[1], Hello.of(TOPOLOGY), "", time.monotonic() + FAR, first=False)
     pair[0].setblocking(False)
     with pytest.raises(BlockingIOError):
         pair[0].recv(1)

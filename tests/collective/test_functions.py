@@ -7,6 +7,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.ranks import Ranks
+from tests.tiers import some
 
 BEHAVIOURS = "tests.collective.behaviours"
 
@@ -33,7 +34,7 @@ def wrapping(dtype):
     return {"uint8": np.uint8, "int8": np.int8}.get(dtype, float)
 
 
-@pytest.mark.parametrize("group", ["2", "3", "4"])
+@pytest.mark.parametrize("group", some(["2", "3", "4"], always=["2", "4"]))
 def test_reductions(group):
     results = run(group, "reductions")
     values = [own(rank) for rank in range(int(group))]
@@ -46,7 +47,7 @@ def test_reductions(group):
             assert np.array_equal(value, results[0][key]), key
 
 
-@pytest.mark.parametrize("group", ["2", "3"])
+@pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
 def test_nests(group):
     for result in run(group, "nests"):
         total = sum(own(rank) for rank in range(int(group)))
@@ -56,7 +57,7 @@ def test_nests(group):
         assert np.array_equal(result["c"], total)
 
 
-@pytest.mark.parametrize("group", ["2", "3", "4"])
+@pytest.mark.parametrize("group", some(["2", "3", "4"], always=["2", "4"]))
 def test_moves(group):
     size = int(group)
     for rank, result in enumerate(run(group, "moves")):
@@ -71,7 +72,7 @@ def test_moves(group):
         assert np.array_equal(result["scatter"], result["whole"][6 * rank : 6 * rank + 6])
 
 
-@pytest.mark.parametrize("group", ["2", "3"])
+@pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
 def test_messages(group):
     size = int(group)
     for rank, result in enumerate(run(group, "messages")):
@@ -79,7 +80,7 @@ def test_messages(group):
             assert np.array_equal(received, np.full(4, float((rank - 1) % size + i)))
 
 
-@pytest.mark.parametrize("group", ["2", "3"])
+@pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
 def test_in_loops_and_branches(group):
     size = int(group)
     for rank, result in enumerate(run(group, "in_loops_and_branches")):
@@ -89,7 +90,7 @@ def test_in_loops_and_branches(group):
         assert np.array_equal(result[2], (total + 1) * size + 1)
 
 
-@pytest.mark.parametrize("group", ["2", "3"])
+@pytest.mark.parametrize("group", some(["2", "3"], always=["3"]))
 def test_gradients(group):
     size = int(group)
     # For each rank the gradient that comes in, were the output as long as the input.
@@ -117,7 +118,7 @@ def test_gradients(group):
             np.testing.assert_allclose(result[f"{name} in a graph"], value, rtol=1e-6)
 
 
-@pytest.mark.parametrize("group", ["2", "3", "4"])
+@pytest.mark.parametrize("group", some(["2", "3", "4"], always=["4"]))
 def test_split(group):
     size = int(group)
     for rank, result in enumerate(run(group, "split")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -10,10 +11,13 @@ import pytest
 import tensorflow as tf
 
 from tests.compression.team import alone, draw, on_ranks
+from tests.tiers import rotating, some
 from tfdist.compression import CODECS
 
 SHAPES = [(64, 80), (3, 3, 8, 33), (1003,), (1, 1), (0, 5), (16, 300)]
 VOTES = {"signsgd", "signum"}
+# Whose sums are votes, or a part of momenta: the cosine of their angle to the sum of gradients.
+DIRECTIONS = {"signsgd": 0.6, "signum": 0.6, "dgc": 0.05}
 CARRIED = [name for name, kind in CODECS.items() if kind.payload != "sharded"]
 
 
@@ -29,8 +33,17 @@ def with_feedback(name):
     return codec if "error" in codec.kept((64, 80)) else None
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-@pytest.mark.parametrize("name", CODECS)
+def cosine(one, other):
+    """Of the angle between two arrays."""
+    return (one * other).sum() / (np.linalg.norm(one) * np.linalg.norm(other))
+
+
+RANKS = list(itertools.product(CODECS, [1, 2, 3, 4]))
+# One of each payload by any number of ranks.
+USUAL = [(name, n) for name, n in RANKS if n == 3 or name in ("int8", "topk", "powersgd")]
+
+
+@pytest.mark.parametrize(("name", "ranks"), some(RANKS, always=USUAL))
 def test_equal_everywhere_and_nothing_lost(name, ranks):
     codec = with_feedback(name) or CODECS[name]()
     shapes, steps = shapes_of(codec), 3
@@ -48,12 +61,13 @@ def test_equal_everywhere_and_nothing_lost(name, ranks):
             for a, b, shape in zip(mine, first, shapes, strict=True):
                 assert a.shape == shape and a.dtype == np.float32
                 assert np.array_equal(a, b)
-    if results[0][1] is None or name == "dgc":  # whose sums are of momenta
-        return
     for i, shape in enumerate(shapes):
         came = sum(sums[i] for sums in results[0][0])
-        left = sum(error[i] for _, error in results).reshape(shape)
         brought = sum(given(rank, step)[i] for rank in range(ranks) for step in range(steps))
+        if name in DIRECTIONS:
+            assert came.size < 2 or cosine(came, brought) > DIRECTIONS[name]
+            continue
+        left = sum(error[i] for _, error in results).reshape(shape)
         np.testing.assert_allclose(came + left, brought, atol=1e-5 * ranks * steps)
 
 
@@ -65,8 +79,7 @@ def test_zeros_stay_zeros(name):
         assert not any(total.any() for total in sums)
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", CODECS)
+@pytest.mark.parametrize(("name", "value"), rotating(list(CODECS), [np.nan, np.inf, -np.inf]))
 def test_not_finite(name, value):
     """It shows everywhere in the same step, and is forgotten afterwards."""
     shape = (64, 80)
@@ -85,8 +98,10 @@ def test_not_finite(name, value):
         assert np.isfinite(third).all()
 
 
-@pytest.mark.parametrize("scale", [2.0**-60, 2.0**60])
-@pytest.mark.parametrize("name", [n for n in CODECS if n not in VOTES | {"threshold"}])
+@pytest.mark.parametrize(
+    ("name", "scale"),
+    rotating([n for n in CODECS if n not in VOTES | {"threshold"}], [2.0**-60, 2.0**60]),
+)
 def test_tiny_and_huge_values(name, scale):
     """The same as of ordinary ones, only smaller or larger."""
     steps = [draw((64, 80), seed).clip(-3, 3) for seed in range(2)]
@@ -100,14 +115,22 @@ def test_tiny_and_huge_values(name, scale):
 def test_error_is_bounded(name):
     """Error feedback needs a codec that brings some of the gradient along in every step."""
     codec = with_feedback(name)
-    if codec is None or name in {"dgc", "qsgd", "terngrad"}:  # momenta; larger errors, unbiased
+    if codec is None:
+        assert name in VOTES
         return
-    gradient = draw((64, 80))
-    _, member = alone(codec, *[gradient] * 2)
-    (error,) = member.kept("error")
-    assert np.linalg.norm(error) < 2 * np.linalg.norm(gradient)
-    _, member = alone(codec, gradient)
-    assert np.linalg.norm(member.kept("error")[0]) < np.linalg.norm(gradient)
+    # Of an unbiased codec with large errors, and of momenta, the errors may be larger.
+    once, twice = {"terngrad": (1.5, 2.5), "dgc": (1.0, 3.0)}.get(name, (1.0, 2.0))
+
+    def body(rank, member):
+        gradient = draw((64, 80), rank)
+        sizes = []
+        for step in range(2):
+            member.sum([gradient], step)
+            sizes.append(np.linalg.norm(member.kept("error")[0]) / np.linalg.norm(gradient))
+        return sizes
+
+    for first, second in on_ranks(codec, 2, [(64, 80)], body):
+        assert 0 < first < once and 0 < second < twice
 
 
 @pytest.mark.parametrize("name", [n for n in CODECS if CODECS[n]().kept((64, 80))])

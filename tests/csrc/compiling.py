@@ -25,13 +25,17 @@ class Toolchain:
     Args:
         flags: for compiling and for linking.
         cache: a folder, which may hold what was made before.
+        library: the core, where it is not to be compiled with these flags, too.
     """
 
-    def __init__(self, flags: Sequence[str], cache: Path) -> None:
+    def __init__(self, flags: Sequence[str], cache: Path, library: Path | None = None) -> None:
         found = compilers.find(NativeOptions.from_environment().compiler)
-        self._command = (*found.command, *_FLAGS, *flags)
+        # One ABI with the library.
+        self._recipe = recipe.read(tensorflow_package.find())
+        self._command = (*found.command, *_FLAGS, *self._recipe.tensorflow.defines, *flags)
         self._version = found.version
         self._cache = cache
+        self._library = library
 
     def problem(self) -> str:
         """Why programs made with these flags do not run here; empty where they do."""
@@ -51,7 +55,7 @@ class Toolchain:
         Returns:
             The programs by the names of their tests.
         """
-        core = [recipe.SOURCE / path for path in recipe.read(tensorflow_package.find()).core]
+        core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
         tests = sorted((recipe.SOURCE / _TESTS).glob("*.cc"))
         shared = core + [path for path in tests if not path.name.endswith(_TEST)]
         own = [path for path in tests if path.name.endswith(_TEST)]
@@ -72,8 +76,10 @@ class Toolchain:
         return self._make(made, "-I.", "-c", str(path.relative_to(recipe.SOURCE)))
 
     def _link(self, objects: Sequence[Path]) -> Path:
-        made = self._cache / f"{objects[0].stem}-{_digest(*(path.name for path in objects))}"
-        return self._make(made, *map(str, objects))
+        words = [str(path) for path in objects]
+        if self._library:
+            words += [str(self._library), f"-Wl,-rpath,{self._library.parent}"]
+        return self._make(self._cache / f"{objects[0].stem}-{_digest(*words)}", *words)
 
     def _make(self, made: Path, *words: str) -> Path:
         if not made.exists():

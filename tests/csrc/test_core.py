@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.native import recipe
 
-pytestmark = pytest.mark.timeout(300)
+# Compiling with sanitizers takes minutes.
+pytestmark = pytest.mark.timeout(1800)
 
 # variant -> test -> runs, each with its arguments. Forked processes are nothing for the thread
 # sanitizer, and what mostly waits, or goes through much data, says nothing new under a sanitizer.
 RUNS = {
     "plain": {
         "codec": ((),),
-        "collectives": (("threads", "quick"), ("processes",)),
-        "compressed": ((),),
+        "collectives": (("threads", "quick"), ("processes", "quick"), ("processes",)),
+        "compressed": (("quick",), ()),
         "data": (("20000",),),
-        "endings": ((),),
+        "endings": (("quick",), ()),
         "frames": (("20000",),),
         "garbage": ((),),
         "groups": ((),),
-        "losses": (("kill",), ("stop", "quick")),
-        "mismatches": ((),),
+        "losses": (("kill", "quick"), ("stop", "one"), ("kill",), ("stop",)),
+        "mismatches": (("quick",), ()),
         "order": ((),),
         "reduce": ((),),
         "rounding": ((),),
-        "rounds": (("60",),),
+        "rounds": (("20",), ("60",)),
         "segment": (("20000",),),
         "sparse": ((),),
         "waiting": ((),),
@@ -59,8 +61,24 @@ RUNS = {
         "rounds": (("20",),),
     },
 }
+# Of the plain ones; all those with sanitizers are exhaustive.
+LONG = {
+    ("collectives", ("processes",)),
+    ("compressed", ()),
+    ("endings", ()),
+    ("losses", ("kill",)),
+    ("losses", ("stop",)),
+    ("mismatches", ()),
+    ("rounds", ("60",)),
+}
 CASES = [
-    pytest.param(variant, name, run, id="-".join((variant, name, *run)))
+    pytest.param(
+        variant,
+        name,
+        run,
+        id="-".join((variant, name, *run)),
+        marks=exhaustive if variant != "plain" or (name, run) in LONG else (),
+    )
     for variant, tests in RUNS.items()
     for name, runs in tests.items()
     for run in runs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import pytest
 
 import tfdist.launch
+from tests.deadlines import FAR
 
 ROOT = str(Path(tfdist.launch.__file__).parents[2])
 MARK = "LAUNCH_TEST_MARK"
@@ -24,18 +26,33 @@ from pathlib import Path
 config = json.loads(os.environ["TF_CONFIG"])
 rank = config["task"]["index"]
 here = Path(os.environ["LAUNCH_TEST_FOLDER"])
+def until(condition):
+    while not condition():
+        time.sleep(0.01)
 def ready():
+    (here / f"pid-{rank}").write_text(str(os.getpid()))
     (here / f"ready-{rank}").touch()
 def wait_for(*ranks):
-    while not all((here / f"ready-{other}").exists() for other in ranks):
-        time.sleep(0.01)
+    until(lambda: all((here / f"ready-{other}").exists() for other in ranks))
+def wait_gone(*ranks):  # until launchers have taken note of their ends
+    wait_for(*ranks)
+    pids = [(here / f"pid-{other}").read_text() for other in ranks]
+    until(lambda: not any(Path("/proc", pid).exists() for pid in pids))
+def stay():  # until a signal comes
+    while True:
+        signal.pause()
 """
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.is_relative_to(Path(__file__).parent):
-            item.add_marker(pytest.mark.timeout(60))
+# A launcher with other numbers of seconds: `module.NAME` -> the value.
+OTHER_SECONDS = """
+import importlib, json, sys
+from tfdist.launch.cli import main
+for name, value in json.loads(sys.argv[1]).items():
+    module, constant = name.split(".")
+    setattr(importlib.import_module(f"tfdist.launch.{module}"), constant, value)
+sys.exit(main(["run", *sys.argv[2:]]))
+"""
+# It waits for the cause of a failure as long as it takes.
+PATIENT = {"supervisor._PATIENCE": FAR, "supervisor._PATIENCE_FOR_NODE_0": FAR}
 
 
 class Job:
@@ -64,8 +81,8 @@ class Job:
     def err(self) -> str:
         return self._err.read_text()
 
-    def wait(self, seconds: float = 20.0) -> int:
-        return self.process.wait(seconds)
+    def wait(self) -> int:
+        return self.process.wait()
 
     def wait_ready(self, count: int) -> None:
         until(lambda: len(list(self.folder.glob("ready-*"))) >= count)
@@ -77,8 +94,8 @@ class Job:
         """All running processes of the job but the launcher."""
         return marked(self.mark) - {self.process.pid}
 
-    def wait_gone(self, seconds: float = 5.0) -> None:
-        until(lambda: not self.processes(), seconds)
+    def wait_gone(self) -> None:
+        until(lambda: not self.processes())
 
     def end(self) -> None:
         if self.process.poll() is None:
@@ -88,10 +105,8 @@ class Job:
             os.kill(pid, signal.SIGKILL)
 
 
-def until(condition: Callable[[], bool], seconds: float = 15.0) -> None:
-    end = time.monotonic() + seconds
+def until(condition: Callable[[], bool]) -> None:
     while not condition():
-        assert time.monotonic() < end, "it did not happen in time"
         time.sleep(0.02)
 
 
@@ -142,8 +157,9 @@ def launch(tmp_path: Path, environment: dict[str, str]) -> Iterator[Callable[...
     """Starts `tfdist run` with these arguments."""
     jobs: list[Job] = []
 
-    def start(*arguments: str, **settings: str) -> Job:
-        command = [sys.executable, "-m", "tfdist", "run", *arguments]
+    def start(*arguments: str, seconds: dict[str, float] | None = None, **settings: str) -> Job:
+        how = ["-c", OTHER_SECONDS, json.dumps(seconds)] if seconds else ["-m", "tfdist", "run"]
+        command = [sys.executable, *how, *arguments]
         jobs.append(Job(tmp_path, command, {**environment, **settings}))
         return jobs[-1]
 

@@ -39,7 +39,6 @@ def test_it_imports_nothing_heavy(arguments, environment):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "[]"
@@ -57,7 +56,6 @@ def test_a_run_imports_nothing_heavy(environment, script):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=30,
     )
     assert done.stdout.splitlines()[-1] == "0 []"
 

@@ -81,10 +81,8 @@ def test_all_keeps_lines_whole(launch, script):
 
 
 def test_all_shows_the_last_lines_of_a_failure(launch, script):
-    job = launch(
-        "-n", "2", "--output", "all", script("if rank: sys.exit('no data')\ntime.sleep(60)")
-    )
-    assert job.wait(10) == 1
+    job = launch("-n", "2", "--output", "all", script("if rank: sys.exit('no data')\nstay()"))
+    assert job.wait() == 1
     assert job.out == "[1] no data\n"
     assert "  | no data" in job.err
 
@@ -98,11 +96,11 @@ def test_all_does_not_wait_for_a_process_that_left_the_group(launch, script):
         script("""
             if rank:
                 subprocess.Popen(
-                    [sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+                    [sys.executable, "-c", "import time; time.sleep(3600)"], start_new_session=True)
                 print("left", end="")
         """),
     )
-    assert job.wait(10) == 0
+    assert job.wait() == 0
     assert job.out == "[1] left\n"
 
 
@@ -118,7 +116,7 @@ def test_a_reader_that_goes_away_ends_nothing(environment, script, tmp_path):
     process.stdout.close()
     error = process.stderr.read()
     process.stderr.close()
-    assert process.wait(20) == 0, error
+    assert process.wait() == 0, error
     assert (tmp_path / "ready-1").exists()
 
 
@@ -141,8 +139,8 @@ def test_a_folder_that_cannot_be_made(launch, script, tmp_path):
 def test_a_log_that_cannot_be_written(launch, script, tmp_path):
     """The second worker cannot be started: the first is not left alone."""
     (tmp_path / "worker-1.log").mkdir()
-    job = launch("-n", "2", "--log-dir", str(tmp_path), script("time.sleep(60)"))
-    assert job.wait(10) == 1
+    job = launch("-n", "2", "--log-dir", str(tmp_path), script("stay()"))
+    assert job.wait() == 1
     assert "the output of worker 1 cannot be written" in job.err
     assert job.err.count("\n") == 1
     assert job.processes() == set()

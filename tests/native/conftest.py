@@ -105,7 +105,6 @@ def python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
             },
             capture_output=True,
             text=True,
-            timeout=100,
         )
 
     return run

@@ -9,7 +9,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -62,16 +61,14 @@ def test_what_is_left(source, options):
     assert "-march" not in log
 
 
-def test_the_check_is_cheap(source, options):
+def test_the_check_is_cheap(source, options, script, tmp_path):
+    calls = tmp_path / "calls"
+    counting = script(f'echo "$1" >> {calls}\nexec g++ "$@"')
+    options = dataclasses.replace(options, compiler=counting)
     ensure(options, source)
-    fastest = min(_seconds(lambda: ensure(options, source)) for _ in range(5))
-    assert fastest < 0.05
-
-
-def _seconds(function):
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
+    calls.unlink()
+    ensure(options, source)
+    assert calls.read_text() == "--version\n"
 
 
 @pytest.mark.parametrize(
@@ -170,7 +167,7 @@ def in_processes(count, options, source):
     processes = [
         subprocess.Popen(command, cwd=ROOT, text=True, stdout=-1, stderr=-1) for _ in range(count)
     ]
-    return [(*process.communicate(timeout=60), process.returncode) for process in processes]
+    return [(*process.communicate(), process.returncode) for process in processes]
 
 
 def test_processes_compile_once(source, options, script, tmp_path):
@@ -202,7 +199,7 @@ def test_the_units_are_compiled_together(source, options, script, tmp_path):
     # Each of the two waits until both have begun.
     meeting = script(
         f'[ "$1" = --version ] && echo "meeting 1.0" && exit\necho >> {tmp_path}/begun\n'
-        f"for i in $(seq 100); do [ $(wc -l < {tmp_path}/begun) -ge 2 ] && break; sleep 0.1; done\n"
+        f"for i in $(seq 999); do [ $(wc -l < {tmp_path}/begun) -ge 2 ] && break; sleep 0.1; done\n"
         f'[ $(wc -l < {tmp_path}/begun) -ge 2 ] && exec g++ "$@"'
     )
     assert ensure(dataclasses.replace(options, compiler=meeting), source)

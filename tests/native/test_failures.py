@@ -97,7 +97,7 @@ def test_no_tensorflow(source, options, monkeypatch):
 
 
 def test_a_holder_is_named_and_not_waited_for_for_ever(source, options, monkeypatch):
-    monkeypatch.setattr(lock, "_FIRST_SECONDS", 0.1)
+    monkeypatch.setattr(lock, "_FIRST_SECONDS", 0.0)
     root = options.cache / "native"
     root.mkdir(parents=True)
     lines = []

@@ -8,7 +8,9 @@ import zipfile
 import pytest
 
 from tests.native.conftest import write
+from tests.tiers import exhaustive
 
+pytestmark = exhaustive
 pytest.importorskip("setuptools")
 pytest.importorskip("wheel")
 

@@ -8,12 +8,13 @@ import os
 import select
 import socket
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from tests.certificates import files
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
 from tfdist.native.api import Setup
@@ -60,10 +61,14 @@ class Wire(threading.Thread):
 
 
 class Pair:
-    """Two ranks, each in a thread of its own; None for one in the clear."""
+    """Two ranks, each in a thread of its own; None for one in the clear.
 
-    def __init__(self, core, *given):
+    Silence for so many `seconds` is a loss.
+    """
+
+    def __init__(self, core, *given, seconds=FAR):
         self.core = core
+        self.seconds = seconds
         self.control, self.data = self.wires = Wire(), Wire()
         self.given = given
         self.numbers = [0, 0]
@@ -80,8 +85,7 @@ class Pair:
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive()
+            thread.join()
         return results
 
     def create(self, rank):
@@ -99,9 +103,9 @@ class Pair:
             control=place(self.control),
             data=place(self.data),
             segment=-1,
-            heartbeat_seconds=1.0,
-            stall_seconds=30,
-            timeout_seconds=30,
+            heartbeat_seconds=self.seconds,
+            stall_seconds=FAR,
+            timeout_seconds=FAR,
             algorithm=b"",
             **{key: os.fsencode(path) for key, path in (self.given[rank] or {}).items()},
         )
@@ -131,8 +135,8 @@ class Pair:
 def pair(core):
     pairs = []
 
-    def make(*given):
-        pairs.append(Pair(core, *given))
+    def make(*given, **settings):
+        pairs.append(Pair(core, *given, **settings))
         return pairs[-1]
 
     yield make
@@ -160,21 +164,19 @@ def test_a_rank_that_dies_is_noticed(pair):
     two = pair(files(), files())
     assert two.both(two.create) == [None, None]
     two.control.cut()
-    begin = time.monotonic()
     assert two.all_reduce(10, 0)
     assert "worker 1 (h1:1) is lost: its process has ended" in two.core.tfd_error().decode()
-    assert time.monotonic() - begin < 8
 
 
+@exhaustive
 def test_bytes_that_were_changed_on_the_way(pair):
-    two = pair(files(), files())
+    two = pair(files(), files(), seconds=5.0)
     assert two.both(two.create) == [None, None]
     next(iter(two.control.between)).sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
 
     def until_it_fails(rank):
-        end = time.monotonic() + 5
-        while not (code := two.all_reduce(10, rank)) and time.monotonic() < end:
-            time.sleep(0.01)
+        while not (code := two.all_reduce(10, rank)):
+            pass
         return code
 
     said = two.both(until_it_fails)
@@ -185,28 +187,32 @@ def test_bytes_that_were_changed_on_the_way(pair):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ((files(), files("expired")), "worker 1 (h1:1) cannot be reached in TLS: certificate has"),
+        pytest.param(
+            (files(), files("expired")),
+            "worker 1 (h1:1) cannot be reached in TLS: certificate has",
+            marks=exhaustive,
+        ),
         (
             (files(), files("stranger", "other_ca")),
             "in TLS: self-signed certificate in certificate chain",
         ),
-        ((files(), None), "worker 1 (h1:1) cannot be reached in TLS: "),
-        ((None, files()), "worker 0 (h0:1) "),
+        pytest.param(
+            (files(), None), "worker 1 (h1:1) cannot be reached in TLS: ", marks=exhaustive
+        ),
+        pytest.param((None, files()), "worker 0 (h0:1) ", marks=exhaustive),
     ],
 )
 def test_who_is_refused(pair, given, said):
-    two = pair(*given)
-    begin = time.monotonic()
+    two = pair(*given, seconds=10.0)
     messages = two.both(two.create)
     # To one in the clear the other is gone once it says something.
     messages = [m or two.core.tfd_error().decode() for m in messages]
-    assert time.monotonic() - begin < 8
     assert any(said in message for message in messages), messages
     assert not any("\n" in message for message in messages)
 
 
 def test_one_that_never_answers(pair):
-    two = pair(files(), files())
+    two = pair(files(), files(), seconds=1.0)
     assert two.create(0)
     said = two.core.tfd_error().decode()
     assert said == "worker 1 (h1:1) did not begin TLS within 1.0 s."

@@ -15,7 +15,7 @@ from tests.strategies.behaviours.compression import codec_of
 from tfdist.compression import Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
 from tfdist.compression.measuring import Measurement
-from tfdist.internals.keras import has_value
+from tfdist.internals.variables import has_value
 from tfdist.trainer import adapting, compression_files
 
 ROWS, BATCH, TOKENS, LENGTH = 45, 16, 12, 4

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
-from tfdist.internals.keras import has_value
+from tfdist.internals.variables import has_value
 
 ROWS, BATCH = 26, 8
 

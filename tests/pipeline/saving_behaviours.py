@@ -11,7 +11,7 @@ import numpy as np
 import tfdist
 from tests.pipeline import layers
 from tests.pipeline.zoo import ZOO
-from tfdist.internals.keras import has_value
+from tfdist.internals.variables import has_value
 
 ROWS, BATCH = 20, 10
 CUSTOM = {name: getattr(layers, name) for name in ("Block", "Penalised", "Positions", "TiedHead")}

@@ -14,7 +14,7 @@ from keras import layers, ops
 
 import tfdist
 from tests.strategies.failing_saves import save_twice
-from tfdist.internals.keras import has_value
+from tfdist.internals.variables import has_value
 from tfdist.pipeline.steps import Steps
 
 ROWS, BATCH = 22, 10

@@ -10,8 +10,10 @@ import sys
 import pytest
 
 import tfdist
+from tests.deadlines import FAR
 from tests.groups import GROUPS
 from tests.ranks import Ranks
+from tests.tiers import exhaustive
 from tfdist.launch.ports import Reservation
 
 
@@ -24,7 +26,7 @@ def pair():
 
 
 def run(ranks, fault):
-    return ranks.answers(f"tests.pipeline.faults:{fault}", timeout=60)
+    return ranks.answers(f"tests.pipeline.faults:{fault}", timeout=FAR)
 
 
 def test_a_layer_that_raises_on_one_rank(pair):
@@ -53,6 +55,7 @@ def test_a_worker_that_dies(pair):
     assert "Unavailable" in first
 
 
+@exhaustive
 def test_a_worker_that_never_comes():
     with Reservation(2) as ports:
         environment = of_worker(0, ports.ports) | {"TFDIST_START_TIMEOUT": "2"}

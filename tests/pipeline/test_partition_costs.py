@@ -9,10 +9,12 @@ import random
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 from keras.src.backend.common import global_state
 
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
+from tests.tiers import exhaustive, some
 from tfdist.errors import PartitionError
 from tfdist.pipeline.partition import decide, estimate, linearize, measure, measuring, timing
 from tfdist.pipeline.partition.spans import span_costs
@@ -20,7 +22,10 @@ from tfdist.pipeline.partition.spans import span_costs
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
 
 
-@pytest.mark.parametrize("name", ZOO)
+SOME = {"unet", "gpt_masked", "encoder_decoder", "rnn", "nested_mixed_float16"}
+
+
+@pytest.mark.parametrize("name", some(ZOO, always=SOME))
 def test_every_model_can_be_measured_and_stays_as_it_is(name, monkeypatch):
     monkeypatch.setattr(timing, "_SECONDS", 0.0)
     model = ZOO[name].build()
@@ -30,10 +35,41 @@ def test_every_model_can_be_measured_and_stays_as_it_is(name, monkeypatch):
     costs = measure(linearize(model), rows=2)
 
     assert all(cost.forward >= 0 and cost.backward >= 0 for cost in costs)
-    assert sum(cost.seconds for cost in costs) > 0
     assert states == (random.getstate(), np.random.get_state()[1].tolist())
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable, value)
+
+
+def test_the_median_of_some_runs_counts(monkeypatch):
+    class Clock:
+        now = 0.0
+
+        def perf_counter(self):
+            return self.now
+
+    def run():
+        clock.now += next(durations)
+
+    clock = Clock()
+    monkeypatch.setattr(timing, "time", clock)
+    durations = iter([1000.0, 3.0, 1.0, 100.0, 2.0, 4.0])  # the first is not counted
+    assert timing.seconds_of(run) == 3.0
+    durations = itertools.repeat(timing._SECONDS / 20)
+    begin = clock.now
+    timing.seconds_of(run)
+    assert clock.now - begin == pytest.approx(timing._SECONDS, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("forward", "both", "cost"), [(5.0, 15.0, (3.0, 10.0)), (1.0, 0.5, (0, 0))]
+)
+def test_the_cost_is_what_the_passes_take_beside_the_overhead(monkeypatch, forward, both, cost):
+    specs = (tf.TensorSpec((2, 3)),)
+    timed = timing.Timing(forward, both, specs, (None, None))
+    monkeypatch.setattr(measuring, "seconds_of", lambda run: 2.0)
+    monkeypatch.setattr(measuring, "time_call", lambda *args: timed)
+    (measured,) = measure(linearize(keras.Sequential([keras.Input((4,)), layers.Dense(3)])), rows=2)
+    assert (measured.forward, measured.backward) == cost
 
 
 def test_random_numbers_without_a_seed_go_on_as_before():
@@ -95,18 +131,26 @@ def test_estimates_follow_the_multiplications():
     assert costs["lstm"].seconds > 5 * costs["embedding"].seconds
 
 
+def largest_share(graph, costs, stages):
+    """Of the stages that are decided on by these costs; 1 where all cost the same."""
+    seconds = [cost.seconds for cost in costs]
+    boundaries = [0, *decide(graph, stages, seconds, rows=8), len(graph.calls)]
+    shares = [sum(seconds[begin:end]) for begin, end in itertools.pairwise(boundaries)]
+    return max(shares) / sum(seconds) * stages
+
+
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stages_of_a_gpt_are_even(stages):
     graph = linearize(gpt(blocks=8, width=64, length=32))
+    assert largest_share(graph, estimate(graph, rows=8), stages) <= 1.02
 
-    def largest_share():
-        seconds = [cost.seconds for cost in measure(graph, rows=8)]
-        boundaries = [0, *decide(graph, stages, seconds, rows=8), len(graph.calls)]
-        shares = [sum(seconds[begin:end]) for begin, end in itertools.pairwise(boundaries)]
-        return max(shares) / sum(seconds) * stages
 
-    # On a busy machine one of equal layers may seem to take longer.
-    assert any(largest_share() <= 1.10 for _ in range(5))
+@exhaustive
+@pytest.mark.parametrize("stages", [2, 4])
+def test_measured_stages_of_a_gpt_are_even(stages):
+    """On a busy machine one of equal layers may seem to take longer."""
+    graph = linearize(gpt(blocks=8, width=64, length=32))
+    assert any(largest_share(graph, measure(graph, rows=8), stages) <= 1.3 for _ in range(20))
 
 
 def test_bytes_count_where_values_cross():

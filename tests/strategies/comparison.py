@@ -9,32 +9,34 @@ from typing import Any
 import numpy as np
 
 from tests.groups import GROUPS
+from tests.references import reference
 
 PACKAGE = "tests.strategies.behaviours"
 
 
-def behaviours(module: str) -> list[str]:
-    """The names of a module's public functions, without importing it."""
+def functions(module: str) -> dict[str, tuple[str, ...]]:
+    """The parameters of a module's public functions, by name, without importing it."""
     path = pathlib.Path(__file__).parent / "behaviours" / f"{module}.py"
     tree = ast.parse(path.read_text())
-    return [
-        f"{module}:{node.name}"
+    return {
+        node.name: tuple(argument.arg for argument in node.args.args)
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
-    ]
+    }
 
 
-_references: dict[tuple[Any, ...], Any] = {}
+def behaviours(module: str, *parameters: str) -> list[str]:
+    """The functions of a module that take a strategy and these parameters."""
+    taken = ("strategy", *parameters)
+    return [f"{module}:{name}" for name, given in functions(module).items() if given == taken]
 
 
 def check_same_as_alone(group: str, behaviour: str, *args: Any) -> None:
     """Runs a behaviour on a group and in one process, and compares all that it returns."""
-    key = (behaviour, *args)
-    if key not in _references:
-        _references[key] = GROUPS["alone"].run(f"{PACKAGE}.{behaviour}", *args)[0]
+    expected = reference(f"{PACKAGE}.{behaviour}", *args)
     results = GROUPS[group].run(f"{PACKAGE}.{behaviour}", *args)
     for rank, result in enumerate(results):
-        assert_close(result, _references[key], f"rank {rank}")
+        assert_close(result, expected, f"rank {rank}")
         assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
 
 

@@ -10,7 +10,10 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, assert_equal
+from tests.tiers import exhaustive
 from tfdist.compression import CODECS
+
+pytestmark = exhaustive
 
 
 def train(name):

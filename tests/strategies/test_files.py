@@ -4,8 +4,9 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, behaviours
+from tests.tiers import rotating
 
-FILES = behaviours("files")
+FILES = behaviours("files", "folder")
 
 
 def _check(group, behaviour, tmp_path):
@@ -24,9 +25,12 @@ def test_two_workers(behaviour, tmp_path):
     _check("2", behaviour, tmp_path)
 
 
-@pytest.mark.parametrize("group", ["2 by TensorFlow", "3", "1x2", "2x2"])
 @pytest.mark.parametrize(
-    "behaviour", ["files:save_and_load_whole_model", "files:export_for_serving"]
+    ("behaviour", "group"),
+    rotating(
+        ["files:save_and_load_whole_model", "files:export_for_serving"],
+        ["2 by TensorFlow", "3", "1x2", "2x2"],
+    ),
 )
 def test_groups(group, behaviour, tmp_path):
     _check(group, behaviour, tmp_path)

@@ -12,6 +12,7 @@ from tests.strategies.comparison import (
     behaviours,
     check_same_as_alone,
 )
+from tests.tiers import rotating, some
 
 ELSEWHERE = [
     "optimizers:momentum_and_schedule",
@@ -34,7 +35,6 @@ ELSEWHERE = [
     "execution:assigned_variables",
 ]
 OWN = [
-    ("every_optimizer",),
     ("excluded_from_decay", True),
     ("excluded_from_decay", False),
     ("lookups", "Adam"),
@@ -45,6 +45,14 @@ OWN = [
     ("own_optimizer",),
     ("plain_sgd", False),
     ("plain_sgd", True),
+]
+ON_GROUPS = [
+    ("as_elsewhere", "optimizers:clipnorm"),
+    ("as_elsewhere", "optimizers:gradient_accumulation"),
+    ("as_elsewhere", "optimizers:overflow_on_one_worker"),
+    ("lookups", "Adam"),
+    ("less_than_workers",),
+    ("swapped_averages",),
 ]
 FILES = [
     "files:save_in_the_old_format",
@@ -58,7 +66,37 @@ def run(group, behaviour, *args):
     return GROUPS[group].run(f"{PACKAGE}.sharded:{behaviour}", *args)
 
 
-@pytest.mark.parametrize("behaviour", ELSEWHERE)
+OPTIMIZERS = [
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+]
+# The others differ in what is summed, which the strategy without shards goes through.
+USUAL = [
+    "optimizers:global_clipnorm",
+    "optimizers:clipped_sparse_gradients",
+    "optimizers:gradient_accumulation_with_moving_average",
+    "optimizers:weight_decay_and_constraint",
+    "optimizers:overflow_on_one_worker",
+    "execution:several_steps_per_execution",
+    "execution:eagerly_with_loss_scaling",
+    "execution:assigned_variables",
+]
+
+
+@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adam", "RMSprop"]))
+def test_every_optimizer(name):
+    check_same_as_alone("2", "sharded:by_name", name)
+
+
+@pytest.mark.parametrize("behaviour", some(ELSEWHERE, always=USUAL))
 def test_two_workers(behaviour):
     assert behaviour in behaviours(behaviour.split(":")[0])
     check_same_as_alone("2", "sharded:as_elsewhere", behaviour)
@@ -70,17 +108,9 @@ def test_what_shares_meet(behaviour):
     check_same_as_alone("2", f"sharded:{name}", *args)
 
 
-@pytest.mark.parametrize("group", ["1", "2 by TensorFlow", "3", "3 on 2 hosts"])
 @pytest.mark.parametrize(
-    "behaviour",
-    [
-        ("as_elsewhere", "optimizers:clipnorm"),
-        ("as_elsewhere", "optimizers:gradient_accumulation"),
-        ("as_elsewhere", "optimizers:overflow_on_one_worker"),
-        ("lookups", "Adam"),
-        ("less_than_workers",),
-        ("swapped_averages",),
-    ],
+    ("behaviour", "group"),
+    rotating(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"]),
     ids=str,
 )
 def test_groups(group, behaviour):
@@ -107,12 +137,15 @@ def test_files_as_elsewhere(behaviour, tmp_path):
 
 @pytest.mark.parametrize(
     ("kind", "file"),
-    [
-        ("adam", "model.keras"),
-        ("accumulated", "model.weights.h5"),
-        ("scaled", "model.keras"),
-        ("nadam", "model.keras"),
-    ],
+    some(
+        [
+            ("adam", "model.keras"),
+            ("accumulated", "model.weights.h5"),
+            ("scaled", "model.keras"),
+            ("nadam", "model.keras"),
+        ],
+        always=[("accumulated", "model.weights.h5"), ("nadam", "model.keras")],
+    ),
 )
 def test_files_hold_it_whole(kind, file, tmp_path):
     folder = str(tmp_path)

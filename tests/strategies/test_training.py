@@ -2,9 +2,40 @@
 
 import pytest
 
+from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
+from tests.tiers import rotating, some
 
 ALL = behaviours("optimizers") + behaviours("execution")
+OPTIMIZERS = [
+    "SGD",
+    "RMSprop",
+    "Adam",
+    "AdamW",
+    "Adadelta",
+    "Adagrad",
+    "Adamax",
+    "Adafactor",
+    "Nadam",
+    "Ftrl",
+    "Lion",
+    "Lamb",
+    # The oldest supported Keras does not have them yet.
+    "Muon",
+    "ScheduleFreeAdamW",
+]
+ON_GROUPS = [
+    "optimizers:global_clipnorm",
+    "optimizers:gradient_accumulation",
+    "optimizers:overflow_on_one_worker",
+    "execution:several_steps_per_execution",
+    "execution:eagerly_with_accumulation_and_clipping",
+    "execution:eagerly_with_loss_scaling",
+    "execution:predict_with_any_division",
+    "execution:custom_loop",
+    "execution:collectives_by_hand",
+    "execution:assigned_variables",
+]
 
 
 @pytest.mark.parametrize("behaviour", ALL)
@@ -12,22 +43,12 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", behaviour)
 
 
-@pytest.mark.parametrize("group", ["1", "2 by TensorFlow", "3", "4", "1x2", "2x2"])
-@pytest.mark.parametrize(
-    "behaviour",
-    [
-        "optimizers:global_clipnorm",
-        "optimizers:gradient_accumulation",
-        "optimizers:overflow_on_one_worker",
-        "execution:several_steps_per_execution",
-        "execution:eagerly_with_accumulation_and_clipping",
-        "execution:eagerly_with_loss_scaling",
-        "execution:predict_with_any_division",
-        "execution:custom_loop",
-        "execution:collectives_by_hand",
-        "execution:assigned_variables",
-    ],
-)
+@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adam", "Adafactor", "Muon"]))
+def test_every_optimizer(name):
+    check_same_as_alone("2", "optimizers:by_name", name)
+
+
+@pytest.mark.parametrize(("behaviour", "group"), rotating(ON_GROUPS, OTHER_GROUPS))
 def test_groups(group, behaviour):
     check_same_as_alone(group, behaviour)
 

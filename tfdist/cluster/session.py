@@ -197,9 +197,14 @@ class Session:
         """
         self._state.on_left(callback)
 
-    def close(self) -> None:
-        """Says goodbye and closes the connections; takes a second at most, and works once."""
-        self._close(None)
+    def close(self, failure: str | None = None) -> None:
+        """Says goodbye and closes the connections; takes a second at most, and works once.
+
+        Args:
+            failure: why this worker fails, which ends the session on all others; None where it ends
+                in good order.
+        """
+        self._close(failure)
 
     def _chief(self) -> str:
         return f"rank 0, {self.topology.chief}" if self.topology.workers else "this process"

@@ -14,7 +14,7 @@ from typing import Any
 # Name -> its module; loaded at first use, since the launcher must not import TensorFlow.
 _PUBLIC = {
     "NativeCommunicator": "native_communicator",
-    "Traffic": "native_communicator",
+    "Traffic": "traffic",
     "all_gather": "functions",
     "all_reduce": "functions",
     "all_to_all": "functions",

@@ -34,7 +34,7 @@ class DeviceCommunicator:
     def rank(self) -> int:
         return self._workers.rank * self._devices.size + self._devices.rank
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         group = self._devices
         sums: list[Any] = [None] * len(tensors)
         with tf.device(group.host):
@@ -48,7 +48,7 @@ class DeviceCommunicator:
                     native_ops.reduce_scatter(group.token, whole, "sum", group.name, f"{number}")
                 )
             # In the order in which the parts come to be, which is from the last to the first.
-            parts = self._workers.all_reduce(parts[::-1])[::-1]
+            parts = self._workers.all_reduce(parts[::-1], key)[::-1]
             for number, (bucket, part) in enumerate(zip(buckets, parts, strict=True)):
                 flat = native_ops.all_gather(group.token, part, group.name, f"{number}")
                 values = unpack(flat, [summable[i] for i in bucket])
@@ -60,8 +60,8 @@ class DeviceCommunicator:
         part = tf.shape(tensor)[0] // self.size
         return self.all_reduce([tensor])[0][self.rank * part : (self.rank + 1) * part]
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._workers.all_gather(self._devices.all_gather(tensor))
+    def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
+        return self._workers.all_gather(self._devices.all_gather(tensor, key), key)
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
         return self._workers.broadcast(self._devices.broadcast(tensor))

@@ -3,21 +3,31 @@
 All ranks of a communicator call the same functions in the same order. A strategy with the native
 collectives makes the communicator `"workers"`, which has one rank for each worker;
 `NativeCommunicator.split` makes others.
+
+A collective without a `name` that moves values among all ranks is known by the place of its call,
+file and line: ranks that call it at different lines have to give those calls one name.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdist.collective import native_ops, registry
-from tfdist.collective.native_communicator import NativeCommunicator, Traffic
+from tfdist.collective import native_ops, place, registry
+from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.native_ops import REDUCTIONS
+from tfdist.collective.traffic import Traffic
 
 _WORKERS = "workers"
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def _as_written(function: _Function) -> _Function:
+    """Keeps autograph from rewriting a function where it is called, which hides who calls it."""
+    return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
 def communicator(name: str = _WORKERS) -> NativeCommunicator:
@@ -29,6 +39,7 @@ def communicator(name: str = _WORKERS) -> NativeCommunicator:
     return registry.get(name)  # type: ignore[no-any-return]
 
 
+@_as_written
 def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Reduces over the ranks; every rank gets the same bits.
 
@@ -39,7 +50,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
         op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools are taken
             as 0 and 1: a sum is whether any is true.
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: of this call, compared between the ranks; its place in the program by default.
 
     Returns:
         The reduced value, of the same structure. `"sum"` and `"mean"` have gradients.
@@ -58,17 +69,19 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     if group.size == 1 or not tensors:
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
+    key = name or place.of_call()
     with tf.device(group.host):
         for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
             mine = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             reduced = native_ops.all_reduce(
-                group.token, [tensors[i] for i in mine], op, communicator, name
+                group.token, [tensors[i] for i in mine], op, communicator, key
             )
             for i, result in zip(mine, reduced, strict=True):
                 results[i] = result
     return tf.nest.pack_sequence_as(value, results)
 
 
+@_as_written
 def reduce_scatter(
     value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
 ) -> Any:
@@ -79,7 +92,7 @@ def reduce_scatter(
             number of ranks.
         op: as for `all_reduce`.
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: of this call, compared between the ranks; its place in the program by default.
 
     Returns:
         Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` have gradients.
@@ -91,17 +104,19 @@ def reduce_scatter(
     return _map(
         value,
         communicator,
-        lambda group, t: native_ops.reduce_scatter(group.token, t, op, communicator, name),
+        name,
+        lambda group, t, key: native_ops.reduce_scatter(group.token, t, op, communicator, key),
     )
 
 
+@_as_written
 def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Concatenates along the first axis, in rank order.
 
     Args:
         value: a tensor or a nest of them; ranks may differ in the first dimension.
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: of this call, compared between the ranks; its place in the program by default.
 
     Returns:
         The rows of all ranks; has a gradient.
@@ -109,10 +124,12 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
     return _map(
         value,
         communicator,
-        lambda group, t: native_ops.all_gather(group.token, t, communicator, name),
+        name,
+        lambda group, t, key: native_ops.all_gather(group.token, t, communicator, key),
     )
 
 
+@_as_written
 def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
     """Gives every rank the root's value.
 
@@ -120,7 +137,7 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
         value: a tensor or a nest of them, of the same shapes and types on all ranks.
         root: a rank.
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: of this call, compared between the ranks; its place in the program by default.
 
     Returns:
         The root's value; has a gradient.
@@ -128,10 +145,12 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
     return _map(
         value,
         communicator,
-        lambda group, t: native_ops.broadcast(group.token, t, root, communicator, name),
+        name,
+        lambda group, t, key: native_ops.broadcast(group.token, t, root, communicator, key),
     )
 
 
+@_as_written
 def all_to_all(
     tensor: Any, rows: Any = None, *, communicator: str = _WORKERS, name: str = ""
 ) -> tuple[tf.Tensor, tf.Tensor]:
@@ -141,7 +160,7 @@ def all_to_all(
         tensor: rows for rank 0, then for rank 1, and so on.
         rows: for each rank the number of rows that go to it, int64; equal shares by default.
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: of this call, compared between the ranks; its place in the program by default.
 
     Returns:
         The rows that came, in rank order, and how many came from each rank. Has a gradient.
@@ -154,9 +173,11 @@ def all_to_all(
     if group.size == 1:
         return tensor, rows
     with tf.device(group.host):
-        return native_ops.all_to_all(group.token, tensor, rows, communicator, name)
+        key = name or place.of_call()
+        return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
 
 
+@_as_written
 def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "") -> None:
     """Sends a tensor to one rank, which calls `receive`.
 
@@ -171,6 +192,7 @@ def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "")
         native_ops.send(group.token, tf.convert_to_tensor(value), rank, communicator, name)
 
 
+@_as_written
 def receive(
     shape: Sequence[int] | tf.Tensor,
     dtype: Any,
@@ -196,6 +218,7 @@ def receive(
         return native_ops.receive(group.token, shape, tf.as_dtype(dtype), rank, communicator, name)
 
 
+@_as_written
 def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
     """Waits until all ranks have come here.
 
@@ -224,17 +247,15 @@ def statistics(communicator: str | None = None) -> Traffic:
     return Traffic(*map(sum, zip(*counts, strict=True))) if counts else Traffic(0, 0, 0, 0)
 
 
-def _map(value: Any, communicator: str, collective: Any) -> Any:
+def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:
     group = registry.get(communicator)
-
-    def one(leaf: Any) -> tf.Tensor:
-        tensor = tf.convert_to_tensor(leaf)
-        return tensor if group.size == 1 else collective(group, tensor)
-
     if group.size == 1:
-        return tf.nest.map_structure(one, value)
+        return tf.nest.map_structure(tf.convert_to_tensor, value)
+    key = name or place.of_call()
     with tf.device(group.host):
-        return tf.nest.map_structure(one, value)
+        return tf.nest.map_structure(
+            lambda leaf: collective(group, tf.convert_to_tensor(leaf), key), value
+        )
 
 
 def _check_op(op: str) -> None:

@@ -5,43 +5,26 @@ from __future__ import annotations
 import atexit
 import copy
 import ctypes
-import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist import native
-from tfdist.cluster import Mesh, Session, connect
+from tfdist.cluster import Mesh, Session, connect, farewell
 from tfdist.cluster.local_mesh import connect_threads
 from tfdist.collective import dtypes, native_ops, registry, tokens
 from tfdist.collective.buckets import plan
+from tfdist.collective.setup import setup_of
 from tfdist.collective.strings import gather_strings
+from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
-from tfdist.native.api import Setup, Statistics
+from tfdist.native.api import Statistics
 from tfdist.options import Options
 
 BUCKET_BYTES = 4 << 20
 FIRST_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """What has crossed a communicator's links so far.
-
-    Attributes:
-        collectives: collectives and messages that have ended.
-        shared_bytes: copied into the memory that this host's ranks share.
-        sent_bytes: written to the connections with other hosts.
-        received_bytes: read from them.
-    """
-
-    collectives: int
-    shared_bytes: int
-    sent_bytes: int
-    received_bytes: int
 
 
 class NativeCommunicator:
@@ -68,6 +51,7 @@ class NativeCommunicator:
         self.name = mesh.name
         self._number = number
         self._rank, self._size, self._hosts = mesh.rank, mesh.size, mesh.hosts
+        self._me = mesh.ranks[mesh.rank]
         self._session, self._options = session, options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
@@ -89,13 +73,14 @@ class NativeCommunicator:
         """For each rank the number of its host."""
         return self._hosts
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self.host):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             for number, bucket in enumerate(self.plan(summable)):
+                part = f"{key}, part {number}" if key and number else key or f"{number}"
                 reduced = native_ops.all_reduce(
-                    self.token, [summable[i] for i in bucket], "sum", self.name, f"{number}"
+                    self.token, [summable[i] for i in bucket], "sum", self.name, part
                 )
                 for i, value in zip(bucket, reduced, strict=True):
                     sums[i] = value
@@ -107,13 +92,13 @@ class NativeCommunicator:
             part = native_ops.reduce_scatter(self.token, whole, "sum", self.name, "")
             return dtypes.from_summable(part, tensor)
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         with tf.device(self.host):
             if tensor.dtype == tf.string:
-                return gather_strings(tensor, self.all_gather)
+                return gather_strings(tensor, lambda part: self.all_gather(part, key))
             if tensor.dtype in native_ops.TYPES:
-                return native_ops.all_gather(self.token, tensor, self.name, "")
-            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, "")
+                return native_ops.all_gather(self.token, tensor, self.name, key)
+            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
             return dtypes.from_bits(bits, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
@@ -139,6 +124,7 @@ class NativeCommunicator:
     @property
     def token(self) -> tf.Tensor:
         """What its operations hold, so that they run in order."""
+        tokens.note_use()
         with self._making:
             if self._token is None:
                 self._token = tokens.make(self.host, tf.float32)
@@ -170,6 +156,7 @@ class NativeCommunicator:
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
+            ValueError: a process of the group has a communicator of this name.
         """
         if self._session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
@@ -190,9 +177,23 @@ class NativeCommunicator:
         """Fails what is pending and what follows, on all ranks, with this message."""
         self._core.tfd_abort(self._number, message.encode())
 
+    def step_failed(self, message: str) -> None:
+        """Says that this rank's step has failed: who waits for it fails with this message.
+
+        Where the steps of all ranks fail, nobody waits, and the group is as good as before.
+        """
+        self._core.tfd_step_failed(self._number, message.encode())
+
+    def at_exit(self) -> None:
+        """Leaves the group as the process ends, and says so if an exception ends it."""
+        failure = farewell.failure()
+        if failure:
+            self.abort(f"{self._me} failed: {failure}")
+        self.close()
+
     def close(self) -> None:
         """Waits for what is pending and leaves the group; a second time does nothing."""
-        atexit.unregister(self.close)
+        atexit.unregister(self.at_exit)
         registry.remove(self.name, self)
         self._core.tfd_close(self._number)
 
@@ -215,8 +216,10 @@ def open_communicator(
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
         TfdistError: the group is not complete in time; the same error on all ranks.
-        ValueError: `TFDIST_ALGORITHM` names none.
+        ValueError: there is a communicator of this name in a process of the group; the same error
+            on all ranks. Or `TFDIST_ALGORITHM` names none.
     """
+    registry.check_free(session, name, members)
     segment_bytes = native.load().library.tfd_segment_bytes
     mesh = connect(session, name, members, options, segment_bytes)
     if mesh is None:
@@ -257,38 +260,13 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     core = native.load().library
     native.load_ops()
     number = ctypes.c_int64()
-    setup = _setup(mesh, options)
+    setup = setup_of(mesh, options)
     mesh.hand_over()
     _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
     communicator = NativeCommunicator(number.value, mesh, options, session)
     # Otherwise the others would take the end of this process for a loss.
-    atexit.register(communicator.close)
+    atexit.register(communicator.at_exit)
     return communicator
-
-
-def _setup(mesh: Mesh, options: Options) -> Setup:
-    def integers(values: Sequence[int]) -> Any:
-        return (ctypes.c_int * len(values))(*values)
-
-    names = [name.encode() for name in mesh.ranks]
-    return Setup(
-        name=mesh.name.encode(),
-        rank=mesh.rank,
-        size=mesh.size,
-        ranks=(ctypes.c_char_p * len(names))(*names),
-        hosts=integers(mesh.hosts),
-        control=integers(mesh.control),
-        data=integers(mesh.data),
-        segment=mesh.segment,
-        segment_bytes=mesh.segment_bytes,
-        heartbeat_seconds=options.link_timeout,
-        stall_seconds=options.stall_warning,
-        timeout_seconds=options.collective_timeout,
-        algorithm=options.algorithm.encode(),
-        tls_certificate=os.fsencode(options.tls_certificate),
-        tls_key=os.fsencode(options.tls_key),
-        tls_ca=os.fsencode(options.tls_ca),
-    )
 
 
 def _check(core: Any, code: int) -> None:

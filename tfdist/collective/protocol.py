@@ -26,11 +26,13 @@ class Communicator(Protocol):
     @property
     def rank(self) -> int: ...
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         """Sums over the participants.
 
         Args:
             tensors: of numeric types and of the same shapes on all participants.
+            key: what the sums are for, where several are alike; compared between the participants
+                where that is possible.
 
         Returns:
             The sums, in the order, types and shapes of `tensors`; bitwise equal everywhere.
@@ -43,11 +45,12 @@ class Communicator(Protocol):
             tensor: of a numeric type; its first dimension is a multiple of `size`.
         """
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         """Concatenates along the first axis, in rank order.
 
         Args:
             tensor: of rank one or more; the first dimension may differ between participants.
+            key: as for `all_reduce`.
         """
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -60,13 +63,13 @@ class Alone:
     size = 1
     rank = 0
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         return list(tensors)
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         return tensor
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         return tensor
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:

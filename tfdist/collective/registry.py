@@ -2,14 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from tfdist.cluster import Session
+from tfdist.collective.protocol import Alone
+
+_ALONE = Alone()
 _communicators: dict[str, Any] = {}
 
 
 def put(name: str, communicator: Any) -> None:
-    """Makes a communicator known; it takes the place of an older one of the same name."""
+    """Makes a communicator known, of a name that no open one has."""
     _communicators[name] = communicator
+
+
+def check_free(session: Session, name: str, members: Sequence[int]) -> None:
+    """Checks that a name can be given to a new communicator; all ranks of the session call this.
+
+    Args:
+        session: the job's control connections.
+        name: of the new communicator.
+        members: the job's ranks in this process's group; empty for a process in none.
+
+    Raises:
+        ValueError: a process of a group has an open communicator of this name; the same error on
+            all ranks.
+    """
+    # That of a process alone has nothing to lose.
+    taken = bool(members) and not isinstance(_communicators.get(name, _ALONE), Alone)
+    for rank, said in enumerate(session.exchange(f"communicator {name!r}", b"%d" % taken)):
+        if said == b"1":
+            where = session.topology.workers[rank] if session.topology.workers else "this process"
+            raise ValueError(
+                f"A process gives a name to one communicator at a time. Received: {name!r}, which "
+                f"{where} has already. Close that one first, or choose another name."
+            )
 
 
 def get(name: str) -> Any:
@@ -31,6 +59,12 @@ def get(name: str) -> Any:
 def remove(name: str, communicator: Any) -> None:
     """Forgets a communicator, unless another one has taken its place."""
     if _communicators.get(name) is communicator:
+        del _communicators[name]
+
+
+def forget_alone(name: str) -> None:
+    """Forgets the communicator of a process alone, which has joined others."""
+    if isinstance(_communicators.get(name), Alone):
         del _communicators[name]
 
 

@@ -64,7 +64,7 @@ class TensorFlowCommunicator:
     def rank(self) -> int:
         return self._rank
 
-    def all_reduce(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self._device):
             summable = [dtypes.to_summable(t) for t in tensors]
             sums = reduce_in_buckets(summable, self._reduce, self._bucket_bytes)
@@ -74,7 +74,7 @@ class TensorFlowCommunicator:
         part = tf.shape(tensor)[0] // self.size
         return self.all_reduce([tensor])[0][self.rank * part : (self.rank + 1) * part]
 
-    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+    def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         with tf.device(self._device):
             if tensor.dtype == tf.string:
                 with tf.device(self._host):
@@ -137,6 +137,7 @@ class TensorFlowCommunicator:
 
     def _ordering(self) -> list[tf.Tensor]:
         # NCCL must launch in one order on all ranks; RING may run several at a time.
+        tokens.note_use()
         ordering = self._place.ordering
         self._place.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)

@@ -6,6 +6,19 @@ import uuid
 
 import tensorflow as tf
 
+_uses = 0
+
+
+def note_use() -> None:
+    """Notes that a collective is run, or made in a graph."""
+    global _uses
+    _uses += 1
+
+
+def uses() -> int:
+    """How many have been noted so far."""
+    return _uses
+
 
 def make(device: str, dtype: tf.DType) -> tf.Tensor:
     """A new resource on a device, a variable of zero.

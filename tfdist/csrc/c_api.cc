@@ -88,11 +88,8 @@ void Shape(Operation& operation, size_t count) {
   operation.fingerprint.AddShape({static_cast<int64_t>(count)});
 }
 
-std::vector<size_t> Bytes(const size_t* counts, int ranks, DType type) {
-  std::vector<size_t> bytes(counts, counts + ranks);
-  for (size_t& value : bytes) value *= SizeOf(type);
-  return bytes;
-}
+// Here each element is a row.
+std::vector<size_t> Rows(const size_t* counts, int ranks) { return {counts, counts + ranks}; }
 
 size_t Sum(const size_t* counts, int ranks) {
   return std::accumulate(counts, counts + ranks, size_t{0});
@@ -187,6 +184,10 @@ int tfd_abort(int64_t number, const char* message) {
   return Guarded([&] { tfdist::Find(number)->Abort(Code::kUnavailable, message); });
 }
 
+int tfd_step_failed(int64_t number, const char* message) {
+  return Guarded([&] { tfdist::Find(number)->StepFailed(message); });
+}
+
 int tfd_close(int64_t number) {
   return Guarded([&] {
     if (const auto communicator = tfdist::Remove(number)) communicator->Close();
@@ -237,7 +238,9 @@ int tfd_all_gather(int64_t number, const char* name, const void* in, void* out,
     Operation operation = Make(Kind::kAllGather, name, dtype);
     SetIn(operation, in, counts[communicator->rank()]);
     SetOut(operation, out, Sum(counts, communicator->size()));
-    operation.received_bytes = Bytes(counts, communicator->size(), operation.fingerprint.type);
+    operation.row_bytes = SizeOf(operation.fingerprint.type);
+    operation.sent_rows = {counts[communicator->rank()]};
+    operation.received_rows = Rows(counts, communicator->size());
     communicator->Run(std::move(operation));
   });
 }
@@ -262,8 +265,9 @@ int tfd_all_to_all(int64_t number, const char* name, const void* in, const size_
     Operation operation = Make(Kind::kAllToAll, name, dtype);
     SetIn(operation, in, Sum(sent, size));
     SetOut(operation, out, Sum(received, size));
-    operation.sent_bytes = Bytes(sent, size, operation.fingerprint.type);
-    operation.received_bytes = Bytes(received, size, operation.fingerprint.type);
+    operation.row_bytes = SizeOf(operation.fingerprint.type);
+    operation.sent_rows = Rows(sent, size);
+    operation.received_rows = Rows(received, size);
     communicator->Run(std::move(operation));
   });
 }

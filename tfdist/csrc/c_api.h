@@ -44,6 +44,10 @@ int tfd_create(const tfd_setup* setup, int64_t* number);
 /* Fails all pending and later collectives, here and on the other ranks, with this message. */
 int tfd_abort(int64_t number, const char* message);
 
+/* Says that this rank's step has failed. The other ranks fail with this message where they wait for
+   it, and where it goes on without them; they do not where their steps have failed as well. */
+int tfd_step_failed(int64_t number, const char* message);
+
 /* Ends a communicator: waits for what is pending, tells the others, frees everything. After an
    abort there is nothing to wait for. Closing twice is no error. */
 int tfd_close(int64_t number);

@@ -15,6 +15,9 @@ namespace {
 // A broken link is often the first sign of what the control connections are about to explain.
 constexpr auto kNews = std::chrono::milliseconds(1500);
 
+// What a program needs at most to say why its step has failed.
+constexpr auto kSaying = std::chrono::milliseconds(1500);
+
 std::string Elapsed(Clock::duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
@@ -64,7 +67,8 @@ Communicator::Communicator(Setup setup)
       [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
-      setup.warn};
+      setup.warn,
+      [this] { SpreadWhatIsDue(); }};
   watch_ = std::make_unique<Watch>(std::move(settings), std::move(connections.control),
                                    std::move(callbacks));
   watch_->Start();
@@ -156,6 +160,9 @@ void Communicator::Work() {
 }
 
 void Communicator::Execute(Operation& operation) {
+  cancellation_ = operation.cancellation.get();
+  // The other ranks have not heard of it so far.
+  if (cancellation_ && cancellation_->Overdue()) throw Error(Code::kCancelled, StepEnded());
   try {
     Begin(operation);
     Check();
@@ -188,6 +195,11 @@ void Communicator::Fail(const Operation& operation, const Error& error) {
 
 // Waits for the news that explains an error, and makes the error the reason if none comes.
 std::string Communicator::Cause(const Error& error) {
+  if (error.code() == Code::kCancelled) {
+    GiveUpHere();
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    return abort_message_;
+  }
   if (error.code() == Code::kUnavailable) {
     const auto deadline = Clock::now() + kNews;
     while (!aborted_ && Clock::now() < deadline) {
@@ -218,6 +230,7 @@ void Communicator::Begin(Operation& operation) {
   doing_.status.active = true;
   doing_.status.peer = operation.peer;
   Fingerprint& fingerprint = operation.fingerprint;
+  fingerprint.failures = failures_;
   if (IsMessage(fingerprint.kind)) {
     fingerprint.sequence = ++Messages(fingerprint.kind, operation.peer);
   } else {
@@ -271,9 +284,12 @@ bool Communicator::Joined(uint64_t sequence, Fingerprint* joined) {
 
 void Communicator::Check() {
   Segment* segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
-  if (!aborted_ && segment && segment->aborted()) {
+  if ((!aborted_ || held_back_) && segment && segment->aborted()) {
     const Error error = segment->abort_error();
     GiveUp(error.code(), error.what(), false);
+  }
+  if (!aborted_ && cancellation_ && cancellation_->Overdue()) {
+    throw Error(Code::kCancelled, StepEnded());
   }
   if (!aborted_) return;
   const std::lock_guard<std::mutex> lock(abort_mutex_);
@@ -285,15 +301,60 @@ void Communicator::Abort(Code code, const std::string& message) { GiveUp(code, m
 void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
   {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
-    if (aborted_) return;
+    if (aborted_ && !held_back_) return;
     abort_code_ = code;
     abort_message_ = message;
     aborted_ = true;
+    held_back_ = false;
     if (fabric_.host && fabric_.host->has_segment()) {
       fabric_.host->segment().Abort(Error(code, message));
     }
   }
-  if (spread && watch_) watch_->SpreadAbort(code, message);
+  Frame frame;
+  frame.kind = FrameKind::kAbort;
+  frame.code = code;
+  frame.message = message;
+  if (spread && watch_) watch_->Tell({frame});
+}
+
+// Fails what follows on this rank, where an operation has been left half-done because the step has
+// ended. What called it may say why at once, by `StepFailed`; if it does not, the others hear that
+// much.
+void Communicator::GiveUpHere() {
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  if (aborted_) return;
+  abort_code_ = Code::kUnavailable;
+  abort_message_ = StepEnded();
+  due_ = Clock::now() + kSaying;
+  held_back_ = true;
+  aborted_ = true;
+}
+
+void Communicator::SpreadWhatIsDue() {
+  if (!held_back_) return;
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (Clock::now() < due_) return;
+  }
+  GiveUp(Code::kUnavailable, StepEnded(), true);
+}
+
+void Communicator::StepFailed(const std::string& message) {
+  if (held_back_) return GiveUp(Code::kUnavailable, message, true);
+  Frame status, failure;
+  failure.kind = FrameKind::kFailure;
+  failure.message = message;
+  {
+    const std::lock_guard<std::mutex> lock(doing_mutex_);
+    failure.failures = ++failures_;
+    status.status = doing_.status;
+  }
+  watch_->Tell({status, failure});
+}
+
+std::string Communicator::StepEnded() const {
+  return fabric_.topology.names[static_cast<size_t>(rank())] +
+         " has given up its step, of which another operation has failed. Its log says which.";
 }
 
 void Communicator::RefuseOwnThread() {
@@ -315,6 +376,7 @@ void Communicator::Close() {
     std::unique_lock<std::mutex> lock(queue_mutex_);
     queue_changed_.wait(lock, [this] { return !busy_; });
   }
+  if (held_back_) GiveUp(Code::kUnavailable, StepEnded(), true);
   watch_->Stop();
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   final_ = Count();

@@ -63,6 +63,9 @@ class Communicator : private Guard {
 
   // Fails what is pending, and all that follows, on every rank; the first message stays.
   void Abort(Code code, const std::string& message);
+  // Says that this rank's step has failed, and why. Whoever waits for this rank fails with the
+  // message, or, where both go on, finds out that the other's step has not failed.
+  void StepFailed(const std::string& message);
   // Waits for what is pending, says farewell, and frees everything but the object itself. Other
   // threads may be in any call meanwhile.
   void Close();
@@ -87,6 +90,9 @@ class Communicator : private Guard {
   void RefuseOwnThread();
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);
+  void GiveUpHere();
+  void SpreadWhatIsDue();
+  std::string StepEnded() const;
   Doing CurrentlyDoing();
   void CheckPeer(int peer) const;
   uint64_t& Messages(Kind kind, int peer);
@@ -105,15 +111,20 @@ class Communicator : private Guard {
   bool busy_ = false;     // somebody runs a collective
   bool closing_ = false;
   std::thread worker_;
+  const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it
 
   std::mutex doing_mutex_;
   Doing doing_;
+  uint8_t failures_ = 0;  // steps of this rank that have failed
   std::array<Fingerprint, 16> joined_;  // the last collectives, by number
   std::vector<uint64_t> messages_to_;    // sent to each rank so far
   std::vector<uint64_t> messages_from_;  // received from each rank so far
 
   std::mutex abort_mutex_;  // also of the fabric's end
   std::atomic<bool> aborted_{false};
+  // Whether the others do not know yet, since somebody may be about to say why; and until when.
+  std::atomic<bool> held_back_{false};
+  Clock::time_point due_;
   Code abort_code_ = Code::kUnavailable;
   std::string abort_message_;
   Statistics final_;  // once the fabric is gone

@@ -12,6 +12,7 @@ enum class Code : int {
   kUnavailable = 3,      // a rank was lost, or the communicator was aborted
   kClosed = 4,           // the communicator has been closed here
   kInternal = 5,
+  kCancelled = 6,        // the caller has asked for the end; never told to other ranks
 };
 
 class Error : public std::runtime_error {

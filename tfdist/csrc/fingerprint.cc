@@ -33,6 +33,13 @@ void Fingerprint::AddShape(const std::vector<int64_t>& shape) {
   count += elements;
 }
 
+void Fingerprint::AddRows(const std::vector<int64_t>& shape) {
+  AddShape({shape.begin() + 1, shape.end()});
+  if (tensors > 1 || shape.size() > 4) return;
+  dimensions = static_cast<uint8_t>(shape.size());
+  std::copy(shape.begin(), shape.end(), dims);
+}
+
 bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
   const bool pair = (mine.kind == Kind::kSend && theirs.kind == Kind::kReceive) ||
                     (mine.kind == Kind::kReceive && theirs.kind == Kind::kSend);
@@ -40,6 +47,7 @@ bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
          mine.shapes == theirs.shapes && mine.count == theirs.count && mine.root == theirs.root &&
          mine.tensors == theirs.tensors && mine.type == theirs.type && mine.op == theirs.op &&
          mine.algorithm == theirs.algorithm && mine.codec == theirs.codec &&
+         mine.failures == theirs.failures &&
          std::memcmp(mine.name, theirs.name, sizeof(mine.name)) == 0;
 }
 
@@ -53,7 +61,8 @@ std::string Describe(const Fingerprint& f) {
   }
   if (f.kind != Kind::kBarrier) {
     text += std::string(" ") + NameOf(f.type);
-    if (f.kind != Kind::kAllGather && f.kind != Kind::kAllToAll) {
+    // Without a tensor, as from C, there is no shape to show.
+    if (f.tensors > 0) {
       text += "[";
       if (f.dimensions <= 4) {
         for (int i = 0; i < f.dimensions; ++i) {
@@ -76,23 +85,44 @@ std::string Describe(const Fingerprint& f) {
   return text;
 }
 
-std::string Disagreement(const std::string& rank, const Fingerprint& joined,
-                         const std::string& other_rank, const Fingerprint& other_joined) {
+bool FailedMore(uint8_t failures, uint8_t others) {
+  return static_cast<int8_t>(failures - others) > 0;
+}
+
+Error Disagreement(const std::string& rank, const Fingerprint& joined,
+                   const std::string& other_rank, const Fingerprint& other_joined) {
+  Fingerprint same = other_joined;
+  same.failures = joined.failures;
+  if (Agree(joined, same)) {
+    const bool mine = FailedMore(joined.failures, other_joined.failures);
+    return Error(Code::kUnavailable, (mine ? rank : other_rank) +
+                                         " has gone on after a step that has failed there alone.");
+  }
   const auto side = [](const std::string& name, const Fingerprint& f) {
     return name + " is in " + Describe(f) + " (number " + std::to_string(f.sequence) + ")";
   };
   std::string mine = side(rank, joined), theirs = side(other_rank, other_joined);
   if (theirs < mine) std::swap(mine, theirs);
+  const bool rows = joined.kind == Kind::kAllGather || joined.kind == Kind::kAllToAll;
+  const bool names = std::memcmp(joined.name, other_joined.name, sizeof(joined.name)) != 0;
   std::string why;
-  if (joined.algorithm != other_joined.algorithm) {
+  if (joined.failures != other_joined.failures) {
+    why = " A step has failed on one of them alone.";
+  } else if (joined.algorithm != other_joined.algorithm) {
     why = " TFDIST_ALGORITHM differs.";
   } else if (joined.codec != other_joined.codec) {
     why = " The compression differs.";
+  } else if (names && joined.kind == other_joined.kind) {
+    why = " Each was called at another place, or by another name.";
+  } else if (rows && joined.kind == other_joined.kind && joined.shapes != other_joined.shapes) {
+    why = " Their shapes may differ in the first dimension alone.";
   } else if (Describe(joined) == Describe(other_joined)) {
     why = " The shapes differ.";
   }
-  return "The ranks do not call the same collectives in the same order: " + mine + ", where " +
-         theirs + "." + why + " Run one program, with the same arguments and data, on all ranks.";
+  return Error(Code::kMismatch,
+               "The ranks do not call the same collectives in the same order: " + mine +
+                   ", where " + theirs + "." + why +
+                   " Run one program, with the same arguments and data, on all ranks.");
 }
 
 }  // namespace tfdist

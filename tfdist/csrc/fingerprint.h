@@ -6,6 +6,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "error.h"
 #include "types.h"
 
 namespace tfdist {
@@ -23,7 +24,7 @@ struct Fingerprint {
   ReduceOp op = ReduceOp::kSum;
   uint8_t dimensions = 0;  // of the first tensor; those of higher rank are not shown
   uint8_t algorithm = 0;  // that is forced, for an all-reduce
-  uint8_t unused = 0;
+  uint8_t failures = 0;   // how many steps of the rank have failed so far, modulo 256
   uint32_t codec = 0;     // a hash of the compression; 0 for none
   int64_t dims[4] = {};
   char name[56] = {};
@@ -31,6 +32,8 @@ struct Fingerprint {
   void SetName(const std::string& text);
   // Adds a tensor; `dims` are its dimensions.
   void AddShape(const std::vector<int64_t>& dims);
+  // The same where the ranks may differ in the first dimension.
+  void AddRows(const std::vector<int64_t>& dims);
 };
 static_assert(sizeof(Fingerprint) == 128 && std::is_trivially_copyable_v<Fingerprint>);
 
@@ -40,8 +43,12 @@ bool Agree(const Fingerprint& mine, const Fingerprint& theirs);
 // "all_reduce 'gradients' float32[3,5] sum", for messages.
 std::string Describe(const Fingerprint& fingerprint);
 
-// The message for two ranks that have joined different collectives; the same on both sides.
-std::string Disagreement(const std::string& rank, const Fingerprint& joined,
-                         const std::string& other_rank, const Fingerprint& other_joined);
+// Whether more steps of a rank have failed than of another one.
+bool FailedMore(uint8_t failures, uint8_t others);
+
+// The error for two ranks that have joined different collectives; the same on both sides. It is
+// kMismatch, or kUnavailable where only a step of one has failed before, which is to say why.
+Error Disagreement(const std::string& rank, const Fingerprint& joined,
+                   const std::string& other_rank, const Fingerprint& other_joined);
 
 }  // namespace tfdist

@@ -36,6 +36,14 @@ void InForkedChild() {
   Instance().mutex.unlock();
 }
 
+// Null if there is none.
+std::shared_ptr<Communicator> Named(const Registry& registry, const std::string& name) {
+  for (const auto& [number, communicator] : registry.communicators) {
+    if (communicator->name() == name) return communicator;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 int64_t Register(std::shared_ptr<Communicator> communicator) {
@@ -44,6 +52,12 @@ int64_t Register(std::shared_ptr<Communicator> communicator) {
   (void)hooked;
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
+  // A graph would go on with another group in silence.
+  if (Named(registry, communicator->name())) {
+    throw Error(Code::kInvalidArgument, "There is a communicator '" + communicator->name() +
+                                            "' in this process already. Close it first, or give "
+                                            "this one another name.");
+  }
   registry.communicators[++registry.last] = std::move(communicator);
   return registry.last;
 }
@@ -63,10 +77,7 @@ std::shared_ptr<Communicator> Find(int64_t number) {
 std::shared_ptr<Communicator> FindNamed(const std::string& name) {
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  auto& all = registry.communicators;
-  for (auto next = all.rbegin(); next != all.rend(); ++next) {
-    if (next->second->name() == name) return next->second;
-  }
+  if (auto found = Named(registry, name)) return found;
   throw Error(Code::kClosed, "There is no communicator '" + name +
                                  "' in this process, or it has been closed. Make the strategy, or "
                                  "tfdist.collective.Communicator, before the function runs.");

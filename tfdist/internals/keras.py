@@ -27,6 +27,7 @@ from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOpti
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.losses import loss as losses
+from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, operation_fn
 from keras.src.models.model import Model
 from keras.src.models.sequential import Sequential
@@ -36,7 +37,6 @@ from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 from keras.src.trainers.trainer import Trainer
-from tensorflow.python.ops.resource_variable_ops import ResourceVariable
 
 __all__ = [
     "BaseOptimizer",
@@ -52,17 +52,14 @@ __all__ = [
     "call_with_training",
     "compute_output_spec",
     "data_adapters",
-    "deferred_variables",
-    "draw_value",
     "get_keras_mask",
-    "give_value",
     "graph_of",
-    "has_value",
     "in_callers_state",
     "is_transparent",
     "legacy_h5_format",
-    "lend_value",
+    "loss_function_of",
     "losses",
+    "metrics_of",
     "nodes_of",
     "own_losses",
     "random",
@@ -70,7 +67,6 @@ __all__ = [
     "set_keras_mask",
     "standardize_inputs",
     "sublayers_of",
-    "take_value",
     "unchanged_state",
     "unpack_x_y_sample_weight",
 ]
@@ -135,6 +131,21 @@ def own_losses(layers: Iterable[Any]) -> list[Any]:
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
 
 
+def loss_function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
+    """The function that a loss of Keras calls, and its settings; None where it is another kind."""
+    if isinstance(loss, LossFunctionWrapper) and type(loss).call is LossFunctionWrapper.call:
+        return loss.fn, loss._fn_kwargs
+    return None, {}
+
+
+def metrics_of(model: Any) -> list[Any]:
+    """A model's metrics, also those given to `compile` that it has not taken up yet."""
+    compiled = model._compile_metrics
+    given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
+    flat = keras.tree.flatten(given)
+    return [*model.metrics, *(m for m in flat if isinstance(m, keras.metrics.Metric))]
+
+
 def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, to be run in another thread with what Keras keeps for each thread by itself.
 
@@ -176,104 +187,3 @@ def unchanged_state() -> Iterator[None]:
         python_random.setstate(numbers)
         for name, value in before.items():
             global_state.set_global_attribute(name, value)
-
-
-@contextlib.contextmanager
-def deferred_variables() -> Iterator[list[Any]]:
-    """While it lasts, variables are made without values, as `give_value` gives them later.
-
-    It yields the list of them, which grows. What is assigned to them in the meantime, as from a
-    file, is what they get then. A model that is loaded is not compiled, as its optimizer cannot be
-    built without values.
-    """
-    before = global_state.get_global_attribute(_WAITING, [])
-    waiting: list[Any] = []
-    global_state.set_global_attribute(_WAITING, waiting)
-    try:
-        with (
-            _replaced(Trainer, "compile_from_config", lambda model, config: None),
-            _replaced(Variable, "__init__", _init_later),
-            # Or a file's values for all stages would fill this one's device.
-            tf.device("CPU:0"),
-            keras.StatelessScope(initialize_variables=False) as scope,
-        ):
-            yield waiting
-        for variable in waiting:
-            value = scope.get_current_value(variable)
-            if value is not None:
-                variable._initializer = _constant(value)
-    finally:
-        # Otherwise the end of the next scope would give values to all of them.
-        global_state.set_global_attribute(_WAITING, before)
-
-
-@contextlib.contextmanager
-def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
-def _constant(value: Any) -> Callable[..., Any]:
-    return lambda shape, dtype=None: value
-
-
-def _init_later(
-    self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
-) -> None:
-    # Keras defers only what an initializer makes, and a constant is ready.
-    if not callable(initializer) and not isinstance(initializer, str):
-        value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
-        shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
-        initializer = _constant(value)
-    super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
-
-
-_WAITING = "uninitialized_variables"
-
-
-def has_value(variable: Any) -> bool:
-    """Whether a variable has a value in this process."""
-    return variable._value is not None
-
-
-def draw_value(variable: Any) -> None:
-    """Draws the initial value of a variable that has none, and drops it.
-
-    Only where the initializer takes its numbers from a generator that others use as well, whose
-    values would otherwise be other ones. Those of Keras have a seed of their own.
-    """
-    initializer = variable._initializer
-    if variable._value is not None or not callable(initializer):
-        return
-    seed = getattr(initializer, "seed", None)
-    maker = getattr(initializer, "__module__", None) or type(initializer).__module__
-    known = maker.startswith(("keras.", "tfdist."))
-    if not known or isinstance(seed, keras.random.SeedGenerator):
-        initializer(tuple(variable.shape), dtype=variable.dtype)
-
-
-def give_value(variable: Any) -> None:
-    """Gives a variable that has none its initial value."""
-    if variable._value is None:
-        variable._deferred_initialize()
-
-
-def lend_value(variable: Any, value: Any) -> None:
-    """Gives a variable that has none a value on the CPU, whatever strategy is in scope."""
-    with tf.device("CPU:0"):
-        variable._value = ResourceVariable(
-            value, trainable=variable.trainable, dtype=variable.dtype
-        )
-
-
-def take_value(variable: Any) -> None:
-    """Frees a variable's value; its shape and type stay, for what is only traced."""
-    variable._value = None
-    variable._initializer = keras.initializers.Zeros()

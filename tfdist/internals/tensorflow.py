@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+from collections.abc import Callable
 from typing import Any
 
 from tensorflow.core.protobuf import tensorflow_server_pb2
@@ -21,11 +24,14 @@ from tensorflow.python.distribute.values import (
 )
 from tensorflow.python.distribute.values_util import get_current_replica_id_as_int
 from tensorflow.python.eager import context as _context
+from tensorflow.python.eager.polymorphic_function import function_context
+from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     default_variable_creator_v2,
 )
 from tensorflow.python.trackable.base import CheckpointInitialValue
+from tensorflow.python.util import tf_stack as _tf_stack
 
 __all__ = [
     "CheckpointInitialValue",
@@ -39,14 +45,19 @@ __all__ = [
     "abort_collectives",
     "dataset_operations",
     "default_variable_creator",
+    "discard_next",
     "distribute_lib",
     "distribute_utils",
+    "function_context",
+    "functions_operations",
     "get_current_replica_id_as_int",
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "global_seed",
+    "on_function_failure",
     "simple_broadcast",
     "start_server",
+    "traced_stack",
 ]
 
 
@@ -96,6 +107,48 @@ def abort_collectives(message: str) -> None:
     _context.context().abort_collective_ops(tf.errors.UNAVAILABLE, message)
 
 
+def on_function_failure(
+    before: Callable[[], Any], failed: Callable[[Any, BaseException, Any], None]
+) -> None:
+    """Listens to calls of `tf.function`s, from outside of all others, that raise.
+
+    Args:
+        before: called before each call.
+        failed: called with a function, what it raises, and what `before` has returned.
+    """
+    original = Function.__call__
+
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not _context.executing_eagerly():
+            return original(self, *args, **kwargs)
+        found = before()
+        try:
+            return original(self, *args, **kwargs)
+        except (Exception, KeyboardInterrupt) as error:
+            failed(self, error, found)
+            raise
+
+    Function.__call__ = call
+
+
+def functions_operations(function: Any) -> set[str]:
+    """The names of the operations in what a `tf.function` was traced to so far."""
+    names: set[str] = set()
+    for concrete in function._list_all_concrete_functions():
+        names.update(operation.type for operation in concrete.graph.get_operations())
+        # A graph may be too large to be written down, with the functions that it calls.
+        with contextlib.suppress(ValueError):
+            library = concrete.graph.as_graph_def().library
+            names.update(node.op for called in library.function for node in called.node_def)
+    return names
+
+
+def traced_stack() -> list[tuple[str, int]]:
+    """File and line of each frame, from the innermost, those that autograph has made as written."""
+    return [(frame.filename, frame.lineno) for frame in reversed(_tf_stack.extract_stack())]
+
+
 def global_seed() -> Any:
     """The seed given to `tf.random.set_seed`, or None."""
     return _context.global_seed()
@@ -114,3 +167,9 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def discard_next(iterator: Any) -> None:
+    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    for part in iterator._iterators:
+        part.get_next_as_optional_list()

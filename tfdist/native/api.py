@@ -79,6 +79,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
     "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),
     "tfd_abort": (c_int, (c_int64, c_char_p)),
+    "tfd_step_failed": (c_int, (c_int64, c_char_p)),
     "tfd_close": (c_int, (c_int64,)),
     "tfd_error": (c_char_p, ()),
     "tfd_on_warning": (None, (WARN,)),

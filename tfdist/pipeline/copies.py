@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.internals.optimizer import accumulators
+from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.pipeline.model import PipelineModel
 from tfdist.sharding.sharded import sharded_by
 
@@ -35,8 +35,7 @@ def copies_of(model: Any) -> dict[str, Any]:
 
 
 def _common(optimizer: Any) -> list[Any]:
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    apart = {id(v) for v in accumulators(inner)}
-    if sharded_by(inner) is not None:
-        apart |= {id(v) for v in inner.variables if v.shape}
+    updating = updating_optimizers(optimizer)
+    apart = {id(v) for own in updating for v in accumulators(own)}
+    apart |= {id(v) for o in updating if sharded_by(o) is not None for v in o.variables if v.shape}
     return [v for v in optimizer.variables if id(v) not in apart]

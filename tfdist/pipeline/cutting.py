@@ -82,6 +82,17 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     )
 
 
+def cut_before(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
+    """The part that computes the results of a forward pass, and leaves its effects out.
+
+    Args:
+        trace: of a forward pass alone.
+        outside: which operations do not belong to it; what they make is fed.
+    """
+    graph = _Graph(trace)
+    return graph.part(graph.ancestors([t.op for t in trace.others], outside), trace.others)
+
+
 def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
     """The tensors that gradients are made of, of which some are None or `tf.IndexedSlices`."""
     tensors = []
@@ -110,13 +121,17 @@ class _Graph:
         }
         self._free: dict[tf.Operation, bool] = {}
 
-    def ancestors(self, roots: Iterable[tf.Operation]) -> frozenset[tf.Operation]:
-        """The operations that these depend on by their inputs, and these."""
+    def ancestors(
+        self,
+        roots: Iterable[tf.Operation],
+        outside: Callable[[tf.Operation], bool] = lambda op: False,
+    ) -> frozenset[tf.Operation]:
+        """The operations that these depend on by their inputs, and these; none beyond others."""
         found: set[tf.Operation] = set()
         pending = list(roots)
         while pending:
             op = pending.pop()
-            if op not in found:
+            if op not in found and not outside(op):
                 found.add(op)
                 pending += [t.op for t in op.inputs]
         return frozenset(found)

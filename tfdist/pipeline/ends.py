@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.graph import Graph, Key
 from tfdist.strategies.step import Step
 
@@ -17,33 +16,22 @@ from tfdist.strategies.step import Step
 class MicrobatchStep(Step):
     """A replica's part of a step that is one of several microbatches.
 
+    The totals of the whole batch are there before the first of them, in `known_totals`.
+
     Args:
         rows: of the microbatch.
         total: of the global batch.
         first_row: the rows of the same microbatch in replicas before this one.
     """
 
+    knows_all_rows = False
+
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         super().__init__(rows, total, first_row)
-        self.mask_totals: dict[str, tuple[tf.Tensor, tf.Tensor]] = {}
+        self.known_totals: Iterator[tf.Tensor] = iter(())
 
     def totals(self, values: list[tf.Tensor]) -> Any:
-        raise UnsupportedError(
-            "A loss that is divided by the sum of the sample weights cannot be computed by "
-            "microbatches, which do not know the sum. Use reduction='sum_over_batch_size'."
-        )
-
-    def totals_of_mask(self, mask: Any) -> Any:
-        # Keras takes the prediction's mask and the losses', which are the same, as numbers.
-        while mask.op.type in ("LogicalAnd", "Cast") and len({t.name for t in mask.op.inputs}) == 1:
-            mask = mask.op.inputs[0]
-        if mask.name not in self.mask_totals:
-            raise UnsupportedError(
-                "A masked loss is divided by the number of entries that the mask leaves in the "
-                "whole batch, and this mask is not the one of an output of the model. Mask by "
-                "sample weights instead."
-            )
-        return self.mask_totals[mask.name]
+        return list(itertools.islice(self.known_totals, len(values)))
 
 
 class End:
@@ -98,7 +86,7 @@ class LossEnd(End):
 
     Args:
         graph: of the model.
-        masked: those of its outputs that carry a mask.
+        totals: the forms of the totals that the loss asks for, in order.
         targets: the forms of targets and sample weights, in their structure.
         compute_loss: of targets, predictions and sample weights; may give None.
         update_metrics: likewise.
@@ -107,19 +95,18 @@ class LossEnd(End):
     def __init__(
         self,
         graph: Graph,
-        masked: Sequence[Key],
+        totals: Sequence[tf.TensorSpec],
         targets: Any,
         compute_loss: Callable[[Any, Any, Any], Any],
         update_metrics: Callable[[Any, Any, Any], None],
     ) -> None:
         super().__init__(has_loss=True)
         self._graph = graph
-        self._masked = list(masked)
+        self._totals = len(totals)
         self._targets = targets
         self._compute_loss = compute_loss
         self._update_metrics = update_metrics
-        number = tf.TensorSpec([], tf.float32)
-        self.extra += [number] * (2 * len(self._masked))
+        self.extra += totals
         self.extra += [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         self._step: MicrobatchStep | None = None
 
@@ -132,9 +119,7 @@ class LossEnd(End):
     ) -> tuple[Any, list[tf.Tensor]]:
         assert self._step is not None
         rest = iter(extra[3:])
-        for key in self._masked:
-            totals = (next(rest), next(rest))
-            self._step.mask_totals[get_keras_mask(values[key]).name] = totals
+        self._step.known_totals = iter(list(itertools.islice(rest, self._totals)))
         y, sample_weight = keras.tree.map_structure(
             lambda leaf: None if leaf is None else next(rest), self._targets
         )

@@ -13,13 +13,13 @@ from tfdist.pipeline.channels import Channel, Pair, open_channels
 from tfdist.pipeline.ends import End, LossEnd, PredictionEnd
 from tfdist.pipeline.gradients import GradientSums
 from tfdist.pipeline.lower import Send, lower
-from tfdist.pipeline.masks import find_masks
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Key
 from tfdist.pipeline.program import Program
 from tfdist.pipeline.stage_functions import StageFunctions
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.tied import TiedVariables
+from tfdist.pipeline.totals import Totals
 from tfdist.pipeline.wires import Wires
 
 
@@ -53,6 +53,7 @@ class Engine:
         self._remat = remat
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
+        self._totals: dict[str, Totals] = {}
         # Values that depend on what is trained, and of which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
@@ -63,10 +64,16 @@ class Engine:
         """The forms of the values between stages."""
         return Wires(self._partition)
 
-    @functools.cached_property
-    def masks(self) -> tuple[list[Key], Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]]:
-        """The masked outputs, and how their masks follow from the inputs."""
-        return find_masks(self._partition)
+    def totals(self, targets: Any) -> Totals:
+        """What the loss must know of the whole batch.
+
+        Args:
+            targets: the forms of targets and sample weights, in their structure.
+        """
+        key = repr(targets)
+        if key not in self._totals:
+            self._totals[key] = Totals(self._partition, self.wires, targets, self._compute_loss)
+        return self._totals[key]
 
     @functools.cached_property
     def tied(self) -> TiedVariables:
@@ -246,7 +253,7 @@ class Engine:
             return PredictionEnd(self._partition.graph)
         return LossEnd(
             self._partition.graph,
-            self.masks[0],
+            self.totals(targets).specs,
             targets,
             self._compute_loss,
             self._update_metrics,

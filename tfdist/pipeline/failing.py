@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
 from tfdist.pipeline.strategy import HybridStrategy
-from tfdist.strategies.group import plain
+from tfdist.strategies.causes import cause
 
 
 class Alike(Exception):
@@ -50,7 +50,7 @@ def telling_others(strategy: HybridStrategy, abort: Callable[[str], None]) -> It
         raise tf.errors.UnavailableError(None, None, message) from error
     except Exception as error:
         me = strategy.extended.group.topology.rank
-        abort(f"{_described(strategy, me)} failed: {_first_line(error)}")
+        abort(f"{_described(strategy, me)} failed: {cause(error)}")
         raise
 
 
@@ -66,9 +66,3 @@ def _described(strategy: HybridStrategy, rank: int) -> str:
     workers = strategy.extended.group.topology.workers
     # One process by itself is in no cluster.
     return f"{workers[rank] if workers else 'this process'}, which holds stage {stages},"
-
-
-def _first_line(error: Exception) -> str:
-    text = plain(error) if isinstance(error, tf.errors.OpError) else str(error)
-    text = text.strip()
-    return f"{type(error).__name__}: {text.splitlines()[0] if text else ''}"

@@ -9,7 +9,13 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import deferred_variables, draw_value, give_value, has_value, take_value
+from tfdist.internals.variables import (
+    deferred_variables,
+    draw_value,
+    give_value,
+    has_value,
+    take_value,
+)
 from tfdist.strategies.group import Group
 
 

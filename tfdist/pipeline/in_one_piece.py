@@ -14,6 +14,7 @@ from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.summary import summary
 from tfdist.pipeline.saving import Files
 from tfdist.trainer.compression_files import load_state
+from tfdist.trainer.files import InStages
 
 
 @dataclasses.dataclass
@@ -35,7 +36,7 @@ class Parts:
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
-class InOnePiece(keras.Model):  # type: ignore[misc]
+class InOnePiece(InStages, keras.Model):  # type: ignore[misc]
     """A part of `PipelineModel`: all workers call these methods, and each gives its stages."""
 
     _parts: Parts

@@ -19,6 +19,7 @@ from tfdist.pipeline.steps import Steps
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.pipeline.timeline import Timeline
 from tfdist.trainer.calls import check_variables
+from tfdist.trainer.metrics import take_over_metrics
 
 
 class PipelineModel(InOnePiece):
@@ -153,6 +154,7 @@ class PipelineModel(InOnePiece):
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` calls for each step."""
         check_variables(self)
+        take_over_metrics(self)
         if force and self._steps is not None:
             self._steps.forget("train")
         self.train_function = self._function("train")
@@ -160,6 +162,7 @@ class PipelineModel(InOnePiece):
 
     def make_test_function(self, force: bool = False) -> Any:
         """What `evaluate` calls for each step."""
+        take_over_metrics(self)
         self.test_function = self._function("test")
         return self.test_function
 

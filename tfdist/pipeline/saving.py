@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.internals.keras import deferred_variables, has_value, lend_value, take_value
+from tfdist.internals.variables import deferred_variables, has_value, lend_value, take_value
 from tfdist.pipeline.failing import telling_others
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.strategy import HybridStrategy

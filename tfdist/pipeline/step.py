@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.errors import UnsupportedError
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
@@ -32,6 +33,7 @@ class PipelineStep(Step):
         engine: Engine,
     ) -> None:
         super().__init__(rows, total, first_row)
+        self.weighed = True  # The backward pass of each microbatch begins with its weight.
         self._strategy = strategy
         self._engine = engine
         self._updated: dict[Any, tf.Tensor] = {}
@@ -47,6 +49,13 @@ class PipelineStep(Step):
     def updated(self, variable: Any) -> None:
         if _is_large(variable):
             self._updated[self._engine.stage_of(variable)] = variable.read_value()
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise UnsupportedError(
+            "A float8 layer records the largest numbers that it meets in a step, of which a "
+            "pipeline has several microbatches. Train it without a pipeline, or with another "
+            "dtype policy."
+        )
 
     def sums(self, variable: Any) -> bool:
         return self._engine.tied.owns(variable)

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals.optimizer import scales_losses
 from tfdist.pipeline.batches import Batch, form_of, next_batch, take
 from tfdist.pipeline.building import build_together
 from tfdist.pipeline.engine import Engine
@@ -197,7 +198,9 @@ class Steps:
             for r in range(rank + 1)
         ]
         counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
-        totals = self._mask_totals(inputs) if mode != "predict" and self._engine.holds_last else []
+        totals: list[tf.Tensor] = []
+        if mode != "predict" and self._engine.holds_last:
+            totals = self._totals(inputs, targets)
 
         def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
             first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
@@ -216,11 +219,10 @@ class Steps:
             ),
         )
 
-    def _mask_totals(self, inputs: dict[int, Any]) -> list[tf.Tensor]:
-        keys, compute = self._engine.masks
-        totals: list[tf.Tensor] = []
-        for _, mask in zip(keys, compute(list(inputs.values())), strict=True):
-            totals += [tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))]
+    def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
+        """What the loss must know of the global batch."""
+        compute = self._engine.totals(keras.tree.map_structure(form_of, targets))
+        totals = compute(list(inputs.values()), targets)
         if not totals or self._strategy.num_replicas_in_sync == 1:
             return totals
         return list(reduction.sum_over_replicas(totals))
@@ -239,13 +241,9 @@ class Steps:
         variables = self._model.trainable_variables
         gradients = [self._engine.sums.of(v) for v in variables]
         gradients = self._engine.tied.add_up(variables, gradients)
-        step.weighed |= {id(optimizer), id(getattr(optimizer, "inner_optimizer", optimizer))}
         broken = tf.constant(False)
-        if hasattr(optimizer, "inner_optimizer"):
-            present = [i for i, g in enumerate(gradients) if g is not None]
-            zeroed = step.zero_without_rows([gradients[i] for i in present])
-            for i, gradient in zip(present, zeroed, strict=True):
-                gradients[i] = gradient
+        if scales_losses(optimizer):
+            gradients = step.zero_without_rows(gradients)
             broken = not_finite_anywhere(gradients, self._over_all_ranks)
             gradients = with_nan(gradients, broken)
             step.agreed_on_overflow = True

@@ -52,7 +52,7 @@ class PipelineExtended(ReplicatedExtended):
     def should_save_summary(self) -> bool:
         return self.group.topology.is_chief
 
-    def _agree_on_variable(self, description: str) -> None:
+    def agree_on_variable(self, description: str) -> None:
         # Stages differ in their variables. Those that share one compare its shape and type when
         # they take the first one's value.
         pass

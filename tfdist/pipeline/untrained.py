@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.optimizer import batches_of
+from tfdist.internals.optimizer import batches_of, inner_optimizer, scales_losses
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.strategy import HybridStrategy
 from tfdist.strategies.step import Step
@@ -22,7 +22,7 @@ def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.T
     """
     scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
     trains = engine.places_that_train
-    if hasattr(optimizer, "inner_optimizer") and 0 < len(trains) < strategy.pipeline_size:
+    if scales_losses(optimizer) and 0 < len(trains) < strategy.pipeline_size:
         # The others' optimizers are not applied, and so do not follow.
         communicator: Any = strategy.pipeline_communicator
         scale = communicator.broadcast(scale, trains[-1])
@@ -37,7 +37,7 @@ def go_along(optimizer: Any, step: Step, broken: tf.Tensor) -> None:
         step: this rank's.
         broken: whether the others' optimizers skip the step.
     """
-    own = getattr(optimizer, "inner_optimizer", optimizer)
+    own = inner_optimizer(optimizer)
 
     def clip() -> None:
         step.clip_by_global_norm([], [], own.global_clipnorm)

@@ -13,7 +13,7 @@ from tfdist.collective.native_ops import TYPES
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.cut import Edge, Partition
-from tfdist.pipeline.partition.graph import Key
+from tfdist.pipeline.partition.graph import Call, Key
 
 # Shapes are found out with this many rows: a dimension that Keras does not know, and that is a
 # multiple of it, is a multiple of the rows.
@@ -60,13 +60,20 @@ class Wires:
     def __init__(self, partition: Partition) -> None:
         self._tensors: dict[Key, Wire] = {}
         self._masks: dict[Key, Wire] = {}
+        self._made: dict[Key, tf.TensorSpec] = {}
+        self._specs = partition.graph.specs
         graph = partition.graph
+
+        def note(call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
+            forms = {key: tf.TensorSpec(v.shape, v.dtype, call.name) for key, v in made.items()}
+            self._made.update(forms)
+            return made
 
         def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
             values: dict[Key, Any] = dict(zip(graph.inputs, inputs, strict=True))
             with keras.StatelessScope(initialize_variables=False):
                 for stage in partition.stages:
-                    values.update(stage(values, training=False))
+                    values.update(stage(values, training=False, after=note))
             crossing = {key for edge in partition.edges for key in edge.keys}
             for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
                 self._tensors[key] = _wire(values[key], graph.specs[key].shape)
@@ -85,6 +92,14 @@ class Wires:
     def of(self, key: Key) -> Wire:
         """The form of a value."""
         return self._tensors[key]
+
+    def anywhere(self, key: Key) -> Wire:
+        """The form of a value, whether it crosses or not.
+
+        Raises:
+            UnsupportedError: its shape depends on the data.
+        """
+        return _wire(self._made[key], self._specs[key].shape)
 
     def mask_of(self, key: Key) -> Wire:
         """The form of a value's mask."""

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
+from tfdist.internals.optimizer import inner_optimizer, is_overwritten
 
 NAMES = (
     "SGD",
@@ -20,7 +21,15 @@ NAMES = (
     "Ftrl",
     "Lion",
 )
-_RULES = ("build", "update_step", "_backend_update_step", "_backend_apply_gradients", "apply")
+_RULES = (
+    "build",
+    "update_step",
+    "apply",
+    "apply_gradients",
+    "_backend_apply_gradients",
+    "_backend_update_step",
+    "_clip_gradients",
+)
 
 
 def check_elementwise(optimizer: Any) -> None:
@@ -29,7 +38,7 @@ def check_elementwise(optimizer: Any) -> None:
     Raises:
         UnsupportedError: its rule needs whole variables, or is not known not to.
     """
-    kind = type(getattr(optimizer, "inner_optimizer", optimizer))
+    kind = type(inner_optimizer(optimizer))
     if _is_elementwise(kind):
         return
     raise UnsupportedError(
@@ -42,7 +51,7 @@ def check_elementwise(optimizer: Any) -> None:
 
 def keeps_nothing(optimizer: Any) -> bool:
     """Whether an optimizer has no state that could be shared out: plain SGD."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    optimizer = inner_optimizer(optimizer)
     state = ("momentum", "use_ema", "gradient_accumulation_steps")
     return type(optimizer) is keras.optimizers.SGD and not any(
         getattr(optimizer, name) for name in state
@@ -56,7 +65,7 @@ def check_variables(variables: Any) -> None:
         UnsupportedError: one is overwritten with its gradient, as those of float8 layers are.
     """
     for variable in variables:
-        if getattr(variable, "overwrite_with_gradient", False):
+        if is_overwritten(variable):
             raise UnsupportedError(
                 f"The variable {variable.path!r} is overwritten with its gradient, as float8 "
                 "layers have them, which shard_optimizer=True cannot do. Leave one of them out."

@@ -11,6 +11,8 @@ import tensorflow as tf
 from tfdist.collective.buckets import pack, plan
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
 from tfdist.collective.protocol import Communicator
+from tfdist.internals.keras import BaseOptimizer
+from tfdist.internals.optimizer import inner_optimizer, strategy_of, trainable_variables_of
 from tfdist.sharding.elementwise import keeps_nothing
 from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.shard import Shard
@@ -170,14 +172,16 @@ def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
 
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
     """What an optimizer has been built for; None for one that is not sharded, or not built."""
-    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    return None if optimizer is None else _sharded.get(optimizer)
+    # A model's attribute of this name may be anything.
+    if not isinstance(optimizer, BaseOptimizer):
+        return None
+    return _sharded.get(inner_optimizer(optimizer))
 
 
 def may_share_out(optimizer: Any) -> bool:
     """Whether an optimizer is of a strategy that shares out what optimizers keep."""
-    strategy = getattr(optimizer, "_distribution_strategy", None)
-    return bool(getattr(getattr(strategy, "extended", None), "shards_optimizers", False))
+    extended = getattr(strategy_of(optimizer), "extended", None)
+    return bool(getattr(extended, "shards_optimizers", False))
 
 
 def shares_out(optimizer: Any) -> bool:
@@ -190,4 +194,4 @@ def trained_by(optimizer: Any) -> list[Any]:
     sharded = sharded_by(optimizer)
     if sharded is not None:
         return list(sharded.variables)
-    return list(getattr(optimizer, "inner_optimizer", optimizer)._trainable_variables)
+    return trainable_variables_of(inner_optimizer(optimizer))

@@ -122,7 +122,6 @@ def _tracked(
 
 def whole_variables(optimizer: Any) -> list[Any]:
     """The variables of an optimizer as if it were not sharded, to be assigned whole values."""
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
-    if sharded_by(inner) is None:
+    if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return WholeState(optimizer).variables

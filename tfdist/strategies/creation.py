@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -17,9 +17,6 @@ from tfdist.internals.tensorflow import (
     distribute_utils,
 )
 from tfdist.strategies.variables import VARIABLE_CLASSES
-
-if TYPE_CHECKING:
-    from tfdist.strategies.extended import ReplicatedExtended
 
 _local = threading.local()
 
@@ -38,7 +35,9 @@ def alone() -> Iterator[None]:
         _local.alone = outer
 
 
-def create_variable(extended: ReplicatedExtended, next_creator: Any, kwargs: dict[str, Any]) -> Any:
+def create_variable(
+    extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
+) -> Any:
     """A variable with a copy on each device of this worker, and on all workers the chief's value.
 
     One that is made while a function is traced is made outside of it, as `tf.init_scope` does:
@@ -62,7 +61,7 @@ def _can_be_lifted(initial_value: Any) -> bool:
 
 
 def _create_mirrored(
-    extended: ReplicatedExtended, next_creator: Any, kwargs: dict[str, Any]
+    extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
 ) -> Any:
     colocate_with = kwargs.pop("colocate_with", None)
     if isinstance(colocate_with, DistributedValues):
@@ -104,7 +103,9 @@ def _create_mirrored(
     )
 
 
-def _first_value(extended: ReplicatedExtended, summed: bool, kwargs: dict[str, Any]) -> Any:
+def _first_value(
+    extended: tf.distribute.StrategyExtended, summed: bool, kwargs: dict[str, Any]
+) -> Any:
     given = kwargs["initial_value"]
     workers = extended.workers
     if workers.size == 1 or given is None:
@@ -117,7 +118,7 @@ def _first_value(extended: ReplicatedExtended, summed: bool, kwargs: dict[str, A
             value = value.wrapped_value
         value = tf.convert_to_tensor(value, dtype=dtype)
         with _naming(name):
-            extended._agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
+            extended.agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
         if summed and workers.rank > 0:
             return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
         if summed or not value.shape.num_elements():

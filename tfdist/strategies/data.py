@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
 
@@ -22,9 +22,8 @@ from tfdist.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
-
-if TYPE_CHECKING:
-    from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.first_batch import watching
+from tfdist.strategies.number_of_batches import agree_on_end
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -35,7 +34,7 @@ _FILE_READERS = (
 )
 
 
-def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any) -> Any:
+def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
     """The distributed form of a dataset of global batches.
 
     Raises:
@@ -59,11 +58,13 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
             input_context=_input_context(extended),
             options=options,
         )
-        _agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
+        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
     first = extended._get_replica_id_in_sync_group(0)
+    watch = watching()
+    whole = watch.watch(dataset, own_data=not _in_order()) if watch else dataset
     shares = split_batches(
-        dataset, first, len(extended.worker_devices), extended._num_replicas_in_sync
+        whole, first, len(extended.worker_devices), extended._num_replicas_in_sync
     )
     distributed = get_distributed_dataset(
         shares,
@@ -71,12 +72,14 @@ def distribute_dataset(extended: ReplicatedExtended, dataset: Any, options: Any)
         extended._container_strategy(),
         options=options,
     )
-    _agree_on_end(extended, distributed, int(dataset.cardinality()))
+    agree_on_end(
+        extended, distributed, int(dataset.cardinality()), same_data=True, own_data=not _in_order()
+    )
     return distributed
 
 
 def distribute_datasets_from_function(
-    extended: ReplicatedExtended, dataset_fn: Callable[[Any], Any], options: Any
+    extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
     """The distributed form of the per-worker datasets that the user's function makes."""
     options = options or _default_options(extended)
@@ -88,11 +91,11 @@ def distribute_datasets_from_function(
         options,
     )
     if extended.worker_count > 1:
-        _agree_on_end(extended, distributed, int(distributed.cardinality))
+        agree_on_end(extended, distributed, int(distributed.cardinality))
     return distributed
 
 
-def _default_options(extended: ReplicatedExtended) -> Any:
+def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
         return None
     # A plain iterator. The usual one, made to feed several devices, also has the process return
@@ -101,19 +104,6 @@ def _default_options(extended: ReplicatedExtended) -> Any:
         experimental_fetch_to_device=False,
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
     )
-
-
-def _agree_on_end(extended: ReplicatedExtended, distributed: Any, batches: int) -> None:
-    """Sets, alike on all workers, how many batches there are and how their end is noticed.
-
-    Where all workers run out at the same step they need not agree on it before each.
-    """
-    counts = [int(count) for count in extended.group.exchange("number of batches", str(batches))]
-    known = min(counts) >= 0
-    endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
-    distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
-    same = endless or (known and len(set(counts)) == 1)
-    distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
 
 
 @contextlib.contextmanager
@@ -132,12 +122,16 @@ def in_order() -> Iterator[None]:
 _local = threading.local()
 
 
+def _in_order() -> bool:
+    return getattr(_local, "in_order", False)
+
+
 def splits_batches(dataset: Any) -> bool:
     """Whether workers share out each batch, rather than the files or nothing.
 
     As in TensorFlow, the policy AUTO shards files where there are any.
     """
-    if getattr(_local, "in_order", False):
+    if _in_order():
         return True
     policy = dataset.options().experimental_distribute.auto_shard_policy
     shard = tf.data.experimental.AutoShardPolicy
@@ -249,7 +243,7 @@ def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: int) -> tf.
     )
 
 
-def _input_context(extended: ReplicatedExtended) -> Any:
+def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,

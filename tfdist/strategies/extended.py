@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import place, tokens
 from tfdist.collective.protocol import Communicator
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import in_callers_state
@@ -26,6 +27,7 @@ from tfdist.internals.tensorflow import (
 from tfdist.strategies import reduction
 from tfdist.strategies.creation import create_variable
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
+from tfdist.strategies.failing import listen, running_step
 from tfdist.strategies.group import Group
 from tfdist.strategies.updating import updating
 
@@ -65,6 +67,8 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         self.compressor: Compressor | None = None
         self.shards_optimizers = False
         self._local_ops = cross_device_ops
+        if group.topology.size > 1:
+            listen()
 
     @property
     def _num_replicas_in_sync(self) -> int:
@@ -123,16 +127,21 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
         # A replica runs in a thread of its own. TensorFlow traces a `tf.function` around that.
-        if not isinstance(fn, tf.types.experimental.PolymorphicFunction):
+        compiled = isinstance(fn, tf.types.experimental.PolymorphicFunction)
+        if not compiled:
             fn = in_callers_state(fn)
-        return super()._call_for_each_replica(fn, args, kwargs)
+        if not tf.executing_eagerly():
+            tokens.note_use()  # To come, whatever else is traced first.
+            return super()._call_for_each_replica(fn, args, kwargs)
+        with running_step(self.group, eager=not compiled):
+            return super()._call_for_each_replica(fn, args, kwargs)
 
     # Variables.
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
         return create_variable(self, next_creator, kwargs)
 
-    def _agree_on_variable(self, description: str) -> None:
+    def agree_on_variable(self, description: str) -> None:
         self.group.agree("variable", description)
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
@@ -170,7 +179,9 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
                 self, reduce_op, value, options
             )
         communicator = self._replicas[get_current_replica_id_as_int()]
-        return reduction.all_reduce(communicator, reduce_op, value, self._num_replicas_in_sync)
+        called = place.of_tensorflow_call("all_reduce")
+        replicas = self._num_replicas_in_sync
+        return reduction.all_reduce(communicator, reduce_op, value, replicas, called)
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
         """Concatenates rows of this worker's replicas, and then those of all workers.
@@ -178,13 +189,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         Args:
             parts: one dense or ragged tensor for each local replica.
         """
-        local = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
-        if not isinstance(local, tf.RaggedTensor):
-            return self._workers.all_gather(local)
-        return tf.RaggedTensor.from_nested_row_lengths(
-            self._workers.all_gather(local.flat_values),
-            [self._workers.all_gather(lengths) for lengths in local.nested_row_lengths()],
-        )
+        return reduction.gather_rows(self._workers, parts)
 
     def _replica_ctx_update(self, var: Any, fn: Any, args: Any, kwargs: Any, group: bool) -> Any:
         with updating(var, args):
@@ -195,10 +200,13 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         flat = tf.nest.flatten(value)
         pairs = [(v, destinations) for v in flat]
-        reduced = self._batch_reduce_to(reduce_op, pairs, options)
+        reduced = self._reduce_pairs(reduce_op, pairs, place.of_tensorflow_call("reduce"))
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
+        return self._reduce_pairs(reduce_op, value_destination_pairs, "")
+
+    def _reduce_pairs(self, reduce_op: Any, value_destination_pairs: Any, called: str) -> Any:
         results: list[Any] = []
         crossing: list[int] = []
         for value, destinations in value_destination_pairs:
@@ -207,14 +215,13 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
                 results.append(reduction.reduce_mirrored(reduce_op, value, replicas))
             elif isinstance(value, DistributedValues) or self._workers.size > 1:
                 crossing.append(len(results))
-                results.append(self._reduce_locally(value))
+                results.append(reduction.add_up_locally(value, self._local_ops))
             elif reduce_op == tf.distribute.ReduceOp.MEAN or len(self._devices) == 1:
                 results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))
             else:
                 results.append(reduction.multiply_plain(value, len(self._devices)))
-        sums = reduction.all_reduce(
-            self._workers, tf.distribute.ReduceOp.SUM, [results[i] for i in crossing], 1
-        )
+        key = reduction.key_of(reduce_op, called)
+        sums = reduction.sum_up(self._workers, [results[i] for i in crossing], key)
         for i, reduced in zip(crossing, sums, strict=True):
             value, destinations = value_destination_pairs[i]
             if reduce_op == tf.distribute.ReduceOp.MEAN:
@@ -223,25 +230,16 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
             results[i] = simple_broadcast(reduced, destinations)
         return results
 
-    def _reduce_locally(self, value: Any) -> Any:
-        if not isinstance(value, DistributedValues):
-            return reduction.to_tensor(value)
-        values = [reduction.to_tensor(v) for v in value.values]
-        if len(values) == 1:
-            return values[0]
-        if self._local_ops is not None:
-            first = value.values[0].device
-            return self._local_ops.reduce(tf.distribute.ReduceOp.SUM, value, first).values[0]
-        return reduction.add(values)
-
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
+        called = place.of_tensorflow_call("gather", "all_gather")
+
         def gather(value: Any) -> Any:
             parts = value.values if isinstance(value, DistributedValues) else [value]
             local = parts[0] if len(parts) == 1 else tf.concat(parts, axis)
             return simple_broadcast(
-                reduction.all_gather(self._workers, tf.convert_to_tensor(local), axis),
+                reduction.all_gather(self._workers, tf.convert_to_tensor(local), axis, called),
                 destinations,
             )
 

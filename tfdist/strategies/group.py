@@ -7,7 +7,6 @@ import dataclasses
 import json
 import platform
 import random
-import re
 import threading
 import time
 from collections.abc import Iterator
@@ -27,6 +26,7 @@ from tfdist.collective.protocol import Alone
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
 from tfdist.options import Options
+from tfdist.strategies.causes import plain
 
 
 class Group:
@@ -49,8 +49,7 @@ class Group:
         self._parts: dict[str, NativeCommunicator | None] = {}
         self._devices: list[NativeCommunicator] = []
         self._serves_tensorflow = False
-        if topology.size == 1:
-            registry.put("workers", Alone())
+        self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
         """A native communicator of all workers, made at the first call; all of them call it.
@@ -114,8 +113,10 @@ class Group:
         """
         if self._serves_tensorflow or self.topology.size == 1:
             return
+        chief, me = self.topology.chief, self.topology.me
+        leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
         try:
-            _start_server(self.topology)
+            start_server(self.topology.jobs, me.task_type, me.task_index, leader)
         except RuntimeError as error:
             raise UnsupportedError(
                 "TensorFlow ran an operation before the strategy was made, so its collectives "
@@ -160,6 +161,7 @@ class Group:
             tf.errors.UnavailableError: a worker was lost; the message names it.
         """
         self._step_began = time.monotonic()
+        outer, self._here.in_step = self.in_step, True
         try:
             yield
         except _FAILURES as error:
@@ -171,6 +173,24 @@ class Group:
             raise
         finally:
             self._step_began = None
+            self._here.in_step = outer
+
+    @property
+    def in_step(self) -> bool:
+        """Whether this thread is in what `naming_lost_workers` goes around."""
+        return getattr(self._here, "in_step", False)
+
+    def fail(self, message: str) -> None:
+        """Has the workers fail that wait for this one in native collectives, with a message."""
+        for communicator in (*registry.every(), *self._devices):
+            if isinstance(communicator, NativeCommunicator):
+                communicator.step_failed(message)
+
+    def end(self, cause: str) -> None:
+        """Ends the group if its collectives are TensorFlow's, which would be of no use again."""
+        if self._serves_tensorflow and not self._lost.is_set():
+            abort_collectives(cause)
+            self.session.close(cause)
 
     def exchange(self, topic: str, text: str) -> list[str]:
         """Every worker's text for a topic, in rank order; all of them call it."""
@@ -205,15 +225,6 @@ _FAILURES = (
 )
 
 
-def plain(error: tf.errors.OpError) -> str:
-    """An operation's own message, without the graph's account of where the operation stands."""
-    lines = [line.strip() for line in str(error.message).splitlines()]
-    ends = [i for i, line in enumerate(lines) if line.startswith("[[{{node")]
-    text = lines[ends[0] - 1] if ends and ends[0] else str(error.message)
-    # What is said of an operation that ran eagerly.
-    return re.sub(r"^\{\{function_node \S+ ?\}\} | \[Op:\w+\] name: *$", "", text)
-
-
 _NEWS_SECONDS = 2.0
 _LAST_STEP_SECONDS = 5.0
 _joined: Group | None = None
@@ -232,6 +243,9 @@ def join(topology: Topology) -> Group:
     global _joined
     if topology.size == 1:
         options = Options.from_environment()
+        if _joined is None:
+            # In a job the name is that of all its workers.
+            registry.put("workers", Alone())
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
         _joined = _join(topology)
@@ -255,14 +269,9 @@ def _join(topology: Topology) -> Group:
     options = Options.from_environment()
     session = meet(topology, options)
     group = Group(topology, session, options)
+    registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
     return group
-
-
-def _start_server(topology: Topology) -> None:
-    chief = topology.chief
-    leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
-    start_server(topology.jobs, topology.me.task_type, topology.me.task_index, leader)
 
 
 def share_randomness(group: Group) -> None:

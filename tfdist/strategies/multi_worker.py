@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import cluster
+from tfdist.cluster.progress import say
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.communication import (
@@ -18,7 +19,7 @@ from tfdist.strategies.communication import (
     worker_communicator,
 )
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import join, share_randomness
+from tfdist.strategies.group import Group, join, share_randomness
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
@@ -30,7 +31,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     Args:
         cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`; without one,
             `TF_CONFIG` is read, and without that the process trains alone.
-        communication_options: a `tf.distribute.experimental.CommunicationOptions`.
+        communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
+            collectives take its `bytes_per_pack` and `timeout_seconds`.
         communication: `"native"` for tfdist's collectives (shared memory and TCP),
             `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs); `"auto"` takes the
             native ones for workers without GPUs, if they can be had on all of them.
@@ -79,7 +81,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
         share_randomness(group)
         native = choose(group, communication) == "native"
-        if not native:
+        if native:
+            _tell_of_implementation(group, options)
+        else:
             group.serve_tensorflow()
         devices = local_devices(group)
         if shard_optimizer and len(devices) > 1:
@@ -97,6 +101,18 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
     def cluster_resolver(self) -> Any:
         """The resolver of the cluster, as TensorFlow's strategy has it."""
         return self.extended._cluster_resolver
+
+
+def _tell_of_implementation(group: Group, options: Any) -> None:
+    chosen = options.implementation
+    automatic = tf.distribute.experimental.CommunicationImplementation.AUTO
+    if chosen != automatic and group.topology.is_chief:
+        say(
+            f"`implementation` of `communication_options` is for TensorFlow's collectives. "
+            f"Received: {chosen.name}, and the native ones are used, which choose by size and "
+            'hosts. Leave it out, or pass communication="tensorflow"; TFDIST_ALGORITHM sets the '
+            "native ones."
+        )
 
 
 def cannot_shard(devices: list[str]) -> UnsupportedError:

@@ -8,9 +8,23 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective.protocol import Communicator
+from tfdist.internals.tensorflow import DistributedValues
 
 
-def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas: int) -> Any:
+def key_of(reduce_op: Any, place: str) -> str:
+    """What a reduction is known by on all workers: the way, and where the user calls it, if so.
+
+    Args:
+        reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, which is a sum that is then divided.
+        place: in the user's program; "" where the call is not the user's own.
+    """
+    way = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else ""
+    return " at ".join(filter(None, [way, place]))
+
+
+def all_reduce(
+    communicator: Communicator, reduce_op: Any, value: Any, replicas: int, place: str = ""
+) -> Any:
     """Reduces a nest of tensors and `tf.IndexedSlices` over a group.
 
     Args:
@@ -18,18 +32,25 @@ def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, replicas:
         reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
         value: a nest of this participant's values.
         replicas: what a mean divides the sum by.
+        place: as for `key_of`.
 
     Returns:
         The same nest of sums or means. A sum of `IndexedSlices` holds the slices of all
         participants, in rank order.
     """
-    flat = tf.nest.flatten(value)
-    dense = [tf.convert_to_tensor(v) for v in flat if not _is_sparse(v)]
-    sums = iter(communicator.all_reduce(dense) if dense else [])
-    reduced = [all_gather_slices(communicator, v) if _is_sparse(v) else next(sums) for v in flat]
+    reduced = sum_up(communicator, tf.nest.flatten(value), key_of(reduce_op, place))
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         reduced = [divide(v, replicas) for v in reduced]
     return tf.nest.pack_sequence_as(value, reduced)
+
+
+def sum_up(communicator: Communicator, values: Sequence[Any], key: str = "") -> list[Any]:
+    """The sums of tensors and `tf.IndexedSlices` over a group; see `all_reduce`."""
+    dense = [tf.convert_to_tensor(v) for v in values if not _is_sparse(v)]
+    sums = iter(communicator.all_reduce(dense, key) if dense else [])
+    return [
+        all_gather_slices(communicator, v, key) if _is_sparse(v) else next(sums) for v in values
+    ]
 
 
 def sum_over_replicas(value: Any) -> Any:
@@ -42,27 +63,61 @@ def sum_over_replicas(value: Any) -> Any:
     return extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, value)
 
 
-def all_gather_slices(communicator: Communicator, slices: tf.IndexedSlices) -> tf.IndexedSlices:
+def all_gather_slices(
+    communicator: Communicator, slices: tf.IndexedSlices, key: str = ""
+) -> tf.IndexedSlices:
     """The slices of all participants, in rank order."""
     return tf.IndexedSlices(
-        values=communicator.all_gather(tf.convert_to_tensor(slices.values)),
-        indices=communicator.all_gather(tf.convert_to_tensor(slices.indices)),
+        values=communicator.all_gather(tf.convert_to_tensor(slices.values), key),
+        indices=communicator.all_gather(tf.convert_to_tensor(slices.indices), key),
         dense_shape=slices.dense_shape,
     )
 
 
-def all_gather(communicator: Communicator, tensor: tf.Tensor, axis: Any) -> tf.Tensor:
+def all_gather(
+    communicator: Communicator, tensor: tf.Tensor, axis: Any, place: str = ""
+) -> tf.Tensor:
     """Concatenates along any axis, in rank order; the sizes along it may differ."""
     if communicator.size == 1:
         return tensor
     if isinstance(axis, int) and axis == 0:
-        return communicator.all_gather(tensor)
+        return communicator.all_gather(tensor, place)
     rank = tf.rank(tensor)
     axis = tf.where(axis < 0, axis + rank, axis)
     order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], axis=0)
     front = tf.ensure_shape(tf.transpose(tensor, order), [None] * tensor.shape.rank)
-    gathered = communicator.all_gather(front)
+    gathered = communicator.all_gather(front, place)
     return tf.transpose(gathered, tf.math.invert_permutation(order))
+
+
+def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
+    """The rows of this worker's parts, dense or ragged, and then those of the other workers."""
+    local = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
+    if not isinstance(local, tf.RaggedTensor):
+        return communicator.all_gather(local)
+    return tf.RaggedTensor.from_nested_row_lengths(
+        communicator.all_gather(local.flat_values),
+        [communicator.all_gather(lengths) for lengths in local.nested_row_lengths()],
+    )
+
+
+def add_up_locally(value: Any, local_ops: Any) -> Any:
+    """The sum of a value over this worker's replicas, or the value where it is plain.
+
+    Args:
+        value: of one replica or of each.
+        local_ops: a `tf.distribute.CrossDeviceOps` that adds up; None to add here.
+    """
+    if not isinstance(value, DistributedValues):
+        return to_tensor(value)
+    values = [to_tensor(v) for v in value.values]
+    if len(values) == 1:
+        return values[0]
+    if local_ops is not None:
+        first = value.values[0].device
+        reduced = local_ops.reduce(tf.distribute.ReduceOp.SUM, value, first)
+        return reduced.values[0] if isinstance(reduced, DistributedValues) else reduced
+    return add(values)
 
 
 def add(values: Sequence[Any]) -> Any:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -24,19 +25,28 @@ class Step:
         first_row: the place of this replica's first row in the global batch, an int32 scalar.
 
     Attributes:
+        rows: of this replica.
+        total: of the global batch.
+        first_row: of this replica in the global batch.
         share: rows of this replica / rows of the global batch, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
-        weighed: the optimizers, by id, whose loss has been weighted before the backward pass.
+        key: tells what is traced in this step from what is traced elsewhere.
+        weighed: whether gradients are weighted when they come out of the backward pass.
         agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
     """
 
+    knows_all_rows = True  # Whether values of the batch's other parts can be had.
+
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
+        self.total = total
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
-        self.weighed: set[int] = set()
+        self.weighed = False
         self.agreed_on_overflow = False
+        self.key = object()
+        self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
@@ -97,24 +107,74 @@ class Step:
     def weigh(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
         share = tf.cast(self.share, value.dtype)
-        return tf.where(share > 0, value * share, tf.zeros_like(value))
+        return tf.where(self.share > 0, value * share, tf.zeros_like(value))
 
     def unweigh(self, value: tf.Tensor) -> tf.Tensor:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
-    def zero_without_rows(self, values: list[Any]) -> list[Any]:
+    @contextlib.contextmanager
+    def of_one_loss(self) -> Iterator[None]:
+        """While it lasts all gradients are those of the one loss that `weigh_loss` is given."""
+        before = self._one_loss, self.weighed
+        self._one_loss, self.weighed = True, False
+        try:
+            yield
+        finally:
+            self._one_loss, self.weighed = before
+
+    def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
+        """The loss, weighted before the backward pass where that weighs all gradients."""
+        if not self._one_loss or self.weighed:
+            return loss
+        self.weighed = True
+        return self.weigh(loss)
+
+    def weigh_gradients(self, gradients: Sequence[Any]) -> list[Any]:
+        """Gradients as the backward pass gives them, weighted by the share; None stays None."""
+        if self.weighed:
+            return self.zero_without_rows(gradients)
+        return self._of_rows(gradients, lambda v: v * tf.cast(self.share, v.dtype))
+
+    def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:
         """The values, or zeros on a replica without rows, where they may be NaN."""
-        dense = [i for i, v in enumerate(values) if not isinstance(v, tf.IndexedSlices)]
+        return self._of_rows(values, lambda v: v)
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The largest of each element that any replica with rows has.
+
+        Args:
+            values: not negative.
+        """
+        context = tf.distribute.get_replica_context()
+        replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        own = self.zero_without_rows(values)
+        rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in own]
+        everyones = [tf.tensordot(row, v, 0) for row, v in zip(rows, own, strict=True)]
+        return [tf.reduce_max(v, axis=0) for v in reduction.sum_over_replicas(everyones)]
+
+    def _of_rows(
+        self, values: Sequence[Any], change: Callable[[tf.Tensor], tf.Tensor]
+    ) -> list[Any]:
+        """The values changed, zero on a replica without rows; None stays None."""
+        results = list(values)
+        dense = []
+        for i, value in enumerate(results):
+            if isinstance(value, tf.IndexedSlices):  # Of no rows there are none.
+                results[i] = tf.IndexedSlices(
+                    change(value.values), value.indices, value.dense_shape
+                )
+            elif value is not None:
+                dense.append(i)
+        # One conditional, in which each waits for itself alone.
         chosen = tf.cond(
             self.share > 0,
-            lambda: [values[i] for i in dense],
+            lambda: [change(values[i]) for i in dense],
             lambda: [tf.zeros_like(values[i]) for i in dense],
         )
-        values = list(values)
         for i, value in zip(dense, chosen, strict=True):
-            values[i] = value
-        return values
+            results[i] = value
+        return results
 
     def __enter__(self) -> Step:
         _stack().append(self)
@@ -127,6 +187,20 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+class WholeBatch(Step):
+    """What runs on all rows of the global batch, in each replica: there is nothing to add up.
+
+    Args:
+        rows: of the global batch, an int32 scalar.
+    """
+
+    def __init__(self, rows: tf.Tensor) -> None:
+        super().__init__(rows, rows, tf.zeros([], tf.int32))
+
+    def totals(self, values: list[tf.Tensor]) -> Any:
+        return [tf.stop_gradient(v) for v in values]
 
 
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:

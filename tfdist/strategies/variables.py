@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
+from tfdist.strategies.increments import is_no_sum
 from tfdist.strategies.step import current_step
+from tfdist.strategies.telling import tell_once
 
 
 class _Variable:
@@ -93,6 +95,8 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None
+        if current_step() is not None and self.aggregation == tf.VariableAggregation.SUM:
+            self._check_sum(value)
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)
         # One replica holds the whole value, for a part of it may be inexact.
@@ -102,6 +106,17 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             with tf.device(copy.device):
                 copy.assign(whole if first and i == 0 else tf.zeros_like(whole))
         return self
+
+    def _check_sum(self, value: Any) -> None:
+        copy = self._get_on_device_or_primary()
+        if tf.is_symbolic_tensor(value) and is_no_sum(value, copy):
+            tell_once(
+                f"The metric's variable {self.name!r} is assigned something else than its old "
+                "value plus an increment, such as a maximum or a last value. With several replicas "
+                "it is the sum of what each replica assigns. Compute the value from all rows, by "
+                "tfdist.global_batch.rows, total or mean, and make the variable with "
+                "aggregation='only_first_replica'."
+            )
 
 
 def _outside_of_replicas() -> bool:

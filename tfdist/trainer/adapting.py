@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import inspect
 import time
 from typing import Any
 
 import keras
 
-from tfdist.internals.keras import TensorFlowTrainer
-from tfdist.trainer.calls import is_ours
-
 _SECONDS = 30.0
-
-
-def install() -> None:
-    """Makes `fit` ask, when an epoch begins, whether the links have changed."""
-    fit = TensorFlowTrainer.fit
-    signature = inspect.signature(fit)
-
-    @functools.wraps(fit)
-    def fit_adapting(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not is_ours(self) or self.distribute_strategy.extended.compressor is None:
-            return fit(self, *args, **kwargs)
-        bound = signature.bind(self, *args, **kwargs)
-        given = bound.arguments.get("callbacks")
-        follow = FollowLinks()
-        if isinstance(given, keras.callbacks.CallbackList):
-            follow.set_model(self)
-            given.callbacks = [c for c in given.callbacks if not isinstance(c, FollowLinks)]
-            given.callbacks.append(follow)
-        else:
-            several = [] if given is None else list(given) if _is_list(given) else [given]
-            bound.arguments["callbacks"] = [*several, follow]
-        return fit(*bound.args, **bound.kwargs)
-
-    TensorFlowTrainer.fit = fit_adapting
-
-
-def _is_list(callbacks: Any) -> bool:
-    return isinstance(callbacks, (list, tuple))
 
 
 class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]

@@ -8,27 +8,42 @@ from __future__ import annotations
 
 import functools
 import inspect
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import TensorFlowTrainer, TFEpochIterator, Trainer
+from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import shares_out
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import joined_group, share_randomness
+from tfdist.trainer.patching import patch
 
-_ALIKE = ("epochs", "initial_epoch", "steps_per_epoch", "steps", "validation_steps")
+# What all workers pass with the same value, and what all pass or none.
+_ALIKE = (
+    "epochs",
+    "initial_epoch",
+    "batch_size",
+    "shuffle",
+    "class_weight",
+    "steps_per_epoch",
+    "steps",
+    "validation_split",
+    "validation_freq",
+    "validation_steps",
+    "validation_batch_size",
+)
+_PRESENT = ("sample_weight", "validation_data")
 
 
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
-    TensorFlowTrainer.fit = _checked(TensorFlowTrainer.fit)
-    TensorFlowTrainer.evaluate = _checked(TensorFlowTrainer.evaluate)
+    patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
+    patch("TensorFlowTrainer.train_on_batch", _of_the_scope)
+    patch("TensorFlowTrainer.evaluate", _checked)
     predict = TensorFlowTrainer.predict
 
     @functools.wraps(predict)
@@ -36,10 +51,9 @@ def install() -> None:
         with in_order():
             return predict(self, *args, **kwargs)
 
-    TensorFlowTrainer.predict = _checked(predict_in_order)
+    patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
     # On the base class: Keras tells by it whether a model has a `compile` of its own.
-    Trainer.compile = _in_scope(Trainer.compile)
-    _install_number_of_batches()
+    patch("Trainer.compile", _in_scope)
 
 
 def is_ours(model: Any) -> bool:
@@ -66,28 +80,74 @@ def check_variables(model: Any) -> None:
             )
 
 
-def _checked(call: Callable[..., Any]) -> Callable[..., Any]:
+def _of_the_scope(train: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train)
+    def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_outside(self, train.__name__)
+        return train(self, *args, **kwargs)
+
+    return train_in_scope
+
+
+def _refuse_outside(model: Any, call: str) -> None:
+    """Refuses to train a model of no strategy in a job of several workers.
+
+    What one worker does with a model by itself asks nobody else: it may evaluate one that it has
+    made outside of the scope, and train one that it has made under a strategy of its own.
+
+    Raises:
+        ValueError: the model is of no strategy.
+    """
+    group = joined_group()
+    if group is None or model._distribute_strategy is not None:
+        return
+    raise ValueError(
+        f"`{call}` trains a model that was made in the scope of a strategy. Received: the model "
+        f"{model.name!r}, made outside, so that each of the {group.topology.size} workers would "
+        "train one of its own. Make it inside `with strategy.scope():`. If this worker is to train "
+        "it alone, make it in the scope of a strategy of one process, such as "
+        '`tfdist.MirroredStrategy(["CPU:0"])`.'
+    )
+
+
+def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[..., Any]:
     signature = inspect.signature(call)
 
     @functools.wraps(call)
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
-        group = joined_group()
-        if group is not None and not is_ours(self):
-            warnings.warn(
-                f"`{call.__name__}` was called on a model that was made outside of "
-                "`strategy.scope()`: it runs on this worker alone.",
-                stacklevel=2,
-            )
-        elif group is not None:
-            given = signature.bind(self, *args, **kwargs).arguments
-            alike = {name: given[name] for name in _ALIKE if name in given}
-            group.agree("call", f"{call.__name__} {alike or ''}".strip())
-            share_randomness(group)
+        if trains:
+            _refuse_outside(self, call.__name__)
         if is_ours(self):
+            group = self.distribute_strategy.extended.group
+            given = signature.bind(self, *args, **kwargs).arguments
+            group.agree("call", f"{call.__name__} {_alike(given) or ''}".strip())
+            share_randomness(group)
             _refuse_stateful_layers(self)
+            _refuse_keras_distribution()
         return call(self, *args, **kwargs)
 
     return checked
+
+
+def _alike(given: dict[str, Any]) -> dict[str, Any]:
+    """What of a call's arguments is the same on all workers, as text."""
+    alike = {name: given[name] for name in _ALIKE if given.get(name) is not None}
+    return alike | {name: "given" for name in _PRESENT if given.get(name) is not None}
+
+
+def _refuse_keras_distribution() -> None:
+    """Refuses to train under two things that distribute.
+
+    Raises:
+        UnsupportedError: `keras.distribution.set_distribution` has been called.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UnsupportedError(
+            "A model under a tfdist strategy is distributed by the strategy alone. Received: "
+            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Leave that "
+            "out, or undo it by `keras.distribution.set_distribution(None)`."
+        )
 
 
 def _refuse_stateful_layers(model: Any) -> None:
@@ -107,6 +167,7 @@ def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
     def compile_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_ours(self):
             return compile_model(self, *args, **kwargs)
+        _refuse_keras_distribution()
         strategy = self._distribute_strategy
         with strategy.scope():
             result = compile_model(self, *args, **kwargs)
@@ -121,24 +182,3 @@ def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return compile_in_scope
-
-
-def _install_number_of_batches() -> None:
-    # Workers may hold different numbers of batches; an epoch lasts until the last runs out.
-    begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
-
-    @functools.wraps(begin)
-    def begin_agreed(self: Any, *args: Any, **kwargs: Any) -> None:
-        begin(self, *args, **kwargs)
-        extended = self._distribute_strategy.extended
-        if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
-            counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
-            self._agreed = None if "None" in counts else max(map(int, counts))
-            self._num_batches = self._agreed
-
-    def reset_agreed(self: Any) -> None:
-        reset(self)
-        self._num_batches = getattr(self, "_agreed", self._num_batches)
-
-    TFEpochIterator.__init__ = begin_agreed
-    TFEpochIterator.reset = reset_agreed

@@ -19,16 +19,18 @@ import numpy as np
 from tfdist.cluster.progress import say
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.keras import saving_lib
+from tfdist.internals.optimizer import inner_optimizer
 from tfdist.trainer.files import group_of
+from tfdist.trainer.patching import patch
 
 _MARK = "mark"
 
 
 def install() -> None:
     """Extends what writes and reads `.keras` and `.weights.h5` files."""
-    saving_lib.save_model = _saving(saving_lib.save_model)
-    saving_lib.save_weights_only = _saving(saving_lib.save_weights_only)
-    saving_lib.load_weights_only = _loading(saving_lib.load_weights_only)
+    patch("saving_lib.save_model", _saving)
+    patch("saving_lib.save_weights_only", _saving)
+    patch("saving_lib.load_weights_only", _loading)
     load_model = saving_lib.load_model
 
     @functools.wraps(load_model)
@@ -37,7 +39,7 @@ def install() -> None:
         load_state(model, filepath)
         return model
 
-    saving_lib.load_model = load_model_and_state
+    patch("saving_lib.load_model", lambda _: load_model_and_state)
 
 
 def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,7 +102,7 @@ def compressor_of(model: Any) -> Compressor | None:
 
 def _optimizer_of(model: Any) -> Any:
     optimizer = getattr(model, "optimizer", None)
-    return getattr(optimizer, "inner_optimizer", optimizer)
+    return inner_optimizer(optimizer)
 
 
 def _path(model: Any, filepath: Any) -> str:

@@ -19,10 +19,10 @@ from typing import Any
 
 from tfdist.cluster import Session
 from tfdist.errors import RendezvousError
-from tfdist.internals.keras import Model, legacy_h5_format, saving_lib
 from tfdist.strategies.creation import alone
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
+from tfdist.trainer.patching import patch
 from tfdist.trainer.sharded_files import has_sharded_optimizer, with_whole_optimizer
 
 _NOTICE = "saved"
@@ -31,10 +31,10 @@ _OTHER_PATH_SECONDS = 2.0
 
 def install() -> None:
     """Replaces what writes model files."""
-    saving_lib.save_model = _chief_writes(saving_lib.save_model)
-    saving_lib.save_weights_only = _chief_writes(saving_lib.save_weights_only)
-    legacy_h5_format.save_model_to_hdf5 = _chief_writes(legacy_h5_format.save_model_to_hdf5)
-    Model.export = _chief_writes(Model.export)
+    patch("saving_lib.save_model", _chief_writes)
+    patch("saving_lib.save_weights_only", _chief_writes)
+    patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
+    patch("Model.export", _chief_writes)
 
 
 def group_of(model: Any) -> Group | None:
@@ -116,9 +116,17 @@ def in_parts(model: Any) -> bool:
     return in_stages(model) or has_sharded_optimizer(model)
 
 
+class InStages:
+    """What models are whose parts different workers hold; a user's model has other names."""
+
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
+        """The whole model on the chief, None elsewhere; all workers call it."""
+        raise NotImplementedError
+
+
 def in_stages(model: Any) -> bool:
     """Whether workers hold parts of a model."""
-    return hasattr(model, "gathered")
+    return isinstance(model, InStages)
 
 
 def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:

@@ -10,6 +10,8 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
+from tfdist.strategies.failing import running_step
+from tfdist.trainer.metrics import take_over_metrics
 from tfdist.trainer.replica_step import metric_variables, run_replica_step
 
 
@@ -26,6 +28,7 @@ def make_step_function(
         UnsupportedError: XLA was asked for, and there is more than one replica.
     """
     strategy = model.distribute_strategy
+    take_over_metrics(model)
 
     def one_step(batch: Any, fixed: bool = True) -> Any:
         def replica_step(share: Any) -> Any:
@@ -54,7 +57,7 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        with strategy.extended.group.naming_lost_workers():
+        with running_step(strategy.extended.group, eager=model.run_eagerly):
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 logs, totals = steps_of_iterator(iterator)
             else:
@@ -89,7 +92,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     run_one = _compiled(model, one_step)
 
     def function(batches: list[Any]) -> Any:
-        with strategy.extended.group.naming_lost_workers():
+        with running_step(strategy.extended.group, eager=model.run_eagerly):
             outputs = [run_one(*_shares(strategy, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]

@@ -2,41 +2,27 @@
 
 from __future__ import annotations
 
-import functools
+import importlib
+import threading
 
-from tfdist.trainer import (
-    adapting,
-    calls,
-    compression_files,
-    files,
-    loops,
-    losses,
-    metrics,
-    noise,
-    older_keras,
-    optimizers,
-    sharded_averages,
-    sharded_files,
-    sharded_optimizers,
-    writers,
-)
+from tfdist.internals.contract import TARGETS, check_targets
+from tfdist.trainer.patching import LAYERS
+
+_installing = threading.Lock()
+_installed = False
 
 
-@functools.cache
 def install() -> None:
-    """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is."""
-    losses.install()
-    metrics.install()
-    noise.install()
-    older_keras.install()
-    # Below the other hooks of optimizers, which go around them.
-    sharded_optimizers.install()
-    sharded_averages.install()
-    optimizers.install()
-    loops.install()
-    calls.install()
-    adapting.install()
-    files.install()
-    sharded_files.install()
-    compression_files.install()
-    writers.install()
+    """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is.
+
+    Raises:
+        UnsupportedError: Keras or TensorFlow are not as they are known; nothing is replaced.
+    """
+    global _installed
+    with _installing:
+        if _installed:
+            return
+        check_targets(TARGETS)
+        for layer in LAYERS:
+            importlib.import_module(f"tfdist.trainer.{layer}").install()
+        _installed = True

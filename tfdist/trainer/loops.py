@@ -11,6 +11,7 @@ from tfdist.internals.keras import Model, TensorFlowTrainer
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.trainer.calls import check_variables, is_ours
 from tfdist.trainer.functions import make_predict_function, make_step_function
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
@@ -62,10 +63,10 @@ def install() -> None:
             # built when they are traced, as without a strategy; what is wrong is raised there.
             return
 
-    TensorFlowTrainer.make_train_function = make_train_function
-    TensorFlowTrainer.make_test_function = make_test_function
-    TensorFlowTrainer.make_predict_function = make_predict_function_
-    TensorFlowTrainer._maybe_symbolic_build = symbolic_build
+    patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
+    patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
+    patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
+    patch("TensorFlowTrainer._maybe_symbolic_build", lambda _: symbolic_build)
 
 
 def symbolic_batch(element_spec: Any) -> Any:

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import losses
 from tfdist.strategies.step import Step, current_step
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
@@ -34,8 +35,8 @@ def _install_scaling() -> None:
         step = current_step()
         return unscale(value) if step is None else _for_metric(step, tf.convert_to_tensor(value))
 
-    losses.scale_loss_for_distribution = scale_loss
-    losses.unscale_loss_for_distribution = unscale_loss
+    patch("losses.scale_loss_for_distribution", lambda _: scale_loss)
+    patch("losses.unscale_loss_for_distribution", lambda _: unscale_loss)
 
 
 def _for_metric(step: Step, value: tf.Tensor) -> tf.Tensor:
@@ -71,8 +72,8 @@ def _install_reduction() -> None:
             return step.unweigh(_weighted_mean(step, values, sample_weight))
         return reduce_values(values, sample_weight, reduction)
 
-    losses.apply_mask = mask_weights
-    losses.reduce_values = reduce_loss
+    patch("losses.apply_mask", lambda _: mask_weights)
+    patch("losses.reduce_values", lambda _: reduce_loss)
 
 
 def _mask_correction(step: Step, mask: Any, dtype: Any) -> tf.Tensor:
@@ -101,5 +102,5 @@ def _install_guides() -> None:
             return regularization(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 
-    tf.nn.compute_average_loss = compute_average_loss
-    tf.nn.scale_regularization_loss = scale_regularization_loss
+    patch("tf.nn.compute_average_loss", lambda _: compute_average_loss)
+    patch("tf.nn.scale_regularization_loss", lambda _: scale_regularization_loss)

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import random
 from tfdist.strategies.step import Step, current_step
+from tfdist.trainer.patching import patch
 
 # One step of the counter gives 128 bits: four numbers, or two of 64 bits each.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2}
@@ -24,43 +25,42 @@ _PHILOX = 1
 
 def install() -> None:
     """Replaces Keras's draws of noise inside a tfdist step."""
-    random.dropout = _by_rows(
-        random.dropout,
-        _dropout,
-        lambda x, rate, noise_shape=None: (
-            x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
-        ),
-    )
-    random.uniform = _by_rows(random.uniform, _uniform, _first_of_shape)
-    random.normal = _by_rows(random.normal, _normal, _first_of_shape)
-    random.randint = _by_rows(random.randint, _randint, _first_of_shape)
+    patch("random.dropout", lambda original: _by_rows(original, _dropout, _drops_for_rows))
+    patch("random.uniform", lambda original: _by_rows(original, _uniform, is_for_rows))
+    patch("random.normal", lambda original: _by_rows(original, _normal, is_for_rows))
+    patch("random.randint", lambda original: _by_rows(original, _randint, is_for_rows))
 
 
-def _by_rows(keras_draws: Any, draws: Any, first_dimension: Any) -> Any:
-    """Draws by rows where the first dimension is that of the batch."""
+def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any:
+    """Draws by rows where the noise is for the rows of the batch."""
 
     @functools.wraps(keras_draws)
     def draw(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
         step = current_step()
-        if step is None or not _is_batch(step, first_dimension(*args, **kwargs)):
+        if step is None or not for_rows(step, *args, **kwargs):
             return keras_draws(*args, seed=seed, **kwargs)
         return draws(step, *args, seed=random._cast_seed(random.draw_seed(seed)), **kwargs)
 
     return draw
 
 
-def _first_of_shape(shape: Any, *_: Any, **__: Any) -> Any:
+def is_for_rows(step: Step, shape: Any, *_: Any, **__: Any) -> bool:
+    """Whether noise of a shape is for the rows of the batch, each of which has its own."""
     if tf.is_tensor(shape):
-        return None
-    return shape[0] if len(shape) else 1
+        known = tf.get_static_value(shape)
+        shape = [None] if known is None else known.tolist()
+    first = shape[0] if len(shape) else 1
+    # Noise of another fixed first dimension is for weights, or shared by the rows.
+    return not isinstance(first, int) or first == tf.get_static_value(step.rows)
 
 
-def _is_batch(step: Step, dimension: Any) -> bool:
-    # Noise of a fixed first dimension is for weights, or shared by the rows.
-    if not isinstance(dimension, int):
+def _drops_for_rows(step: Step, x: Any, rate: float, noise_shape: Any = None) -> bool:
+    first = x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
+    if is_for_rows(step, [first]):
         return True
+    # A row may have several entries, as the windows of an image.
     rows = tf.get_static_value(step.rows)
-    return rows is not None and rows > 1 and dimension % rows == 0
+    return rows is not None and rows > 1 and first % rows == 0
 
 
 def _dropout(

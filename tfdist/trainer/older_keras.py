@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import Variable, data_adapters
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
@@ -37,7 +38,7 @@ def install() -> None:
             synchronization=tf.VariableSynchronization.ON_READ,
         )
 
-    Variable._initialize = initialize_summed
+    patch("Variable._initialize", lambda _: initialize_summed)
 
 
 def _install_datasets() -> None:
@@ -46,4 +47,4 @@ def _install_datasets() -> None:
     def is_any_tf_dataset(x: Any) -> bool:
         return is_tf_dataset(x) or isinstance(x, tf.distribute.DistributedDataset)
 
-    data_adapters.is_tf_dataset = is_any_tf_dataset
+    patch("data_adapters.is_tf_dataset", lambda _: is_any_tf_dataset)

@@ -3,156 +3,177 @@
 Keras clips each replica's gradients and sums them afterwards, which is not what one process does.
 Here the sum comes first: at the last moment before clipping, so that accumulated gradients cross
 the network once per update; and before the check for overflow where the loss is scaled, so that
-all replicas skip a step together.
+all replicas skip a step together. `tfdist.trainer.replicas` says how they are weighed.
 """
 
 from __future__ import annotations
 
-import collections
-import functools
-import threading
+from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-
-from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
-from tfdist.sharding.sharded import sharded_by, shares_out, trained_by
+from tfdist.internals.optimizer import (
+    apply_scaled,
+)
+from tfdist.sharding.sharded import sharded_by, shares_out
 from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
+from tfdist.trainer.applying import (
+    check_alone,
+    prepare,
+    unrecorded,
+    updated_now,
+    updating,
+    variables_of,
+)
+from tfdist.trainer.patching import patch
 from tfdist.trainer.replicas import (
+    are_summed,
+    combine_overwriting,
     compressor_in_use,
+    gradients_are,
     in_replica,
+    must_sum,
     not_finite_anywhere,
+    note_summed,
+    sum_or_combine,
     sum_over_replicas,
     weigh,
     with_nan,
 )
 from tfdist.trainer.sharded_optimizers import clip_shards
 
+Method = Callable[..., Any]
+
 
 def install() -> None:
     """Replaces where Keras's optimizers weigh and sum gradients in a tfdist replica."""
-    BaseOptimizer.scale_loss = _weighing(BaseOptimizer.scale_loss)
-    LossScaleOptimizer.scale_loss = _weighing(LossScaleOptimizer.scale_loss)
-    clip = BaseOptimizer._clip_gradients
-    sum_gradients = TensorFlowOptimizer._all_reduce_sum_gradients
-    apply_gradients = BaseOptimizer._backend_apply_gradients
-    apply_scaled = LossScaleOptimizer.apply
-
-    def apply_known(self: Any, grads: Any, trainable_variables: Any) -> None:
-        outer, _here.variables = getattr(_here, "variables", ()), trainable_variables
-        try:
-            apply_gradients(self, grads, trainable_variables)
-        finally:
-            _here.variables = outer
-
-    def clip_sums(self: Any, grads: Any) -> Any:
-        sharded = sharded_by(self)
-        if sharded is not None:
-            return clip_shards(self, sharded, grads, _here.variables, clip)
-        if in_replica() and not _already_summed[id(self)]:
-            grads = sum_over_replicas(self, grads, _here.variables)
-        step = current_step()
-        if step is not None and self.global_clipnorm:
-            return step.clip_by_global_norm(grads, _here.variables, self.global_clipnorm)
-        return clip(self, grads)
-
-    def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
-        return grads_and_vars if in_replica() else sum_gradients(self, grads_and_vars)
-
-    def apply_scaled_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not in_replica():
-            return apply_scaled(self, grads, trainable_variables)
-        step = current_step()
-        agreed = step is not None and step.agreed_on_overflow
-        if agreed or compressor_in_use() is not None or shares_out(self):
-            # What is lost must not be scaled by what changes from step to step, nor come from a
-            # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
-            if step is not None:
-                grads = weigh(step, self, grads)
-                step.weighed.add(id(self.inner_optimizer))
-            if not agreed:
-                broken = not_finite_anywhere(grads, reduction.sum_over_replicas)
-                grads = with_nan(grads, broken)
-            return apply_scaled(self, grads, trainable_variables)
-        grads = sum_over_replicas(self, grads)
-        # Keras may go on in other threads, where replicas are merged.
-        inner = id(self.inner_optimizer)
-        _note_summed(inner, 1)
-        try:
-            return apply_scaled(self, grads, trainable_variables)
-        finally:
-            _note_summed(inner, -1)
-
-    BaseOptimizer._backend_apply_gradients = apply_known
-    BaseOptimizer._clip_gradients = clip_sums
-    TensorFlowOptimizer._all_reduce_sum_gradients = sum_unless_done
-    BaseOptimizer.apply = _unrecorded(_prepared(BaseOptimizer.apply))
-    LossScaleOptimizer.apply = _unrecorded(_prepared(apply_scaled_sums))
+    patch("TensorFlowTrainer.train_step", _of_one_loss)
+    patch("BaseOptimizer.scale_loss", _weighing_loss)
+    patch("LossScaleOptimizer.scale_loss", _weighing_loss)
+    patch("BaseOptimizer.apply", _applying)
+    patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
+    patch("BaseOptimizer._backend_apply_gradients", _weighing)
+    patch("BaseOptimizer._clip_gradients", _summing_before)
+    patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
+    patch("LossScaleOptimizer.apply", _applying_scaled)
+    patch("LossScaleOptimizer._tf_apply", _in_this_replica)
 
 
-def _unrecorded(apply: Any) -> Any:
-    # What optimizers write is the same on all replicas already.
-    @functools.wraps(apply)
-    def apply_unrecorded(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+def _of_one_loss(train_step: Method) -> Method:
+    # Keras's own, also where a model's calls it.
+    def train_step_of_one_loss(self: Any, data: Any) -> Any:
         step = current_step()
         if step is None:
-            return apply(self, grads, trainable_variables)
-        written = dict(step.written)
-        try:
-            return apply(self, grads, trainable_variables)
-        finally:
-            step.written = written
+            return train_step(self, data)
+        with step.of_one_loss():
+            return train_step(self, data)
 
-    return apply_unrecorded
+    return train_step_of_one_loss
 
 
-def _prepared(apply: Any) -> Any:
-    # Variables cannot be made inside the conditionals of an optimizer.
-    @functools.wraps(apply)
-    def apply_prepared(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        compressor = compressor_in_use()
-        if compressor is not None and tf.distribute.get_strategy().extended._use_merge_call():
-            raise UnsupportedError(
-                "Gradients of several devices per worker cannot be compressed eagerly. Compile "
-                "the model with run_eagerly=False, or leave `compression` out."
-            )
-        if compressor is not None and (self.built or trainable_variables is not None):
-            if not self.built:
-                self.build(list(trainable_variables))
-            own = getattr(self, "inner_optimizer", self)
-            grads = list(grads)
-            trained = trained_by(own)
-            given = zip(grads, trainable_variables or trained, strict=False)
-            sparse = [v for g, v in given if isinstance(g, tf.IndexedSlices)]
-            step = current_step()
-            elsewhere = [v for v in trained if step is not None and not step.sums(v)]
-            compressor.prepare(own, trained, sparse, elsewhere)
-        return apply(self, grads, trainable_variables)
-
-    return apply_prepared
-
-
-def _weighing(scale_loss: Any) -> Any:
-    # Keras scales the loss just before the backward pass: one multiplication weighs all gradients.
-    @functools.wraps(scale_loss)
+def _weighing_loss(scale_loss: Method) -> Method:
     def scale_weighed_loss(self: Any, loss: Any) -> Any:
         step = current_step()
-        if step is not None:
-            step.weighed.add(id(self))
-            loss = step.weigh(tf.convert_to_tensor(loss))
-        return scale_loss(self, loss)
+        return scale_loss(self, loss if step is None else step.weigh_loss(loss))
 
     return scale_weighed_loss
 
 
-# Eagerly, the replicas of one worker run at the same time, each in a thread.
-_here = threading.local()
-_already_summed: collections.Counter[int] = collections.Counter()
-_summing = threading.Lock()
+def _applying(apply: Method) -> Method:
+    def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = variables_of(self, trainable_variables)
+        if not in_replica():
+            check_alone(self, variables)
+            return apply(self, grads, trainable_variables)
+        prepare(self, grads, trainable_variables)
+        if not grads:
+            return apply(self, grads, trainable_variables)
+        with must_sum(self, variables), unrecorded():
+            return apply(self, grads, trainable_variables)
+
+    return apply_in_replica
 
 
-def _note_summed(optimizer: int, change: int) -> None:
-    with _summing:
-        _already_summed[optimizer] += change
+def _combining(overwrite: Method) -> Method:
+    def overwrite_alike(self: Any, grads: Any, variables: Any) -> Any:
+        if (in_replica() or current_step() is not None) and not are_summed():
+            grads, _ = combine_overwriting(grads, variables)
+        return overwrite(self, grads, variables)
+
+    return overwrite_alike
+
+
+def _weighing(apply_gradients: Method) -> Method:
+    def apply_weighed(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = weigh(grads) if in_replica() else grads
+        with updating(trainable_variables), gradients_are(weighed=True):
+            return apply_gradients(self, grads, trainable_variables)
+
+    return apply_weighed
+
+
+def _summing_before(clip: Method) -> Method:
+    def clip_sums(self: Any, grads: Any) -> Any:
+        sharded = sharded_by(self)
+        if sharded is not None:
+            return clip_shards(self, sharded, grads, updated_now(), clip)
+        if in_replica() and not are_summed():
+            grads = sum_over_replicas(self, grads, updated_now())
+            note_summed()
+        step = current_step()
+        if step is not None and self.global_clipnorm:
+            return step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
+        return clip(self, grads)
+
+    return clip_sums
+
+
+def _summing_unless_done(sum_gradients: Method) -> Method:
+    def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
+        if not in_replica():
+            return sum_gradients(self, grads_and_vars)
+        if are_summed():
+            return grads_and_vars
+        grads, variables = zip(*grads_and_vars, strict=True)
+        sums = sum_over_replicas(self, grads, variables)
+        note_summed()
+        return list(zip(sums, variables, strict=True))
+
+    return sum_unless_done
+
+
+def _applying_scaled(apply: Method) -> Method:
+    def apply_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = variables_of(self, trainable_variables)
+        if not in_replica():
+            check_alone(self, variables)
+            return apply(self, grads, trainable_variables)
+        prepare(self, grads, trainable_variables)
+        step = current_step()
+        with unrecorded():
+            if are_summed() or (step is not None and step.agreed_on_overflow):
+                return apply(self, grads, trainable_variables)
+            if compressor_in_use() is None and not shares_out(self):
+                grads = sum_or_combine(self, grads, variables, exactly=True)
+                with gradients_are(summed=True):
+                    return apply(self, grads, trainable_variables)
+            # What is lost must not be scaled by what changes from step to step, nor come from a
+            # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
+            if step is not None:
+                grads = step.zero_without_rows(grads)
+            broken = not_finite_anywhere(grads, reduction.sum_over_replicas)
+            return apply(self, with_nan(grads, broken), trainable_variables)
+
+    return apply_sums
+
+
+def _in_this_replica(apply: Method) -> Method:
+    # Keras would merge the replicas, whose gradients are finite on all of them or on none.
+    def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if in_replica():
+            return apply_scaled(self, grads, trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_here

@@ -14,8 +14,8 @@ import tensorflow as tf
 
 from tfdist.internals.keras import Model
 from tfdist.strategies import reduction
-from tfdist.strategies.data import share_of_rows
 from tfdist.strategies.step import Step
+from tfdist.strategies.variables import SummedVariable
 
 
 def run_replica_step(
@@ -43,8 +43,9 @@ def run_replica_step(
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """The state of all metrics of a model, each variable once."""
-    return list({id(v): v for m in model.metrics for v in m.variables}.values())
+    """The state of all metrics of a model that replicas keep by themselves, each variable once."""
+    variables = {id(v): v for m in model.metrics for v in m.variables}.values()
+    return [v for v in variables if isinstance(v.value, SummedVariable)]
 
 
 def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
@@ -55,10 +56,10 @@ def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
 def begin_step(context: Any, batch: Any) -> Step:
     """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
     rows = count_rows(batch)
-    total = reduction.sum_over_replicas(rows)
-    replica = context.replica_id_in_sync_group
-    first_row, _ = share_of_rows(total, replica, context.num_replicas_in_sync)
-    return Step(rows, total, first_row)
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
+    ends = tf.cumsum(reduction.sum_over_replicas(own))
+    return Step(rows, ends[-1], ends[replica] - rows)
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -70,9 +71,9 @@ def count_rows(batch: Any) -> tf.Tensor:
             return tf.cast(component.nrows(), tf.int32)
         if isinstance(component, tf.SparseTensor):
             return tf.cast(component.dense_shape[0], tf.int32)
-        static = component.shape[0]
-        # A constant, so that whoever draws noise sees that its shape is that of the rows.
-        return tf.shape(component)[0] if static is None else tf.constant(static)
+        # A number where it is known, by which noise for rows is told from other noise.
+        known = component.shape[0]
+        return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
     raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
 
 
@@ -110,7 +111,7 @@ def settle(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any
     others = _no_results(model, step, logs)
 
     sums = reduction.sum_over_replicas(
-        [tf.convert_to_tensor(v) for v in metrics]
+        [_of_metric(context, step, v) for v in metrics]
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
         + [step.weigh(values[i]) for i in averaged]
         + list(others.values()),
@@ -163,12 +164,26 @@ def _changed_statistics(step: Step) -> list[Any]:
     return [
         v
         for v in step.written.values()
-        if (v.dtype.is_floating or v.dtype.is_integer) and "seed_generator_state" not in v.name
+        if v.dtype not in (tf.string, tf.resource, tf.variant)
+        and "seed_generator_state" not in v.name
     ]
+
+
+def _of_metric(context: Any, step: Step, variable: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(variable)
+    if variable.value.aggregation == tf.VariableAggregation.SUM:
+        return value
+    if variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return _of_first(context, value)
+    return _contribution(context, step, value)
 
 
 def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
     # Numbers are averaged by rows; of what has no mean the first replica's value is taken.
-    if value.dtype.is_floating:
+    if value.dtype.is_floating or value.dtype.is_complex:
         return step.weigh(value)
+    return _of_first(context, value)
+
+
+def _of_first(context: Any, value: tf.Tensor) -> tf.Tensor:
     return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))

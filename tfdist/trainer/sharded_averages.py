@@ -2,52 +2,56 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import TensorFlowOptimizer
+from tfdist.internals.optimizer import averages_of, strategy_of
 from tfdist.sharding.shard import Shard
 from tfdist.sharding.sharded import sharded_by
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces where Keras puts averages in the place of weights; all workers go there together."""
-    TensorFlowOptimizer._overwrite_model_variables_with_average_value = _overwriting(
-        TensorFlowOptimizer._overwrite_model_variables_with_average_value
-    )
-    swap = keras.callbacks.SwapEMAWeights
-    swap._tf_swap_variables = _replaced(swap._tf_swap_variables, _swap)
-    swap._tf_finalize_ema_values = _replaced(swap._tf_finalize_ema_values, _take)
+    patch("TFOptimizer._overwrite_model_variables_with_average_value", _overwriting)
+    patch("SwapEMAWeights._tf_swap_variables", _swapping)
+    patch("SwapEMAWeights._tf_finalize_ema_values", _taking)
 
 
 def _overwriting(overwrite: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(overwrite)
     def overwrite_all(self: Any, trainable_variables: Any) -> Any:
         if sharded_by(self) is None or all(isinstance(v, Shard) for v in trainable_variables):
             return overwrite(self, trainable_variables)
-        _publish(self, self._model_variables_moving_average)
+        _publish(self, averages_of(self))
         return None
 
     return overwrite_all
 
 
-def _replaced(method: Callable[..., Any], instead: Callable[[Any], None]) -> Callable[..., Any]:
-    @functools.wraps(method)
-    def call(self: Any, optimizer: Any) -> Any:
+def _swapping(swap: Callable[..., Any]) -> Callable[..., Any]:
+    def swap_shards(self: Any, optimizer: Any) -> None:
         if sharded_by(optimizer) is None:
-            return method(self, optimizer)
-        instead(optimizer)
-        return None
+            swap(self, optimizer)
+        else:
+            _swap(optimizer)
 
-    return call
+    return swap_shards
+
+
+def _taking(take: Callable[..., Any]) -> Callable[..., Any]:
+    def take_shards(self: Any, optimizer: Any) -> None:
+        if sharded_by(optimizer) is None:
+            take(self, optimizer)
+        else:
+            _take(optimizer)
+
+    return take_shards
 
 
 def _swap(optimizer: Any) -> None:
-    before = [tf.identity(average) for average in optimizer._model_variables_moving_average]
+    before = [tf.identity(average) for average in averages_of(optimizer)]
     _take(optimizer)
     _publish(optimizer, before)
 
@@ -55,7 +59,7 @@ def _swap(optimizer: Any) -> None:
 def _take(optimizer: Any) -> None:
     sharded = sharded_by(optimizer)
     assert sharded is not None
-    averages = optimizer._model_variables_moving_average
+    averages = averages_of(optimizer)
     for shard, average in zip(sharded.shards, averages, strict=True):
         average.assign(shard.of(shard.variable))
 
@@ -63,5 +67,5 @@ def _take(optimizer: Any) -> None:
 def _publish(optimizer: Any, values: Any) -> None:
     sharded = sharded_by(optimizer)
     assert sharded is not None
-    workers = optimizer._distribution_strategy.extended.workers
+    workers = strategy_of(optimizer).extended.workers
     sharded.publish(values, communicator=workers)

@@ -13,15 +13,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import BaseOptimizer, lend_value
+from tfdist.internals.variables import lend_value
 from tfdist.sharding.sharded import sharded_by
 from tfdist.sharding.whole import WholeState, whole_variables
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces how optimizers take their state from files."""
-    BaseOptimizer.load_own_variables = _of_the_whole(BaseOptimizer.load_own_variables)
-    BaseOptimizer.set_weights = _of_the_whole(BaseOptimizer.set_weights)
+    patch("BaseOptimizer.load_own_variables", _of_the_whole)
+    patch("BaseOptimizer.set_weights", _of_the_whole)
 
 
 def has_sharded_optimizer(model: Any) -> bool:

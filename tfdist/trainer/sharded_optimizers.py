@@ -7,16 +7,23 @@ update takes the replica's part of the summed gradients, changes the parts, and 
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import BaseOptimizer, LossScaleOptimizer, TensorFlowOptimizer
-from tfdist.internals.optimizer import Anywhere
+from tfdist.internals.optimizer import (
+    Anywhere,
+    batches_of,
+    check_known,
+    key_of,
+    scales_losses,
+    strategy_of,
+    under_strategy,
+    update,
+    without_empty,
+)
 from tfdist.sharding.elementwise import check_elementwise, check_variables
 from tfdist.sharding.shard import local_variables
 from tfdist.sharding.sharded import (
@@ -27,22 +34,28 @@ from tfdist.sharding.sharded import (
     shares_out,
 )
 from tfdist.strategies.step import clip_by_norm, current_step, sum_of_squares
-from tfdist.trainer.replicas import compressor_in_use, in_replica, sum_over_replicas, weigh
+from tfdist.trainer.patching import patch
+from tfdist.trainer.replicas import (
+    compressor_in_use,
+    gradients_are,
+    note_summed,
+    sum_over_replicas,
+    weigh,
+)
 
 
 def install() -> None:
     """Replaces where Keras's optimizers are made, built and applied."""
-    TensorFlowOptimizer.__init__ = _built_for_shards(TensorFlowOptimizer.__init__)
-    BaseOptimizer.apply = _applied_to_shards(BaseOptimizer.apply)
-    BaseOptimizer._use_weight_decay = _asked_of_variables(BaseOptimizer._use_weight_decay)
+    patch("TFOptimizer.__init__", _built_for_shards)
+    patch("BaseOptimizer.apply", _applied_to_shards)
+    patch("BaseOptimizer._use_weight_decay", _asked_of_variables)
 
 
 def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init)
     def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
         # One that scales losses has no slots; it builds the other one.
-        if may_share_out(self) and not isinstance(self, LossScaleOptimizer):
+        if may_share_out(self) and not scales_losses(self):
             self.build = types.MethodType(_build, self)
 
     return init_and_replace_build
@@ -57,23 +70,17 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
         return
     check_elementwise(self)
     check_variables(variables)
-    strategy = self._distribution_strategy
-    extended = strategy.extended
+    extended = strategy_of(self).extended
     device = extended.worker_devices[0]
     sharded = ShardedVariables(variables, extended.replicas[0], device)
-    self._distribution_strategy = Anywhere()
-    try:
-        with local_variables(device):
-            build(self, list(sharded.shards))
-    finally:
-        self._distribution_strategy = strategy
+    with under_strategy(self, Anywhere()), local_variables(device):
+        build(self, list(sharded.shards))
     note_sharded(self, sharded)
 
 
 def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(apply)
     def apply_to_shards(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if not shares_out(self) or isinstance(self, LossScaleOptimizer):
+        if not shares_out(self):
             return apply(self, grads, trainable_variables)
         grads = list(grads)
         if not grads:
@@ -84,12 +91,6 @@ def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
         sharded = sharded_by(self)
         if sharded is None:
             return apply(self, grads, trainable_variables)  # Keras says what is wrong.
-        if not in_replica():
-            raise UnsupportedError(
-                "With shard_optimizer=True all workers apply their gradients together. Received: "
-                "a call of an optimizer outside of `strategy.run`. Apply the gradients in a "
-                "function that `strategy.run` calls."
-            )
         _apply(self, apply, sharded, grads, list(trainable_variables or sharded.variables))
         return None
 
@@ -103,23 +104,27 @@ def _apply(
     grads: list[Any],
     variables: list[Any],
 ) -> None:
-    grads, variables = self._filter_empty_gradients(grads, variables)
-    numbers = {self._var_key(v): n for n, v in enumerate(sharded.variables)}
-    if any(self._var_key(v) not in numbers for v in variables):
-        self._check_variables_are_known(variables)  # Raises.
+    grads, variables = without_empty(self, grads, variables)
+    numbers = {key_of(self, v): n for n, v in enumerate(sharded.variables)}
+    if any(key_of(self, v) not in numbers for v in variables):
+        check_known(self, variables)  # Raises.
     given: list[Any] = [None] * len(sharded.variables)
-    for gradient, variable in zip(_own_or_sum(self, grads, variables), variables, strict=True):
-        given[numbers[self._var_key(variable)]] = gradient
-    own = sharded.of(given) if compressor_in_use() is not None else sharded.reduce(given)
+    whole = compressor_in_use() is not None
+    grads = sum_over_replicas(self, grads, variables) if whole else weigh(grads)
+    for gradient, variable in zip(grads, variables, strict=True):
+        given[numbers[key_of(self, variable)]] = gradient
+    own = sharded.of(given) if whole else sharded.reduce(given)
     sharded.refresh()
     pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
-    if pairs:
-        apply(self, [g for g, _ in pairs], [s for _, s in pairs])
-    else:
-        # A worker may have no part of so little, and goes along. Until Keras 3.9 this counts too.
-        before = tf.identity(self._iterations)
-        self._backend_apply_gradients([], [])
-        self._iterations.assign(before + 1)
+    with gradients_are():
+        note_summed()
+        if pairs:
+            apply(self, [g for g, _ in pairs], [s for _, s in pairs])
+        else:
+            # A worker may have no part of so little, and goes along. Until Keras 3.9 this counts.
+            before = tf.identity(batches_of(self))
+            update(self, [], [])
+            batches_of(self).assign(before + 1)
 
     def publish() -> None:
         # Moving averages may overwrite what has no gradient.
@@ -133,20 +138,11 @@ def _apply(
     if not steps or (self.use_ema and self.ema_overwrite_frequency):
         publish()
     else:
-        tf.cond(tf.equal(tf.convert_to_tensor(self._iterations) % steps, 0), publish, lambda: None)
-
-
-def _own_or_sum(self: Any, grads: list[Any], variables: list[Any]) -> list[Any]:
-    """The replica's gradients, weighed; or the sums, where they are compressed."""
-    if compressor_in_use() is not None:
-        return sum_over_replicas(self, grads, variables)
-    step = current_step()
-    return grads if step is None else weigh(step, self, grads)
+        tf.cond(tf.equal(tf.convert_to_tensor(batches_of(self)) % steps, 0), publish, lambda: None)
 
 
 def _asked_of_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
     # What is left out of weight decay is told by the model's variables and their names.
-    @functools.wraps(use_weight_decay)
     def use_weight_decay_of(self: Any, variable: Any) -> Any:
         sharded = sharded_by(self)
         if sharded is not None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import tempfile
@@ -13,25 +14,29 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
+from tfdist.errors import UnsupportedError
+from tfdist.internals.contract import TARGETS
 from tfdist.trainer.compression_files import compressor_of
 from tfdist.trainer.files import group_of, in_parts
+from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces where these callbacks write."""
-    csv, board, backup, checkpoint = (
-        keras.callbacks.CSVLogger,
-        keras.callbacks.TensorBoard,
-        keras.callbacks.BackupAndRestore,
-        keras.callbacks.ModelCheckpoint,
+    patch("CSVLogger.on_train_begin", _writing_elsewhere)
+    patch("TensorBoard.set_model", _logging_elsewhere)
+    patch("BackupAndRestore._save_model", _saving_at_once)
+    patch(
+        "BackupAndRestore.on_train_end",
+        lambda original: _by_the_chief(_again_if_not_empty(original)),
     )
-    csv.on_train_begin = _writing_elsewhere(csv.on_train_begin)
-    board.set_model = _logging_elsewhere(board.set_model)
-    backup._save_model = _saving_at_once(backup._save_model)
-    backup.on_train_end = _by_the_chief(_again_if_not_empty(backup.on_train_end))
-    checkpoint._save_model = _sharing_a_folder(checkpoint._save_model)
+    patch("ModelCheckpoint._save_model", _sharing_a_folder)
+    patch("RemoteMonitor.on_epoch_end", _by_the_chief)
+    if "OrbaxCheckpoint._save_checkpoint" in TARGETS:
+        patch(
+            "OrbaxCheckpoint._save_checkpoint",
+            lambda original: _of_one_piece(_by_the_chief(original)),
+        )
 
 
 def _may_write(model: Any) -> bool:
@@ -51,7 +56,9 @@ def _again_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
     def delete_again(self: Any, logs: Any = None) -> Any:
         try:
             return delete(self, logs)
-        except OSError:
+        except OSError as error:
+            if group_of(self.model) is None or error.errno != errno.ENOTEMPTY:
+                raise
             time.sleep(1)
             return delete(self, logs)
 
@@ -64,6 +71,19 @@ def _by_the_chief(method: Callable[..., Any]) -> Callable[..., Any]:
         return method(self, *args, **kwargs) if _may_write(self.model) else None
 
     return by_the_chief
+
+
+def _of_one_piece(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def save_one_piece(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if group_of(self.model) is not None and in_parts(self.model):
+            raise UnsupportedError(
+                f"{type(self).__name__} writes what one worker holds, and each holds a part of "
+                f"{self.model.name!r}. Use keras.callbacks.ModelCheckpoint."
+            )
+        return save(self, *args, **kwargs)
+
+    return save_one_piece
 
 
 def _writing_elsewhere(begin: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,8 @@ from tests.strategies.behaviours.compression import errors_of, strategy_of
 def every_codec(strategy, name):
     x, y = rows(96)
     model = compile_mlp(strategy_of(name))
-    return outcome(model, fit(model, x, y, batch_size=16, epochs=4))
+    before = model.get_weights()
+    return outcome(model, fit(model, x, y, batch_size=16, epochs=4), before=before)
 
 
 def exact(strategy):

@@ -67,15 +67,11 @@ ELEMENTWISE = {
 }
 
 
-def every_optimizer(strategy):
+def by_name(strategy, name):
     x, y = rows(30)
-    strategy, results = sharding(strategy), {}
-    for name, settings in ELEMENTWISE.items():
-        kind = getattr(keras.optimizers, name)
-        model = compile_mlp(strategy, lambda kind=kind, settings=settings: kind(0.01, **settings))
-        results[name] = fit(model, x, y, batch_size=11)["loss"]
-        results[f"{name} weights"] = model.get_weights()
-    return results
+    kind, settings = getattr(keras.optimizers, name), ELEMENTWISE[name]
+    model = compile_mlp(sharding(strategy), lambda: kind(0.01, **settings))
+    return outcome(model, fit(model, x, y, batch_size=11))
 
 
 def excluded_from_decay(strategy, by_name):

@@ -11,20 +11,23 @@
 namespace tfdist {
 namespace {
 
-// How many bytes each rank brings, and whether all of them lie with the arrivals already.
+// How many rows each rank brings, and whether all of them lie with the arrivals already.
 struct Sizes {
-  std::vector<size_t> bytes;
+  std::vector<size_t> rows;
   bool arrived = false;
 };
 
-// What a rank brings along: its size, and its data if they are few.
+// What a rank brings along: the number of its rows, and its data if they are few.
 constexpr size_t kMostAlong = Arrival::kBytes - sizeof(uint64_t);
 
 Sizes OnOneHost(Host& host, const Operation& operation) {
-  const uint64_t own = operation.in.bytes();
+  const uint64_t own = operation.sent_rows.front();
   std::vector<BasicPiece<const char>> along{{reinterpret_cast<const char*>(&own), sizeof(own)}};
-  if (own <= kMostAlong) {
-    operation.in.ForEach(0, own, [&along](const char* data, size_t bytes) {
+  const auto fits = [&operation](uint64_t rows) {
+    return operation.row_bytes == 0 || rows <= kMostAlong / operation.row_bytes;
+  };
+  if (fits(own)) {
+    operation.in.ForEach(0, operation.in.bytes(), [&along](const char* data, size_t bytes) {
       along.push_back({data, bytes});
     });
   }
@@ -32,10 +35,10 @@ Sizes OnOneHost(Host& host, const Operation& operation) {
   Sizes sizes;
   sizes.arrived = true;
   for (int rank = 0; rank < host.size(); ++rank) {
-    uint64_t bytes = own;
-    if (rank != host.rank()) std::memcpy(&bytes, host.Await(rank).data, sizeof(bytes));
-    sizes.bytes.push_back(bytes);
-    sizes.arrived = sizes.arrived && bytes <= kMostAlong;
+    uint64_t rows = own;
+    if (rank != host.rank()) std::memcpy(&rows, host.Await(rank).data, sizeof(rows));
+    sizes.rows.push_back(rows);
+    sizes.arrived = sizes.arrived && fits(rows);
   }
   return sizes;
 }
@@ -44,7 +47,7 @@ Sizes BetweenHosts(Fabric& fabric, const Operation& operation) {
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
   const auto size = static_cast<size_t>(fabric.topology.size);
-  const uint64_t own = operation.in.bytes();
+  const uint64_t own = operation.sent_rows.front();
   std::vector<uint64_t> all(size);
   Transfer transfer;
   transfer.gather = true;
@@ -62,10 +65,9 @@ void AllGather(Fabric& fabric, Operation& operation) {
   const bool one_host = fabric.topology.hosts.size() == 1;
   const Sizes sizes =
       one_host ? OnOneHost(host, operation) : BetweenHosts(fabric, operation);
-  MakeRoom(fabric.topology, operation, sizes.bytes);
   Transfer transfer;
   transfer.gather = true;
-  transfer.part_bytes = sizes.bytes;
+  transfer.part_bytes = MakeRoom(fabric.topology, operation, sizes.rows);
   transfer.in = operation.in;
   transfer.out = operation.out;
   if (!one_host) {
@@ -76,7 +78,7 @@ void AllGather(Fabric& fabric, Operation& operation) {
   for (int rank = 0; rank < host.size(); ++rank) {
     if (rank == host.rank()) continue;
     const char* from = host.Await(rank).data + sizeof(uint64_t);
-    transfer.out.ForEach(transfer.Begin(rank), sizes.bytes[static_cast<size_t>(rank)],
+    transfer.out.ForEach(transfer.Begin(rank), transfer.part_bytes[static_cast<size_t>(rank)],
                          [&from](char* to, size_t bytes) {
                            std::memcpy(to, from, bytes);
                            from += bytes;

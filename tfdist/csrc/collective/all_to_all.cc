@@ -9,9 +9,9 @@
 namespace tfdist {
 namespace {
 
-std::vector<size_t> TellSizes(Fabric& fabric, const Operation& operation) {
+std::vector<size_t> TellRows(Fabric& fabric, const Operation& operation) {
   const auto size = static_cast<size_t>(fabric.topology.size);
-  std::vector<uint64_t> sent(operation.sent_bytes.begin(), operation.sent_bytes.end());
+  std::vector<uint64_t> sent(operation.sent_rows.begin(), operation.sent_rows.end());
   std::vector<uint64_t> received(size);
   Exchange exchange(fabric, operation.fingerprint);
   for (size_t rank = 0; rank < size; ++rank) {
@@ -32,8 +32,10 @@ void AllToAll(Fabric& fabric, Operation& operation) {
   const Topology& topology = fabric.topology;
   fabric.host->Arrive(operation.fingerprint);
   fabric.host->AwaitAll();
-  const std::vector<size_t> received = TellSizes(fabric, operation);
-  MakeRoom(topology, operation, received);
+  const std::vector<size_t> received =
+      MakeRoom(topology, operation, TellRows(fabric, operation));
+  std::vector<size_t> sent;
+  for (const size_t rows : operation.sent_rows) sent.push_back(rows * operation.row_bytes);
   Exchange exchange(fabric, operation.fingerprint);
   const auto begin = [](const std::vector<size_t>& bytes, int rank) {
     return std::accumulate(bytes.begin(), bytes.begin() + rank, size_t{0});
@@ -41,7 +43,7 @@ void AllToAll(Fabric& fabric, Operation& operation) {
   for (int step = 0; step < topology.size; ++step) {
     const int rank = (topology.rank + step) % topology.size;
     const auto i = static_cast<size_t>(rank);
-    const size_t to = begin(received, rank), from = begin(operation.sent_bytes, rank);
+    const size_t to = begin(received, rank), from = begin(sent, rank);
     if (step == 0) {
       size_t at = to;
       operation.in.ForEach(from, received[i], [&](const char* data, size_t bytes) {
@@ -53,7 +55,7 @@ void AllToAll(Fabric& fabric, Operation& operation) {
       });
       continue;
     }
-    operation.in.ForEach(from, operation.sent_bytes[i], [&](const char* data, size_t bytes) {
+    operation.in.ForEach(from, sent[i], [&](const char* data, size_t bytes) {
       exchange.Send(rank, data, bytes);
     });
     operation.out.ForEach(to, received[i], [&](char* data, size_t bytes) {

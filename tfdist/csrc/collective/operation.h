@@ -6,6 +6,7 @@
 #include <optional>
 #include <vector>
 
+#include "cancellation.h"
 #include "codec/codec.h"
 #include "fingerprint.h"
 #include "pieces.h"
@@ -29,16 +30,21 @@ struct Operation {
   Pieces out;
   std::optional<Compression> compression;  // of an all-reduce; a sum of float32
 
-  // Bytes of each rank, for gathers and all-to-alls; empty where all are alike.
-  std::vector<size_t> sent_bytes;
-  std::vector<size_t> received_bytes;
+  // Gathers and all-to-alls move rows, which may be empty, and of which ranks may bring different
+  // numbers: what goes to each rank (a gather has one number for all), and what comes from each.
+  size_t row_bytes = 1;
+  std::vector<size_t> sent_rows;
+  std::vector<size_t> received_rows;
+
+  // For results whose size is known only after the ranks have told their rows: given those that
+  // come from each rank, returns where they go. `received_rows` is then empty.
+  std::function<Pieces(const std::vector<size_t>& received_rows)> allocate;
 
   // Kept until the operation is over, since it refers to it.
   std::shared_ptr<void> kept;
 
-  // For results whose size is known only after the ranks have told their sizes: given the bytes
-  // that come from each rank, returns where they go. `received_bytes` is then empty.
-  std::function<Pieces(const std::vector<size_t>& received_bytes)> allocate;
+  // Whether its end is wished for; none where that cannot be.
+  std::shared_ptr<Cancellation> cancellation;
 };
 
 }  // namespace tfdist

@@ -1,5 +1,6 @@
 #include "collective/sizes.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 
@@ -12,56 +13,60 @@ namespace {
 constexpr size_t kMostBytes = PTRDIFF_MAX;
 
 [[noreturn]] void Refuse(const Topology& topology, const Operation& operation, size_t rank,
-                         size_t bytes, const std::string& why) {
-  const size_t element = SizeOf(operation.fingerprint.type);
+                         size_t rows, const std::string& why) {
   throw Error(Code::kMismatch,
               "In " + Describe(operation.fingerprint) + " " + topology.names[rank] + " gives " +
-                  std::to_string(bytes / element) + " elements" + why +
+                  std::to_string(rows) + " rows" + why +
                   ". Run one program, with the same arguments and data, on all ranks.");
 }
 
 void CheckExpected(const Topology& topology, const Operation& operation,
-                   const std::vector<size_t>& bytes) {
-  const size_t element = SizeOf(operation.fingerprint.type);
-  for (size_t rank = 0; rank < bytes.size(); ++rank) {
-    const size_t expected = operation.received_bytes[rank];
-    if (bytes[rank] == expected) continue;
-    Refuse(topology, operation, rank, bytes[rank],
+                   const std::vector<size_t>& rows) {
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    const size_t expected = operation.received_rows[rank];
+    if (rows[rank] == expected) continue;
+    Refuse(topology, operation, rank, rows[rank],
            " where " + topology.names[static_cast<size_t>(topology.rank)] + " expects " +
-               std::to_string(expected / element));
+               std::to_string(expected));
   }
 }
 
-size_t Total(const Topology& topology, const Operation& operation,
-             const std::vector<size_t>& bytes) {
-  const size_t element = SizeOf(operation.fingerprint.type);
-  size_t total = 0;
-  for (size_t rank = 0; rank < bytes.size(); ++rank) {
-    if (bytes[rank] % element != 0) {
-      Refuse(topology, operation, rank, bytes[rank], " and a part of one");
+// The bytes of each rank's rows.
+std::vector<size_t> Bytes(const Topology& topology, const Operation& operation,
+                          const std::vector<size_t>& rows, size_t* total) {
+  std::vector<size_t> bytes;
+  // Empty rows take no memory, but their number is the size of an axis.
+  const size_t row = std::max<size_t>(operation.row_bytes, 1);
+  size_t left = kMostBytes;
+  for (size_t rank = 0; rank < rows.size(); ++rank) {
+    if (rows[rank] > left / row) {
+      Refuse(topology, operation, rank, rows[rank], ", more than any memory holds");
     }
-    if (bytes[rank] > kMostBytes - total) {
-      Refuse(topology, operation, rank, bytes[rank], ", more than any memory holds");
-    }
-    total += bytes[rank];
+    left -= rows[rank] * row;
+    bytes.push_back(rows[rank] * operation.row_bytes);
+    *total += bytes.back();
   }
-  return total;
+  return bytes;
 }
 
 }  // namespace
 
-void MakeRoom(const Topology& topology, Operation& operation, const std::vector<size_t>& bytes) {
-  if (!operation.allocate) return CheckExpected(topology, operation, bytes);
-  const size_t total = Total(topology, operation, bytes);
+std::vector<size_t> MakeRoom(const Topology& topology, Operation& operation,
+                             const std::vector<size_t>& rows) {
+  if (!operation.allocate) CheckExpected(topology, operation, rows);
+  size_t total = 0;
+  std::vector<size_t> bytes = Bytes(topology, operation, rows, &total);
+  if (!operation.allocate) return bytes;
   const std::string here = topology.names[static_cast<size_t>(topology.rank)] +
                            " has no room for the " + std::to_string(total) + " bytes of " +
                            Describe(operation.fingerprint);
   try {
-    operation.out = operation.allocate(bytes);
+    operation.out = operation.allocate(rows);
   } catch (const std::exception& error) {
     throw Error(Code::kInternal, here + ": " + error.what());
   }
   if (operation.out.bytes() != total) throw Error(Code::kInternal, here + ".");
+  return bytes;
 }
 
 }  // namespace tfdist

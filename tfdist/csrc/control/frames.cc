@@ -34,6 +34,8 @@ bool Fits(const Header& header) {
       return header.bytes <= kLongestMessage &&
              header.code >= static_cast<int>(Code::kInvalidArgument) &&
              header.code <= static_cast<int>(Code::kInternal);
+    case FrameKind::kFailure:
+      return header.bytes <= kLongestMessage;
   }
   return false;
 }
@@ -41,8 +43,9 @@ bool Fits(const Header& header) {
 Frame Decode(const Header& header, const char* body) {
   Frame frame;
   frame.kind = static_cast<FrameKind>(header.kind);
-  if (frame.kind == FrameKind::kAbort) {
-    frame.code = static_cast<Code>(header.code);
+  if (frame.kind == FrameKind::kAbort || frame.kind == FrameKind::kFailure) {
+    if (frame.kind == FrameKind::kAbort) frame.code = static_cast<Code>(header.code);
+    if (frame.kind == FrameKind::kFailure) frame.failures = header.code;
     frame.message.assign(body, header.bytes);
     return frame;
   }
@@ -55,17 +58,18 @@ Frame Decode(const Header& header, const char* body) {
 }  // namespace
 
 std::string Encode(const Frame& frame) {
+  const bool abort = frame.kind == FrameKind::kAbort;
+  const bool failure = frame.kind == FrameKind::kFailure;
   std::string body;
-  if (frame.kind == FrameKind::kAbort) {
+  if (abort || failure) {
     body = frame.message.substr(0, kLongestMessage);
   } else {
     const StatusBody status{frame.status.sequence, frame.status.peer, 0,
                             frame.status.fingerprint};
     body.assign(reinterpret_cast<const char*>(&status), sizeof(status));
   }
-  const bool abort = frame.kind == FrameKind::kAbort;
-  const Header header{static_cast<uint8_t>(frame.kind),
-                      static_cast<uint8_t>(abort ? static_cast<int>(frame.code) : 0),
+  const int code = abort ? static_cast<int>(frame.code) : failure ? frame.failures : 0;
+  const Header header{static_cast<uint8_t>(frame.kind), static_cast<uint8_t>(code),
                       static_cast<uint8_t>(frame.status.active ? 1 : 0), 0,
                       static_cast<uint32_t>(body.size())};
   return std::string(reinterpret_cast<const char*>(&header), sizeof(header)) + body;

@@ -11,7 +11,7 @@
 
 namespace tfdist {
 
-enum class FrameKind : uint8_t { kStatus = 1, kAbort = 2, kFarewell = 3 };
+enum class FrameKind : uint8_t { kStatus = 1, kAbort = 2, kFarewell = 3, kFailure = 4 };
 
 // Where a rank is.
 struct Status {
@@ -25,7 +25,8 @@ struct Frame {
   FrameKind kind = FrameKind::kStatus;
   Status status;             // of a status or a farewell
   Code code = Code::kUnavailable;  // of an abort
-  std::string message;       // of an abort
+  uint8_t failures = 0;      // of a failure: steps that have failed, this one counted
+  std::string message;       // of an abort or a failure
 };
 
 std::string Encode(const Frame& frame);

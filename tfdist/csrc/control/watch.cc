@@ -42,7 +42,10 @@ struct Watch::Peer {
   Clock::time_point heard = Clock::now();
   Status status;
   bool left = false;  // has said farewell
-  Clock::time_point left_at;
+  uint8_t failures = 0;  // steps of it that have failed
+  std::string failure;   // what it says of the last of them
+  uint64_t failed_after = 0;  // the last collective that it had joined by then
+  Clock::time_point ended_at;  // when it left, or failed
   bool lost = false;  // is not listened to any more, only told why
   bool gone = false;  // the connection has ended
 };
@@ -69,14 +72,10 @@ void Watch::Start() {
   }
 }
 
-void Watch::SpreadAbort(Code code, const std::string& message) {
-  Frame frame;
-  frame.kind = FrameKind::kAbort;
-  frame.code = code;
-  frame.message = message;
+void Watch::Tell(const std::vector<Frame>& frames) {
   {
-    const std::lock_guard<std::mutex> lock(abort_mutex_);
-    abort_frame_ = Encode(frame);
+    const std::lock_guard<std::mutex> lock(telling_mutex_);
+    for (const Frame& frame : frames) told_ += Encode(frame);
   }
   WakeUp();
 }
@@ -131,12 +130,14 @@ void Watch::Loop() {
       if (polled[i].revents & POLLOUT) Send(*peers_[static_cast<size_t>(ranks[i])], "");
       if (polled[i].revents & ~POLLOUT) Read(ranks[i]);
     }
-    {
-      const std::lock_guard<std::mutex> lock(abort_mutex_);
-      for (const auto& peer : peers_) Send(*peer, abort_frame_);
-      abort_frame_.clear();
-    }
+    callbacks_.tick();
+    // Before what is told, so that nobody hears of what came after a failure first.
     const Doing doing = callbacks_.doing();
+    {
+      const std::lock_guard<std::mutex> lock(telling_mutex_);
+      for (const auto& peer : peers_) Send(*peer, told_);
+      told_.clear();
+    }
     const double waited = doing.status.active ? Seconds(now - doing.since) : 0;
     const double pause = waited > kSlowSeconds ? kBetweenSeconds : interval;
     if (stopping || Seconds(now - beat) > pause) {
@@ -194,7 +195,13 @@ void Watch::Handle(int rank, const Frame& frame) {
       peer.status = frame.status;
       peer.status.active = false;
       peer.left = true;
-      peer.left_at = Clock::now();
+      peer.ended_at = Clock::now();
+      break;
+    case FrameKind::kFailure:
+      peer.failures = frame.failures;
+      peer.failure = frame.message;
+      peer.failed_after = peer.status.sequence;
+      peer.ended_at = Clock::now();
       break;
   }
 }
@@ -239,15 +246,20 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     if (!peer.stream) continue;
     const std::string& name = settings_.names[rank];
     const bool together = !IsMessage(mine) || mine.peer == static_cast<int>(rank);
+    const bool failed = FailedMore(peer.failures, mine.fingerprint.failures);
+    const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
     // What it has sent before may still be on its way.
-    if (peer.left && together &&
-        (IsMessage(mine) ? Seconds(now - peer.left_at) > settings_.heartbeat_seconds
-                         : peer.status.sequence < mine.sequence)) {
+    if ((failed || peer.left) && together &&
+        (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.heartbeat_seconds
+                         : last < mine.sequence)) {
       callbacks_.give_up(Code::kUnavailable,
-                         name + " has left the group: its program has ended, or has closed it. "
-                                "Run the same number of steps on all ranks.");
+                         failed ? peer.failure
+                                : name + " has left the group: its program has ended, or has "
+                                         "closed it. Run the same number of steps on all ranks.");
       return;
     }
+    // That one will say why this rank's step has failed.
+    if (FailedMore(mine.fingerprint.failures, peer.status.fingerprint.failures)) continue;
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
@@ -257,10 +269,9 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
         !IsMessage(mine) && !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
-      callbacks_.give_up(
-          Code::kMismatch,
-          Disagreement(settings_.names[static_cast<size_t>(settings_.rank)], joined, name,
-                       peer.status.fingerprint));
+      const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)],
+                                       joined, name, peer.status.fingerprint);
+      callbacks_.give_up(error.code(), error.what());
       return;
     }
   }

@@ -40,6 +40,7 @@ class Watch {
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
+    std::function<void()> tick;  // called again and again
   };
 
   // For each rank a stream, none for this one.
@@ -49,8 +50,8 @@ class Watch {
   Watch& operator=(const Watch&) = delete;
 
   void Start();
-  // Tells the others to give up too; from any thread.
-  void SpreadAbort(Code code, const std::string& message);
+  // Tells the others something, from any thread.
+  void Tell(const std::vector<Frame>& frames);
   // Says farewell, stops the thread, closes the streams.
   void Stop();
   const std::vector<int>& descriptors() const { return descriptors_; }
@@ -78,8 +79,8 @@ class Watch {
   int wake_;  // an eventfd
   std::thread thread_;
   std::atomic<bool> stopping_{false};
-  std::mutex abort_mutex_;
-  std::string abort_frame_;  // to be sent, or empty
+  std::mutex telling_mutex_;
+  std::string told_;  // frames to be sent
   Clock::time_point warned_for_;
   double next_warning_ = 0;
 };

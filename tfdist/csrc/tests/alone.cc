@@ -58,12 +58,14 @@ Request::Request(Kind kind, size_t count, bool allocates) : in(2 * count), out(2
   operation.peer = 1;
   operation.in = ConstPieces(reinterpret_cast<char*>(in.data()), twice_in ? 2 * bytes : bytes);
   operation.out = Pieces(reinterpret_cast<char*>(out.data()), twice_out ? 2 * bytes : bytes);
-  operation.sent_bytes = operation.received_bytes = {bytes, bytes};
+  operation.row_bytes = sizeof(float);
+  operation.sent_rows = operation.received_rows = {count, count};
   if (!allocates) return;
-  operation.received_bytes.clear();
-  operation.allocate = [this](const std::vector<size_t>& sizes) {
-    const size_t total = sizes[0] + sizes[1];
-    if (total < sizes[0] || total > static_cast<size_t>(PTRDIFF_MAX)) std::abort();
+  operation.received_rows.clear();
+  operation.allocate = [this](const std::vector<size_t>& rows) {
+    constexpr size_t kMostRows = static_cast<size_t>(PTRDIFF_MAX) / sizeof(float);
+    if (rows[0] > kMostRows || rows[1] > kMostRows - rows[0]) std::abort();
+    const size_t total = (rows[0] + rows[1]) * sizeof(float);
     if (total > kMostMemory) throw std::bad_alloc();
     room.resize(total);
     return Pieces(room.data(), total);

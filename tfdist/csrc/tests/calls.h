@@ -36,7 +36,7 @@ void ExpectError(const std::function<void()>& what, Code code,
 // The arrangements that faults are tried on: ranks, and the hosts that they are spread over.
 Plan Arranged(int ranks, int hosts, As as);
 constexpr std::pair<int, int> kArrangements[] = {{2, 1}, {2, 2}, {3, 1}, {4, 2}};
-// Where the last argument is "quick", the smallest and the largest only.
+// Where the last argument is "quick", the smallest and the largest only; where it is "one", one.
 std::vector<std::pair<int, int>> Arrangements(int argc, char** argv);
 
 // Runs a program's tests; what they throw is its output.

@@ -68,6 +68,7 @@ void CheckAllGather(Communicator& c, DType type, size_t count, bool equal) {
   const std::vector<char> in = Fill(type, own, c.rank());
   std::vector<char> out;
   Operation operation = Make(Kind::kAllGather, type, in, out);
+  operation.sent_rows = {in.size()};
   operation.allocate = [&](const std::vector<size_t>& received) {
     EXPECT(received == sizes);
     out.resize(expected.size());
@@ -75,6 +76,26 @@ void CheckAllGather(Communicator& c, DType type, size_t count, bool equal) {
   };
   c.Run(std::move(operation));
   EXPECT(out == expected);
+}
+
+// Rows without bytes are rows, too: what is allocated depends on their number.
+void CheckEmptyRows(Communicator& c) {
+  std::vector<size_t> expected(static_cast<size_t>(c.size()));
+  for (size_t rank = 0; rank < expected.size(); ++rank) expected[rank] = 5 + rank;
+  for (const Kind kind : {Kind::kAllGather, Kind::kAllToAll}) {
+    const auto own = static_cast<size_t>(c.rank()) + 5;
+    Operation operation;
+    operation.fingerprint.kind = kind;
+    operation.row_bytes = 0;
+    operation.sent_rows.assign(expected.size(), own);
+    std::vector<size_t> received;
+    operation.allocate = [&](const std::vector<size_t>& rows) {
+      received = rows;
+      return Pieces();
+    };
+    c.Run(std::move(operation));
+    EXPECT(received == expected);
+  }
 }
 
 void CheckBroadcast(Communicator& c, DType type, size_t count, int root) {
@@ -97,8 +118,8 @@ void CheckAllToAll(Communicator& c, DType type, size_t count, bool equal) {
     const auto received = Fill(type, elements(other, c.rank()), other, size_t(c.rank()));
     in.insert(in.end(), sent.begin(), sent.end());
     expected.insert(expected.end(), received.begin(), received.end());
-    operation.sent_bytes.push_back(sent.size());
-    operation.received_bytes.push_back(received.size());
+    operation.sent_rows.push_back(sent.size());
+    operation.received_rows.push_back(received.size());
   }
   out.resize(expected.size());
   operation.fingerprint.kind = Kind::kAllToAll;
@@ -179,6 +200,7 @@ void CheckAll(Communicator& c, DType type, size_t count) {
 }
 
 void Everything(Communicator& c) {
+  CheckEmptyRows(c);
   for (int t = 0; t < kDTypes; t += quick ? 3 : 1) {
     for (const size_t count : Counts()) CheckAll(c, static_cast<DType>(t), count);
   }

@@ -16,6 +16,7 @@ void Deadline(Plan plan) {
   plan.stall_seconds = 0.2;
   std::atomic<int> waiting{plan.ranks - 1};
   OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
     while (c.rank() == 1 && waiting > 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
     }
@@ -65,6 +66,68 @@ void LeftAfterwards(const Plan& plan, Kind kind) {
   }
 }
 
+// Rank 1 says that its step has failed, before the others wait for it or while they do.
+void StepFailsOnOne(const Plan& plan, Kind kind, bool goes_on) {
+  std::atomic<int> waiting{plan.ranks - 1};
+  OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
+    const std::vector<std::string> words{"rank 1 failed: the disk is full. It was noticed in"};
+    if (c.rank() == 1) c.StepFailed("rank 1 failed: the disk is full.");
+    if (c.rank() != 1 || goes_on) ExpectError([&] { Do(c, kind, 10); }, Code::kUnavailable, words);
+    if (c.rank() != 1) --waiting;
+    while (waiting > 0) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  });
+}
+
+// Nobody waits for another one, so the group is as good as before.
+void StepFailsOnAll(const Plan& plan, Kind kind) {
+  OnEachRank(plan, [&](Communicator& c) {
+    for (int round = 0; round < 3; ++round) {
+      Do(c, kind, 10);
+      c.StepFailed("a disk is full");
+    }
+    Do(c, kind, 10);
+  });
+}
+
+// Rank 1 gives up a collective that it has begun, since its step ends; then it says why, or does not.
+void StepEndsAroundACollective(const Plan& plan, bool says_why) {
+  std::atomic<bool> ended{false};
+  OnEachRank(plan, [&](Communicator& c) {
+    const std::string ending = "rank 1 has given up its step, of which another operation has failed";
+    Do(c, Kind::kBarrier, 0);
+    if (c.rank() == 1) {
+      Call call(c, Kind::kAllReduce, 10);
+      call.operation.cancellation = std::make_shared<Cancellation>();
+      call.operation.cancellation->Ask();
+      ExpectError([&] { c.Run(std::move(call.operation)); }, Code::kUnavailable, {ending});
+      if (says_why) c.StepFailed("rank 1 failed: the disk is full.");
+      ended = true;
+    }
+    while (!ended) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    // What rank 1 had sent by then may do for one more.
+    ExpectError(
+        [&] {
+          for (;;) Do(c, Kind::kAllReduce, 10);
+        },
+        Code::kUnavailable, {says_why ? "rank 1 failed: the disk is full" : ending});
+  });
+}
+
+// At the end of the data: the others join what rank 1's step has begun, and all go on.
+void StepEndsWhereAllHaveJoined(const Plan& plan, Kind kind) {
+  OnEachRank(plan, [&](Communicator& c) {
+    Do(c, Kind::kBarrier, 0);
+    Call call(c, kind, 10);
+    if (c.rank() == 1) {
+      call.operation.cancellation = std::make_shared<Cancellation>();
+      call.operation.cancellation->Ask();
+    }
+    c.Run(std::move(call.operation));
+    Do(c, kind, 10);
+  });
+}
+
 void ClosedHere(const Plan& plan) {
   OnEachRank(plan, [&](Communicator& c) {
     Do(c, Kind::kAllReduce, 10);
@@ -82,7 +145,12 @@ void All(const std::vector<std::pair<int, int>>& arrangements) {
       AbortedByOne(plan, kind, 300'000);
       LeftByOne(plan, kind);
       LeftAfterwards(plan, kind);
+      StepFailsOnOne(plan, kind, true);
+      StepFailsOnOne(plan, kind, false);
+      StepFailsOnAll(plan, kind);
+      StepEndsWhereAllHaveJoined(plan, kind);
     }
+    for (const bool says_why : {true, false}) StepEndsAroundACollective(plan, says_why);
     ClosedHere(plan);
     Deadline(plan);
     std::printf("%d ranks on %d hosts: ok\n", ranks, hosts);

@@ -16,10 +16,15 @@ using tfdist::FrameReader;
 
 Frame Sample(int i) {
   Frame frame;
-  frame.kind = static_cast<FrameKind>(1 + i % 3);
+  frame.kind = static_cast<FrameKind>(1 + i % 4);
   frame.code = tfdist::Code::kMismatch;
   if (frame.kind == FrameKind::kAbort) {
     frame.message = "a reason";
+    return frame;
+  }
+  if (frame.kind == FrameKind::kFailure) {
+    frame.failures = static_cast<uint8_t>(i);
+    frame.message = "another reason";
     return frame;
   }
   frame.status.sequence = static_cast<uint64_t>(i);

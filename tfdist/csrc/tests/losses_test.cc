@@ -1,4 +1,4 @@
-// Usage: losses_test kill|stop [quick]
+// Usage: losses_test kill|stop [quick|one]
 //
 // A rank dies or stops: an error on every other rank that names it, whatever they are in.
 #include <signal.h>
@@ -81,20 +81,19 @@ void All(int signal, const std::vector<std::pair<int, int>>& arrangements) {
     Plan plan = Arranged(ranks, hosts, As::kProcesses);
     std::string word = "its process has ended";
     if (signal == SIGSTOP) {
-      plan.heartbeat_seconds = 2;
-      word = "no sign of life for 2.0 s";
+      plan.heartbeat_seconds = 5;
+      word = "no sign of life for 5.0 s";
     }
-    std::vector<std::function<void()>> waiting, moving;
+    std::vector<std::function<void()>> losses;
     for (const Kind kind : {Kind::kAllReduce, Kind::kReduceScatter, Kind::kAllGather,
                             Kind::kBroadcast, Kind::kAllToAll, Kind::kSend, Kind::kBarrier}) {
       for (const Phase phase : {Phase::kFirst, Phase::kBetween}) {
-        waiting.push_back([=] { Lose(plan, kind, phase, signal, word); });
+        losses.push_back([=] { Lose(plan, kind, phase, signal, word); });
       }
       if (kind == Kind::kBarrier) continue;
-      moving.push_back([=] { Lose(plan, kind, Phase::kMiddle, signal, word); });
+      losses.push_back([=] { Lose(plan, kind, Phase::kMiddle, signal, word); });
     }
-    InParallel(waiting);
-    InParallel(moving);
+    InParallel(losses);
     std::printf("%d ranks on %d hosts: ok\n", ranks, hosts);
     std::fflush(stdout);
   }

@@ -1,12 +1,12 @@
 // What is no mismatch, though it looks like one for a while; and one that is hard to see.
 #include <chrono>
-#include <cstdio>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "error.h"
-#include "tests/team.h"
+#include "tests/calls.h"
 
 namespace tfdist::testing {
 namespace {
@@ -85,17 +85,13 @@ void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
 
 int main() {
   using namespace tfdist::testing;
-  try {
-    for (const int hosts : {1, 2}) {
-      ASlowMessageBeforeACollective(hosts);
-      AMessageOfOneWhoHasLeft(hosts);
-      AnotherAlgorithm(hosts, {"whole", "direct", "direct"});
-      AnotherAlgorithm(hosts, {"", "ring", ""});
-      AnotherAlgorithm(hosts, {"hierarchical", "ring"});
-    }
-  } catch (const std::exception& failure) {
-    std::fprintf(stderr, "%s\n", failure.what());
-    return 1;
+  std::vector<std::function<void()>> tests;
+  for (const int hosts : {1, 2}) {
+    tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
+    tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });
+    tests.push_back([=] { AnotherAlgorithm(hosts, {"whole", "direct", "direct"}); });
+    tests.push_back([=] { AnotherAlgorithm(hosts, {"", "ring", ""}); });
+    tests.push_back([=] { AnotherAlgorithm(hosts, {"hierarchical", "ring"}); });
   }
-  std::printf("order: ok\n");
+  return Report([&] { InParallel(tests); });
 }

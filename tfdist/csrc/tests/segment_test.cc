@@ -119,7 +119,7 @@ void RightBytesAreTaken() {
     for (const uint8_t small : {4, 0}) {
       // Everything has come long ago.
       std::string bytes{static_cast<char>(kind), static_cast<char>(32 | 16 | small)};
-      const size_t own = (small ? kCount : 3000) * sizeof(float);
+      const size_t own = small ? kCount : 3000;
       bytes += Number(own) + std::string(8, '\0');
       bytes += "\x01\x0f\x0f\x0f";                      // arrived, published, reduced, finished
       bytes += std::string("\xff") + Number(1000) + '\0';  // written, read

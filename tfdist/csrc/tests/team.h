@@ -20,9 +20,10 @@ struct Plan {
   As as = As::kThreads;
   std::string algorithm;
   std::vector<std::string> algorithms;  // one for each rank, where they differ
-  double heartbeat_seconds = 5;
-  double stall_seconds = 30;
-  double timeout_seconds = 60;
+  // No machine is so slow that these count.
+  double heartbeat_seconds = 60;
+  double stall_seconds = 60;
+  double timeout_seconds = 600;
 };
 
 // Throws what is wrong in a test.

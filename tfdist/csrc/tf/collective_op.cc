@@ -1,9 +1,12 @@
 #include "tf/collective_op.h"
 
 #include "absl/status/status.h"
+#include "tensorflow/core/framework/cancellation.h"
 
 namespace tfdist::tf {
 
+using tensorflow::CancellationManager;
+using tensorflow::CancellationToken;
 using tensorflow::DataType;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
@@ -30,6 +33,7 @@ absl::Status ToStatus(const Error& error) {
     case Code::kClosed: return absl::FailedPreconditionError(error.what());
     case Code::kUnavailable: return absl::UnavailableError(error.what());
     case Code::kInternal: return absl::InternalError(error.what());
+    case Code::kCancelled: return absl::CancelledError(error.what());
   }
   return absl::InternalError(error.what());
 }
@@ -54,7 +58,20 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
   } catch (const Error& error) {
     OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
   }
-  group->Enqueue(std::move(operation), [this, context, done](const Error* error) {
+  CancellationManager* const manager = context->cancellation_manager();
+  CancellationToken token = CancellationManager::kInvalidToken;
+  if (manager) {
+    const auto cancellation = std::make_shared<Cancellation>();
+    token = manager->get_cancellation_token();
+    const bool goes_on = manager->RegisterCallback(token, [cancellation] { cancellation->Ask(); });
+    OP_REQUIRES_ASYNC(context, goes_on,
+                      absl::CancelledError("The step has ended before this collective began."),
+                      done);
+    operation.cancellation = cancellation;
+  }
+  group->Enqueue(std::move(operation), [this, context, done, manager, token](const Error* error) {
+    // Without waiting for a callback that runs: it needs nothing that goes with the operation.
+    if (manager) manager->TryDeregisterCallback(token);
     OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
     done();
   });
@@ -90,15 +107,17 @@ std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
   return {dims.begin(), dims.end()};
 }
 
-absl::Status AddRowShape(const Tensor& tensor, const char* what, Fingerprint* fingerprint) {
+absl::Status AddRows(const Tensor& tensor, const char* what, Operation* operation) {
   if (tensor.dims() == 0) {
     return absl::InvalidArgumentError(std::string(what) +
                                       " needs a tensor with a first axis. Received: a scalar. "
                                       "Reshape it to [1].");
   }
-  std::vector<int64_t> dims = Dims(tensor.shape());
-  dims.erase(dims.begin());
-  fingerprint->AddShape(dims);
+  operation->fingerprint.AddRows(Dims(tensor.shape()));
+  operation->row_bytes = static_cast<size_t>(tensorflow::DataTypeSize(tensor.dtype()));
+  for (int axis = 1; axis < tensor.dims(); ++axis) {
+    operation->row_bytes *= static_cast<size_t>(tensor.dim_size(axis));
+  }
   return absl::OkStatus();
 }
 

@@ -41,9 +41,8 @@ Pieces Written(tensorflow::Tensor* tensor);
 // where TensorFlow allows.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
-// Dimensions but the first, in which the ranks may differ.
-absl::Status AddRowShape(const tensorflow::Tensor& tensor, const char* what,
-                         Fingerprint* fingerprint);
+// A tensor of rows, of which ranks may bring different numbers.
+absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);
 ReduceOp ReductionNamed(const std::string& name);
 
 }  // namespace tfdist::tf

@@ -11,23 +11,11 @@ using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-// Bytes of one row; a row may be empty.
-size_t RowBytes(const Tensor& tensor) {
-  size_t bytes = static_cast<size_t>(tensorflow::DataTypeSize(tensor.dtype()));
-  for (int axis = 1; axis < tensor.dims(); ++axis) {
-    bytes *= static_cast<size_t>(tensor.dim_size(axis));
-  }
-  return bytes;
-}
-
-// Allocates output 0 for rows that come from many ranks. Rows that hold no bytes are not counted.
-Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received_bytes) {
-  const Tensor& tensor = context->input(1);
-  const size_t row = RowBytes(tensor);
-  const size_t bytes =
-      std::accumulate(received_bytes.begin(), received_bytes.end(), size_t{0});
-  TensorShape shape = tensor.shape();
-  shape.set_dim(0, row == 0 ? 0 : static_cast<int64_t>(bytes / row));
+// Allocates output 0 for rows that come from many ranks.
+Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& received) {
+  const size_t rows = std::accumulate(received.begin(), received.end(), size_t{0});
+  TensorShape shape = context->input(1).shape();
+  shape.set_dim(0, static_cast<int64_t>(rows));
   Tensor* result = nullptr;
   const absl::Status status = context->allocate_output(0, shape, &result);
   if (!status.ok()) throw Error(Code::kInternal, std::string(status.message()));
@@ -42,9 +30,10 @@ class AllGatherOp : public CollectiveOp {
  private:
   absl::Status Prepare(OpKernelContext* context, const Communicator&,
                        Operation* operation) override {
-    TF_RETURN_IF_ERROR(
-        AddRowShape(context->input(1), "all_gather", &operation->fingerprint));
-    operation->in = Read(context->input(1));
+    const Tensor& tensor = context->input(1);
+    TF_RETURN_IF_ERROR(AddRows(tensor, "all_gather", operation));
+    operation->in = Read(tensor);
+    operation->sent_rows = {static_cast<size_t>(tensor.dim_size(0))};
     operation->allocate = [context](const std::vector<size_t>& received) {
       return AllocateRows(context, received);
     };
@@ -86,20 +75,19 @@ class AllToAllOp : public CollectiveOp {
                        Operation* operation) override {
     const Tensor& tensor = context->input(1);
     const Tensor& rows = context->input(2);
-    TF_RETURN_IF_ERROR(AddRowShape(tensor, "all_to_all", &operation->fingerprint));
+    TF_RETURN_IF_ERROR(AddRows(tensor, "all_to_all", operation));
     int64_t total = 0;
     bool impossible = false;
-    const size_t row = RowBytes(tensor);
     if (rows.dims() == 1 && rows.dim_size(0) == group.size()) {
       for (int rank = 0; rank < group.size(); ++rank) {
         const int64_t count = rows.vec<int64_t>()(rank);
         // None larger than their sum, which then does not overflow.
         impossible = impossible || count < 0 || count > tensor.dim_size(0);
         total += count;
-        operation->sent_bytes.push_back(static_cast<size_t>(count) * row);
+        operation->sent_rows.push_back(static_cast<size_t>(count));
       }
     }
-    if (operation->sent_bytes.empty() || impossible || total != tensor.dim_size(0)) {
+    if (operation->sent_rows.empty() || impossible || total != tensor.dim_size(0)) {
       return absl::InvalidArgumentError(
           "all_to_all needs, for each of " + std::to_string(group.size()) +
           " ranks, the number of rows that go to it, all together the tensor's. Received: rows " +
@@ -109,10 +97,10 @@ class AllToAllOp : public CollectiveOp {
     Tensor* received_rows = nullptr;
     TF_RETURN_IF_ERROR(context->allocate_output(1, rows.shape(), &received_rows));
     operation->in = Read(tensor);
-    operation->allocate = [context, received_rows, row](const std::vector<size_t>& received) {
+    operation->allocate = [context, received_rows](const std::vector<size_t>& received) {
       for (size_t rank = 0; rank < received.size(); ++rank) {
         received_rows->vec<int64_t>()(static_cast<int64_t>(rank)) =
-            row == 0 ? 0 : static_cast<int64_t>(received[rank] / row);
+            static_cast<int64_t>(received[rank]);
       }
       return AllocateRows(context, received);
     };

@@ -28,7 +28,7 @@ absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const T
     *tensor = copy;
   }
   *values = static_cast<float*>(tensor->data());
-  variables->push_back(std::move(variable));
+  variables->push_back({std::move(variable), *tensor});
   return absl::OkStatus();
 }
 

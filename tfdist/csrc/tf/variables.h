@@ -10,8 +10,15 @@
 
 namespace tfdist::tf {
 
-// References that keep variables while their values are changed.
-using Variables = std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>>;
+// A variable whose values are changed, and the memory that they are in: another value may be
+// assigned meanwhile.
+struct Taken {
+  tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+  tensorflow::Tensor values;
+};
+
+// What keeps variables while their values are changed.
+using Variables = std::vector<Taken>;
 
 // The values of a float32 variable with as many as a tensor, for nobody else: what others still read
 // is copied. Args: input: of the kernel, the variable's resource.

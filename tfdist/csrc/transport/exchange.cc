@@ -98,9 +98,8 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
 void Exchange::Compare(int rank, const Fingerprint& theirs) {
   if (Agree(joined_, theirs)) return;
   const auto& names = fabric_.topology.names;
-  throw Error(Code::kMismatch,
-              Disagreement(names[static_cast<size_t>(fabric_.topology.rank)], joined_,
-                           names[static_cast<size_t>(rank)], theirs));
+  throw Disagreement(names[static_cast<size_t>(fabric_.topology.rank)], joined_,
+                     names[static_cast<size_t>(rank)], theirs);
 }
 
 bool Exchange::Done() const {

@@ -55,9 +55,8 @@ const Arrival& Host::Await(int rank) {
     ticks_ = (3 * ticks_ + ticks) / 4;
   }
   if (rank != rank_ && !Agree(joined_, arrival.fingerprint)) {
-    throw Error(Code::kMismatch, Disagreement(names_[static_cast<size_t>(rank_)], joined_,
-                                              names_[static_cast<size_t>(rank)],
-                                              arrival.fingerprint));
+    throw Disagreement(names_[static_cast<size_t>(rank_)], joined_,
+                       names_[static_cast<size_t>(rank)], arrival.fingerprint);
   }
   return arrival;
 }

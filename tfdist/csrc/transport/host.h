@@ -31,7 +31,7 @@ class Host {
   void Arrive(const Fingerprint& fingerprint, const ConstPieces& data = {});
 
   // What a rank has brought to the collective that this one has joined last.
-  // Throws Error(kMismatch) if it has joined another one.
+  // Throws what Disagreement says if it has joined another one.
   const Arrival& Await(int rank);
   void AwaitAll();
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 
 from tfdist.internals.keras import get_keras_mask, own_losses
 from tfdist.pipeline.partition.graph import Call, Graph, Key, copy
+
+After: TypeAlias = Callable[[Call, dict[Key, Any]], dict[Key, Any]]
 
 
 class Stage:
@@ -70,13 +72,16 @@ class Stage:
         trained = {id(v) for v in self.trainable_variables}
         return [v for v in self.variables if id(v) not in trained]
 
-    def __call__(self, values: Mapping[Key, Any], training: bool | None = None) -> dict[Key, Any]:
+    def __call__(
+        self, values: Mapping[Key, Any], training: bool | None = None, after: After | None = None
+    ) -> dict[Key, Any]:
         """Runs the stage, in eager mode or inside a trace.
 
         Args:
             values: at least the stage's `inputs`. Tensors carry Keras's masks as they do in a
                 model; neither they nor their masks are changed.
             training: as of the model's call.
+            after: is given each call with what it made, and returns what is to take its place.
 
         Returns:
             The stage's `outputs`, with their masks.
@@ -86,7 +91,7 @@ class Stage:
             key: values[key] if get_keras_mask(values[key]) is None else copy(values[key])
             for key in self.inputs
         }
-        made: dict[Key, Any] = self._body(inputs, training=training)
+        made: dict[Key, Any] = self._body(inputs, training=training, after=after)
         return made
 
     def losses(self) -> list[Any]:
@@ -101,10 +106,13 @@ class Stage:
         ]
         return own_losses(self.layers) + [v.regularizer(v) for v in regularized]
 
-    def _run(self, values: dict[Key, Any], training: bool | None) -> dict[Key, Any]:
+    def _run(
+        self, values: dict[Key, Any], training: bool | None, after: After | None
+    ) -> dict[Key, Any]:
         values = dict(values)
         for call in self.calls:
-            values.update(call(values, training))
+            made = call(values, training)
+            values.update(made if after is None else after(call, made))
         self.steps = [value for key, value in values.items() if key not in self.inputs]
         return {key: values[key] for key in self.outputs}
 
@@ -118,7 +126,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
 
     def __init__(
         self,
-        run: Callable[[dict[Key, Any], bool | None], dict[Key, Any]],
+        run: Callable[[dict[Key, Any], bool | None, After | None], dict[Key, Any]],
         layers: Sequence[keras.layers.Layer],
         name: str,
         dtype: Any,
@@ -130,9 +138,11 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         self.tracked = list(layers)
         self.built = True
 
-    def call(self, values: dict[Key, Any], training: bool | None = None) -> dict[Key, Any]:
+    def call(
+        self, values: dict[Key, Any], training: bool | None = None, after: After | None = None
+    ) -> dict[Key, Any]:
         """Runs the calls."""
-        return self.run(values, training)
+        return self.run(values, training, after)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
         """No mask passes from the inputs to the outputs but through the calls."""

@@ -1,0 +1,43 @@
+"""Losses that are divided by a number of the whole batch are those of one process."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.groups import GROUPS
+from tests.pipeline.totals_behaviours import EXAMPLES
+from tests.references import reference
+from tests.strategies.comparison import assert_close
+from tests.tiers import some
+
+PLACE = "tests.pipeline.totals_behaviours"
+NAMES = [name for name in EXAMPLES if name != "a_mask_of_what_is_computed"]
+
+
+def check(ranks, name):
+    expected = reference(f"{PLACE}:run", name)
+    weights = expected.pop("own")
+    held = {}
+    for rank, result in enumerate(GROUPS[ranks].run(f"{PLACE}:run", name)):
+        own = result.pop("own")
+        assert_close(result, expected, f"rank {rank}")
+        for i, value in own.items():
+            np.testing.assert_allclose(value, weights[i], rtol=1e-5, atol=1e-5)
+            assert np.array_equal(held.setdefault(i, value), value), f"variable {i}"
+    assert set(held) == set(weights)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pipeline(name):
+    check("2", name)
+
+
+@pytest.mark.parametrize("name", some(NAMES, always=["a_mean_by_weights_and_masks"]))
+def test_two_pipelines(name):
+    check("4", name)
+
+
+def test_a_mask_of_what_is_computed_is_refused():
+    for said in GROUPS["2"].run(f"{PLACE}:refused"):
+        assert "follow from the model's inputs, the targets and the sample weights" in said

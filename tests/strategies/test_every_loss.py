@@ -1,0 +1,38 @@
+"""All of Keras's losses have the result of one process, also those that couple rows."""
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, check_same_as_alone
+
+
+@pytest.mark.parametrize(
+    ("reduction", "weighted"),
+    [
+        pytest.param("sum_over_batch_size", False, marks=pytest.mark.exhaustive),
+        ("mean_with_sample_weight", True),
+        pytest.param("sum_over_batch_size", True, marks=pytest.mark.exhaustive),
+        pytest.param("sum", True, marks=pytest.mark.exhaustive),
+        pytest.param("none", True, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_every_loss(reduction, weighted):
+    check_same_as_alone("2", "every_loss:every_loss", reduction, weighted)
+
+
+def test_ratios_along_axes_and_in_functions():
+    check_same_as_alone("2", "every_loss:ratios_along_axes_and_in_functions")
+
+
+def test_masked_ratio():
+    check_same_as_alone("2", "every_loss:masked_ratio")
+
+
+@pytest.mark.parametrize("group", ["2", pytest.param("2x2", marks=pytest.mark.exhaustive)])
+def test_rows_that_two_workers_cannot_share(group):
+    check_same_as_alone(group, "every_loss:rows_that_two_workers_cannot_share")
+
+
+def test_unreduced_circle_is_refused():
+    said = GROUPS["2"].run(f"{PACKAGE}.every_loss:unreduced_circle")
+    assert all("couples the rows of a batch" in text for text in said)

@@ -1,0 +1,26 @@
+"""Code of one's own takes what it needs of the whole batch, and has the result of one process."""
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, check_same_as_alone
+
+
+@pytest.mark.parametrize(
+    ("group", "behaviour"),
+    [
+        ("2", "contrastive_loss"),
+        ("2", "ratio_of_sums"),
+        ("2", "clipped_in_the_train_step"),
+        pytest.param("2x2", "contrastive_loss", marks=pytest.mark.exhaustive),
+        pytest.param("2 by TensorFlow", "contrastive_loss", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_same_as_alone(group, behaviour):
+    check_same_as_alone(group, f"global_batch:{behaviour}")
+
+
+def test_a_loop_by_hand_is_told():
+    for kept, said in GROUPS["2"].run(f"{PACKAGE}.global_batch:in_a_loop_by_hand"):
+        assert kept == [[1, 1], [1, 1]]
+        assert "strategy.run" in said

@@ -1,0 +1,45 @@
+"""One process with several devices; and a strategy's `communication_options`."""
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.references import reference
+from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
+
+MIRRORED = f"{PACKAGE}.mirrored"
+
+
+@pytest.mark.parametrize("devices", [None, ["CPU:1"], ["CPU:1", "CPU:0"]], ids=str)
+def test_training(devices):
+    check_same_as_alone("1x2", "mirrored:train", devices)
+
+
+def test_devices():
+    (found,) = GROUPS["1x2"].run(f"{MIRRORED}:replicas")
+    both, second = ["device:CPU:0", "device:CPU:1"], ["device:CPU:1"]
+    assert list(found.values()) == [both, second, both[::-1]]
+
+
+def test_weights_are_on_every_device():
+    assert GROUPS["1x2"].run(f"{MIRRORED}:weights_everywhere") == [True]
+
+
+def test_cross_device_ops():
+    assert GROUPS["1x2"].run(f"{MIRRORED}:reduced_by") == [(7.0, 1)]
+
+
+def test_bytes_per_pack():
+    expected, _ = reference(f"{MIRRORED}:small_packs", 0)
+    (result, whole), _ = GROUPS["2"].run(f"{MIRRORED}:small_packs", 0)
+    assert_close(result, expected, "whole")
+    (result, packs), _ = GROUPS["2"].run(f"{MIRRORED}:small_packs", 64)
+    assert_close(result, expected, "packs")
+    # The four gradients and what goes with the metrics no longer go together.
+    assert packs > whole
+
+
+def test_an_implementation_that_the_native_collectives_do_not_have():
+    (said,), others = GROUPS["2"].run(f"{MIRRORED}:another_implementation")
+    assert said.startswith("`implementation` of `communication_options` is for TensorFlow's")
+    assert "NCCL" in said
+    assert others == []

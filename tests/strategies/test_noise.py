@@ -1,0 +1,23 @@
+"""Noise of every kind is what one process draws; what cannot be so is told."""
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, check_same_as_alone
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    ["every_distribution", "batches_of_a_fixed_size", "mixed_rows", "state_of_other_types"],
+)
+def test_two_workers(behaviour):
+    check_same_as_alone("2", f"noise:{behaviour}")
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_functions_traced_before_the_step(eagerly):
+    check_same_as_alone("2", "noise:functions_traced_before_the_step", eagerly)
+
+
+def test_shuffles_of_rows_are_told():
+    assert GROUPS["2"].run(f"{PACKAGE}.noise:shuffles") == [{0: 1, 1: 0}] * 2

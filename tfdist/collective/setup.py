@@ -1,0 +1,39 @@
+"""What the native core is told of a group and of the settings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from tfdist.cluster import Mesh
+from tfdist.native.api import Setup
+from tfdist.options import Options
+
+
+def setup_of(mesh: Mesh, options: Options) -> Setup:
+    """The core's setup for a rank that is connected."""
+
+    def integers(values: Sequence[int]) -> Any:
+        return (ctypes.c_int * len(values))(*values)
+
+    names = [name.encode() for name in mesh.ranks]
+    return Setup(
+        name=mesh.name.encode(),
+        rank=mesh.rank,
+        size=mesh.size,
+        ranks=(ctypes.c_char_p * len(names))(*names),
+        hosts=integers(mesh.hosts),
+        control=integers(mesh.control),
+        data=integers(mesh.data),
+        segment=mesh.segment,
+        segment_bytes=mesh.segment_bytes,
+        heartbeat_seconds=options.link_timeout,
+        stall_seconds=options.stall_warning,
+        timeout_seconds=options.collective_timeout,
+        algorithm=options.algorithm.encode(),
+        tls_certificate=os.fsencode(options.tls_certificate),
+        tls_key=os.fsencode(options.tls_key),
+        tls_ca=os.fsencode(options.tls_ca),
+    )

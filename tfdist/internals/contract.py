@@ -1,0 +1,260 @@
+"""What tfdist replaces in Keras and TensorFlow, with the parameters that it expects there.
+
+Versions may differ in a parameter list; then all that are known are given. A list that none of them
+matches is a change that someone has to look at, since what depends on it are gradients and files.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.internals.keras import (
+    BaseOptimizer,
+    LossScaleOptimizer,
+    Model,
+    TensorFlowOptimizer,
+    TensorFlowTrainer,
+    TFEpochIterator,
+    Trainer,
+    Variable,
+    data_adapters,
+    legacy_h5_format,
+    losses,
+    random,
+    saving_lib,
+)
+from tfdist.internals.tensorflow import function_context
+
+
+@dataclass(frozen=True)
+class Target:
+    """A function of a module, or a method of a class, that tfdist replaces.
+
+    Attributes:
+        owner: the module or class.
+        name: of the function.
+        parameters: the names of its parameters, in each version that is known.
+    """
+
+    owner: Any
+    name: str
+    parameters: tuple[str, ...]
+
+    @property
+    def function(self) -> Any:
+        """What is there now; None where there is nothing."""
+        return getattr(self.owner, self.name, None)
+
+
+_CALLBACKS = keras.callbacks
+_WRITES: dict[str, str | tuple[str, ...]] = {"_save_checkpoint": "self, step, logs"}
+_MIXES: dict[str, str | tuple[str, ...]] = {"call": "self, data, training"}
+_TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
+    (
+        "losses",
+        losses,
+        {
+            "scale_loss_for_distribution": "value",
+            "unscale_loss_for_distribution": "value",
+            "apply_mask": "sample_weight, mask, dtype, reduction",
+            "reduce_values": "values, sample_weight, reduction",
+        },
+    ),
+    (
+        "tf.nn",
+        tf.nn,
+        {
+            "compute_average_loss": "per_example_loss, sample_weight, global_batch_size",
+            "scale_regularization_loss": "regularization_loss",
+        },
+    ),
+    ("Loss", losses.Loss, {"__call__": "self, y_true, y_pred, sample_weight"}),
+    (
+        "keras.losses",
+        keras.losses,
+        {"dice": "y_true, y_pred, axis", "tversky": "y_true, y_pred, alpha, beta, axis"},
+    ),
+    ("Mean", keras.metrics.Mean, {"update_state": "self, values, sample_weight"}),
+    ("Sum", keras.metrics.Sum, {"update_state": "self, values, sample_weight"}),
+    *(
+        (name, getattr(keras.layers, name), _MIXES)
+        for name in ("MixUp", "CutMix")
+        if hasattr(keras.layers, name)  # Not yet in the oldest Keras.
+    ),
+    ("function_context", function_context, {"make_function_context": "scope_type"}),
+    (
+        "random",
+        random,
+        {
+            "dropout": "inputs, rate, noise_shape, seed",
+            "uniform": "shape, minval, maxval, dtype, seed",
+            "normal": "shape, mean, stddev, dtype, seed",
+            "randint": "shape, minval, maxval, dtype, seed",
+            "truncated_normal": "shape, mean, stddev, dtype, seed",
+            "gamma": "shape, alpha, dtype, seed",
+            "beta": "shape, alpha, beta, dtype, seed",
+            "binomial": "shape, counts, probabilities, dtype, seed",
+            "categorical": "logits, num_samples, dtype, seed",
+            "shuffle": "x, axis, seed",
+        },
+    ),
+    ("data_adapters", data_adapters, {"is_tf_dataset": "x"}),
+    ("Variable", Variable, {"_initialize": "self, value"}),
+    (
+        "BaseOptimizer",
+        BaseOptimizer,
+        {
+            "scale_loss": "self, loss",
+            "apply": "self, grads, trainable_variables",
+            "_overwrite_variables_directly_with_gradients": "self, grads, vars",
+            "_backend_apply_gradients": "self, grads, trainable_variables",
+            "_clip_gradients": "self, grads",
+            "_use_weight_decay": "self, variable",
+            "load_own_variables": "self, store",
+            "set_weights": "self, weights",
+        },
+    ),
+    (
+        "TFOptimizer",
+        TensorFlowOptimizer,
+        {
+            "__init__": "self, *args, **kwargs",
+            "_all_reduce_sum_gradients": "self, grads_and_vars",
+            "_overwrite_model_variables_with_average_value": "self, trainable_variables",
+        },
+    ),
+    (
+        "LossScaleOptimizer",
+        LossScaleOptimizer,
+        {
+            "scale_loss": "self, loss",
+            "apply": "self, grads, trainable_variables",
+            "_tf_apply": "self, grads, trainable_variables",
+        },
+    ),
+    (
+        "TensorFlowTrainer",
+        TensorFlowTrainer,
+        {
+            "fit": "self, x, y, batch_size, epochs, verbose, callbacks, validation_split, "
+            "validation_data, shuffle, class_weight, sample_weight, initial_epoch, "
+            "steps_per_epoch, validation_steps, validation_batch_size, validation_freq",
+            "evaluate": "self, x, y, batch_size, verbose, sample_weight, steps, callbacks, "
+            "return_dict, **kwargs",
+            "predict": "self, x, batch_size, verbose, steps, callbacks",
+            "train_on_batch": "self, x, y, sample_weight, class_weight, return_dict",
+            "train_step": "self, data",
+            "make_train_function": "self, force",
+            "make_test_function": "self, force",
+            "make_predict_function": "self, force",
+            "_maybe_symbolic_build": "self, iterator, data_batch",
+        },
+    ),
+    (
+        "Trainer",
+        Trainer,
+        {
+            "compile": "self, optimizer, loss, loss_weights, metrics, weighted_metrics, "
+            "run_eagerly, steps_per_execution, jit_compile, auto_scale_loss",
+        },
+    ),
+    (
+        "TFEpochIterator",
+        TFEpochIterator,
+        {
+            "__init__": "self, distribute_strategy, *args, **kwargs",
+            "__next__": "self",
+            "catch_stop_iteration": "self",
+            "reset": "self",
+        },
+    ),
+    (
+        "saving_lib",
+        saving_lib,
+        {
+            "save_model": "model, filepath, weights_format, zipped",
+            "save_weights_only": (
+                "model, filepath, max_shard_size, objects_to_skip",
+                "model, filepath, objects_to_skip",  # Until Keras 3.9.
+            ),
+            "load_weights_only": "model, filepath, skip_mismatch, objects_to_skip",
+            "load_model": "filepath, custom_objects, compile, safe_mode",
+        },
+    ),
+    (
+        "legacy_h5_format",
+        legacy_h5_format,
+        {"save_model_to_hdf5": "model, filepath, overwrite, include_optimizer"},
+    ),
+    ("Model", Model, {"export": "self, filepath, format, verbose, input_signature, **kwargs"}),
+    ("CSVLogger", _CALLBACKS.CSVLogger, {"on_train_begin": "self, logs"}),
+    ("TensorBoard", _CALLBACKS.TensorBoard, {"set_model": "self, model"}),
+    (
+        "BackupAndRestore",
+        _CALLBACKS.BackupAndRestore,
+        {"_save_model": "self", "on_train_end": "self, logs"},
+    ),
+    ("ModelCheckpoint", _CALLBACKS.ModelCheckpoint, {"_save_model": "self, epoch, batch, logs"}),
+    ("RemoteMonitor", _CALLBACKS.RemoteMonitor, {"on_epoch_end": "self, epoch, logs"}),
+    *(
+        (name, getattr(_CALLBACKS, name), _WRITES)
+        for name in ("OrbaxCheckpoint",)
+        if hasattr(_CALLBACKS, name)  # Since Keras 3.13.
+    ),
+    (
+        "SwapEMAWeights",
+        _CALLBACKS.SwapEMAWeights,
+        {
+            "_tf_swap_variables": "self, optimizer",
+            "_tf_finalize_ema_values": "self, optimizer",
+        },
+    ),
+)
+TARGETS = {
+    f"{label}.{name}": Target(owner, name, (known,) if isinstance(known, str) else known)
+    for label, owner, functions in _TABLE
+    for name, known in functions.items()
+}
+
+
+_STARS: dict[Any, str] = {
+    inspect.Parameter.VAR_POSITIONAL: "*",
+    inspect.Parameter.VAR_KEYWORD: "**",
+}
+
+
+def check_targets(targets: dict[str, Target]) -> None:
+    """Checks that the installed Keras and TensorFlow have what tfdist replaces, as it knows it.
+
+    Raises:
+        UnsupportedError: something is not there, or takes other parameters.
+    """
+    for label, target in targets.items():
+        found = parameters_of(target.function)
+        if found is not None and found not in target.parameters:
+            raise UnsupportedError(
+                "tfdist replaces functions of Keras and TensorFlow, which must be as it knows "
+                f"them: {label}({' or '.join(target.parameters)}). Received: {found}, in Keras "
+                f"{keras.__version__} and TensorFlow {tf.__version__}. Install versions that the "
+                "documentation of tfdist names, or a newer tfdist."
+            )
+
+
+def parameters_of(function: Any) -> str | None:
+    """The names of a function's parameters; None where it is not Keras's or TensorFlow's own.
+
+    Other packages replace functions as well; what they put there is theirs to keep right.
+    """
+    if function is None:
+        return "nothing of this name"
+    original = inspect.unwrap(function)
+    if not str(getattr(original, "__module__", "")).startswith(("keras.", "tensorflow.")):
+        return None
+    parameters = inspect.signature(original).parameters.values()
+    return ", ".join(_STARS.get(p.kind, "") + p.name for p in parameters)

@@ -1,0 +1,119 @@
+"""Keras variables without values: made so, given one later, lent one, freed again."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+from tensorflow.python.ops.resource_variable_ops import ResourceVariable
+
+from tfdist.internals.keras import Trainer, Variable
+
+_WAITING = "uninitialized_variables"
+
+
+@contextlib.contextmanager
+def deferred_variables() -> Iterator[list[Any]]:
+    """While it lasts, variables are made without values, as `give_value` gives them later.
+
+    It yields the list of them, which grows. What is assigned to them in the meantime, as from a
+    file, is what they get then. A model that is loaded is not compiled, as its optimizer cannot be
+    built without values.
+    """
+    before = global_state.get_global_attribute(_WAITING, [])
+    waiting: list[Any] = []
+    global_state.set_global_attribute(_WAITING, waiting)
+    try:
+        with (
+            _replaced(Trainer, "compile_from_config", lambda model, config: None),
+            _replaced(Variable, "__init__", _init_later),
+            # Or a file's values for all stages would fill this one's device.
+            tf.device("CPU:0"),
+            keras.StatelessScope(initialize_variables=False) as scope,
+        ):
+            yield waiting
+        for variable in waiting:
+            value = scope.get_current_value(variable)
+            if value is not None:
+                variable._initializer = _constant(value)
+    finally:
+        # Otherwise the end of the next scope would give values to all of them.
+        global_state.set_global_attribute(_WAITING, before)
+
+
+@contextlib.contextmanager
+def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, before)
+
+
+def _constant(value: Any) -> Callable[..., Any]:
+    return lambda shape, dtype=None: value
+
+
+def _init_later(
+    self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+) -> None:
+    # Keras defers only what an initializer makes, and a constant is ready.
+    if not callable(initializer) and not isinstance(initializer, str):
+        value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
+        shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
+        initializer = _constant(value)
+    super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
+
+
+def has_value(variable: Any) -> bool:
+    """Whether a variable has a value in this process."""
+    return variable._value is not None
+
+
+def draw_value(variable: Any) -> None:
+    """Draws the initial value of a variable that has none, and drops it.
+
+    Only where the initializer takes its numbers from a generator that others use as well, whose
+    values would otherwise be other ones. Those of Keras have a seed of their own.
+    """
+    initializer = variable._initializer
+    if variable._value is not None or not callable(initializer):
+        return
+    seed = getattr(initializer, "seed", None)
+    maker = getattr(initializer, "__module__", None) or type(initializer).__module__
+    known = maker.startswith(("keras.", "tfdist."))
+    if not known or isinstance(seed, keras.random.SeedGenerator):
+        initializer(tuple(variable.shape), dtype=variable.dtype)
+
+
+def give_value(variable: Any) -> None:
+    """Gives a variable that has none its initial value."""
+    if variable._value is None:
+        variable._deferred_initialize()
+
+
+def lend_value(variable: Any, value: Any) -> None:
+    """Gives a variable that has none a value on the CPU, whatever strategy is in scope."""
+    with tf.device("CPU:0"):
+        variable._value = ResourceVariable(
+            value, trainable=variable.trainable, dtype=variable.dtype
+        )
+
+
+def take_value(variable: Any) -> None:
+    """Frees a variable's value; its shape and type stay, for what is only traced."""
+    variable._value = None
+    variable._initializer = keras.initializers.Zeros()
+
+
+def replace_value(variable: Any) -> None:
+    """Gives a variable a new `tf.Variable` of the same value, made where the caller is."""
+    variable._initialize(tf.convert_to_tensor(variable._value))

@@ -1,0 +1,78 @@
+"""A pass over a dataset by Keras's loops: the workers begin it, and end it, together."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collective import native_ops
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.internals.keras import TFEpochIterator
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.first_batch import first_batch_watched
+from tfdist.trainer.patching import patch
+
+
+def install() -> None:
+    """Extends the iterator that `fit`, `evaluate` and `predict` make."""
+    begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
+    following, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
+
+    @functools.wraps(begin)
+    def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
+        extended = distribute_strategy.extended
+        if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
+            begin(self, distribute_strategy, *args, **kw)
+            return
+        with first_batch_watched(extended.group) as self._first_batch:
+            begin(self, distribute_strategy, *args, **kw)
+        # Workers with data of their own may have different numbers of batches; an epoch lasts
+        # until the last runs out.
+        counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
+        self._agreed = None if "None" in counts else max(map(int, counts))
+        self._num_batches = self._agreed
+
+    @functools.wraps(reset)
+    def reset_agreed(self: Any) -> None:
+        reset(self)
+        self._num_batches = getattr(self, "_agreed", self._num_batches)
+
+    @functools.wraps(following)
+    def next_compared(self: Any) -> Any:
+        step = following(self)
+        if hasattr(self, "_first_batch"):
+            self._first_batch.compare(step[-1])
+        return step
+
+    @functools.wraps(catch)
+    @contextlib.contextmanager
+    def end_together(self: Any) -> Iterator[None]:
+        with catch(self):
+            yield
+        if hasattr(self, "_first_batch"):
+            _meet_at_the_end(self._distribute_strategy.extended)
+
+    patch("TFEpochIterator.__init__", lambda _: begin_together)
+    patch("TFEpochIterator.reset", lambda _: reset_agreed)
+    patch("TFEpochIterator.__next__", lambda _: next_compared)
+    patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+
+
+def _meet_at_the_end(extended: ReplicatedExtended) -> None:
+    """Fails on all workers where only some have left the loop, as by `stop_training`.
+
+    The others are in their next step, and wait there for this one. TensorFlow's collectives do
+    not notice that they differ.
+    """
+    if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
+        workers = extended.group.native()
+        with extended.group.naming_lost_workers(), tf.device(workers.host):
+            native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)
+
+
+# In the error's message.
+_END = "the end of an epoch, by its data or by stop_training"
