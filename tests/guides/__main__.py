@@ -28,7 +28,6 @@ from tests.guides import table
 ROOT = Path(__file__).parents[2]
 RUNNER = Path(__file__).with_name("runner.py")
 STANDINS = {"IPython", "tqdm"}
-OTHER_BACKENDS = {"jax", "flax", "torch", "torchvision"}
 
 
 def main() -> None:
@@ -91,8 +90,6 @@ def _missing(script: Path) -> str:
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module.partition(".")[0])
-    if others := names & OTHER_BACKENDS:
-        return f"is not for TensorFlow ({', '.join(sorted(others))})"
     missing = [n for n in sorted(names - STANDINS) if importlib.util.find_spec(n) is None]
     return f"needs {', '.join(missing)}" if missing else ""
 

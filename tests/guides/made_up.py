@@ -18,7 +18,9 @@ import tensorflow as tf
 # As many rows as the data sets have, which scripts name and split; `fit` takes the first few.
 PICTURES = {(28, 28): (60000, 10000), (32, 32, 3): (50000, 10000)}
 TRAINING, TEST = 25000, 1000
-ROWS, BATCHES, EPOCHS = 77, 3, 2
+# The last batch of most has one row: fewer than there are workers.
+ROWS, BATCHES, EPOCHS = 65, 3, 2
+LOOP = 8  # batches of a loop over a dataset
 
 
 class NeedsData(Exception):
@@ -36,6 +38,8 @@ def install(record: Callable[[str, Any], None]) -> None:
     _install_modules()
     _install_applications()
     keras.utils.plot_model = lambda *args, **kwargs: None
+    iterate = tf.data.Dataset.__iter__
+    tf.data.Dataset.__iter__ = lambda self: iterate(self.take(LOOP))
     for name in ("fit", "evaluate"):
         setattr(keras.Model, name, _short(name, getattr(keras.Model, name), record))
 

@@ -51,13 +51,13 @@ def callbacks_in_scope(strategy, folder):
 
 
 class LateModel(keras.Model):
-    """Builds in its first step a generator of seeds, a layer and an optimizer."""
+    """Makes in its first step a generator of seeds and an optimizer, and builds a layer."""
 
     def __init__(self):
         super().__init__()
         self.network = mlp()
         self.head = keras.layers.Dense(1, name="head")
-        self.head_optimizer = keras.optimizers.Adam(0.01)
+        self.head_optimizer = None
         self.size = keras.metrics.Mean(name="size")
 
     def call(self, x, training=False):
@@ -65,6 +65,8 @@ class LateModel(keras.Model):
 
     def train_step(self, data):
         x, y = data
+        if self.head_optimizer is None:
+            self.head_optimizer = keras.optimizers.Adam(0.01)
         x += 0.1 * keras.random.normal(keras.ops.shape(x))
         with tf.GradientTape(persistent=True) as tape:
             outputs = self(x, training=True)
