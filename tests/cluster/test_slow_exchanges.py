@@ -6,8 +6,6 @@ from tfdist.cluster.ledger import Ledger
 from tfdist.cluster.topology import Worker
 from tfdist.errors import RendezvousError
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def test_who_is_missing_is_said_each_time_that_the_wait_has_doubled():
     ledger = Ledger([Worker("worker", i, f"h{i}:1") for i in range(3)])

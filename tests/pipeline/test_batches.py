@@ -31,7 +31,7 @@ def test_ranks_in_the_middle_read_nothing():
     ],
 )
 def test_different_data(behaviour, said):
-    for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}", timeout=100):
+    for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}"):
         assert not done
         assert "ProgramMismatchError" in text
         assert said in text

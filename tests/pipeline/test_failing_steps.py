@@ -13,7 +13,7 @@ SOON = 30
 @pytest.mark.parametrize(("workers", "hosts"), [(2, 1), (4, 2)], ids=["pipeline", "hybrid"])
 def test_a_layer_that_raises_in_numpy(workers, hosts):
     ranks = Ranks(workers, hosts=hosts)
-    answers = ranks.answers("tests.pipeline.failing_behaviours:fit", 2, timeout=90)
+    answers = ranks.answers("tests.pipeline.failing_behaviours:fit", 2)
     ranks.stop()
     for rank, (_, (message, seconds)) in enumerate(answers):
         assert "this layer is worn out" in message

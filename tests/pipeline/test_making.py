@@ -60,7 +60,7 @@ def test_all_processes_make_the_same():
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=240,
         ).stdout
         for seed in ("1", "2")
     }

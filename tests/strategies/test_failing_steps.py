@@ -33,26 +33,26 @@ def check(answers, cause):
     "behaviour", some(["in_a_graph", "eagerly", "several_steps_at_once"], ["in_a_graph", "eagerly"])
 )
 def test_in_fit(pair, behaviour):
-    check(pair.answers(f"{FAILING}:{behaviour}", timeout=50), "this layer is worn out")
+    check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")
 
 
 @pytest.mark.parametrize(
     "kind", some(["a loop in a function", "a function per step", "eager"], ["a loop in a function"])
 )
 def test_in_a_loop_of_ones_own(pair, kind):
-    check(pair.answers(f"{FAILING}:own_loop", kind, timeout=50), "this layer is worn out")
+    check(pair.answers(f"{FAILING}:own_loop", kind), "this layer is worn out")
 
 
 @pytest.mark.parametrize("kind", some(["alone", "in a loop", "while it is traced"], ["in a loop"]))
 def test_beside_a_collective_that_waits(pair, kind):
-    answers = pair.answers(f"{FAILING}:beside_a_collective", kind, timeout=50)
+    answers = pair.answers(f"{FAILING}:beside_a_collective", kind)
     check(answers, "this disk is full")
 
 
 @pytest.mark.parametrize("pair", [{"native": False}], indirect=True, ids=["by TensorFlow"])
 @pytest.mark.parametrize("behaviour", some(["in_a_graph", "eagerly"], ["in_a_graph"]))
 def test_tensorflows_collectives(pair, behaviour):
-    check(pair.answers(f"{FAILING}:{behaviour}", timeout=50), "this layer is worn out")
+    check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")
 
 
 def test_all_fail_alike():

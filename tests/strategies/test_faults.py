@@ -68,7 +68,7 @@ def test_rows_without_batches_are_refused():
 
 def test_tensors_are_not_sent_in_the_clear_where_tls_is_set():
     group = Ranks(2, native=False, tls=True)
-    answers = group.answers(f"{FAULTS}:different_models", timeout=60)
+    answers = group.answers(f"{FAULTS}:different_models")
     group.stop()
     for done, message in answers:
         assert not done
@@ -105,7 +105,7 @@ def test_tensorflow_used_before_the_strategy(tmp_path, communication):
     command = [sys.executable, "-m", "tfdist", "run", "-n", "2", str(script)]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     result = subprocess.run(
-        command, check=False, capture_output=True, text=True, timeout=120, env=environment
+        command, check=False, capture_output=True, text=True, timeout=240, env=environment
     )
     # Only TensorFlow's own collectives have to be first.
     assert result.returncode == (communication == "tensorflow")
@@ -121,7 +121,7 @@ def test_another_backend_is_refused():
         check=False,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         env=environment,
     )
     assert "KERAS_BACKEND='jax'" in result.stderr
