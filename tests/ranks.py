@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import importlib
 import json
+import os
 import sys
 import time
 import traceback
@@ -131,6 +132,9 @@ class Ranks:
                 "TF_NUM_INTEROP_THREADS": "4",
                 "TFDIST_COLLECTIVE_TIMEOUT": "200",
                 "TFDIST_START_TIMEOUT": "200",
+                # A machine that is busy with other work is no sign of death.
+                "TFDIST_LINK_TIMEOUT": os.environ.get("TFDIST_LINK_TIMEOUT", "60"),
+                "TFDIST_HEARTBEAT_TIMEOUT": os.environ.get("TFDIST_HEARTBEAT_TIMEOUT", "60"),
                 "TFDIST_NATIVE": "1" if self._native else "0",
                 "TF_CONFIG": "",
             }

@@ -39,8 +39,10 @@ def fingerprint(values: np.ndarray) -> list[float]:
         return [checksum(values)]
     flat = _some(values).reshape(-1).astype(np.float64)
     places = np.arange(1, flat.size + 1)
-    # Sums with weights that no two places share, and what their rounding goes by.
-    return [*(float(flat @ np.sin(step * places)) for step in (1, 2)), float(np.abs(flat).sum())]
+    with np.errstate(all="ignore"):  # What is not finite is the model's to judge.
+        # Sums with weights that no two places share, and what their rounding goes by.
+        sums = [float(flat @ np.sin(step * places)) for step in (1, 2)]
+        return [*sums, float(np.abs(flat).sum())]
 
 
 def alike(one: list[float], other: list[float]) -> bool:
