@@ -125,7 +125,7 @@ def _run(script: Path, name: str, workers: int, options: argparse.Namespace) -> 
             outcome = _outcome(folder, max(1, workers), process.returncode)
         except subprocess.TimeoutExpired:
             late = f"did not end in {options.timeout:.0f} s"
-            outcome = {"state": "hangs", "error": late, "logs": [], "normalizes": False}
+            outcome = {"state": "no end", "error": late, "logs": [], "normalizes": False}
         finally:
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)

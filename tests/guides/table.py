@@ -16,11 +16,11 @@ def row(name: str, outcomes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
     Args:
         name: of the script.
         outcomes: undistributed, with one worker and with two; each a runner's result with its
-            `state`: "ok", "error" or "hangs".
+            `state`: "ok", "error" or "no end".
     """
     alone = outcomes[0]["logs"]
     distances = [distance(alone, o["logs"]) for o in outcomes[1:] if o["state"] == "ok"]
-    notes = [str(o["error"]) for o in outcomes[1:] if o["error"]][-1:]
+    notes = [o["error"].partition(". ")[0] for o in outcomes[1:] if o["error"]][-1:]
     if not alone:
         equal = "no `fit`"
     elif len(distances) < len(outcomes) - 1:
@@ -46,6 +46,8 @@ def distance(expected: Any, actual: Any) -> float:
         return 0.0 if expected == actual else math.inf
     if math.isnan(expected) and math.isnan(actual):
         return 0.0
+    if math.isnan(expected) or math.isnan(actual):
+        return math.inf
     return abs(expected - actual) / max(1e-3, abs(expected))
 
 

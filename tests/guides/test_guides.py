@@ -1,0 +1,59 @@
+"""What the tool says of the scripts that it runs."""
+
+import math
+
+import pytest
+
+from tests.guides.__main__ import _missing
+from tests.guides.runner import one_line
+from tests.guides.table import distance, markdown, row, text
+
+
+def outcome(*losses, state="ok", error=None, normalizes=False):
+    logs = [["fit", {"loss": list(losses)}]] if losses else []
+    return {"state": state, "error": error, "logs": logs, "normalizes": normalizes}
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "end"),
+    [
+        ([outcome(1.0), outcome(1.0), outcome(1.0005)], ("yes", "")),
+        ([outcome(1.0), outcome(1.0), outcome(1.5)], ("no", "by 5e-01")),
+        ([outcome(), outcome(), outcome()], ("no `fit`", "")),
+        (
+            [outcome(2.0), outcome(2.0), outcome(state="error", error="ValueError: No. Do this.")],
+            ("-", "ValueError: No"),
+        ),
+    ],
+)
+def test_row(outcomes, end):
+    assert row("a/b", outcomes) == ("a/b", *(o["state"] for o in outcomes), *end)
+
+
+def test_rows_that_are_not_synchronized_are_noted():
+    outcomes = [outcome(1.0, normalizes=True), outcome(1.0), outcome(2.0)]
+    assert "BatchNormalization" in row("a", outcomes)[-1]
+
+
+def test_distance():
+    assert distance([1.0, {"a": 2.0}], [1.0, {"a": 2.0}]) == 0
+    assert distance([1.0], [1.0, 1.0]) == math.inf
+    assert distance([math.nan], [math.nan]) == 0
+    assert distance([1.0], [math.nan]) == math.inf
+
+
+def test_tables():
+    rows = [row("a|b", [outcome(1.0)] * 3)]
+    assert "a\\|b" in markdown(rows)
+    assert text(rows).splitlines()[1].split() == ["a|b", "ok", "ok", "ok", "yes"]
+
+
+def test_a_script_that_needs_what_is_not_here(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import keras\nfrom no_such_package.part import thing\nimport tqdm\n")
+    assert _missing(script) == "needs no_such_package"
+
+
+def test_an_error_on_one_line():
+    error = ValueError("Exception encountered when calling A.call().\n\n\x1b[1mToo small.\x1b[0m\n")
+    assert one_line(error) == "ValueError: Too small."
