@@ -194,7 +194,8 @@ def _install_modules() -> None:
     screen = types.ModuleType("IPython.display")
     screen.Image = screen.display = lambda *args, **kwargs: None
     notebook = types.ModuleType("IPython")
-    notebook.display = screen
+    notebook.display, notebook.version_info = screen, (9, 0)
+    notebook.get_ipython = lambda: None
     bars = types.ModuleType("tqdm")
     bars.tqdm = bars.trange = lambda items, *args, **kwargs: (
         range(items) if isinstance(items, int) else items

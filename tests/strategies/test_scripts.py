@@ -58,3 +58,12 @@ def test_a_loop_without_run():
     for message in GROUPS["2"].run(f"{PACKAGE}.scripts:loop_without_run"):
         assert "`strategy.run(step, args=(batch,))`" in message
         assert "\n" not in message
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+def test_a_replica_without_rows(eagerly):
+    check_same_as_alone("2", "scripts:convolutions_of_no_rows", eagerly)
+
+
+def test_slices_of_a_replica_without_rows():
+    check_same_as_alone("2", "scripts:embeddings_of_no_rows")

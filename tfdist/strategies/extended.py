@@ -29,6 +29,7 @@ from tfdist.strategies.creation import create_variable
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.failing import listen, running_step
 from tfdist.strategies.group import Group
+from tfdist.strategies.step import current_step
 from tfdist.strategies.updating import updating
 
 
@@ -174,12 +175,29 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
     # Reductions in a replica.
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
+        called = place.of_tensorflow_call("all_reduce")
+        step = current_step()
+        if step is not None:
+            own = step.zero_without_rows(tf.nest.flatten(value))
+            value = tf.nest.pack_sequence_as(value, own)
+        return self.reduce_over_replicas(reduce_op, value, options, called)
+
+    def reduce_over_replicas(
+        self, reduce_op: Any, value: Any, options: Any = None, called: str = ""
+    ) -> Any:
+        """Reduces a nest of a replica's tensors and `tf.IndexedSlices` over all replicas.
+
+        Args:
+            reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
+            value: the nest.
+            options: a `tf.distribute.experimental.CommunicationOptions`.
+            called: where the user calls for it, if at all.
+        """
         if self._use_merge_call():
             return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(
                 self, reduce_op, value, options
             )
         communicator = self._replicas[get_current_replica_id_as_int()]
-        called = place.of_tensorflow_call("all_reduce")
         replicas = self._num_replicas_in_sync
         return reduction.all_reduce(communicator, reduce_op, value, replicas, called)
 

@@ -60,7 +60,7 @@ def sum_over_replicas(value: Any) -> Any:
     by a function that TensorFlow keeps for ever, and with it the graph of the step.
     """
     extended = tf.distribute.get_strategy().extended
-    return extended._replica_ctx_all_reduce(tf.distribute.ReduceOp.SUM, value)
+    return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value)
 
 
 def all_gather_slices(

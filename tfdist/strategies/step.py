@@ -50,7 +50,8 @@ class Step:
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Adds up numbers over the parts of the global batch."""
-        return reduction.sum_over_replicas([tf.stop_gradient(v) for v in values])
+        own = self.zero_without_rows([tf.stop_gradient(v) for v in values])
+        return reduction.sum_over_replicas(own)
 
     def totals_of_mask(self, mask: Any) -> Any:
         """The number of a mask's entries in the global batch, and of those that count."""
@@ -161,8 +162,9 @@ class Step:
         dense = []
         for i, value in enumerate(results):
             if isinstance(value, tf.IndexedSlices):  # Of no rows there are none.
+                count = tf.where(self.share > 0, tf.shape(value.indices)[0], 0)
                 results[i] = tf.IndexedSlices(
-                    change(value.values), value.indices, value.dense_shape
+                    change(value.values)[:count], value.indices[:count], value.dense_shape
                 )
             elif value is not None:
                 dense.append(i)

@@ -12,7 +12,8 @@ from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.failing import running_step
 from tfdist.trainer.metrics import take_over_metrics
-from tfdist.trainer.replica_step import metric_variables, run_replica_step
+from tfdist.trainer.replica_step import count_rows, metric_variables, run_replica_step
+from tfdist.trainer.without_rows import with_a_row, without_it
 
 
 def make_step_function(
@@ -77,7 +78,11 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def one_step(batch: Any, fixed: bool) -> Any:
         def replica_step(share: Any) -> Any:
-            return model.predict_step(_as_traced(share, fixed))
+            share = _as_traced(share, fixed)
+            if strategy.num_replicas_in_sync == 1:
+                return model.predict_step(share)
+            rows = count_rows(share)
+            return without_it(model.predict_step(with_a_row(share, rows)), rows)
 
         outputs = strategy.run(replica_step, (batch,))
         if strategy.num_replicas_in_sync == 1:

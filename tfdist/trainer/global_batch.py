@@ -122,6 +122,7 @@ def _weigh(step: Step, value: tf.Tensor) -> tf.Tensor:
 
 
 def _among_all_rows(step: Step, part: tf.Tensor) -> tf.Tensor:
+    part = part[: step.rows]  # A replica without rows has computed with another.
     after = step.total - step.first_row - tf.shape(part)[0]
     around = [[step.first_row, after], *[[0, 0]] * (part.shape.rank - 1)]
     padded = tf.pad(part, around)

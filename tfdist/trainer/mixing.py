@@ -29,7 +29,9 @@ def _among_all_rows(call: Any) -> Any:
         data = tf.nest.map_structure(_constant, global_batch.rows(data))
         with WholeBatch(step.total):
             mixed = call(self, data, training=training)
-        own = slice(step.first_row, step.first_row + step.rows)
+        # A replica without rows takes the last, which counts for nothing.
+        first = tf.minimum(step.first_row, step.total - 1)
+        own = slice(first, tf.maximum(step.first_row + step.rows, first + 1))
         return tf.nest.map_structure(lambda rows: rows[own], mixed)
 
     return mix

@@ -16,6 +16,7 @@ from tfdist.internals.keras import Model
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.without_rows import with_a_row
 
 
 def run_replica_step(
@@ -37,7 +38,7 @@ def run_replica_step(
         return step_function(batch), []
     with begin_step(context, batch) as step:
         before = metric_values(model)
-        logs = step_function(batch)
+        logs = step_function(with_a_row(batch, step.rows))
         forget_without_rows(model, step, before)
         return settle(context, model, step, logs)
 

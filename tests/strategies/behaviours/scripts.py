@@ -287,3 +287,47 @@ def loop_without_run(strategy):
             tape.gradient(loss, model.trainable_weights)
         except ValueError as error:
             return str(error)
+
+
+def _convolutions() -> keras.Model:
+    """Two in a row: TensorFlow's fused kernels for CPUs take no batch of no rows."""
+    return keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Reshape((8, 1)),
+            keras.layers.Conv1D(4, 3, activation="relu"),
+            keras.layers.Conv1D(4, 3),
+            keras.layers.BatchNormalization(synchronized=True),
+            keras.layers.Dropout(0.2),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3),
+        ]
+    )
+
+
+def convolutions_of_no_rows(strategy, eagerly):
+    x, y = rows(5)
+    with scope(strategy):
+        model = _convolutions()
+        model.compile("sgd", cross_entropy(), metrics=["accuracy"], run_eagerly=eagerly)
+    history = fit(model, x, y, batch_size=4)
+    data = tf.data.Dataset.from_tensor_slices((x, y, np.arange(1.0, 6.0))).batch(1)
+    logs = [fit(model, data), model.evaluate(data, verbose=0)]
+    return outcome(model, history, logs=logs, predictions=model.predict(x, batch_size=4, verbose=0))
+
+
+def embeddings_of_no_rows(strategy):
+    """Adam takes the slices of one row one by one, so even those of zeros would count."""
+    x, y = rows(5)
+    x = np.abs(x * 4).astype("int32")
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((8,), dtype="int32"),
+                keras.layers.Embedding(20, 4, mask_zero=True),
+                keras.layers.LSTM(4),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.01), cross_entropy())
+    return outcome(model, fit(model, x, y, batch_size=4))
