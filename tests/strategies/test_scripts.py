@@ -11,6 +11,7 @@ LATE = [
     "noise_in_batches_of_fixed_size",
     "batches_that_only_the_step_knows",
     "metrics_built_in_the_first_step",
+    "session_cleared_in_scope",
 ]
 
 

@@ -87,6 +87,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         for name in ("MixUp", "CutMix")
         if hasattr(keras.layers, name)  # Not yet in the oldest Keras.
     ),
+    ("tf.compat.v1", tf.compat.v1, {"reset_default_graph": ""}),
     ("function_context", function_context, {"make_function_context": "scope_type"}),
     (
         "random",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorflow.core.protobuf import tensorflow_server_pb2
@@ -26,6 +26,7 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     default_variable_creator_v2,
@@ -57,6 +58,7 @@ __all__ = [
     "on_function_failure",
     "simple_broadcast",
     "start_server",
+    "staying_in_scope",
     "traced_stack",
 ]
 
@@ -64,6 +66,14 @@ __all__ = [
 def default_variable_creator(**arguments: Any) -> Any:
     """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
     return default_variable_creator_v2(None, **arguments)
+
+
+@contextlib.contextmanager
+def staying_in_scope() -> Iterator[None]:
+    """While it lasts, the default graph may be reset; this thread stays in the scopes it is in."""
+    before = _ops.get_default_graph()
+    yield
+    _ops.get_default_graph()._thread_local = before._thread_local
 
 
 def start_server(

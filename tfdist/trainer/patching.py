@@ -22,6 +22,7 @@ LAYERS = (
     "metrics",
     "mixing",
     "nested_functions",
+    "clearing",
     "noise",
     "noise_of_batch",
     "older_keras",

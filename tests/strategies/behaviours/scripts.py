@@ -50,6 +50,19 @@ def callbacks_in_scope(strategy, folder):
     return outcome(model, history, best=best.get_weights(), files=sorted(os.listdir(folder)))
 
 
+def session_cleared_in_scope(strategy):
+    """As scripts do between two models."""
+    x, y = rows(40)
+    with scope(strategy):
+        first = _compiled()
+        history = [fit(first, x, y, batch_size=10)]
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(2)
+        second = _compiled()
+        history.append(fit(second, x, y, batch_size=10))
+    return outcome(second, history, outside=not tf.distribute.has_strategy())
+
+
 class LateModel(keras.Model):
     """Makes in its first step a generator of seeds and an optimizer, and builds a layer."""
 

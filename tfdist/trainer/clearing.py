@@ -1,0 +1,33 @@
+"""`keras.backend.clear_session` inside the scope of a strategy.
+
+It resets TensorFlow's default graph, to which the scope belongs: what a script makes afterwards
+would be made outside of it.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.internals.tensorflow import staying_in_scope
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.patching import patch
+
+
+def install() -> None:
+    """Replaces how the default graph is reset inside the scope of a tfdist strategy."""
+    patch("tf.compat.v1.reset_default_graph", _inside_the_scope)
+
+
+def _inside_the_scope(reset: Any) -> Any:
+    @functools.wraps(reset)
+    def reset_inside() -> None:
+        if not isinstance(tf.distribute.get_strategy().extended, ReplicatedExtended):
+            reset()
+            return
+        with staying_in_scope():
+            reset()
+
+    return reset_inside
