@@ -7,35 +7,6 @@ import pathlib
 
 PACKAGE = pathlib.Path(__file__).parent.parent / "tfdist"
 
-# What other files still read. None is to be added; one that is gone leaves this table.
-DEBTS = {
-    "pipeline/model.py": {"_compile_loss", "_compile_metrics"},
-    "pipeline/steps.py": {"_loss_tracker"},
-    "pipeline/strategy.py": {"_cluster_resolver"},
-    "strategies/creation.py": {"_container_strategy", "_devices"},
-    "strategies/data.py": {
-        "_container_strategy",
-        "_get_replica_id_in_sync_group",
-        "_input_workers_with_options",
-        "_num_replicas_in_sync",
-    },
-    "strategies/number_of_batches.py": {"_cardinality", "_enable_get_next_as_optional"},
-    "strategies/extended.py": {"_initialize_single_worker"},
-    "strategies/multi_worker.py": {"_cluster_resolver", "_retrace_functions_for_each_device"},
-    "strategies/reduction.py": {"_replica_ctx_all_reduce"},
-    "strategies/variables.py": {"_get_on_device_or_primary"},
-    "trainer/calls.py": {"_distribute_strategy", "_flatten_layers"},
-    "trainer/epochs.py": {"_distribute_strategy"},
-    "trainer/loops.py": {
-        "_distributed_dataset",
-        "_maybe_symbolic_build",
-        "_symbolic_build",
-        "_value_specs",
-    },
-    "trainer/noise.py": {"_cast_seed", "_get_concrete_noise_shape"},
-    "trainer/older_keras.py": {"_dtype", "_initialize"},
-    "trainer/writers.py": {"_get_file_path", "_weights_path"},
-}
 # Python's own.
 PUBLIC = {"_getframe", "_replace"}
 
@@ -52,7 +23,7 @@ def test_private_attributes_are_read_in_one_place():
         # The launcher and the cluster have nothing to do with either.
         if not name.startswith(("internals/", "launch/", "cluster/"))
     }
-    assert {name: names for name, names in found.items() if names} == DEBTS
+    assert {name: names for name, names in found.items() if names} == {}
 
 
 def _defined(tree: ast.Module) -> set[str]:

@@ -51,27 +51,87 @@ __all__ = [
     "TensorFlowTrainer",
     "Trainer",
     "Variable",
+    "backup_path",
+    "build_by_spec",
     "call_with_training",
+    "checkpoint_path",
+    "compiled_loss_of",
+    "compiled_metrics_of",
     "compute_output_spec",
     "data_adapters",
+    "dataset_of",
+    "dropout_shape",
     "get_keras_mask",
     "graph_of",
     "in_callers_state",
     "is_transparent",
     "legacy_h5_format",
     "loss_function_of",
+    "loss_tracker_of",
     "losses",
+    "made_under",
     "metrics_of",
     "nodes_of",
     "own_losses",
     "random",
     "saving_lib",
+    "seed_for_draw",
     "set_keras_mask",
     "standardize_inputs",
     "sublayers_of",
     "unchanged_state",
     "unpack_x_y_sample_weight",
 ]
+
+
+def made_under(model: Any) -> Any:
+    """The strategy that a model, or an epoch's iterator, was made under; None for none."""
+    return model._distribute_strategy
+
+
+def dataset_of(iterator: Any) -> Any:
+    """The distributed dataset that an epoch's iterator goes through."""
+    return iterator._distributed_dataset
+
+
+def build_by_spec(model: Any, batch: Any) -> None:
+    """Builds a model, and what it was compiled with, by the shapes and types of a batch."""
+    model._symbolic_build(data_batch=batch)
+
+
+def compiled_loss_of(model: Any) -> Any:
+    """What computes the loss that was given to `compile`; None for none."""
+    return model._compile_loss
+
+
+def compiled_metrics_of(model: Any) -> Any:
+    """What updates the metrics that were given to `compile`; None for none."""
+    return model._compile_metrics
+
+
+def loss_tracker_of(model: Any) -> Any:
+    """The metric that a compiled model reports as its loss."""
+    return model._loss_tracker
+
+
+def dropout_shape(inputs: Any, noise_shape: Any) -> Any:
+    """The shape of what dropout draws for its inputs, where the layer gives one with gaps."""
+    return random._get_concrete_noise_shape(inputs, noise_shape)
+
+
+def seed_for_draw(seed: Any) -> Any:
+    """The next two numbers of a seed, an integer or a `SeedGenerator`, as TensorFlow takes them."""
+    return random._cast_seed(random.draw_seed(seed))
+
+
+def checkpoint_path(callback: Any, epoch: int, batch: int | None, logs: Any) -> Any:
+    """Where a `ModelCheckpoint` writes."""
+    return callback._get_file_path(epoch, batch, logs or {})
+
+
+def backup_path(callback: Any) -> Any:
+    """Where a `BackupAndRestore` writes its weights."""
+    return callback._weights_path
 
 
 def graph_of(model: Any) -> Functional | None:

@@ -45,9 +45,9 @@ def overrides(optimizer: Any, name: str) -> bool:
     return owner is not BaseOptimizer and owner not in _OUTER
 
 
-def strategy_of(optimizer: Any) -> Any:
-    """The `tf.distribute` strategy that an optimizer was made under."""
-    return getattr(optimizer, "_distribution_strategy", None)
+def strategy_of(optimizer: Any, default: Any = None) -> Any:
+    """The `tf.distribute` strategy that an optimizer was made under, if it knows."""
+    return getattr(optimizer, "_distribution_strategy", default)
 
 
 @contextlib.contextmanager

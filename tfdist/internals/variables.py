@@ -73,6 +73,11 @@ def _init_later(
     super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
 
 
+def stored_dtype(variable: Any) -> Any:
+    """The type of a variable's value, which `dtype` is not where Keras casts what is read."""
+    return variable._dtype
+
+
 def has_value(variable: Any) -> bool:
     """Whether a variable has a value in this process."""
     return variable._value is not None

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
+from tfdist.internals.keras import compiled_loss_of, compiled_metrics_of
 from tfdist.pipeline.choosing import choose
 from tfdist.pipeline.engine import Engine
 from tfdist.pipeline.freezing import agree_on_trainable
@@ -143,13 +144,13 @@ class PipelineModel(InOnePiece):
         return timed()
 
     def _loss_of(self, y: Any, predictions: Any, sample_weight: Any) -> Any:
-        if self._compile_loss is None:
-            return None
-        return self._compile_loss(y, predictions, sample_weight)
+        loss = compiled_loss_of(self)
+        return None if loss is None else loss(y, predictions, sample_weight)
 
     def _update_metrics(self, y: Any, predictions: Any, sample_weight: Any) -> None:
-        if self._compile_metrics is not None:
-            self._compile_metrics.update_state(y, predictions, sample_weight)
+        metrics = compiled_metrics_of(self)
+        if metrics is not None:
+            metrics.update_state(y, predictions, sample_weight)
 
     def make_train_function(self, force: bool = False) -> Any:
         """What `fit` calls for each step."""

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.internals.keras import loss_tracker_of
 from tfdist.internals.optimizer import scales_losses
 from tfdist.pipeline.batches import Batch, form_of, next_batch, take
 from tfdist.pipeline.building import build_together
@@ -261,7 +262,7 @@ class Steps:
         return reduction.sum_over_replicas(total)
 
     def _logs(self, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
-        self._model._loss_tracker.update_state(loss, sample_weight=rows)
+        loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
         results = self._model.get_metrics_result()
         totals: list[Any] = []
         if self._strategy.num_replicas_in_sync > 1:

@@ -143,7 +143,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             assert part is not None
             data = part
         extended = PipelineExtended(self, devices[0], data, group, mesh)
-        extended._cluster_resolver = cluster_resolver
+        extended.cluster_resolver = cluster_resolver
         extended.compressor = make_compressor(group, policy, devices[0], data, mesh)
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import RendezvousError
+from tfdist.internals.extended import devices_of
 from tfdist.internals.tensorflow import (
     CheckpointInitialValue,
     DistributedValues,
@@ -65,11 +66,11 @@ def _create_mirrored(
 ) -> Any:
     colocate_with = kwargs.pop("colocate_with", None)
     if isinstance(colocate_with, DistributedValues):
-        devices = colocate_with._devices
+        devices = devices_of(colocate_with)
     elif isinstance(colocate_with, (tuple, list)):
         devices = tuple(colocate_with)
     elif colocate_with is None:
-        devices = extended._devices
+        devices = extended.worker_devices
     else:
         with tf.device(colocate_with.device):
             return next_creator(**kwargs)
@@ -95,7 +96,7 @@ def _create_mirrored(
         return copies
 
     return distribute_utils.create_mirrored_variable(
-        extended._container_strategy(),
+        extended.strategy,
         create_copies,
         VARIABLE_CLASSES,
         distribute_utils.VARIABLE_POLICY_MAPPING,

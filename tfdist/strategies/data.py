@@ -41,35 +41,33 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         ValueError: the elements are not batches.
     """
     options = options or _default_options(extended)
-    if extended._num_replicas_in_sync == 1:
+    if extended.replica_count == 1:
         return get_distributed_dataset(
             dataset,
-            extended._input_workers_with_options(options),
-            extended._container_strategy(),
+            extended.input_workers(options),
+            extended.strategy,
             options=options,
         )
     _require_batches(dataset)
     if extended.worker_count > 1 and not splits_batches(dataset):
         distributed = get_distributed_dataset(
             dataset,
-            extended._input_workers_with_options(options),
-            extended._container_strategy(),
-            num_replicas_in_sync=extended._num_replicas_in_sync,
+            extended.input_workers(options),
+            extended.strategy,
+            num_replicas_in_sync=extended.replica_count,
             input_context=_input_context(extended),
             options=options,
         )
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
-    first = extended._get_replica_id_in_sync_group(0)
+    first = extended.first_replica
     watch = watching()
     whole = watch.watch(dataset, own_data=not _in_order()) if watch else dataset
-    shares = split_batches(
-        whole, first, len(extended.worker_devices), extended._num_replicas_in_sync
-    )
+    shares = split_batches(whole, first, len(extended.worker_devices), extended.replica_count)
     distributed = get_distributed_dataset(
         shares,
-        extended._input_workers_with_options(options),
-        extended._container_strategy(),
+        extended.input_workers(options),
+        extended.strategy,
         options=options,
     )
     agree_on_end(
@@ -85,9 +83,9 @@ def distribute_datasets_from_function(
     options = options or _default_options(extended)
     distributed = get_distributed_datasets_from_function(
         dataset_fn,
-        extended._input_workers_with_options(options),
+        extended.input_workers(options),
         [_input_context(extended)],
-        extended._container_strategy(),
+        extended.strategy,
         options,
     )
     if extended.worker_count > 1:
@@ -247,7 +245,7 @@ def _input_context(extended: tf.distribute.StrategyExtended) -> Any:
     return distribute_lib.InputContext(
         num_input_pipelines=extended.worker_count,
         input_pipeline_id=extended.worker_rank,
-        num_replicas_in_sync=extended._num_replicas_in_sync,
+        num_replicas_in_sync=extended.replica_count,
     )
 
 

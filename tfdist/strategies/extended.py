@@ -14,11 +14,11 @@ import tensorflow as tf
 from tfdist.collective import place, tokens
 from tfdist.collective.protocol import Communicator
 from tfdist.compression.compressor import Compressor
+from tfdist.internals.extended import LocalExtended
 from tfdist.internals.keras import in_callers_state
 from tfdist.internals.tensorflow import (
     DistributedValues,
     Mirrored,
-    MirroredExtended,
     distribute_lib,
     distribute_utils,
     get_current_replica_id_as_int,
@@ -33,7 +33,7 @@ from tfdist.strategies.step import current_step
 from tfdist.strategies.updating import updating
 
 
-class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
+class ReplicatedExtended(LocalExtended):
     """Replicas on the devices of one or more workers, equal at all times.
 
     Args:
@@ -56,12 +56,7 @@ class ReplicatedExtended(MirroredExtended):  # type: ignore[misc]
         group: Group,
         cross_device_ops: Any = None,
     ) -> None:
-        # Not the parent's constructor, which reads TF_CONFIG and makes collectives of its own.
-        distribute_lib.StrategyExtendedV1.__init__(self, container)
-        self._initialize_single_worker(list(devices))
-        self._communication_options = tf.distribute.experimental.CommunicationOptions()
-        self._use_var_policy = False
-        self.experimental_enable_get_next_as_optional = True
+        super().__init__(container, devices)
         self._replicas = tuple(replicas)
         self._workers = workers
         self.group = group

@@ -91,16 +91,15 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         workers = worker_communicator(group, options, native=native)
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
-        extended._cluster_resolver = cluster_resolver
+        extended.cluster_resolver = cluster_resolver
         extended.shards_optimizers = bool(shard_optimizer) and topology.size > 1
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
-        extended._retrace_functions_for_each_device = len(devices) > 1
 
     @property
     def cluster_resolver(self) -> Any:
         """The resolver of the cluster, as TensorFlow's strategy has it."""
-        return self.extended._cluster_resolver
+        return self.extended.cluster_resolver
 
 
 def _tell_of_implementation(group: Group, options: Any) -> None:

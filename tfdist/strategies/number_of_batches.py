@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals.extended import set_batches
 from tfdist.strategies.first_batch import different_data
 
 
@@ -41,9 +42,9 @@ def agree_on_end(
     counts = [count for count, _ in said]
     known = min(counts) >= 0
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
-    distributed._cardinality = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
     same = endless or (known and len(set(counts)) == 1)
-    distributed._enable_get_next_as_optional = extended.worker_count > 1 and not same
+    count = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
+    set_batches(distributed, count, ends_together=same or extended.worker_count == 1)
 
 
 def _batches(count: int, same_data: bool) -> str:

@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
 from tfdist.strategies.increments import is_no_sum
@@ -55,7 +56,7 @@ class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
         step = current_step()
         if step is not None:
             step.written[id(self)] = self
-        local = self._get_on_device_or_primary()
+        local = copy_here(self)
         if self.aggregation in (
             tf.VariableAggregation.NONE,
             tf.VariableAggregation.ONLY_FIRST_REPLICA,
@@ -108,7 +109,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
         return self
 
     def _check_sum(self, value: Any) -> None:
-        copy = self._get_on_device_or_primary()
+        copy = copy_here(self)
         if tf.is_symbolic_tensor(value) and is_no_sum(value, copy):
             tell_once(
                 f"The metric's variable {self.name!r} is assigned something else than its old "

@@ -14,7 +14,8 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import TensorFlowTrainer
+from tfdist.internals.keras import TensorFlowTrainer, made_under, sublayers_of
+from tfdist.internals.optimizer import strategy_of
 from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import shares_out
 from tfdist.strategies.data import in_order
@@ -58,7 +59,7 @@ def install() -> None:
 
 def is_ours(model: Any) -> bool:
     """Whether the model was made under a tfdist strategy."""
-    strategy = model._distribute_strategy
+    strategy = made_under(model)
     return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
 
 
@@ -99,7 +100,7 @@ def _refuse_outside(model: Any, call: str) -> None:
         ValueError: the model is of no strategy.
     """
     group = joined_group()
-    if group is None or model._distribute_strategy is not None:
+    if group is None or made_under(model) is not None:
         return
     raise ValueError(
         f"`{call}` trains a model that was made in the scope of a strategy. Received: the model "
@@ -153,7 +154,7 @@ def _refuse_keras_distribution() -> None:
 def _refuse_stateful_layers(model: Any) -> None:
     if model.distribute_strategy.num_replicas_in_sync == 1:
         return
-    for layer in model._flatten_layers():
+    for layer in sublayers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
                 f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
@@ -168,13 +169,12 @@ def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
         if not is_ours(self):
             return compile_model(self, *args, **kwargs)
         _refuse_keras_distribution()
-        strategy = self._distribute_strategy
+        strategy = made_under(self)
         with strategy.scope():
             result = compile_model(self, *args, **kwargs)
         if self.optimizer is not None and shares_out(self.optimizer):
             check_elementwise(self.optimizer)
-        of_optimizer = getattr(self.optimizer, "_distribution_strategy", strategy)
-        if of_optimizer is not strategy:
+        if strategy_of(self.optimizer, strategy) is not strategy:
             raise ValueError(
                 f"The optimizer {self.optimizer.name!r} was made outside of the scope of the "
                 "strategy that the model belongs to. Make it inside `with strategy.scope():`."

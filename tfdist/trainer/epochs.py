@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.internals.keras import TFEpochIterator
+from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.trainer.patching import patch
@@ -54,7 +54,7 @@ def install() -> None:
         with catch(self):
             yield
         if hasattr(self, "_first_batch"):
-            _meet_at_the_end(self._distribute_strategy.extended)
+            _meet_at_the_end(made_under(self).extended)
 
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.errors import TfdistError
-from tfdist.internals.keras import Model, TensorFlowTrainer
+from tfdist.internals.extended import first_spec
+from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.trainer.calls import check_variables, is_ours
 from tfdist.trainer.functions import make_predict_function, make_step_function
@@ -21,7 +24,6 @@ def install() -> None:
         TensorFlowTrainer.make_test_function,
         TensorFlowTrainer.make_predict_function,
     )
-    build = TensorFlowTrainer._maybe_symbolic_build
 
     def make_train_function(self: Any, force: bool = False) -> Any:
         if not is_ours(self):
@@ -45,17 +47,25 @@ def install() -> None:
             self.predict_function = make_predict_function(self)
         return self.predict_function
 
+    patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
+    patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
+    patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
+    patch("TensorFlowTrainer._maybe_symbolic_build", _by_spec)
+
+
+def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
     def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
         if not is_ours(self):
             build(self, iterator=iterator, data_batch=data_batch)
             return
         if iterator is not None:
-            data_batch = symbolic_batch(iterator._distributed_dataset.element_spec)
+            data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
             return  # Only its steps know what to call; they build it.
         try:
             with self.distribute_strategy.scope():
-                self._symbolic_build(data_batch=data_batch)
+                build_by_spec(self, data_batch)
         except TfdistError:
             raise
         except Exception:
@@ -63,10 +73,7 @@ def install() -> None:
             # built when they are traced, as without a strategy; what is wrong is raised there.
             return
 
-    patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
-    patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
-    patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
-    patch("TensorFlowTrainer._maybe_symbolic_build", lambda _: symbolic_build)
+    return symbolic_build
 
 
 def symbolic_batch(element_spec: Any) -> Any:
@@ -74,7 +81,7 @@ def symbolic_batch(element_spec: Any) -> Any:
 
     def first(spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):
-            spec = spec._value_specs[0]
+            spec = first_spec(spec)
         return None if "Optional" in type(spec).__name__ else spec
 
     return tf.nest.map_structure(first, element_spec)

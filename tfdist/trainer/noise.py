@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import random
+from tfdist.internals.keras import dropout_shape, random, seed_for_draw
 from tfdist.strategies.step import Step, current_step
 from tfdist.trainer.patching import patch
 
@@ -39,7 +39,7 @@ def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any
         step = current_step()
         if step is None or not for_rows(step, *args, **kwargs):
             return keras_draws(*args, seed=seed, **kwargs)
-        return draws(step, *args, seed=random._cast_seed(random.draw_seed(seed)), **kwargs)
+        return draws(step, *args, seed=seed_for_draw(seed), **kwargs)
 
     return draw
 
@@ -68,7 +68,7 @@ def _dropout(
 ) -> tf.Tensor:
     if rate in (0.0, 1.0):
         return inputs if rate == 0.0 else tf.zeros_like(inputs)
-    shape = random._get_concrete_noise_shape(inputs, noise_shape)
+    shape = dropout_shape(inputs, noise_shape)
     numbers = _draw(step, tf.raw_ops.StatelessRandomUniformV2, shape, inputs.dtype, seed)
     kept = tf.where(numbers >= rate, inputs / (1 - rate), tf.zeros_like(inputs))
     return tf.ensure_shape(kept, inputs.shape)

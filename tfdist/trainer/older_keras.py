@@ -7,12 +7,15 @@ metric would sum its whole state over the replicas. And `fit` did not know all o
 
 from __future__ import annotations
 
+import functools
 import inspect
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.internals.keras import Variable, data_adapters
+from tfdist.internals.variables import stored_dtype
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.patching import patch
 
@@ -22,8 +25,11 @@ def install() -> None:
     _install_datasets()
     if "synchronization" in inspect.signature(Variable.__init__).parameters:
         return
-    initialize = Variable._initialize
+    patch("Variable._initialize", _summed)
 
+
+def _summed(initialize: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(initialize)
     def initialize_summed(self: Any, value: Any) -> None:
         extended = tf.distribute.get_strategy().extended
         if self.aggregation != "sum" or not isinstance(extended, ReplicatedExtended):
@@ -31,14 +37,14 @@ def install() -> None:
             return
         self._value = tf.Variable(
             value,
-            dtype=self._dtype,
+            dtype=stored_dtype(self),
             trainable=self.trainable,
             name=self.name,
             aggregation=tf.VariableAggregation.SUM,
             synchronization=tf.VariableSynchronization.ON_READ,
         )
 
-    patch("Variable._initialize", lambda _: initialize_summed)
+    return initialize_summed
 
 
 def _install_datasets() -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.contract import TARGETS
+from tfdist.internals.keras import backup_path, checkpoint_path
 from tfdist.trainer.compression_files import compressor_of
 from tfdist.trainer.files import group_of, in_parts
 from tfdist.trainer.patching import patch
@@ -121,7 +122,7 @@ def _sharing_a_folder(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_model(self: Any, epoch: int, batch: int | None, logs: Any) -> Any:
         if group_of(self.model) is not None:
-            _make_folder(self._get_file_path(epoch, batch, logs or {}))
+            _make_folder(checkpoint_path(self, epoch, batch, logs))
         return save(self, epoch, batch, logs)
 
     return save_model
@@ -136,12 +137,12 @@ def _saving_at_once(save: Callable[..., Any]) -> Callable[..., Any]:
         all_write = in_parts(self.model) or compressor_of(self.model) is not None
         if all_write:
             # Keras fails if another worker makes it a moment earlier.
-            _make_folder(self._weights_path)
+            _make_folder(backup_path(self))
         if not group.topology.is_chief:
             if all_write:
                 # After the last epoch the chief may have deleted it again.
                 with contextlib.suppress(FileNotFoundError):
-                    self.model.save_weights(self._weights_path, overwrite=True)
+                    self.model.save_weights(backup_path(self), overwrite=True)
             return None
         # The weights are renamed into place by themselves; what belongs to them follows.
         path = self._training_metadata_path
