@@ -179,6 +179,7 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         return
     import keras
 
+    _without_autotuning()
     warnings.filterwarnings("error", module=r"tfdist\.")
     while True:
         try:
@@ -192,3 +193,21 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         except BaseException:
             pipe.send((False, traceback.format_exc()))
         sys.stdout.flush()
+
+
+def _without_autotuning() -> None:
+    """Lets iterators end at once.
+
+    The thread that tunes one may miss that it is told to end, and then sleeps on, for about as long
+    as the iterator has lived.
+    """
+    import tensorflow as tf
+    from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+    create = OwnedIterator._create_iterator
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    OwnedIterator._create_iterator = lambda self, dataset: create(
+        self, dataset.with_options(options)
+    )

@@ -60,6 +60,7 @@ class FirstBatch:
             self._seen = [leaf.seen(v) for leaf, v in zip(leaves, values, strict=True)]
             return np.int64(2)
 
+        @tf.autograph.experimental.do_not_convert
         def copies(number: tf.Tensor, element: Any) -> tf.data.Dataset:
             values = [v for v in tf.nest.flatten(element, expand_composites=True) if _is_data(v)]
             count = tf.cond(
