@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -49,6 +51,7 @@ __all__ = [
     "discard_next",
     "distribute_lib",
     "distribute_utils",
+    "end_in_background",
     "function_context",
     "functions_operations",
     "get_current_replica_id_as_int",
@@ -177,6 +180,20 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def end_in_background(iterator: Any) -> None:
+    """Lets a distributed iterator, once nobody uses it any more, end in a thread of its own.
+
+    Its end may take most of the time that it has lived, up to a minute: the thread that tunes it
+    often misses that it is told to end, and sleeps on. And all workers would wait for the one.
+    """
+    finalizer = weakref.finalize(iterator, _drop_in_background, iterator._iterators)
+    finalizer.atexit = False
+
+
+def _drop_in_background(parts: list[Any]) -> None:
+    threading.Thread(target=parts.clear, name="tfdist-iterators", daemon=True).start()
 
 
 def discard_next(iterator: Any) -> None:

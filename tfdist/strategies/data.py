@@ -118,7 +118,7 @@ def in_order() -> Iterator[None]:
 
 
 # Autograph takes longer to read such functions than TensorFlow to trace them.
-as_written = tf.autograph.experimental.do_not_convert
+_as_written = tf.autograph.experimental.do_not_convert
 _local = threading.local()
 
 
@@ -155,21 +155,19 @@ def split_batches(dataset: Any, first: int, count: int, replicas: int) -> Any:
         A dataset with `count` elements for each batch, the replicas' rows in order.
     """
 
-    @as_written
     def cut(replica: Any, *batch: Any) -> Any:
         element = batch if isinstance(dataset.element_spec, tuple) else batch[0]
         return take_share(element, replica, replicas)
 
     if count == 1:
-        shares = dataset.map(as_written(lambda *batch: cut(first, *batch)))
+        shares = dataset.map(_as_written(lambda *batch: cut(first, *batch)))
     else:
 
-        @as_written
         def cut_all(*batch: Any) -> Any:
             local = tf.data.Dataset.range(first, first + count)
-            return local.map(as_written(lambda replica: cut(tf.cast(replica, tf.int32), *batch)))
+            return local.map(_as_written(lambda replica: cut(tf.cast(replica, tf.int32), *batch)))
 
-        shares = dataset.flat_map(cut_all)
+        shares = dataset.flat_map(_as_written(cut_all))
     return shares.prefetch(count)
 
 

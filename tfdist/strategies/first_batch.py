@@ -60,7 +60,6 @@ class FirstBatch:
             self._seen = [leaf.seen(v) for leaf, v in zip(leaves, values, strict=True)]
             return np.int64(2)
 
-        @tf.autograph.experimental.do_not_convert
         def copies(number: tf.Tensor, element: Any) -> tf.data.Dataset:
             values = [v for v in tf.nest.flatten(element, expand_composites=True) if _is_data(v)]
             count = tf.cond(
@@ -70,7 +69,7 @@ class FirstBatch:
             )
             return tf.data.Dataset.from_tensors(element).repeat(count)
 
-        return dataset.enumerate().flat_map(copies)
+        return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
 
     def compare(self, iterator: Any) -> None:
         """Compares the first batch of an iterator that has not been used yet; all call it.

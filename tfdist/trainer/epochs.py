@@ -12,6 +12,7 @@ import tensorflow as tf
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.internals.keras import TFEpochIterator, made_under
+from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.trainer.patching import patch
@@ -28,6 +29,7 @@ def install() -> None:
         if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
             begin(self, distribute_strategy, *args, **kw)
             return
+        self._begun = None
         with first_batch_watched(extended.group) as self._first_batch:
             begin(self, distribute_strategy, *args, **kw)
         # Workers with data of their own may have different numbers of batches; an epoch lasts
@@ -46,6 +48,9 @@ def install() -> None:
         step = following(self)
         if hasattr(self, "_first_batch"):
             self._first_batch.compare(step[-1])
+            if step[-1] is not self._begun:
+                end_in_background(step[-1])
+                self._begun = step[-1]
         return step
 
     @functools.wraps(catch)
