@@ -22,7 +22,7 @@ from tfdist.launch.ports import Reservation
 from tfdist.options import NativeOptions
 
 # How many processes are kept warm; the groups not used for longest make room for others.
-MOST = 10
+MOST = 16
 _warm: list[Ranks] = []
 
 # Ranks with even numbers and those with odd ones come from different processes, or all would see

@@ -91,11 +91,11 @@ def test_dgc_sends_less_and_less():
 def test_randomk_takes_every_value_as_often():
     codec, values = RandomK(ratio=0.02), 2000
     taken = np.zeros(values)
-    for step in range(3000):
+    for step in range(500):
         places, sizes = codec.places(values, np.int64(step), 0)
         assert len(places) == 40 and np.all(np.diff(places) > 0) and sizes.numpy().sum() == values
         taken[places.numpy()] += 1
-    assert abs(taken - 60).max() < 6 * np.sqrt(60)
+    assert abs(taken - 10).max() < 6 * np.sqrt(10)
 
 
 def test_randomk():
@@ -112,8 +112,8 @@ def test_randomk():
 
 def test_randomk_without_feedback_is_unbiased():
     gradient = draw((20, 20))
-    sums, _ = alone(RandomK(ratio=0.1, error_feedback=False), *[gradient] * 1000)
-    deviation = np.abs(gradient) * np.sqrt(9 / 1000)
+    sums, _ = alone(RandomK(ratio=0.1, error_feedback=False), *[gradient] * 200)
+    deviation = np.abs(gradient) * np.sqrt(9 / 200)
     assert np.all(np.abs(np.mean(sums, axis=0) - gradient) <= 5 * deviation + 1e-6)
 
 

@@ -8,6 +8,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
+from tests.tiers import some
 
 PACKAGE = "tests.pipeline.batches_behaviours"
 
@@ -24,11 +25,14 @@ def test_ranks_in_the_middle_read_nothing():
 
 @pytest.mark.parametrize(
     ("behaviour", "said"),
-    [
-        ("other_targets", "targets of form"),
-        ("other_rows", "has no more"),
-        ("another_order", "as many rows with other targets"),
-    ],
+    some(
+        [
+            ("other_targets", "targets of form"),
+            ("other_rows", "has no more"),
+            ("another_order", "as many rows with other targets"),
+        ],
+        always=[("another_order", "as many rows with other targets")],
+    ),
 )
 def test_different_data(behaviour, said):
     for done, text in GROUPS["4"].answers(f"{PACKAGE}:{behaviour}"):

@@ -26,9 +26,7 @@ def ranks(monkeypatch):
     four.stop()
 
 
-@pytest.mark.parametrize(
-    ("phase", "signal"), some(CASES, always=[("backward", "SIGKILL"), ("reduction", "SIGSTOP")])
-)
+@pytest.mark.parametrize(("phase", "signal"), some(CASES, always=[("reduction", "SIGSTOP")]))
 def test_all_others_name_it(ranks, phase, signal, tmp_path):
     behaviour = "tests.pipeline.loss_behaviours:train"
     victim = VICTIMS.get(phase, VICTIM)

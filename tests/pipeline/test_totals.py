@@ -9,7 +9,7 @@ from tests.groups import GROUPS
 from tests.pipeline.totals_behaviours import EXAMPLES
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 PLACE = "tests.pipeline.totals_behaviours"
 NAMES = [name for name in EXAMPLES if name != "a_mask_of_what_is_computed"]
@@ -28,11 +28,15 @@ def check(ranks, name):
     assert set(held) == set(weights)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    "name",
+    some(NAMES, always=["a_mask_beside_none", "a_mean_by_weights_and_masks", "targets_left_out"]),
+)
 def test_a_pipeline(name):
     check("2", name)
 
 
+@exhaustive
 @pytest.mark.parametrize("name", some(NAMES, always=["a_mean_by_weights_and_masks"]))
 def test_two_pipelines(name):
     check("4", name)

@@ -4,6 +4,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.tiers import exhaustive
 
 
 @pytest.mark.parametrize(
@@ -24,6 +25,7 @@ def test_ratios_along_axes_and_in_functions():
     check_same_as_alone("2", "every_loss:ratios_along_axes_and_in_functions")
 
 
+@exhaustive
 def test_masked_ratio():
     check_same_as_alone("2", "every_loss:masked_ratio")
 

@@ -10,8 +10,8 @@ from tests.strategies.comparison import PACKAGE
 from tests.tiers import some
 
 FAILING = f"{PACKAGE}.failing_steps"
-# The deadline of a collective is 60 s.
-SOON = 30
+# The deadline of a collective is 200 s.
+SOON = 100
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def check(answers, cause):
 
 
 @pytest.mark.parametrize(
-    "behaviour", some(["in_a_graph", "eagerly", "several_steps_at_once"], ["in_a_graph", "eagerly"])
+    "behaviour", some(["in_a_graph", "eagerly", "several_steps_at_once"], ["eagerly"])
 )
 def test_in_fit(pair, behaviour):
     check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")

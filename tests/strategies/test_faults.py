@@ -10,7 +10,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import rotating
+from tests.tiers import rotating, some
 
 FAULTS = f"{PACKAGE}.faults"
 
@@ -93,7 +93,7 @@ def test_a_second_strategy():
         assert all(map(np.array_equal, weights, other_weights))
 
 
-@pytest.mark.parametrize("communication", ["auto", "tensorflow"])
+@pytest.mark.parametrize("communication", some(["auto", "tensorflow"], always=["tensorflow"]))
 def test_tensorflow_used_before_the_strategy(tmp_path, communication):
     script = tmp_path / "train.py"
     script.write_text(

@@ -1,10 +1,12 @@
 """Every kind of model trains on several workers as in one process."""
 
+import itertools
+
 import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import rotating
+from tests.tiers import some
 
 MODELS = behaviours("models") + behaviours("losses")
 ON_GROUPS = [
@@ -15,11 +17,36 @@ ON_GROUPS = [
 ]
 
 
-@pytest.mark.parametrize("model", MODELS)
+# The others are variants of these.
+USUAL = [
+    "models:subclassed_built_by_fit",
+    "models:custom_train_step_with_other_logs",
+    "models:masked_loss_over_time",
+    "models:synchronized_batch_normalization",
+    "models:metrics_of_all_kinds",
+    "models:transformer_with_dropout",
+    "models:counters_agree",
+    "models:variables_assigned_in_call",
+    "losses:mean_with_sample_weight",
+    "losses:adversaries_without_a_call",
+    "losses:outputs_with_their_own_losses",
+]
+
+
+@pytest.mark.parametrize("model", some(MODELS, always=USUAL))
 def test_two_workers(model):
     check_same_as_alone("2", model)
 
 
-@pytest.mark.parametrize(("model", "group"), rotating(ON_GROUPS, OTHER_GROUPS))
+@pytest.mark.parametrize(
+    ("model", "group"),
+    some(
+        itertools.product(ON_GROUPS, OTHER_GROUPS),
+        always=[
+            ("models:embedding_with_sparse_gradients", "3"),
+            ("models:synchronized_batch_normalization", "1x2"),
+        ],
+    ),
+)
 def test_groups(group, model):
     check_same_as_alone(group, model)

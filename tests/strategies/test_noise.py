@@ -4,6 +4,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.tiers import some
 
 
 @pytest.mark.parametrize(
@@ -14,7 +15,7 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")
 
 
-@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("eagerly", some([False, True], always=[False]))
 def test_functions_traced_before_the_step(eagerly):
     check_same_as_alone("2", "noise:functions_traced_before_the_step", eagerly)
 

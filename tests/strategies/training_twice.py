@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 
 import keras
 import numpy as np
@@ -20,6 +21,10 @@ def graphs_left(strategy, staged):
     for _ in range(2):
         _train(strategy, staged)
         keras.backend.clear_session()
+        gc.collect()
+        for thread in threading.enumerate():
+            if thread.name == "tfdist-iterators":
+                thread.join()  # It ends what the model's data had.
         gc.collect()
         counts.append(sum(isinstance(thing, FuncGraph) for thing in gc.get_objects()))
     return counts[1] - counts[0]
