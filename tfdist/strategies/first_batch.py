@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +44,8 @@ class FirstBatch:
         self._group = group
         self._watches = False
         self._own_data = True
-        self._begun: Any = None
+        # Not the iterator itself, whose dataset holds this one.
+        self._begun: Callable[[], Any] = lambda: None
         self._seen: list[Any] = []
 
     def watch(self, dataset: Any, *, own_data: bool) -> Any:
@@ -81,9 +83,9 @@ class FirstBatch:
         Raises:
             ProgramMismatchError: the workers read different data.
         """
-        if not self._watches or iterator is self._begun:
+        if not self._watches or iterator is self._begun():
             return
-        self._begun, self._seen = iterator, []
+        self._begun, self._seen = weakref.ref(iterator), []
         discard_next(iterator)
         batches = [
             json.loads(t) for t in self._group.exchange("first batch", json.dumps(self._seen))
