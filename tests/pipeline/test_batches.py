@@ -8,11 +8,12 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 PACKAGE = "tests.pipeline.batches_behaviours"
 
 
+@exhaustive
 def test_ranks_in_the_middle_read_nothing():
     expected, weights, _ = reference(f"{PACKAGE}:train")
     results = GROUPS["4"].run(f"{PACKAGE}:train")

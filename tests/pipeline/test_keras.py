@@ -11,7 +11,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())
 BEHAVIOURS = [
@@ -51,6 +51,7 @@ def test_a_pipeline(behaviour):
     check("2", behaviour)
 
 
+@exhaustive
 @pytest.mark.parametrize("behaviour", some(BEHAVIOURS, always=["clipping_and_averaging"]))
 def test_two_pipelines(behaviour):
     check("4", behaviour)

@@ -9,14 +9,13 @@ from tests.groups import GROUPS
 from tests.pipeline.script_behaviours import SCRIPTS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 PLACE = "tests.pipeline.script_behaviours"
 
 
 # The others are variants of these.
 USUAL = [
-    "a_metric_of_several_numbers",
     "shared_lookups_clipped",
     "stopped_gradients",
     "unfreezing_a_layer",
@@ -35,6 +34,7 @@ def test_a_pipeline(name):
     assert set(held) == set(expected["own"])
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "name",
     some(

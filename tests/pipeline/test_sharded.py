@@ -32,6 +32,7 @@ def check(results, expected, weights):
     assert set(held) == set(of_one)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("group", "name", "pipeline"),
     some(

@@ -284,7 +284,7 @@ def test_wrong_candidates(candidates):
 
 
 @pytest.mark.parametrize(
-    "name", some([n for n in CODECS if n != "threshold"], always=[*USUAL, "signsgd"])
+    "name", some([n for n in CODECS if n != "threshold"], always=["int8", "topk", "signsgd"])
 )
 def test_bytes_on_the_wire(name):
     """The core counts what the codec's formula says, there and back."""

@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, behaviours
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 FILES = behaviours("files", "folder")
 
@@ -38,6 +38,7 @@ def test_two_workers(behaviour, tmp_path):
     _check("2", behaviour, tmp_path)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
     some(

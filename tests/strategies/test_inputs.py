@@ -45,7 +45,6 @@ def test_two_workers(kind):
         always=[
             ("inputs:last_batch_does_not_divide", "2 by TensorFlow"),
             ("inputs:plain_batch_normalization_with_fewer_rows", "3"),
-            ("inputs:fewer_rows_than_workers", "2x2"),
         ],
     ),
 )

@@ -19,7 +19,6 @@ ON_GROUPS = [
 
 # The others are variants of these.
 USUAL = [
-    "models:subclassed_built_by_fit",
     "models:custom_train_step_with_other_logs",
     "models:masked_loss_over_time",
     "models:synchronized_batch_normalization",
@@ -29,7 +28,6 @@ USUAL = [
     "models:variables_assigned_in_call",
     "losses:mean_with_sample_weight",
     "losses:adversaries_without_a_call",
-    "losses:outputs_with_their_own_losses",
 ]
 
 

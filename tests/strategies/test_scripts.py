@@ -4,7 +4,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 LATE = [
     "made_in_the_first_step",
@@ -33,6 +33,7 @@ def test_what_is_built_in_the_first_step(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "behaviour", some(["noise_without_a_seed", "made_in_the_first_step"], ["noise_without_a_seed"])
 )
@@ -73,5 +74,6 @@ def test_a_replica_without_rows(eagerly):
     check_same_as_alone("2", "scripts:convolutions_of_no_rows", eagerly)
 
 
+@exhaustive
 def test_slices_of_a_replica_without_rows():
     check_same_as_alone("2", "scripts:embeddings_of_no_rows")

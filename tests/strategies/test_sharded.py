@@ -121,7 +121,6 @@ def test_what_shares_meet(behaviour):
     some(
         itertools.product(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"]),
         always=[
-            (("as_elsewhere", "optimizers:overflow_on_one_worker"), "3"),
             (("swapped_averages",), "2 by TensorFlow"),
         ],
     ),
@@ -153,6 +152,7 @@ def test_files_as_elsewhere(behaviour, tmp_path):
         assert_close(result, reference, f"rank {rank}")
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("kind", "file"),
     some(
