@@ -130,6 +130,7 @@ def test_the_audit_names_the_difference_on_all_ranks(layer, at, who):
         assert who in said
 
 
+@exhaustive
 @pytest.mark.parametrize("how", some(["load_weights", "load_model"], always=["load_model"]))
 def test_resuming_from_files(how, tmp_path):
     for rank, (whole, again, said) in enumerate(run("4", "resume", str(tmp_path), how)):

@@ -21,12 +21,10 @@ BEHAVIOURS = [
 ]
 # The others are variants of these.
 USUAL = [
-    "made_already",
     "class_weights_and_validation",
     "several_steps_at_once",
     "accumulating_gradients",
     "overflow",
-    "a_generator",
 ]
 
 

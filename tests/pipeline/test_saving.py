@@ -107,6 +107,7 @@ def test_callbacks(tmp_path):
         assert result == reference
 
 
+@exhaustive
 def test_backup(tmp_path):
     reference = run("alone", "back_up", "residual_cnn", str(tmp_path / "alone"))[0]
     check(run("2", "back_up", "residual_cnn", str(tmp_path / "2")), reference, "backup")

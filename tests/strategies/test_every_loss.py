@@ -21,6 +21,7 @@ def test_every_loss(reduction, weighted):
     check_same_as_alone("2", "every_loss:every_loss", reduction, weighted)
 
 
+@exhaustive
 def test_ratios_along_axes_and_in_functions():
     check_same_as_alone("2", "every_loss:ratios_along_axes_and_in_functions")
 

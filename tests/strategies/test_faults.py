@@ -93,7 +93,7 @@ def test_a_second_strategy():
         assert all(map(np.array_equal, weights, other_weights))
 
 
-@pytest.mark.parametrize("communication", some(["auto", "tensorflow"], always=["tensorflow"]))
+@pytest.mark.parametrize("communication", some(["auto", "tensorflow"], always=[]))
 def test_tensorflow_used_before_the_strategy(tmp_path, communication):
     script = tmp_path / "train.py"
     script.write_text(

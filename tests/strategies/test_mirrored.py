@@ -5,7 +5,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 MIRRORED = f"{PACKAGE}.mirrored"
 
@@ -31,6 +31,7 @@ def test_cross_device_ops():
     assert GROUPS["1x2"].run(f"{MIRRORED}:reduced_by") == [(7.0, 1)]
 
 
+@exhaustive
 def test_bytes_per_pack():
     expected, _ = reference(f"{MIRRORED}:small_packs", 0)
     (result, whole), _ = GROUPS["2"].run(f"{MIRRORED}:small_packs", 0)

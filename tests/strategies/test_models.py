@@ -23,7 +23,6 @@ USUAL = [
     "models:masked_loss_over_time",
     "models:synchronized_batch_normalization",
     "models:metrics_of_all_kinds",
-    "models:transformer_with_dropout",
     "models:counters_agree",
     "models:variables_assigned_in_call",
     "losses:mean_with_sample_weight",

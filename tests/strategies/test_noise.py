@@ -9,7 +9,10 @@ from tests.tiers import some
 
 @pytest.mark.parametrize(
     "behaviour",
-    ["every_distribution", "batches_of_a_fixed_size", "mixed_rows", "state_of_other_types"],
+    some(
+        ["every_distribution", "batches_of_a_fixed_size", "mixed_rows", "state_of_other_types"],
+        always=["every_distribution", "mixed_rows"],
+    ),
 )
 def test_two_workers(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")

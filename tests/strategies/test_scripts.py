@@ -16,7 +16,9 @@ LATE = [
 ]
 
 
-@pytest.mark.parametrize("behaviour", ["save_in_scope", "callbacks_in_scope"])
+@pytest.mark.parametrize(
+    "behaviour", some(["save_in_scope", "callbacks_in_scope"], always=["callbacks_in_scope"])
+)
 def test_files(behaviour, tmp_path):
     results = []
     for group in ("alone", "2"):
@@ -28,7 +30,7 @@ def test_files(behaviour, tmp_path):
         assert_equal(result["weights"], results[1]["weights"], f"rank {rank}")
 
 
-@pytest.mark.parametrize("behaviour", LATE)
+@pytest.mark.parametrize("behaviour", some(LATE, always=LATE[:1] + LATE[3:5]))
 def test_what_is_built_in_the_first_step(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
@@ -59,6 +61,7 @@ def test_short_batches(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
 
+@exhaustive
 def test_static_sizes():
     assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[2], [2]]
 

@@ -104,7 +104,6 @@ def test_two_workers(behaviour):
         [(own,) for own in OWN],
         always=[
             (("lookups_clipped",),),
-            (("less_than_workers",),),
             (("swapped_averages",),),
             (("some_without_gradients",),),
         ],
@@ -178,6 +177,7 @@ def test_files_hold_it_whole(kind, file, tmp_path):
             assert_equal(result["weights"], results[0]["weights"], f"{group}, rank {rank}")
 
 
+@exhaustive
 def test_on_top_of_compression():
     whole, shared = (run("2", "compressed", shard) for shard in (False, True))
     for result in shared:

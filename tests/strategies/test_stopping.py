@@ -17,7 +17,6 @@ from tests.tiers import some
         ),
         always=[
             ("2", "one_stops_after_an_epoch"),
-            ("2 by TensorFlow", "all_stop_within_an_epoch"),
         ],
     ),
 )
