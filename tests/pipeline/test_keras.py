@@ -22,7 +22,6 @@ BEHAVIOURS = [
 # The others are variants of these.
 USUAL = [
     "class_weights_and_validation",
-    "several_steps_at_once",
     "accumulating_gradients",
     "overflow",
 ]

@@ -18,7 +18,6 @@ PLACE = "tests.pipeline.script_behaviours"
 USUAL = [
     "shared_lookups_clipped",
     "stopped_gradients",
-    "unfreezing_a_layer",
 ]
 
 

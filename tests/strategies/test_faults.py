@@ -1,5 +1,6 @@
 """What goes wrong is said in one line, on every worker, soon."""
 
+import itertools
 import os
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import rotating, some
+from tests.tiers import exhaustive, some
 
 FAULTS = f"{PACKAGE}.faults"
 
@@ -30,7 +31,10 @@ def group(kind):
     ranks.stop()
 
 
-@pytest.mark.parametrize(("kind", "fault"), rotating(list(KINDS), list(WORDS)))
+@pytest.mark.parametrize(
+    ("kind", "fault"),
+    some(itertools.product(KINDS, WORDS), always=[("native", "killed"), ("tensorflow", "ended")]),
+)
 def test_the_others_name_a_worker_that_goes(group, fault):
     answers = group.answers(f"{FAULTS}:fit_until", fault, silent={1})
     said = WORDS[fault]
@@ -113,6 +117,7 @@ def test_tensorflow_used_before_the_strategy(tmp_path, communication):
     assert refused == (communication == "tensorflow")
 
 
+@exhaustive
 def test_another_backend_is_refused():
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3"}
     code = "import keras, tfdist\nkeras.backend.backend = lambda: 'jax'\ntfdist.MirroredStrategy"

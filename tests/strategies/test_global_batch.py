@@ -10,8 +10,8 @@ from tests.strategies.comparison import PACKAGE, check_same_as_alone
     ("group", "behaviour"),
     [
         ("2", "contrastive_loss"),
-        ("2", "ratio_of_sums"),
         ("2", "clipped_in_the_train_step"),
+        pytest.param("2", "ratio_of_sums", marks=pytest.mark.exhaustive),
         pytest.param("2x2", "contrastive_loss", marks=pytest.mark.exhaustive),
         pytest.param("2 by TensorFlow", "contrastive_loss", marks=pytest.mark.exhaustive),
     ],

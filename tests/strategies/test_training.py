@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 ALL = behaviours("optimizers") + behaviours("execution")
 OPTIMIZERS = [
@@ -39,7 +39,6 @@ ON_GROUPS = [
 # The others are variants of these, or run on other groups below, or with sharded optimizers.
 USUAL = [
     "optimizers:momentum_and_schedule",
-    "optimizers:clipped_sparse_gradients",
     "optimizers:gradient_accumulation_with_moving_average",
     "optimizers:mixed_float16",
     "execution:several_steps_per_execution",
@@ -49,7 +48,6 @@ USUAL = [
     "execution:calls_outside_of_replicas",
     "execution:custom_loop",
     "execution:gradients_through_all_reduce",
-    "execution:compile_and_fit_again",
 ]
 
 
@@ -79,5 +77,6 @@ def test_groups(group, behaviour):
     check_same_as_alone(group, behaviour)
 
 
+@exhaustive
 def test_xla_with_one_replica():
     check_same_as_alone("1", "xla:compiled_by_xla")
