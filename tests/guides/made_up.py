@@ -39,7 +39,12 @@ def install(record: Callable[[str, Any], None]) -> None:
     _install_applications()
     keras.utils.plot_model = lambda *args, **kwargs: None
     iterate = tf.data.Dataset.__iter__
-    tf.data.Dataset.__iter__ = lambda self: iterate(self.take(LOOP))
+
+    def iterate_shortly(self: tf.data.Dataset) -> Any:
+        by_the_script = sys._getframe(1).f_code.co_filename == sys.argv[0]
+        return iterate(self.take(LOOP) if by_the_script else self)
+
+    tf.data.Dataset.__iter__ = iterate_shortly
     for name in ("fit", "evaluate"):
         setattr(keras.Model, name, _short(name, getattr(keras.Model, name), record))
 
