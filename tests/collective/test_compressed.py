@@ -7,6 +7,7 @@ import pytest
 
 from tests.collective.behaviours import gradient
 from tests.groups import GROUPS
+from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.collective.behaviours"
 
@@ -28,6 +29,7 @@ def test_sums(group, name):
         np.testing.assert_allclose(sum(total) + left, given, atol=1e-4)
 
 
+@exhaustive
 def test_bounds():
     """Two errors of half a step, however many ranks there are."""
     for group in ("2", "4"):

@@ -47,6 +47,7 @@ def test_two_pipelines(codec, tied):
     assert all(bool(result["kept"]) == bool(kept) for result in results)
 
 
+@exhaustive
 # Those that compress each gradient by itself, whatever the others are. With 33 rows the second
 # pipeline has none in the last step.
 @pytest.mark.parametrize(
@@ -88,6 +89,7 @@ def test_in_ways_of_keras(optimizer):
         assert loss != plain[0]["history"]["loss"]
 
 
+@exhaustive
 def test_overflow_in_one_pipeline():
     results = run("4", "overflow")
     check_equal(results)
@@ -112,6 +114,7 @@ def test_callbacks():
         assert result["history"]["sent_bytes"] == [0] * 4  # All are on one host.
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("layer", "at", "who"),
     some(

@@ -37,7 +37,7 @@ USUAL = [
     (name, stages, training)
     for name, stages, training in CASES
     if (stages == 3 and training and not name.startswith("gpt_"))
-    or (stages == "all" and training and name in ("gpt_masked", "nested", "unet"))
+    or (stages == "all" and training and name == "nested")
     or (stages == 2 and not training and name in ("encoder_decoder", "rnn"))
 ]
 

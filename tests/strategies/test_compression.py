@@ -72,6 +72,7 @@ def test_three_workers(exact):
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
 
 
+@exhaustive
 def test_a_warmup_is_exact(exact):
     for result in run("2", "warmup", 1000):
         np.testing.assert_allclose(result["history"]["loss"], exact, rtol=1e-5)

@@ -28,8 +28,6 @@ USUAL = [
     "files:export_for_serving",
     "files:metrics_read_by_the_chief_alone",
     "files:saved_by_the_chief_alone",
-    "files:tensorboard",
-    "files:early_stopping_and_plateau",
 ]
 
 

@@ -20,9 +20,7 @@ ON_GROUPS = [
 USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:sample_weight",
-    "inputs:dataset_sharded_by_data",
     "inputs:dataset_of_dicts_with_weights",
-    "inputs:static_batches",
     "inputs:shuffled_py_dataset",
     "inputs:generator_that_ends",
     "inputs:datasets_from_function",

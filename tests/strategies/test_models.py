@@ -41,7 +41,6 @@ def test_two_workers(model):
         itertools.product(ON_GROUPS, OTHER_GROUPS),
         always=[
             ("models:embedding_with_sparse_gradients", "3"),
-            ("models:synchronized_batch_normalization", "1x2"),
         ],
     ),
 )

@@ -120,7 +120,7 @@ def test_what_shares_meet(behaviour):
     some(
         itertools.product(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"]),
         always=[
-            (("swapped_averages",), "2 by TensorFlow"),
+            (("as_elsewhere", "optimizers:overflow_on_one_worker"), "3"),
         ],
     ),
     ids=str,

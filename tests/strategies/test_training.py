@@ -41,7 +41,6 @@ USUAL = [
     "optimizers:momentum_and_schedule",
     "optimizers:gradient_accumulation_with_moving_average",
     "optimizers:mixed_float16",
-    "execution:several_steps_per_execution",
     "execution:eagerly_with_accumulation_and_clipping",
     "execution:on_a_batch_of_one_row",
     "execution:ragged_predictions",
@@ -56,7 +55,7 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", behaviour)
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adafactor", "Muon"]))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adafactor"]))
 def test_every_optimizer(name):
     check_same_as_alone("2", "optimizers:by_name", name)
 
