@@ -22,10 +22,8 @@ USUAL = [
     "models:custom_train_step_with_other_logs",
     "models:masked_loss_over_time",
     "models:synchronized_batch_normalization",
-    "models:metrics_of_all_kinds",
     "models:counters_agree",
     "models:variables_assigned_in_call",
-    "losses:mean_with_sample_weight",
     "losses:adversaries_without_a_call",
 ]
 

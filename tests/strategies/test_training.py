@@ -39,7 +39,6 @@ ON_GROUPS = [
 # The others are variants of these, or run on other groups below, or with sharded optimizers.
 USUAL = [
     "optimizers:momentum_and_schedule",
-    "optimizers:gradient_accumulation_with_moving_average",
     "optimizers:mixed_float16",
     "execution:eagerly_with_accumulation_and_clipping",
     "execution:on_a_batch_of_one_row",
