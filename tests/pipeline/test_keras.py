@@ -19,7 +19,7 @@ BEHAVIOURS = [
     for node in _SOURCE.body
     if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
 ]
-# The others are variants of these.
+# By default.
 USUAL = [
     "class_weights_and_validation",
     "accumulating_gradients",
@@ -49,7 +49,7 @@ def test_a_pipeline(behaviour):
 
 
 @exhaustive
-@pytest.mark.parametrize("behaviour", some(BEHAVIOURS, always=["clipping_and_averaging"]))
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_two_pipelines(behaviour):
     check("4", behaviour)
 

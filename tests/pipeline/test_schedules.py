@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist.pipeline.check import peak_activations
 from tfdist.pipeline.costs import Costs
 from tfdist.pipeline.schedule import Schedule
@@ -86,7 +86,8 @@ def test_zb_h1_where_passes_differ():
             assert timeline.makespan - m * (1 + i + w) <= (p - 1) * (1 + i - w) + 1e-9
 
 
-@pytest.mark.parametrize("v", some([2, 3], always=[]))
+@exhaustive
+@pytest.mark.parametrize("v", [2, 3])
 def test_interleaved_zb(v):
     # As zb_h1, with a v-th of the fill; with the memory of interleaved 1F1B.
     for p, m in sizes(most=8 if v == 2 else 4):

@@ -14,7 +14,7 @@ from tests.tiers import exhaustive, some
 PLACE = "tests.pipeline.script_behaviours"
 
 
-# The others are variants of these.
+# By default.
 USUAL = [
     "shared_lookups_clipped",
     "stopped_gradients",

@@ -37,7 +37,7 @@ def test_a_pipeline(name):
 
 
 @exhaustive
-@pytest.mark.parametrize("name", some(NAMES, always=["a_mean_by_weights_and_masks"]))
+@pytest.mark.parametrize("name", NAMES)
 def test_two_pipelines(name):
     check("4", name)
 

@@ -97,7 +97,8 @@ def test_a_second_strategy():
         assert all(map(np.array_equal, weights, other_weights))
 
 
-@pytest.mark.parametrize("communication", some(["auto", "tensorflow"], always=[]))
+@exhaustive
+@pytest.mark.parametrize("communication", ["auto", "tensorflow"])
 def test_tensorflow_used_before_the_strategy(tmp_path, communication):
     script = tmp_path / "train.py"
     script.write_text(

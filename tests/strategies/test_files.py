@@ -22,7 +22,7 @@ def _check(group, behaviour, tmp_path):
         assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
 
 
-# The others are variants of these, or run with sharded optimizers.
+# By default; some of the others run with sharded optimizers.
 USUAL = [
     "files:save_and_load_weights",
     "files:export_for_serving",

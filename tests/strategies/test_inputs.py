@@ -16,7 +16,7 @@ ON_GROUPS = [
 ]
 
 
-# The others are variants of these.
+# By default.
 USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:sample_weight",

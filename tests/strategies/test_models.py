@@ -17,7 +17,7 @@ ON_GROUPS = [
 ]
 
 
-# The others are variants of these.
+# By default.
 USUAL = [
     "models:custom_train_step_with_other_logs",
     "models:masked_loss_over_time",

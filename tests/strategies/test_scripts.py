@@ -14,6 +14,12 @@ LATE = [
     "metrics_built_in_the_first_step",
     "session_cleared_in_scope",
 ]
+# By default.
+USUAL = [
+    "made_in_the_first_step",
+    "batches_that_only_the_step_knows",
+    "metrics_built_in_the_first_step",
+]
 
 
 @pytest.mark.parametrize(
@@ -30,7 +36,7 @@ def test_files(behaviour, tmp_path):
         assert_equal(result["weights"], results[1]["weights"], f"rank {rank}")
 
 
-@pytest.mark.parametrize("behaviour", some(LATE, always=LATE[:1] + LATE[3:5]))
+@pytest.mark.parametrize("behaviour", some(LATE, always=USUAL))
 def test_what_is_built_in_the_first_step(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 

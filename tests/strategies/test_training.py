@@ -33,10 +33,12 @@ ON_GROUPS = [
     "execution:several_steps_per_execution",
     "execution:eagerly_with_accumulation_and_clipping",
     "execution:eagerly_with_loss_scaling",
+    "execution:predict_with_any_division",
+    "execution:custom_loop",
+    "execution:collectives_by_hand",
+    "execution:assigned_variables",
 ]
-
-
-# The others are variants of these, or run on other groups below, or with sharded optimizers.
+# By default; some of the others run on other groups below, or with sharded optimizers.
 USUAL = [
     "optimizers:momentum_and_schedule",
     "optimizers:mixed_float16",

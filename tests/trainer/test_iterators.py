@@ -23,7 +23,7 @@ class _Iterator:
         self._iterators = list(parts)
 
 
-def test_a_thread_of_their_own():
+def test_they_end_in_a_thread_of_their_own():
     ended: queue.Queue[str] = queue.Queue()
     iterator = _Iterator(_Part(ended), _Part(ended))
     end_in_background(iterator)
@@ -32,6 +32,6 @@ def test_a_thread_of_their_own():
     assert [ended.get(timeout=FAR) for _ in range(2)] == ["tfdist-iterators"] * 2
 
 
-def test_each_epochs():
+def test_every_epoch_hands_its_iterator_over():
     place = "tests.trainer.iterator_behaviours:ended_in_background"
     assert GROUPS["2"].run(place) == [3, 3]

@@ -183,10 +183,10 @@ def dataset_operations(dataset: Any) -> set[str]:
 
 
 def end_in_background(iterator: Any) -> None:
-    """Lets a distributed iterator, once nobody uses it any more, end in a thread of its own.
+    """Has a distributed iterator destroyed in a background thread once nobody uses it any more.
 
-    Its end may take most of the time that it has lived, up to a minute: the thread that tunes it
-    often misses that it is told to end, and sleeps on. And all workers would wait for the one.
+    Destroying it may take most of the time that it has lived, up to a minute: the thread that tunes
+    it can miss its cancellation, and sleeps on. All workers would wait for the slowest.
     """
     finalizer = weakref.finalize(iterator, _drop_in_background, iterator._iterators)
     finalizer.atexit = False
