@@ -25,3 +25,8 @@ def test_functions_traced_before_the_step(eagerly):
 
 def test_shuffles_of_rows_are_told():
     assert GROUPS["2"].run(f"{PACKAGE}.noise:shuffles") == [{0: 1, 1: 0}] * 2
+
+
+def test_rows_are_mixed_before_all_that_is_trained():
+    for said in GROUPS["2"].run(f"{PACKAGE}.noise:mixed_after_a_layer"):
+        assert "apply them to the inputs of a model" in said

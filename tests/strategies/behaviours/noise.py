@@ -98,6 +98,20 @@ def mixed_rows(strategy):
     return outcome(model, history, evaluated=evaluated)
 
 
+def mixed_after_a_layer(strategy):
+    """What is said where gradients would have to flow to the rows of other replicas."""
+    with scope(strategy):
+        inputs = keras.Input((6, 6, 1))
+        mixed = keras.layers.MixUp(seed=1)(keras.layers.Conv2D(1, 1)(inputs))
+        model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Flatten()(mixed)))
+        model.compile("sgd", "mse")
+    try:
+        fit(model, np.ones((8, 6, 6, 1), "float32"), np.ones((8, 3), "float32"))
+    except Exception as error:
+        return str(error)
+    return "trained"
+
+
 def shuffles(strategy):
     """What is said of shuffles of rows, and of what is not rows."""
     said = {}

@@ -1,0 +1,56 @@
+"""A process that an exception ends leaves at once, and the others hear of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
+from tfdist.launch.ports import Reservation
+
+PROGRAM = textwrap.dedent(
+    """
+    import sys, threading
+    import tensorflow as tf
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    if tfdist.collective.communicator().rank == 1:
+        threading.Thread(target=tfdist.collective.barrier, daemon=True).start()
+    sys.stdin.readline()
+    if tfdist.collective.communicator().rank == 1:
+        raise ValueError("out of luck")
+    tfdist.collective.barrier()
+    """
+)
+
+
+def start(cluster, index):
+    task = {"type": "worker", "index": index}
+    more = {
+        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "TFDIST_COLLECTIVE_TIMEOUT": str(FAR),
+        "TFDIST_STALL_WARNING": "1",
+    }
+    command = [sys.executable, "-c", PROGRAM]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, env=os.environ | more, stdin=pipe, stderr=pipe, text=True)
+
+
+@exhaustive
+def test_an_uncaught_exception_while_a_collective_waits():
+    with Reservation(2) as ports:
+        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports.ports]}
+        other, failing = (start(cluster, index) for index in range(2))
+        while "barrier" not in (line := failing.stderr.readline()):
+            assert line, "It ended before it waited."
+        _, last = failing.communicate("\\n")
+        assert last.strip().endswith("ValueError: out of luck")
+        _, said = other.communicate("\\n")
+    assert other.returncode == 1
+    assert "worker 1 (" in said
+    assert "failed: ValueError: out of luck" in said
