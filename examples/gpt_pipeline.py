@@ -58,7 +58,9 @@ def build_model():
 
 def main(_):
     """Trains; the chief reports the loss."""
-    strategy = tfdist.HybridStrategy(FLAGS.pipeline, FLAGS.microbatches, FLAGS.schedule)
+    strategy = tfdist.HybridStrategy(
+        pipeline_size=FLAGS.pipeline, microbatches=FLAGS.microbatches, schedule=FLAGS.schedule
+    )
     keras.utils.set_random_seed(0)
     seen, unseen = np.split(text := read_library(), [len(text) * 9 // 10])
     with strategy.scope():

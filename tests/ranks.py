@@ -18,7 +18,7 @@ from tests import certificates
 from tests.zygote import Child, Zygote
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
-from tfdist.launch.ports import Reservation
+from tfdist.launch.job.ports import Reservation
 from tfdist.options import NativeOptions
 
 # How many processes are kept warm; the groups not used for longest make room for others.

@@ -36,6 +36,36 @@ LAYERS = [
     {"launch"},
     {"__init__", "__main__"},
 ]
+# The same within the larger packages; what is not named here is above all of it.
+PARTS = {
+    "cluster": ["spec", "net", "auth", "session", "rendezvous", "mesh"],
+    "compression": [
+        "settings",
+        "gradient",
+        "host_leaders",
+        "transport",
+        "codecs",
+        "state",
+        "measurement",
+        "auto",
+        "policy",
+        "registry",
+        "compressor",
+    ],
+    "trainer": ["patching", "optimizers", "global_batch", "older_keras", "losses", "saving", "fit"],
+    "pipeline": [
+        "plan",
+        "schedules",
+        "simulation",
+        "partition",
+        "placement",
+        "stages",
+        "runtime",
+        "state",
+        "model",
+    ],
+    "launch": ["console", "argument_types", "job", "hosts", "supervisor", "commands"],
+}
 WITHOUT_TENSORFLOW = {"_version", "errors", "options", "cluster", "launch"}
 READS_ENVIRONMENT = {"options", "cluster", "launch"}
 
@@ -73,6 +103,24 @@ def test_imports_go_down():
             if top == "tfdist" and below in height and below != own:
                 offenders += [f"{path} imports {name}"] * (height[below] >= height[own])
     assert not offenders
+
+
+def test_imports_go_down_within_packages():
+    offenders = []
+    for package, parts in PARTS.items():
+        height = {f"tfdist.{package}.{name}": i for i, name in enumerate(parts)}
+        for path in [path for path in FILES if _layer(path) == package]:
+            own = _part(_module(path))
+            for part in {_part(name) for name in _imports(path)} & MODULES - {own}:
+                if part.startswith(f"tfdist.{package}."):
+                    above = height.get(part, len(parts)) >= height.get(own, len(parts))
+                    offenders += [f"{path} imports {part}"] * above
+    assert not offenders
+
+
+def _part(module: str) -> str:
+    """The first three names of a module's, as in `tfdist.cluster.mesh`."""
+    return ".".join(module.split(".")[:3])
 
 
 def test_private_names_are_in_one_place():
@@ -147,7 +195,7 @@ def test_import_is_fast():
 
 def test_schedules_are_without_tensorflow():
     code = (
-        "import sys, tfdist.pipeline, tfdist.pipeline.picture, tfdist.pipeline.schedules\n"
+        "import sys, tfdist.pipeline\n"
         "heavy = {'tensorflow', 'keras', 'numpy', 'matplotlib'} & set(sys.modules)\n"
         "sys.exit(bool(heavy))"
     )

@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, collective, compression
+    from tfdist import callbacks, collective, compression, errors, pipeline
+    from tfdist.cluster.this_worker import is_chief, rank, size
     from tfdist.pipeline.model import PipelineModel
-    from tfdist.pipeline.strategy import HybridStrategy, PipelineStrategy
+    from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies.mirrored import MirroredStrategy
     from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy
     from tfdist.trainer import global_batch
@@ -36,25 +37,38 @@ __all__ = [
     "callbacks",
     "collective",
     "compression",
+    "errors",
     "global_batch",
+    "is_chief",
+    "pipeline",
+    "rank",
+    "size",
 ]
 
-_PACKAGES = ("callbacks", "collective", "compression")
+# TensorFlow takes seconds to import, so what needs it is imported when it is first used.
+_MODULES = {
+    "callbacks": "tfdist.callbacks",
+    "collective": "tfdist.collective",
+    "compression": "tfdist.compression",
+    "errors": "tfdist.errors",
+    "global_batch": "tfdist.trainer.global_batch",
+    "pipeline": "tfdist.pipeline",
+}
+_FUNCTIONS = ("is_chief", "rank", "size")
 _STRATEGIES = {
-    "HybridStrategy": "tfdist.pipeline.strategy",
+    "HybridStrategy": "tfdist.pipeline.placement.strategy",
     "MirroredStrategy": "tfdist.strategies.mirrored",
     "MultiWorkerMirroredStrategy": "tfdist.strategies.multi_worker",
     "PipelineModel": "tfdist.pipeline.model",
-    "PipelineStrategy": "tfdist.pipeline.strategy",
+    "PipelineStrategy": "tfdist.pipeline.placement.strategy",
 }
 
 
 def __getattr__(name: str) -> Any:
-    # TensorFlow takes seconds to import, so it waits until something needs it.
-    if name in _PACKAGES:
-        return importlib.import_module(f"tfdist.{name}")
-    if name == "global_batch":
-        return importlib.import_module("tfdist.trainer.global_batch")
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module("tfdist.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
     from tfdist.trainer.hooks import install
@@ -64,4 +78,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *_STRATEGIES, *_PACKAGES, "global_batch"])
+    return __all__

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from tfdist.collective.native_communicator import open_local_communicators
 from tfdist.compression import Codec, Quantizer
-from tfdist.compression.carried import CarriedCodec
+from tfdist.compression.codecs.hierarchical import HierarchicalCodec
+from tfdist.compression.codecs.sparse import Sparsifier, scatter
 from tfdist.compression.gradient import Gradient
-from tfdist.compression.sparse import Sparsifier, scatter
 from tfdist.compression.state import State
 from tfdist.options import Options
 
@@ -44,14 +44,14 @@ def measure_speed(codec: Codec | None) -> Speed:
     """
     if isinstance(codec, Quantizer):
         return _of_quantizer(codec)
-    if isinstance(codec, CarriedCodec):
+    if isinstance(codec, HierarchicalCodec):
         # As in a worker; later than this, TensorFlow has its threads.
         tf.config.threading.set_intra_op_parallelism_threads(1)
         return _of_carried(codec)
     return Speed()
 
 
-def _of_carried(codec: CarriedCodec) -> Speed:
+def _of_carried(codec: HierarchicalCodec) -> Speed:
     (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
     state = State()
     for name, shape in codec.kept(SHAPE).items():

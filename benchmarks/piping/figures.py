@@ -10,8 +10,8 @@ from reducing.columns import format_rows
 from stepping.figures import divide, spread
 
 from piping.backends import BACKENDS, WHOLE, Entry
-from tfdist.pipeline.schedules import make
-from tfdist.pipeline.simulate import simulate
+from tfdist.pipeline.schedules import make_schedule
+from tfdist.pipeline.simulation.simulator import simulate
 
 COLUMNS = {
     "backend": "backend",
@@ -92,12 +92,12 @@ def make_rows(
 
 def limit(entry: Entry, stages: int) -> float:
     """The speed-up of a schedule without overhead, if F, I and W take equally long."""
-    return stages * (1 - simulate(make(entry.schedule, stages, entry.microbatches)).bubble)
+    return stages * (1 - simulate(make_schedule(entry.schedule, stages, entry.microbatches)).bubble)
 
 
 def actions(entry: Entry, stages: int) -> int:
     """The most that a worker has of a schedule."""
-    return max(map(len, make(entry.schedule, stages, entry.microbatches).actions))
+    return max(map(len, make_schedule(entry.schedule, stages, entry.microbatches).actions))
 
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:

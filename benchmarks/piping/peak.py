@@ -63,7 +63,7 @@ def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
     else:
         import tfdist
 
-        with tfdist.PipelineStrategy(size["microbatches"], schedule).scope():
+        with tfdist.PipelineStrategy(microbatches=size["microbatches"], schedule=schedule).scope():
             model = tfdist.PipelineModel(lambda: chain(width, layers), by="parameters")
             model.compile(optimizer, "mse")
     data = tf.data.Dataset.from_tensors((x, x)).repeat()

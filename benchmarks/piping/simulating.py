@@ -6,16 +6,16 @@ import os
 
 from piping.backends import Entry
 from piping.team import Times
-from tfdist.pipeline.costs import Costs
-from tfdist.pipeline.picture import draw
-from tfdist.pipeline.schedules import make
-from tfdist.pipeline.simulate import simulate
-from tfdist.pipeline.timeline import Span, Timeline
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.schedules import make_schedule
+from tfdist.pipeline.simulation.gantt import draw
+from tfdist.pipeline.simulation.simulator import simulate
+from tfdist.pipeline.simulation.timeline import Span, Timeline
 
 
 def measured(entry: Entry, stages: int, times: Times) -> Timeline:
     """What a pipeline ran."""
-    schedule = make(entry.schedule, stages, entry.microbatches)
+    schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     spans = (
         tuple(Span(action, *span) for action, span in zip(actions, own, strict=True))
         for actions, own in zip(schedule.actions, times, strict=True)
@@ -31,7 +31,7 @@ def resimulated(timeline: Timeline) -> Timeline:
 def padded(entry: Entry, stages: int, pass_ms: float) -> Timeline:
     """A schedule of stages that wait."""
     seconds = pass_ms / 1e3
-    schedule = make(entry.schedule, stages, entry.microbatches)
+    schedule = make_schedule(entry.schedule, stages, entry.microbatches)
     return simulate(schedule, Costs(seconds, seconds, seconds))
 
 

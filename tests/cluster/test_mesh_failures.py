@@ -93,13 +93,13 @@ def test_a_member_that_nobody_can_talk_to(attempts):
     """It refuses all that come: what is said names it."""
     body = """
 from tfdist.cluster import weaving
-real = weaving.Weaving._screen
+real = weaving.FullMeshConnector._screen
 def refuse(self, hello):
     raise weaving.WireError("no")
 if rank == 1:
-    weaving.Weaving._screen = refuse
+    weaving.FullMeshConnector._screen = refuse
 found = attempt([0, 1, 2], options=Options(start_timeout=3.0, host=options.host))
-weaving.Weaving._screen = real
+weaving.FullMeshConnector._screen = real
 report(**found, again=again())
 """
     error = attempts(body)
@@ -215,7 +215,7 @@ def test_different_names(run):
         assert one["error"].startswith("ProgramMismatchError") and one["same"]
 
 
-@pytest.mark.parametrize("where", ["weaving.Weaving.start", "sharing.open_segment"])
+@pytest.mark.parametrize("where", ["weaving.FullMeshConnector.start", "sharing.open_segment"])
 def test_a_member_that_dies(run, where):
     body = f"""{ATTEMPT}
 from tfdist.cluster import weaving
@@ -255,11 +255,11 @@ if rank == 1:
     def interrupt(*args):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
-    wait = weaving.Weaving.wait
+    wait = weaving.FullMeshConnector.wait
     def interrupted(self, seconds):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         wait(self, options.start_timeout)
-    weaving.Weaving.wait = interrupted
+    weaving.FullMeshConnector.wait = interrupted
     dialler.connect = fail
 before = descriptors()
 try:

@@ -10,10 +10,10 @@ import pytest
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist.cluster import Topology
-from tfdist.cluster.handshake import MAGIC, handshake
-from tfdist.cluster.hello import Hello
-from tfdist.cluster.topology import Worker
-from tfdist.cluster.wire import encode
+from tfdist.cluster.auth.handshake import MAGIC, handshake
+from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.net.framing import encode
+from tfdist.cluster.spec.topology import Worker
 
 BODY = """
 from tfdist.cluster import reception
@@ -80,7 +80,7 @@ WORKERS = []
 
 def shake(sock, secret, purpose):
     topology = Topology(tuple(WORKERS), 1, "worker", 1)
-    hello = Hello.of(topology, purpose)
+    hello = Identity.of(topology, purpose)
     handshake(sock, hello, secret, time.monotonic() + FAR, first=True)
 
 

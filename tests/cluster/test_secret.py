@@ -11,16 +11,16 @@ import pytest
 
 from tests.deadlines import FAR
 from tfdist.cluster import Topology
-from tfdist.cluster.handshake import MAGIC, handshake
-from tfdist.cluster.hello import Hello
-from tfdist.cluster.proof import new_challenge, new_secret, prove, proves
-from tfdist.cluster.topology import Worker
-from tfdist.cluster.wire import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
+from tfdist.cluster.auth.handshake import MAGIC, handshake
+from tfdist.cluster.auth.hmac_challenge import new_challenge, new_secret, prove, proves
+from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.net.framing import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
+from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import ClusterError
 
 WORKERS = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
-LISTENER = Hello.of(Topology(WORKERS, 0, "worker", 0))
-DIALLER = Hello.of(Topology(WORKERS, 1, "worker", 1))
+LISTENER = Identity.of(Topology(WORKERS, 0, "worker", 0))
+DIALLER = Identity.of(Topology(WORKERS, 1, "worker", 1))
 
 
 @pytest.fixture
@@ -295,7 +295,7 @@ def test_rank_0_without_the_secret_is_none(addresses, attempt, dial):
         sock.settimeout(FAR)
         impostor = Impostor(sock)
         impostor.read(magic=True)
-        chief = Hello.of(Topology(worker.topology.workers, 0, "worker", 0))
+        chief = Identity.of(Topology(worker.topology.workers, 0, "worker", 0))
         impostor.say(hello(chief, "0" * 64), magic=True)
         impostor.read()
         impostor.say({"kind": "proof", "proof": "0" * 64})
@@ -307,7 +307,7 @@ def test_rank_0_without_the_secret_is_none(addresses, attempt, dial):
 def test_a_worker_that_came_for_something_else(addresses, attempt, dial):
     places = addresses(2)
     hub = attempt(places, 0, secret="s")
-    hello = Hello.of(Topology(hub.topology.workers, 1, "worker", 1), "something else")
+    hello = Identity.of(Topology(hub.topology.workers, 1, "worker", 1), "something else")
     with dial(places[0]) as sock, pytest.raises(OSError):
         handshake(sock, hello, "s", time.monotonic() + FAR, first=True)
     for one in (attempt(places, 1, secret="s"), hub):
@@ -319,7 +319,7 @@ def test_a_worker_that_came_for_something_else(addresses, attempt, dial):
 def test_a_worker_at_rank_0s_address_that_is_not_there_for_it(addresses, attempt, rank, purpose):
     places = addresses(3)
     worker = attempt(places, 1, secret="s")
-    hello = Hello.of(Topology(worker.topology.workers, rank, "worker", rank), purpose)
+    hello = Identity.of(Topology(worker.topology.workers, rank, "worker", rank), purpose)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", int(places[0].rpartition(":")[2])))

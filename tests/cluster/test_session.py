@@ -8,8 +8,8 @@ import pytest
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist.cluster import Session, Topology
-from tfdist.cluster import session as module
-from tfdist.cluster.wire import encode
+from tfdist.cluster.net.framing import encode
+from tfdist.cluster.session import session as module
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
 from tfdist.options import Options
 
@@ -114,7 +114,7 @@ def test_goodbye_while_others_wait(sessions, together):
 
 
 def test_close_does_not_linger_and_works_once(sessions, monkeypatch):
-    monkeypatch.setattr("tfdist.cluster.session._LINGER_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.session.session._LINGER_SECONDS", FAR)
     for session in sessions(3):
         session.close()
         session.close()

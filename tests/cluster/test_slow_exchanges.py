@@ -2,13 +2,13 @@
 
 import pytest
 
-from tfdist.cluster.ledger import Ledger
-from tfdist.cluster.topology import Worker
+from tfdist.cluster.session.pending_exchanges import PendingExchanges
+from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import RendezvousError
 
 
 def test_who_is_missing_is_said_each_time_that_the_wait_has_doubled():
-    ledger = Ledger([Worker("worker", i, f"h{i}:1") for i in range(3)])
+    ledger = PendingExchanges([Worker("worker", i, f"h{i}:1") for i in range(3)])
     ledger.join(1, 0, "variable", b"", deadline=700.0, timeout=600.0)
     assert ledger.slow(129.0, 30.0) == []
     line = "tfdist: exchange 'variable' has waited {} s for 2 of 3 workers: worker 0 (h0:1), "

@@ -5,7 +5,7 @@ import socket
 import time
 
 from tests.deadlines import FAR
-from tfdist.cluster.handshake import MAGIC
+from tfdist.cluster.auth.handshake import MAGIC
 from tfdist.errors import RendezvousError
 
 
@@ -17,7 +17,7 @@ def answer(sock):
 
 
 def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial, until):
-    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
     places = addresses(3)
     group = [attempt(places, 0), attempt(places, 1)]
     strangers = [dial(places[0]) for _ in range(5)]
@@ -39,7 +39,7 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial, un
 
 
 def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.3)
     places = addresses(2)
     hub = attempt(places, 0)
     with dial(places[0]) as slow:
@@ -54,8 +54,8 @@ def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
 
 
 def test_more_strangers_than_are_listened_to_at_once(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.reception._STRANGERS", 0)
-    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._STRANGERS", 0)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.5)
     places = addresses(2)
     hub = attempt(places, 0)
     strangers = [dial(places[0]) for _ in range(10)]

@@ -10,9 +10,9 @@ import pytest
 from tests.certificates import FOLDER, files, variables
 from tests.deadlines import FAR
 from tests.tiers import some
-from tfdist.cluster import tls as tls_module
-from tfdist.cluster.handshake import MAGIC, TLS_MAGIC
-from tfdist.cluster.tls import Tls
+from tfdist.cluster.auth.handshake import MAGIC, TLS_MAGIC
+from tfdist.cluster.net import tls as tls_module
+from tfdist.cluster.net.tls import Tls
 from tfdist.errors import TlsError
 from tfdist.options import Options
 
@@ -166,7 +166,7 @@ def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
 
 
 def test_nobody_waits_for_slow_strangers(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.reception.HELLO_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
     places = addresses(2)
     hub = attempt(places, 0, secret="s", **files())
     strangers = [dial(places[0]) for _ in range(4)]

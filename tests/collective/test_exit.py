@@ -10,7 +10,7 @@ import textwrap
 
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.launch.ports import Reservation
+from tfdist.launch.job.ports import Reservation
 
 PROGRAM = textwrap.dedent(
     """

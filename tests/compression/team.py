@@ -10,10 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.collective.native_communicator import open_local_communicators
-from tfdist.compression.codec import Codec
-from tfdist.compression.exchange import Exchange
+from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient
 from tfdist.compression.state import State
+from tfdist.compression.transport import Exchange
 from tfdist.options import Options
 
 Array = np.ndarray[Any, Any]

@@ -47,7 +47,7 @@ OTHER_SECONDS = """
 import importlib, json, sys
 from tfdist.launch.cli import main
 for name, value in json.loads(sys.argv[1]).items():
-    module, constant = name.split(".")
+    module, constant = name.rsplit(".", 1)
     setattr(importlib.import_module(f"tfdist.launch.{module}"), constant, value)
 sys.exit(main(["run", *sys.argv[2:]]))
 """

@@ -15,11 +15,20 @@ import pytest
 from tests.certificates import variables
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
-from tfdist.launch import doctor
-from tfdist.launch.doctor import CHECKS, devices, machine, probe, settings, tls, versions, workers
-from tfdist.launch.doctor.probe import Answer
-from tfdist.launch.doctor.section import Question, Section
-from tfdist.launch.ports import Reservation
+from tfdist.launch.commands import doctor
+from tfdist.launch.commands.doctor import (
+    CHECKS,
+    devices,
+    machine,
+    probe,
+    settings,
+    tls,
+    versions,
+    workers,
+)
+from tfdist.launch.commands.doctor.probe import Answer
+from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.job.ports import Reservation
 
 
 def tf_config(*addresses, index=0):

@@ -8,15 +8,15 @@ import signal
 
 import pytest
 
-from tfdist.launch.failure import (
+from tfdist.launch.job.failure import (
     Doubt,
     Failure,
     FirstFailure,
-    lost_node,
+    lost_host,
     stopped_by,
     worker_failure,
 )
-from tfdist.launch.report import describe
+from tfdist.launch.job.report import describe
 
 TRACE = ("Traceback (most recent call last):", "ValueError: bad")
 VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")
@@ -40,7 +40,7 @@ def failed(rank, *, status=1, tail=TRACE, log="log", node=0):
         (failed(1, status=-63), 191, Doubt.NONE, "killed by signal 63"),
         (stopped_by(0, signal.SIGINT), 130, Doubt.NONE, "was stopped by SIGINT"),
         (stopped_by(2, signal.SIGTERM), 143, Doubt.NONE, "was stopped by SIGTERM"),
-        (lost_node(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
+        (lost_host(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
     ],
 )
 def test_one_failure(failure, code, doubt, what):

@@ -10,7 +10,7 @@ import pytest
 from tfdist.launch.cli import main
 from tfdist.pipeline.schedules import SCHEDULES
 
-SIZES = ["pipeline", "--stages", "4", "--microbatches", "8"]
+SIZES = ["pipeline", "--ranks", "4", "--microbatches", "8"]
 
 
 def test_the_comparison(capsys):
@@ -24,7 +24,7 @@ def test_the_comparison(capsys):
 
 
 def test_the_comparison_with_more_stages(capsys):
-    assert main([*SIZES, "--virtual", "3", "--costs", "1,1.5,0.5", "--transfer", "0.1"]) == 0
+    assert main([*SIZES, "--virtual-stages", "3", "--costs", "1,1.5,0.5", "--transfer", "0.1"]) == 0
     rows = {line.split()[0]: line.split()[1:] for line in capsys.readouterr().out.splitlines()}
     assert rows["interleaved_zb"][0] == "3"
     assert rows["zbv"][0] == "2"
@@ -32,7 +32,7 @@ def test_the_comparison_with_more_stages(capsys):
 
 
 def test_a_picture_in_characters(capsys):
-    assert main([*SIZES, "--schedule", "interleaved", "--virtual", "1"]) == 0
+    assert main([*SIZES, "--schedule", "interleaved", "--virtual-stages", "1"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("interleaved: 4 ranks, 4 stages, 8 microbatches; 33 s, bubble 27.3%")
     assert [line[:6] for line in lines[1:]] == [f"rank {rank}" for rank in range(4)]
@@ -62,15 +62,18 @@ def test_no_matplotlib(tmp_path, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("line", "complaint"),
     [
-        ("--stages 4", "required: --microbatches"),
-        ("--stages 0 --microbatches 8", "--stages: must be a whole number from 1 on"),
-        ("--stages 4 --microbatches 8 --schedule fly", "invalid choice: 'fly'.*gpipe"),
-        ("--stages 4 --microbatches 8 --virtual 0", "--virtual: must be a whole number from 1 on"),
-        ("--stages 4 --microbatches 8 --costs 1,2", "three numbers F,I,W .* Received: '1,2'"),
-        ("--stages 4 --microbatches 8 --costs 1,2,x", "Received: '1,2,x'"),
-        ("--stages 4 --microbatches 8 --costs 0,0,0", "not all 0"),
-        ("--stages 4 --microbatches 8 --transfer -1", "number of seconds|expected one argument"),
-        ("--stages 4 --microbatches 8 --png a.png", "--png needs --schedule"),
+        ("--ranks 4", "required: --microbatches"),
+        ("--ranks 0 --microbatches 8", "--ranks: must be a whole number from 1 on"),
+        ("--ranks 4 --microbatches 8 --schedule fly", "invalid choice: 'fly'.*gpipe"),
+        (
+            "--ranks 4 --microbatches 8 --virtual-stages 0",
+            "--virtual-stages: must be a",
+        ),
+        ("--ranks 4 --microbatches 8 --costs 1,2", "three numbers F,I,W .* Received: '1,2'"),
+        ("--ranks 4 --microbatches 8 --costs 1,2,x", "Received: '1,2,x'"),
+        ("--ranks 4 --microbatches 8 --costs 0,0,0", "not all 0"),
+        ("--ranks 4 --microbatches 8 --transfer -1", "number of seconds|expected one argument"),
+        ("--ranks 4 --microbatches 8 --png a.png", "--png needs --schedule"),
     ],
 )
 def test_a_wrong_line_is_one_clear_line(line, complaint, capsys):
@@ -86,7 +89,10 @@ def test_a_wrong_line_is_one_clear_line(line, complaint, capsys):
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ("--schedule zbv --virtual 3", "zbv has 8 stages on 4 ranks. Received: virtual=3"),
+        (
+            "--schedule zbv --virtual-stages 3",
+            "zbv has 8 stages on 4 ranks",
+        ),
         ("--schedule zbv --png no/such/folder/a.png", "No such file or directory"),
     ],
 )
@@ -103,6 +109,6 @@ def test_help(capsys):
         main(["pipeline", "--help"])
     assert stopped.value.code == 0
     text = capsys.readouterr().out
-    assert "ranks of the pipeline" in text
+    assert "processes in the pipeline" in text
     assert all(name in text for name in SCHEDULES)
     assert max(map(len, text.splitlines())) <= 100

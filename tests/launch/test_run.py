@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tfdist.launch.cores import available_cores
+from tfdist.launch.job.cores import available_cores
 
 from .conftest import PATIENT
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tfdist.errors import LaunchError
-from tfdist.launch.cores import available_cores, cgroup_quota, thread_settings
-from tfdist.launch.gpus import gpu_settings, visible_gpus
+from tfdist.launch.job.cores import available_cores, cgroup_quota, thread_settings
+from tfdist.launch.job.gpus import gpu_settings, visible_gpus
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def test_run_with_a_wrong_setting(installation, python):
 
 def test_doctor(installation, python):
     program = (
-        "import os; from tfdist.launch.doctor import native; "
-        "from tfdist.launch.doctor.section import Question; "
+        "import os; from tfdist.launch.commands.doctor import native; "
+        "from tfdist.launch.commands.doctor.section import Question; "
         "section = native.check(Question(os.environ)); print(section.rows, section.problems)"
     )
 

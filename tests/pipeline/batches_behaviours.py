@@ -25,7 +25,7 @@ def _model(strategy, microbatches=3):
     if strategy is None:
         model, scope = build(), contextlib.nullcontext
     else:
-        strategy = tfdist.PipelineStrategy(microbatches)
+        strategy = tfdist.PipelineStrategy(microbatches=microbatches)
         scope = strategy.scope
         with scope():
             model = tfdist.PipelineModel(build, cuts=[f"layer_{i}" for i in range(3)])
@@ -106,7 +106,7 @@ def another_order(strategy):
 
 def wrong_shape(strategy):
     """The error of a prediction with a column too many, and the shape of one without."""
-    strategy = tfdist.PipelineStrategy(2)
+    strategy = tfdist.PipelineStrategy(microbatches=2)
     with strategy.scope():
         inputs = keras.Input((6,))
         hidden = keras.layers.Dense(4, name="hidden")(inputs)
@@ -124,7 +124,7 @@ def wrong_shape(strategy):
 def few_rows(strategy):
     """Moving statistics and loss where one pipeline has a single row and the other many."""
     rank = strategy.extended.worker_rank
-    strategy = tfdist.HybridStrategy(1, microbatches=4)
+    strategy = tfdist.HybridStrategy(pipeline_size=1, microbatches=4)
     with strategy.scope():
         layers = [keras.layers.Dense(4), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
         model = tfdist.PipelineModel(keras.Sequential([keras.Input((6,)), *layers]))

@@ -44,7 +44,9 @@ def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, rem
         model = whole = example.build()
         context = contextlib.nullcontext()
     else:
-        strategy = tfdist.HybridStrategy(pipeline, microbatches, schedule)
+        strategy = tfdist.HybridStrategy(
+            pipeline_size=pipeline, microbatches=microbatches, schedule=schedule
+        )
         with strategy.scope():
             model = tfdist.PipelineModel(example.build, by="parameters", remat=remat)
         whole = model.partition.graph.model

@@ -14,9 +14,10 @@ from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.compression import codec_of
 from tfdist.compression import Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
-from tfdist.compression.measuring import Measurement
+from tfdist.compression.measurement import Measurement
 from tfdist.internals.variables import has_value
-from tfdist.trainer import adapting, compression_files
+from tfdist.trainer.fit import codec_refresh
+from tfdist.trainer.saving import compression_files
 
 ROWS, BATCH, TOKENS, LENGTH = 45, 16, 12, 4
 
@@ -32,7 +33,9 @@ def strategy_of(stages, compression, microbatches=3):
     """For so many stages; data parallelism for none."""
     if not stages:
         return tfdist.MultiWorkerMirroredStrategy(compression=compression)
-    return tfdist.HybridStrategy(stages, microbatches, compression=compression)
+    return tfdist.HybridStrategy(
+        pipeline_size=stages, microbatches=microbatches, compression=compression
+    )
 
 
 def build():
@@ -241,7 +244,7 @@ def automatic(strategy):
         on_epoch_end=lambda epoch, logs: names.append(compressor.chosen)
     )
     with (
-        unittest.mock.patch.object(adapting, "_SECONDS", 0.0),
+        unittest.mock.patch.object(codec_refresh, "_SECONDS", 0.0),
         unittest.mock.patch.object(auto_module, "probe", side_effect=[1.1e-3, 4e-3, 4e-3]),
         unittest.mock.patch.object(auto_module, "measure", side_effect=found),
     ):

@@ -12,7 +12,7 @@ from tests.strategies.behaviours.failing_steps import Wears, data, said
 def fit(strategy, pipeline, **arguments):
     """The last worker holds a layer that raises in NumPy in its third step, between others."""
     keras.utils.set_random_seed(0)
-    strategy = tfdist.HybridStrategy(pipeline=pipeline, microbatches=4)
+    strategy = tfdist.HybridStrategy(pipeline_size=pipeline, microbatches=4)
     with strategy.scope():
         topology = strategy.extended.group.topology
         fails = topology.rank == topology.size - 1

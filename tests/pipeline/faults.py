@@ -116,7 +116,7 @@ def refuse(strategy):
     return {
         "called": message(called),
         "outside": message(outside),
-        "size": message(lambda: tfdist.HybridStrategy(pipeline=3)),
+        "size": message(lambda: tfdist.HybridStrategy(pipeline_size=3)),
         "microbatches": message(lambda: tfdist.PipelineStrategy(microbatches=0)),
         "schedule": message(lambda: tfdist.PipelineStrategy(schedule="zigzag")),
         "eager": message(lambda: fit(None, run_eagerly=True)),

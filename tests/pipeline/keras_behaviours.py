@@ -35,7 +35,7 @@ def _model(strategy, optimizer=None, made=False, **arguments):
     if strategy is None:
         scope, model = contextlib.nullcontext, _build()
     else:
-        strategy = tfdist.HybridStrategy(2, microbatches=3, schedule="1f1b")
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=3, schedule="1f1b")
         scope = strategy.scope
         with scope():
             model = tfdist.PipelineModel(_build() if made else _build, by="parameters")

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tfdist.pipeline.step import PipelineStep
-from tfdist.pipeline.whole import Piece
+from tfdist.pipeline.runtime.step_context import PipelineStep
+from tfdist.pipeline.state.full_state import Piece
 
 # In saving, of the chief's pipeline.
 VICTIMS = {"saving": 2}
@@ -68,7 +68,7 @@ class Mortal(keras.layers.Layer):
 def train(strategy, phase, name, folder):
     """Trains, evaluates and saves; what this rank is told."""
     victim = strategy.extended.worker_rank == VICTIMS.get(phase, VICTIM)
-    strategy = tfdist.HybridStrategy(pipeline=2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
 
     def build():
         keras.utils.set_random_seed(0)

@@ -12,7 +12,7 @@ import tfdist
 def record(strategy, schedule, frozen=0):
     """A step's timeline, which is one of training; so many of the first layers are not trained."""
     keras.utils.set_random_seed(0)
-    strategy = tfdist.HybridStrategy(2, microbatches=4, schedule=schedule)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4, schedule=schedule)
     with strategy.scope():
         model = tfdist.PipelineModel(lambda: _build(frozen), by="parameters")
         model.compile("sgd", "mse")
@@ -31,7 +31,7 @@ def record(strategy, schedule, frozen=0):
 
 def record_uncompiled(strategy):
     """A model that cannot train."""
-    strategy = tfdist.HybridStrategy(2, microbatches=4)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4)
     with strategy.scope():
         model = tfdist.PipelineModel(_build, by="parameters")
     try:

@@ -24,7 +24,7 @@ def _said(loss, dtype=None):
         hidden = keras.layers.Dense(16, use_bias=False, dtype=dtype)(inputs)
         return keras.Model(inputs, keras.layers.Dense(3, activation="sigmoid")(hidden))
 
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(build, by="parameters")
         model.compile("sgd", loss)

@@ -154,7 +154,7 @@ def mistakes(strategy, folder):
 def _make(strategy, build, pipeline=2):
     if strategy is None:
         return build()
-    strategy = tfdist.HybridStrategy(pipeline, 1)
+    strategy = tfdist.HybridStrategy(pipeline_size=pipeline, microbatches=1)
     with strategy.scope():
         return tfdist.PipelineModel(build, by="parameters")
 

@@ -15,7 +15,7 @@ from keras import layers, ops
 import tfdist
 from tests.strategies.failing_saves import save_twice
 from tfdist.internals.variables import has_value
-from tfdist.pipeline.steps import Steps
+from tfdist.pipeline.runtime.train_step import Steps
 
 ROWS, BATCH = 22, 10
 
@@ -28,7 +28,7 @@ def run(strategy, name):
     if strategy is None:
         model = whole = build()
     else:
-        strategy = tfdist.HybridStrategy(2, microbatches=4)
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4)
         scope = strategy.scope
         with scope():
             model = tfdist.PipelineModel(build, cuts=[cut])
@@ -47,7 +47,7 @@ def separate_draws(strategy, seeded):
     shared = layers.Dense(4)
     outputs = shared(layers.Activation("tanh", name="cut")(shared(inputs)))
     model = keras.Model(inputs, outputs)
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         staged = tfdist.PipelineModel(model, cuts=["cut"])
         staged.compile("sgd", "mse")
@@ -59,7 +59,7 @@ def separate_draws(strategy, seeded):
 def times_traced(strategy):
     """How often the step is traced for batches of different numbers of rows."""
     build, _, cut, _ = SCRIPTS["shared_initializer"]
-    strategy = tfdist.HybridStrategy(2, microbatches=4)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4)
     with strategy.scope():
         model = tfdist.PipelineModel(build, cuts=[cut])
         model.compile("sgd", "mse")
@@ -73,7 +73,7 @@ def times_traced(strategy):
 def trainable_at_odds(strategy):
     """One worker freezes a layer of another one's too; the error."""
     build, _, cut, _ = SCRIPTS["shared_initializer"]
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(build, cuts=[cut])
         for layer in model.layers:
@@ -88,7 +88,7 @@ def trainable_at_odds(strategy):
 
 def layers_in_two_models(strategy):
     """The error of a second model in stages of layers that a first one has."""
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         part = _mlp()
         tfdist.PipelineModel(part, cuts=["first"])
@@ -103,7 +103,7 @@ def layers_in_two_models(strategy):
 
 def failing_to_write(strategy, folder):
     """As `save_twice`, of a model in stages."""
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
     return save_twice(model, folder)
@@ -112,7 +112,7 @@ def failing_to_write(strategy, folder):
 def saving_twice(strategy, folder):
     """The chief saves the whole by itself; what all read that save to the same path afterwards."""
     path = f"{folder}/model.keras"
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
     with model.gathered() as whole:
@@ -127,7 +127,7 @@ def saving_twice(strategy, folder):
 
 def cloning(strategy):
     """The error of Keras's `clone_model`."""
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
     try:
@@ -139,7 +139,7 @@ def cloning(strategy):
 
 def saving_alone(strategy):
     """The chief saves, and the other one does not."""
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
     session = strategy.extended.group.session
@@ -152,7 +152,7 @@ def saving_alone(strategy):
 
 def fixed_rows(strategy):
     """The error of a model with a batch size of its own."""
-    strategy = tfdist.HybridStrategy(2, microbatches=2)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         try:
             tfdist.PipelineModel(

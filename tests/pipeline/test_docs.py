@@ -10,10 +10,10 @@ import re
 import pytest
 
 from tfdist.launch.cli import main
-from tfdist.pipeline.action import Action, Kind
-from tfdist.pipeline.schedule import Schedule
-from tfdist.pipeline.schedules import make
-from tfdist.pipeline.simulate import simulate
+from tfdist.pipeline.plan.action import Action, Kind
+from tfdist.pipeline.plan.schedule import Schedule
+from tfdist.pipeline.schedules import make_schedule
+from tfdist.pipeline.simulation.simulator import simulate
 
 PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "pipeline.md").read_text()
 
@@ -36,7 +36,7 @@ def test_the_table_of_bubbles():
             for (p, m), shown in zip(
                 ((2, 8), (4, 8), (4, 16), (8, 16)), re.findall(r"[\d.]+%", bubbles), strict=True
             ):
-                assert f"{simulate(make(name, p, m)).bubble:.1%}" == shown
+                assert f"{simulate(make_schedule(name, p, m)).bubble:.1%}" == shown
 
 
 def test_the_example(tmp_path, monkeypatch, capsys):
@@ -52,14 +52,14 @@ def test_the_example(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     "module",
     [
-        "action",
-        "check",
-        "costs",
-        "lower",
-        "picture",
-        "schedule",
+        "plan.action",
+        "plan.validation",
+        "plan.costs",
+        "plan.lowering",
+        "simulation.gantt",
+        "plan.schedule",
         "schedules",
-        "schedules.own",
+        "schedules.custom",
         "schedules.pattern",
         "schedules.gpipe",
         "schedules.one_f_one_b",
@@ -69,15 +69,15 @@ def test_the_example(tmp_path, monkeypatch, capsys):
         "schedules.interleaved_zb",
         "schedules.zbv",
         "schedules.dualpipev",
-        "simulate",
-        "timeline",
+        "simulation.simulator",
+        "simulation.timeline",
     ],
 )
 def test_docstrings(module, tmp_path, monkeypatch):
-    if module == "picture":
+    if module == "simulation.gantt":
         pytest.importorskip("matplotlib")
     monkeypatch.chdir(tmp_path)
-    names = (Action, Kind, Schedule, make, simulate)
+    names = (Action, Kind, Schedule, make_schedule, simulate)
     result = doctest.testmod(
         importlib.import_module(f"tfdist.pipeline.{module}"),
         extraglobs={each.__name__: each for each in names},

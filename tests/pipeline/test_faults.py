@@ -14,7 +14,7 @@ from tests.deadlines import FAR
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.tiers import exhaustive
-from tfdist.launch.ports import Reservation
+from tfdist.launch.job.ports import Reservation
 
 
 @pytest.fixture
@@ -69,9 +69,9 @@ def test_workers_that_do_not_divide_into_pipelines(monkeypatch):
     """Told at once, before anybody waits for the others."""
     for name, value in of_worker(0, range(5000, 5004)).items():
         monkeypatch.setenv(name, value)
-    message = "a multiple of `pipeline`. Received: pipeline=3 for 4 workers"
+    message = "a multiple of `pipeline_size`. Received: pipeline_size=3 for 4 workers"
     with pytest.raises(ValueError, match=message):
-        tfdist.HybridStrategy(pipeline=3)
+        tfdist.HybridStrategy(pipeline_size=3)
 
 
 def of_worker(index, ports):
@@ -92,7 +92,7 @@ def test_what_is_refused():
     for messages in GROUPS["2"].run("tests.pipeline.faults:refuse"):
         assert "it cannot be called" in messages["called"]
         assert messages["outside"].startswith("UnsupportedError: A PipelineModel belongs to")
-        assert "a multiple of `pipeline`. Received: pipeline=3 for 2" in messages["size"]
+        assert "a multiple of `pipeline_size`. Received: pipeline_size=3 for 2" in messages["size"]
         assert messages["microbatches"].startswith("ValueError: `microbatches`")
         assert "gpipe" in messages["schedule"]
         assert "run_eagerly=True" in messages["eager"]

@@ -16,8 +16,8 @@ from keras.src.backend.common import global_state
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
 from tests.tiers import exhaustive, some
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition import decide, estimate, linearize, measure, measuring, timing
-from tfdist.pipeline.partition.spans import span_costs
+from tfdist.pipeline.partition import call_timing, decide, estimate, linearize, measure, profiler
+from tfdist.pipeline.partition.stage_costs import stage_costs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input with a mask")
 
@@ -27,7 +27,7 @@ SOME = {"gpt_masked", "nested_mixed_float16", "unet"}
 
 @pytest.mark.parametrize("name", some(ZOO, always=SOME))
 def test_every_model_can_be_measured_and_stays_as_it_is(name, monkeypatch):
-    monkeypatch.setattr(timing, "_SECONDS", 0.0)
+    monkeypatch.setattr(call_timing, "_SECONDS", 0.0)
     model = ZOO[name].build()
     before = [v.numpy() for v in model.variables]
     states = random.getstate(), np.random.get_state()[1].tolist()
@@ -51,13 +51,13 @@ def test_the_median_of_some_runs_counts(monkeypatch):
         clock.now += next(durations)
 
     clock = Clock()
-    monkeypatch.setattr(timing, "time", clock)
+    monkeypatch.setattr(call_timing, "time", clock)
     durations = iter([1000.0, 3.0, 1.0, 100.0, 2.0, 4.0])  # the first is not counted
-    assert timing.seconds_of(run) == 3.0
-    durations = itertools.repeat(timing._SECONDS / 20)
+    assert call_timing.seconds_of(run) == 3.0
+    durations = itertools.repeat(call_timing._SECONDS / 20)
     begin = clock.now
-    timing.seconds_of(run)
-    assert clock.now - begin == pytest.approx(timing._SECONDS, rel=0.2)
+    call_timing.seconds_of(run)
+    assert clock.now - begin == pytest.approx(call_timing._SECONDS, rel=0.2)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +65,9 @@ def test_the_median_of_some_runs_counts(monkeypatch):
 )
 def test_the_cost_is_what_the_passes_take_beside_the_overhead(monkeypatch, forward, both, cost):
     specs = (tf.TensorSpec((2, 3)),)
-    timed = timing.Timing(forward, both, specs, (None, None))
-    monkeypatch.setattr(measuring, "seconds_of", lambda run: 2.0)
-    monkeypatch.setattr(measuring, "time_call", lambda *args: timed)
+    timed = call_timing.Timing(forward, both, specs, (None, None))
+    monkeypatch.setattr(profiler, "seconds_of", lambda run: 2.0)
+    monkeypatch.setattr(profiler, "time_call", lambda *args: timed)
     (measured,) = measure(linearize(keras.Sequential([keras.Input((4,)), layers.Dense(3)])), rows=2)
     assert (measured.forward, measured.backward) == cost
 
@@ -91,13 +91,13 @@ def test_random_numbers_without_a_seed_go_on_as_before():
 
 def test_equal_layers_are_timed_once(monkeypatch):
     timed = collections.Counter()
-    time_call = measuring.time_call
+    time_call = profiler.time_call
 
     def counting(call, *args):
         timed[type(call.operation).__name__] += 1
         return time_call(call, *args)
 
-    monkeypatch.setattr(measuring, "time_call", counting)
+    monkeypatch.setattr(profiler, "time_call", counting)
     costs = measure(linearize(gpt(blocks=4)), rows=2)
     assert timed["MultiHeadAttention"] == 1
     assert timed["LayerNormalization"] == 1
@@ -156,8 +156,8 @@ def test_measured_stages_of_a_gpt_are_even(stages):
 def test_bytes_count_where_values_cross():
     graph = linearize(unet())
     calls = len(graph.calls)
-    free = span_costs(graph, [1.0] * calls, rows=1, seconds_per_byte=0.0)
-    paid = span_costs(graph, [1.0] * calls, rows=1, seconds_per_byte=1.0)
+    free = stage_costs(graph, [1.0] * calls, rows=1, seconds_per_byte=0.0)
+    paid = stage_costs(graph, [1.0] * calls, rows=1, seconds_per_byte=1.0)
     part = (1 << 20) / calls
     assert free[0, calls] == paid[0, calls] == pytest.approx(1 << 20)
     # The first convolution's 16 x 16 x 4 floats leave, and their gradient comes back.

@@ -11,16 +11,16 @@ from dataclasses import dataclass
 import pytest
 
 from tests.tiers import some
-from tfdist.pipeline.action import Action, Kind
-from tfdist.pipeline.check import check
-from tfdist.pipeline.costs import Costs
-from tfdist.pipeline.edges import Edge
-from tfdist.pipeline.lower import lower
-from tfdist.pipeline.schedule import Schedule
-from tfdist.pipeline.schedules import SCHEDULES, make
-from tfdist.pipeline.simulate import simulate
-from tfdist.pipeline.transfer import Receive, Send
-from tfdist.pipeline.walk import walk
+from tfdist.pipeline.plan.action import Action, Kind
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.plan.deadlock_check import walk
+from tfdist.pipeline.plan.edges import Edge
+from tfdist.pipeline.plan.lowering import lower
+from tfdist.pipeline.plan.schedule import Schedule
+from tfdist.pipeline.plan.transfer import Receive, Send
+from tfdist.pipeline.plan.validation import check
+from tfdist.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist.pipeline.simulation.simulator import simulate
 
 VIRTUAL = ("interleaved", "looped_bfs", "interleaved_zb")
 
@@ -36,8 +36,8 @@ class Case:
 def make_case(name: str, seed: int) -> Case:
     draw = random.Random(f"{name} {seed}")
     ranks, microbatches = draw.randint(1, 6), draw.randint(1, 14)
-    virtual = draw.randint(1, 3) if name in VIRTUAL else None
-    stages = make(name, ranks, microbatches, virtual).stages
+    virtual_stages = draw.randint(1, 3) if name in VIRTUAL else None
+    stages = make_schedule(name, ranks, microbatches, virtual_stages).stages
 
     def passes() -> float | list[float]:
         many = [draw.choice([0.0, draw.random(), draw.random()]) for _ in range(stages)]
@@ -48,7 +48,12 @@ def make_case(name: str, seed: int) -> Case:
     chain = [pair for pair in pairs if pair[1] - pair[0] == 1]
     edges = sorted({*chain, *draw.sample(pairs, draw.randint(0, len(pairs)))})
     differentiable = [edge for edge in edges if edge in chain or draw.random() < 0.7]
-    return Case(make(name, ranks, microbatches, virtual, costs), costs, edges, differentiable)
+    return Case(
+        make_schedule(name, ranks, microbatches, virtual_stages, costs),
+        costs,
+        edges,
+        differentiable,
+    )
 
 
 CASES = [f"{name}-{seed}" for name in SCHEDULES for seed in range(8)]

@@ -8,7 +8,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.tiers import some
-from tfdist.pipeline.schedules import make
+from tfdist.pipeline.schedules import make_schedule
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from tfdist.pipeline.schedules import make
 )
 def test_a_step_is_recorded(schedule, frozen):
     results = GROUPS["2"].run("tests.pipeline.recording:record", schedule, frozen)
-    expected = [[str(a) for a in own] for own in make(schedule, 2, 4).actions]
+    expected = [[str(a) for a in own] for own in make_schedule(schedule, 2, 4).actions]
     for result in results:
         assert [[name for name, _, _ in own] for own in result["spans"]] == expected
         assert result["iterations"] == 3

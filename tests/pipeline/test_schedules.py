@@ -9,11 +9,11 @@ from __future__ import annotations
 import pytest
 
 from tests.tiers import exhaustive, some
-from tfdist.pipeline.check import peak_activations
-from tfdist.pipeline.costs import Costs
-from tfdist.pipeline.schedule import Schedule
-from tfdist.pipeline.schedules import make
-from tfdist.pipeline.simulate import simulate
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.plan.schedule import Schedule
+from tfdist.pipeline.plan.validation import peak_activations
+from tfdist.pipeline.schedules import make_schedule
+from tfdist.pipeline.simulation.simulator import simulate
 
 F = BI = BW = 1
 B = BI + BW
@@ -42,7 +42,7 @@ def idle(schedule: Schedule) -> float:
 def test_one_stage_on_each_rank(name):
     # GPipe, section 2.3; PipeDream-Flush: (p - 1)(F + B) for any m.
     for p, m in sizes():
-        schedule = make(name, p, m)
+        schedule = make_schedule(name, p, m)
         assert idle(schedule) == (p - 1) * (F + B)
         kept = [m] * p if name == "gpipe" else [min(m, p - rank) for rank in range(p)]
         assert list(peak_activations(schedule)) == kept
@@ -54,7 +54,7 @@ def test_virtual_stages(name, v):
     # Megatron-LM, section 2.2.2, and breadth-first, section 3: (p - 1)(F + B) / v, where m >= p.
     # With fewer the first rank waits for p - m more microbatches whenever the model goes round.
     for p, m in sizes(most=8 if v == 2 else 5):
-        schedule = make(name, p, m, v)
+        schedule = make_schedule(name, p, m, v)
         waits = max(0, p - m) * (v - 1)
         assert idle(schedule) == pytest.approx((p - 1 + waits) * (F + B) / v)
         peak = peak_activations(schedule)
@@ -72,9 +72,9 @@ def test_virtual_stages(name, v):
 def test_zb_h1():
     # Zero bubble, table 2: (p - 1)(F + I - W) where m >= p, with the memory of 1F1B.
     for p, m in sizes():
-        schedule = make("zb_h1", p, m)
+        schedule = make_schedule("zb_h1", p, m)
         assert idle(schedule) == (p - 1) * (F + BI - BW) + max(0, p - m)
-        assert max(peak_activations(schedule)) <= max(peak_activations(make("1f1b", p, m)))
+        assert max(peak_activations(schedule)) <= max(peak_activations(make_schedule("1f1b", p, m)))
 
 
 def test_zb_h1_where_passes_differ():
@@ -82,7 +82,7 @@ def test_zb_h1_where_passes_differ():
     for i, w in ((1.1, 0.9), (1.4, 0.6), (2, 0.5), (2, 1)):
         costs = Costs(1, i, w)
         for p, m in ((2, 8), (4, 8), (5, 13), (8, 16)):
-            timeline = simulate(make("zb_h1", p, m, costs=costs), costs)
+            timeline = simulate(make_schedule("zb_h1", p, m, costs=costs), costs)
             assert timeline.makespan - m * (1 + i + w) <= (p - 1) * (1 + i - w) + 1e-9
 
 
@@ -91,7 +91,10 @@ def test_zb_h1_where_passes_differ():
 def test_interleaved_zb(v):
     # As zb_h1, with a v-th of the fill; with the memory of interleaved 1F1B.
     for p, m in sizes(most=8 if v == 2 else 4):
-        schedule, whole = make("interleaved_zb", p, m, v), make("interleaved", p, m, v)
+        schedule, whole = (
+            make_schedule("interleaved_zb", p, m, v),
+            make_schedule("interleaved", p, m, v),
+        )
         if m >= p:
             assert idle(schedule) == pytest.approx((p - 1) * (F + BI - BW) / v)
         else:
@@ -103,12 +106,12 @@ def test_zbv():
     # Zero bubble, section 6: no bubble but the fill of (p - 1) stages, F / 2 each, and from
     # m = 2 p - 1 on no rank waits between; with 1F1B's memory, p microbatches of both stages.
     for p, m in sizes():
-        schedule = make("zbv", p, m)
+        schedule = make_schedule("zbv", p, m)
         assert set(peak_activations(schedule)) == {2 * min(m, p)}
         if m >= p:
             assert idle(schedule) == (p - 1) * F / 2
         else:
-            assert idle(schedule) < idle(make("zb_h1", p, m))
+            assert idle(schedule) < idle(make_schedule("zb_h1", p, m))
         if m >= 2 * p - 1:
             for own in simulate(schedule).spans:
                 assert own[-1].end - own[0].start == m * (F + BI + BW)
@@ -119,10 +122,10 @@ def test_dualpipev():
     # activations. F&B, a forward and a backward pass at once, takes F + B here, but the forward
     # pass has its output before the backward pass begins, which halves the bubble.
     for p, m in sizes():
-        schedule = make("dualpipev", p, m)
+        schedule = make_schedule("dualpipev", p, m)
         if m >= 2 * p:
             assert idle(schedule) == (p - 1) * (F + BI - BW) / 2
             assert idle(schedule) <= (p - 1) * (F + B + B - 3 * BW) / 2
         else:
-            assert idle(schedule) <= idle(make("1f1b", p, m))
+            assert idle(schedule) <= idle(make_schedule("1f1b", p, m))
         assert max(peak_activations(schedule)) == min(2 * m, 2 * p + 1)

@@ -38,7 +38,7 @@ def _made(strategy, name):
         model = whole = build()
         scope = contextlib.nullcontext
     else:
-        strategy = tfdist.HybridStrategy(2, microbatches=3)
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=3)
         scope = strategy.scope
         with scope():
             model = tfdist.PipelineModel(build, cuts=["first"])

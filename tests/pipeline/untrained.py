@@ -24,7 +24,7 @@ def train(strategy, optimizer):
     keras.utils.set_random_seed(0)
     scope = contextlib.nullcontext()
     if strategy is not None:
-        strategy = tfdist.HybridStrategy(2, microbatches=2)
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
         scope = strategy.scope()
     with scope:
         model = _build() if strategy is None else tfdist.PipelineModel(_build, cuts=["head"])

@@ -16,7 +16,7 @@ import tfdist
 def graphs_left(strategy, staged):
     """How many graphs are there after the second model in turn, more than after the first."""
     if staged:
-        strategy = tfdist.HybridStrategy(2, microbatches=2, schedule="1f1b")
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2, schedule="1f1b")
     counts = []
     for _ in range(2):
         _train(strategy, staged)

@@ -44,7 +44,10 @@ def layer(name, around):
 def test_each_is_there_once():
     hooks.install()
     before = all_layers()
-    assert before["BaseOptimizer.apply"] == ["sharded_optimizers", "optimizers"]
+    assert before["BaseOptimizer.apply"] == [
+        "optimizers.sharded_optimizers",
+        "optimizers.replicated",
+    ]
     functions = {name: target.function for name, target in TARGETS.items()}
     for name in LAYERS:
         importlib.import_module(f"tfdist.trainer.{name}").install()
@@ -60,35 +63,35 @@ def test_all_that_is_replaced_is_known_and_the_other_way_round():
 
 
 def test_a_layer_is_not_put_around_itself(target):
-    put_around(target, layer("losses", lambda v: v + 1))
-    put_around(target, layer("losses", lambda v: v + 1))
+    put_around(target, layer("losses.reductions", lambda v: v + 1))
+    put_around(target, layer("losses.reductions", lambda v: v + 1))
     assert target.function(1) == 3
-    put_around(target, layer("writers", lambda v: 10 * v))
-    put_around(target, layer("losses", lambda v: v + 1))
+    put_around(target, layer("saving.callbacks", lambda v: 10 * v))
+    put_around(target, layer("losses.reductions", lambda v: v + 1))
     assert target.function(1) == 30
-    assert layers_around(target.function) == ["losses", "writers"]
+    assert layers_around(target.function) == ["losses.reductions", "saving.callbacks"]
 
 
 def test_layers_have_an_order(target):
-    put_around(target, layer("optimizers", lambda v: v))
-    with pytest.raises(RuntimeError, match="'losses' go inside of those of"):
-        put_around(target, layer("losses", lambda v: v))
+    put_around(target, layer("optimizers.replicated", lambda v: v))
+    with pytest.raises(RuntimeError, match=r"'losses\.reductions' go inside of those of"):
+        put_around(target, layer("losses.reductions", lambda v: v))
 
 
 def test_around_what_another_package_has_put_there(target):
-    put_around(target, layer("losses", lambda v: v + 1))
+    put_around(target, layer("losses.reductions", lambda v: v + 1))
     ours = target.function
     target.owner.double = lambda value: -ours(value)
-    put_around(target, layer("optimizers", lambda v: 10 * v))
+    put_around(target, layer("optimizers.replicated", lambda v: 10 * v))
     assert target.function(1) == -30
 
 
 def test_modules_imported_anew_replace_their_own(target):
-    module = types.ModuleType("tfdist.trainer.losses")
+    module = types.ModuleType("tfdist.trainer.losses.reductions")
     exec("def wrap(original):\n    return lambda value: original(value) + 1", vars(module))
     put_around(target, module.wrap)
     assert target.function(1) == 3
-    put_around(target, layer("losses", lambda v: v + 5))
+    put_around(target, layer("losses.reductions", lambda v: v + 5))
     assert target.function(1) == 7
 
 
@@ -150,4 +153,4 @@ def _made(kind):
 
 def test_unknown_names_are_not_replaced():
     with pytest.raises(KeyError):
-        patch("BaseOptimizer.made_up", layer("losses", lambda v: v))
+        patch("BaseOptimizer.made_up", layer("losses.reductions", lambda v: v))

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import ReplicaMismatchError
-from tfdist.pipeline.copies import copies_of
+from tfdist.pipeline.variable_names import copies_of
 from tfdist.strategies.extended import ReplicatedExtended
 
 

@@ -6,14 +6,14 @@ once when one of them is lost; `connect` gives groups of them a `Mesh`, which ca
 Nothing here imports TensorFlow.
 """
 
-from tfdist.cluster.address import check_own
-from tfdist.cluster.mesh import Mesh, connect
-from tfdist.cluster.rendezvous import meet
-from tfdist.cluster.resolution import check_resolvable
-from tfdist.cluster.resolver import ClusterResolver, from_resolver
-from tfdist.cluster.session import Session
-from tfdist.cluster.tf_config import from_environment, from_tf_config
-from tfdist.cluster.topology import Topology, Worker
+from tfdist.cluster.mesh.mesh import Mesh, connect
+from tfdist.cluster.net.bind_address import check_own
+from tfdist.cluster.net.dns import check_resolvable
+from tfdist.cluster.rendezvous.meet import meet
+from tfdist.cluster.session.session import Session
+from tfdist.cluster.spec.resolver import ClusterResolver, from_resolver
+from tfdist.cluster.spec.tf_config import from_environment, from_tf_config
+from tfdist.cluster.spec.topology import Topology, Worker
 
 __all__ = [
     "ClusterResolver",

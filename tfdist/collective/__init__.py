@@ -1,4 +1,4 @@
-"""Collectives: for user code the functions here, for the strategies the communicators.
+"""Collectives: the functions here are for user code, the communicators for the strategies.
 
 ```python
 strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -9,28 +9,49 @@ total = tfdist.collective.all_reduce(tf.constant([1.0, 2.0]))
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# Name -> its module; loaded at first use, since the launcher must not import TensorFlow.
-_PUBLIC = {
-    "NativeCommunicator": "native_communicator",
-    "Traffic": "traffic",
-    "all_gather": "functions",
-    "all_reduce": "functions",
-    "all_to_all": "functions",
-    "barrier": "functions",
-    "broadcast": "functions",
-    "communicator": "functions",
-    "receive": "functions",
-    "reduce_scatter": "functions",
-    "send": "functions",
-    "statistics": "functions",
-}
+if TYPE_CHECKING:
+    from tfdist.collective.functions import (
+        all_gather,
+        all_reduce,
+        all_to_all,
+        barrier,
+        broadcast,
+        communicator,
+        receive,
+        reduce_scatter,
+        send,
+        statistics,
+    )
+    from tfdist.collective.native_communicator import NativeCommunicator
+    from tfdist.collective.traffic import Traffic
 
-__all__ = sorted(_PUBLIC)
+__all__ = [
+    "NativeCommunicator",
+    "Traffic",
+    "all_gather",
+    "all_reduce",
+    "all_to_all",
+    "barrier",
+    "broadcast",
+    "communicator",
+    "receive",
+    "reduce_scatter",
+    "send",
+    "statistics",
+]
+
+_ELSEWHERE = {"NativeCommunicator": "native_communicator", "Traffic": "traffic"}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'tfdist.collective' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"tfdist.collective.{_PUBLIC[name]}"), name)
+    # Loaded at first use, since the launcher must not import TensorFlow.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = _ELSEWHERE.get(name, "functions")
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

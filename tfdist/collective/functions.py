@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from tfdist.collective import native_ops, place, registry
+from tfdist.collective import call_site, native_ops, registry
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.native_ops import REDUCTIONS
 from tfdist.collective.traffic import Traffic
@@ -69,7 +69,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     if group.size == 1 or not tensors:
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
-    key = name or place.of_call()
+    key = name or call_site.of_call()
     with tf.device(group.host):
         for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
             mine = [i for i, t in enumerate(tensors) if t.dtype == dtype]
@@ -173,7 +173,7 @@ def all_to_all(
     if group.size == 1:
         return tensor, rows
     with tf.device(group.host):
-        key = name or place.of_call()
+        key = name or call_site.of_call()
         return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
 
 
@@ -251,7 +251,7 @@ def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:
     group = registry.get(communicator)
     if group.size == 1:
         return tf.nest.map_structure(tf.convert_to_tensor, value)
-    key = name or place.of_call()
+    key = name or call_site.of_call()
     with tf.device(group.host):
         return tf.nest.map_structure(
             lambda leaf: collective(group, tf.convert_to_tensor(leaf), key), value

@@ -12,11 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import native
-from tfdist.cluster import Mesh, Session, connect, farewell
-from tfdist.cluster.local_mesh import connect_threads
+from tfdist.cluster import Mesh, Session, connect
+from tfdist.cluster.mesh.in_process import connect_threads
+from tfdist.cluster.session import exit_reason
 from tfdist.collective import dtypes, native_ops, registry, tokens
 from tfdist.collective.buckets import plan
-from tfdist.collective.setup import setup_of
+from tfdist.collective.core_setup import setup_of
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
@@ -186,7 +187,7 @@ class NativeCommunicator:
 
     def at_exit(self) -> None:
         """Leaves the group as the process ends, and says so if an exception ends it."""
-        failure = farewell.failure()
+        failure = exit_reason.failure()
         if failure:
             self.abort(f"{self._me} failed: {failure}")
         self.close()

@@ -7,14 +7,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.progress import say
-from tfdist.compression.codec import Codec
-from tfdist.compression.exchange import Exchange
+from tfdist.cluster.net.wait_messages import say
+from tfdist.compression.codecs.codec import Codec
+from tfdist.compression.codecs.int8 import Int8
+from tfdist.compression.codecs.powersgd import PowerSGD
+from tfdist.compression.codecs.terngrad import TernGrad
 from tfdist.compression.gradient import Shape, count
-from tfdist.compression.int8 import Int8
-from tfdist.compression.measuring import Measurement, measure, probe
-from tfdist.compression.powersgd import PowerSGD
-from tfdist.compression.terngrad import TernGrad
+from tfdist.compression.measurement import Measurement, measure, probe
+from tfdist.compression.transport import Exchange
 
 # A milder codec is taken where it is nearly as fast as the fastest.
 _NEARLY = 1.1

@@ -8,14 +8,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster.progress import say
+from tfdist.cluster.net.wait_messages import say
 from tfdist.compression.auto import Auto, Choice
-from tfdist.compression.codec import Codec
-from tfdist.compression.exchange import Exchange
+from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient
 from tfdist.compression.policy import Policy, may_be_compressed
 from tfdist.compression.registry import name_of
 from tfdist.compression.state import State
+from tfdist.compression.transport import Exchange
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 Sum = Callable[[list[Any]], list[Any]]

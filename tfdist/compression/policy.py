@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from tfdist.compression.auto import Auto
-from tfdist.compression.codec import Codec
+from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.settings import check_types
 
 

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeAlias
 
 from tfdist.compression.auto import Auto
-from tfdist.compression.bf16 import BF16
-from tfdist.compression.codec import Codec
-from tfdist.compression.dgc import DGC
-from tfdist.compression.ef_signsgd import EFSignSGD
-from tfdist.compression.fp8 import FP8
-from tfdist.compression.fp16 import FP16
-from tfdist.compression.int8 import Int8
-from tfdist.compression.natural import Natural
-from tfdist.compression.onebit import OneBit
+from tfdist.compression.codecs.bf16 import BF16
+from tfdist.compression.codecs.codec import Codec
+from tfdist.compression.codecs.dgc import DGC
+from tfdist.compression.codecs.ef_signsgd import EFSignSGD
+from tfdist.compression.codecs.fp8 import FP8
+from tfdist.compression.codecs.fp16 import FP16
+from tfdist.compression.codecs.int8 import Int8
+from tfdist.compression.codecs.natural import Natural
+from tfdist.compression.codecs.onebit import OneBit
+from tfdist.compression.codecs.powersgd import PowerSGD
+from tfdist.compression.codecs.qsgd import QSGD
+from tfdist.compression.codecs.randomk import RandomK
+from tfdist.compression.codecs.signsgd import SignSGD
+from tfdist.compression.codecs.signum import Signum
+from tfdist.compression.codecs.terngrad import TernGrad
+from tfdist.compression.codecs.threshold import Threshold
+from tfdist.compression.codecs.topk import TopK
 from tfdist.compression.policy import Policy
-from tfdist.compression.powersgd import PowerSGD
-from tfdist.compression.qsgd import QSGD
-from tfdist.compression.randomk import RandomK
-from tfdist.compression.signsgd import SignSGD
-from tfdist.compression.signum import Signum
-from tfdist.compression.terngrad import TernGrad
-from tfdist.compression.threshold import Threshold
-from tfdist.compression.topk import TopK
+
+CompressionLike: TypeAlias = str | Codec | Auto | Policy | None
+"""What strategies take as `compression`: a name, a codec, a choice by measurement, or a policy."""
 
 CODECS: dict[str, type[Codec]] = {
     "fp16": FP16,
@@ -52,7 +55,7 @@ def name_of(codec: Codec | None) -> str:
     return next(names, type(codec).__name__)
 
 
-def read(compression: Any) -> Policy | None:
+def read(compression: CompressionLike) -> Policy | None:
     """What to compress.
 
     Args:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Mapping, Sequence
 
 from tfdist.launch.console import say
-from tfdist.launch.failure import Failure, FirstFailure, stopped_by, worker_failure
-from tfdist.launch.output import Output
-from tfdist.launch.plan import WorkerPlan
-from tfdist.launch.signals import Signals
-from tfdist.launch.stopping import Ladder
-from tfdist.launch.team import Team
-from tfdist.launch.watchdog import Watchdog
-from tfdist.launch.worker import WorkerProcess
+from tfdist.launch.hosts.host_group import HostGroup
+from tfdist.launch.job.failure import Failure, FirstFailure, stopped_by, worker_failure
+from tfdist.launch.job.log_routing import Output
+from tfdist.launch.job.plan import WorkerPlan
+from tfdist.launch.job.shutdown import SignalEscalation
+from tfdist.launch.job.signals import Signals
+from tfdist.launch.job.watchdog import Watchdog
+from tfdist.launch.job.worker import WorkerProcess
 
 # A failure that may be the consequence of another one waits so long for it.
 _PATIENCE = 1.0
@@ -43,7 +43,7 @@ class Supervisor:
         plans: Sequence[WorkerPlan],
         environment: Mapping[str, str],
         output: Output,
-        team: Team,
+        team: HostGroup,
         node: int,
         watchdog: Watchdog,
         grace: float,
@@ -58,7 +58,7 @@ class Supervisor:
         self._running: dict[int, WorkerProcess] = {}
         patience = _PATIENCE if team.judges else _PATIENCE_FOR_NODE_0
         self._first = FirstFailure(patience, judges=team.judges)
-        self._ladder: Ladder | None = None
+        self._ladder: SignalEscalation | None = None
         self._reported_done = False
 
     def run(self) -> Failure | None:
@@ -123,7 +123,9 @@ class Supervisor:
         failure = self._first.best() or stopped_by(self._node, number)
         self._team.report(failure)
         self._team.announce(failure)
-        self._ladder = Ladder(signal.SIGINT if gentle else signal.SIGTERM, self._grace, now)
+        self._ladder = SignalEscalation(
+            signal.SIGINT if gentle else signal.SIGTERM, self._grace, now
+        )
 
     def _listen(self, now: float) -> None:
         for rank in _readable(self._output.pipes()):
@@ -168,7 +170,7 @@ class Supervisor:
             self._team.announce(failure)
         if self._running:
             say(f"{self._team.verdict} Stopping the other workers.", below_output=True)
-        self._ladder = Ladder(signal.SIGTERM, self._grace, now)
+        self._ladder = SignalEscalation(signal.SIGTERM, self._grace, now)
 
     def _push(self, now: float) -> None:
         number = self._ladder.due(now) if self._ladder is not None else None

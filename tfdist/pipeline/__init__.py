@@ -1,6 +1,29 @@
-"""Pipeline parallelism: each rank holds a part of the model, and microbatches go through them all.
+"""Pipeline parallelism: each rank holds a part of the model, and microbatches pass through all.
 
 A *rank* is a process of the pipeline. A *stage* is a contiguous part of the model; with virtual
 stages a rank holds several. A *schedule* is pure data: what each rank computes, in which order. It
-is made, checked, lowered to transfers, simulated and drawn here without TensorFlow.
+is made, checked, lowered to transfers, simulated and drawn without TensorFlow, by what this package
+exports. The strategies and the model are `tfdist.PipelineStrategy`, `tfdist.HybridStrategy` and
+`tfdist.PipelineModel`.
 """
+
+from tfdist.pipeline.plan.action import Action, Kind
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.plan.schedule import Schedule
+from tfdist.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist.pipeline.simulation.gantt import draw, text
+from tfdist.pipeline.simulation.simulator import simulate
+from tfdist.pipeline.simulation.timeline import Timeline
+
+__all__ = [
+    "SCHEDULES",
+    "Action",
+    "Costs",
+    "Kind",
+    "Schedule",
+    "Timeline",
+    "draw",
+    "make_schedule",
+    "simulate",
+    "text",
+]

@@ -10,20 +10,20 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import compiled_loss_of, compiled_metrics_of
-from tfdist.pipeline.choosing import choose
-from tfdist.pipeline.engine import Engine
-from tfdist.pipeline.freezing import agree_on_trainable
-from tfdist.pipeline.holding import build, check_free, hold
-from tfdist.pipeline.in_one_piece import InOnePiece, Parts
-from tfdist.pipeline.saving import Files, compile_arguments
-from tfdist.pipeline.steps import Steps
-from tfdist.pipeline.strategy import HybridStrategy
-from tfdist.pipeline.timeline import Timeline
-from tfdist.trainer.calls import check_variables
-from tfdist.trainer.metrics import take_over_metrics
+from tfdist.pipeline.placement.auto_partition import choose
+from tfdist.pipeline.placement.materialize import build, check_free, materialize
+from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.placement.trainability import agree_on_trainable
+from tfdist.pipeline.runtime.engine import Engine
+from tfdist.pipeline.runtime.train_step import StepRunner
+from tfdist.pipeline.simulation.timeline import Timeline
+from tfdist.pipeline.state.full_model import FullModel, Parts
+from tfdist.pipeline.state.saving import Files, compile_arguments
+from tfdist.trainer.fit.call_checks import check_variables
+from tfdist.trainer.losses.metrics import take_over_metrics
 
 
-class PipelineModel(InOnePiece):
+class PipelineModel(FullModel):
     """An ordinary model whose stages are on the workers of a pipeline.
 
     It is compiled, fitted, evaluated and used for predictions like the model that it is made of,
@@ -71,7 +71,7 @@ class PipelineModel(InOnePiece):
         super().__init__(name=whole.name, dtype=whole.dtype_policy)
         partition = choose(whole, strategy, cuts, by)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]
-        hold(whole.variables, [v for stage in mine for v in stage.variables], made)
+        materialize(whole.variables, [v for stage in mine for v in stage.variables], made)
         self._parts = Parts(whole, partition, remat, Files(whole, partition, strategy))
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
@@ -81,7 +81,7 @@ class PipelineModel(InOnePiece):
         self._read_variables = list(read.values())
         if hasattr(whole, "output_names"):
             self.output_names = whole.output_names
-        self._steps: Steps | None = None
+        self._steps: StepRunner | None = None
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
@@ -130,7 +130,7 @@ class PipelineModel(InOnePiece):
 
         Example:
             ```python
-            from tfdist.pipeline.picture import draw
+            from tfdist.pipeline.simulation.gantt import draw
 
             for _ in range(2):
                 timeline = model.timeline_on_batch(x, y)
@@ -180,7 +180,7 @@ class PipelineModel(InOnePiece):
         self.predict_function = predict
         return predict
 
-    def _new_steps(self) -> Steps:
+    def _new_steps(self) -> StepRunner:
         engine = Engine(
             self.distribute_strategy,
             self.partition,
@@ -188,7 +188,7 @@ class PipelineModel(InOnePiece):
             self._update_metrics,
             remat=self._parts.remat,
         )
-        return Steps(self, engine, self.distribute_strategy)
+        return StepRunner(self, engine, self.distribute_strategy)
 
     def _function(self, mode: str) -> Callable[[Iterator[Any]], Any]:
         steps = self._steps

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective.buckets import pack, plan
+from tfdist.collective.communicator import Communicator
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
-from tfdist.collective.protocol import Communicator
 from tfdist.internals.keras import BaseOptimizer
 from tfdist.internals.optimizer import inner_optimizer, strategy_of, trainable_variables_of
 from tfdist.sharding.elementwise import keeps_nothing
@@ -178,15 +178,15 @@ def sharded_by(optimizer: Any) -> ShardedVariables | None:
     return _sharded.get(inner_optimizer(optimizer))
 
 
-def may_share_out(optimizer: Any) -> bool:
+def may_shard(optimizer: Any) -> bool:
     """Whether an optimizer is of a strategy that shares out what optimizers keep."""
     extended = getattr(strategy_of(optimizer), "extended", None)
     return bool(getattr(extended, "shards_optimizers", False))
 
 
-def shares_out(optimizer: Any) -> bool:
+def is_sharded(optimizer: Any) -> bool:
     """Whether an optimizer that is made already is shared out among the ranks."""
-    return may_share_out(optimizer) and not keeps_nothing(optimizer)
+    return may_shard(optimizer) and not keeps_nothing(optimizer)
 
 
 def trained_by(optimizer: Any) -> list[Any]:

@@ -9,15 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import native
-from tfdist.cluster.progress import say
+from tfdist.cluster.net.wait_messages import say
+from tfdist.collective.communicator import Alone, Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.collective.protocol import Alone, Communicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.compression.compressor import Compressor
-from tfdist.compression.exchange import Exchange
+from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.policy import Policy
-from tfdist.compression.sharing import Sharing
+from tfdist.compression.transport import Exchange
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
 from tfdist.strategies.group import Group
@@ -187,7 +187,7 @@ def make_compressor(
             Exchange(
                 _sized(group.native(f"device {i}"), options),
                 within_hosts=within_hosts,
-                devices=Sharing(local, len(devices), i),
+                devices=HostLeaders(local, len(devices), i),
                 split=functools.partial(split, suffix=f", device {i}"),
             )
             for i, local in enumerate(group.native_devices(devices))

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import place, tokens
-from tfdist.collective.protocol import Communicator
+from tfdist.collective import call_site, tokens
+from tfdist.collective.communicator import Communicator
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import LocalExtended
 from tfdist.internals.keras import in_callers_state
@@ -25,12 +25,12 @@ from tfdist.internals.tensorflow import (
     simple_broadcast,
 )
 from tfdist.strategies import reduction
-from tfdist.strategies.creation import create_variable
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
-from tfdist.strategies.failing import listen, running_step
 from tfdist.strategies.group import Group
 from tfdist.strategies.step import current_step
-from tfdist.strategies.updating import updating
+from tfdist.strategies.step_failure import listen, running_step
+from tfdist.strategies.update_order import updating
+from tfdist.strategies.variable_creation import create_variable
 
 
 class ReplicatedExtended(LocalExtended):
@@ -170,7 +170,7 @@ class ReplicatedExtended(LocalExtended):
     # Reductions in a replica.
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        called = place.of_tensorflow_call("all_reduce")
+        called = call_site.of_tensorflow_call("all_reduce")
         step = current_step()
         if step is not None:
             own = step.zero_without_rows(tf.nest.flatten(value))
@@ -213,7 +213,7 @@ class ReplicatedExtended(LocalExtended):
     def _reduce_to(self, reduce_op: Any, value: Any, destinations: Any, options: Any) -> Any:
         flat = tf.nest.flatten(value)
         pairs = [(v, destinations) for v in flat]
-        reduced = self._reduce_pairs(reduce_op, pairs, place.of_tensorflow_call("reduce"))
+        reduced = self._reduce_pairs(reduce_op, pairs, call_site.of_tensorflow_call("reduce"))
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
@@ -246,7 +246,7 @@ class ReplicatedExtended(LocalExtended):
     def _gather_to_implementation(
         self, value: Any, destinations: Any, axis: int, options: Any
     ) -> Any:
-        called = place.of_tensorflow_call("gather", "all_gather")
+        called = call_site.of_tensorflow_call("gather", "all_gather")
 
         def gather(value: Any) -> Any:
             parts = value.values if isinstance(value, DistributedValues) else [value]

@@ -16,17 +16,18 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
+from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import registry
+from tfdist.collective.communicator import Alone
 from tfdist.collective.native_communicator import (
     NativeCommunicator,
     open_communicator,
     open_local_communicators,
 )
-from tfdist.collective.protocol import Alone
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
 from tfdist.options import Options
-from tfdist.strategies.causes import plain
+from tfdist.strategies.error_cause import plain
 
 
 class Group:
@@ -249,6 +250,7 @@ def join(topology: Topology) -> Group:
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
         _joined = _join(topology)
+        note_joined(topology)
     elif (_joined.topology.fingerprint(), _joined.topology.rank) != (
         topology.fingerprint(),
         topology.rank,

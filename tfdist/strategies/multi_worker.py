@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster.progress import say
+from tfdist.cluster import ClusterResolver
+from tfdist.cluster.net.wait_messages import say
+from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.communication import (
@@ -63,10 +65,11 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
     def __init__(
         self,
-        cluster_resolver: Any = None,
-        communication_options: Any = None,
-        communication: str = "auto",
-        compression: Any = None,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: tf.distribute.experimental.CommunicationOptions | None = None,
+        *,
+        communication: Literal["auto", "native", "tensorflow"] = "auto",
+        compression: CompressionLike = None,
         shard_optimizer: bool = False,
     ) -> None:
         if communication not in COMMUNICATIONS:
@@ -74,7 +77,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
                 f"`communication` must be one of {', '.join(map(repr, COMMUNICATIONS))}. "
                 f"Received: {communication!r}."
             )
-        topology, cluster_resolver = read_cluster(cluster_resolver)
+        topology, resolver = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(topology)
@@ -91,7 +94,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         workers = worker_communicator(group, options, native=native)
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
-        extended.cluster_resolver = cluster_resolver
+        extended.cluster_resolver = resolver
         extended.shards_optimizers = bool(shard_optimizer) and topology.size > 1
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)

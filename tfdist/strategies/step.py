@@ -110,7 +110,7 @@ class Step:
         share = tf.cast(self.share, value.dtype)
         return tf.where(self.share > 0, value * share, tf.zeros_like(value))
 
-    def unweigh(self, value: tf.Tensor) -> tf.Tensor:
+    def unscale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
         """Divides by the share; zero for a replica without rows."""
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 

@@ -11,7 +11,7 @@ from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
 from tfdist.strategies.increments import is_no_sum
 from tfdist.strategies.step import current_step
-from tfdist.strategies.telling import tell_once
+from tfdist.strategies.warn_once import warn_once
 
 
 class _Variable:
@@ -111,7 +111,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
     def _check_sum(self, value: Any) -> None:
         copy = copy_here(self)
         if tf.is_symbolic_tensor(value) and is_no_sum(value, copy):
-            tell_once(
+            warn_once(
                 f"The metric's variable {self.name!r} is assigned something else than its old "
                 "value plus an increment, such as a maximum or a last value. With several replicas "
                 "it is the sum of what each replica assigns. Compute the value from all rows, by "

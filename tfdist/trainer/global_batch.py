@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.step import Step, current_step
-from tfdist.trainer.replicas import in_replica
+from tfdist.trainer.optimizers.gradient_sync import in_replica
 
 __all__ = ["mean", "rows", "total"]
 
@@ -113,7 +113,7 @@ def _with_gradient(step: Step, value: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
     # Where gradients are summed they are weighted by the replica's share of the rows.
     if not value.dtype.is_floating:
         return value
-    own = step.unweigh(own)
+    own = step.unscale_by_rows(own)
     return value + (own - tf.stop_gradient(own))
 
 

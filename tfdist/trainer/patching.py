@@ -17,27 +17,27 @@ from tfdist.internals.contract import TARGETS, Target
 
 # The modules of `tfdist.trainer` that replace anything, from the innermost to the outermost.
 LAYERS = (
-    "losses",
-    "coupled_losses",
-    "metrics",
-    "mixing",
-    "nested_functions",
-    "clearing",
-    "noise",
-    "noise_of_batch",
+    "losses.reductions",
+    "losses.coupled_losses",
+    "losses.metrics",
+    "losses.row_mixing",
+    "fit.nested_functions",
+    "fit.clear_session",
+    "losses.random_streams",
+    "losses.batch_noise",
     "older_keras",
-    "sharded_optimizers",
-    "sharded_averages",
-    "optimizers",
-    "overriding",
-    "loops",
-    "calls",
-    "epochs",
-    "own_callbacks",
-    "files",
-    "sharded_files",
-    "compression_files",
-    "writers",
+    "optimizers.sharded_optimizers",
+    "optimizers.sharded_averages",
+    "optimizers.replicated",
+    "optimizers.overriding",
+    "fit.loops",
+    "fit.call_checks",
+    "fit.epochs",
+    "fit.own_callbacks",
+    "saving.files",
+    "saving.sharded_files",
+    "saving.compression_files",
+    "saving.callbacks",
 )
 _MARK = "__tfdist_layer__"
 
@@ -57,7 +57,7 @@ def patch(name: str, wrap: Callable[[Any], Any]) -> None:
 
 def put_around(target: Target, wrap: Callable[[Any], Any]) -> None:
     """Does what `patch` does, to any target."""
-    layer = wrap.__module__.rpartition(".")[2]
+    layer = wrap.__module__.removeprefix("tfdist.trainer.")
     current = _without_stale(target.function)
     there = layers_around(current)
     if layer in there:

@@ -10,7 +10,7 @@ import numpy as np
 
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
-from tfdist.strategies.telling import tell_once
+from tfdist.strategies.warn_once import warn_once
 
 _SETTINGS = {
     "IoU": {"num_classes": 3, "target_class_ids": [0, 2]},
@@ -145,7 +145,7 @@ def of_a_train_step(strategy):
         inputs = keras.Input((8,))
         model = Net(inputs, keras.layers.Dense(1)(inputs))
         model.compile("sgd")
-    tell_once.cache_clear()
+    warn_once.cache_clear()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         history = fit(model, x, y, batch_size=7, shuffle=False)
@@ -186,7 +186,7 @@ def what_is_no_sum(strategy):
         with scope(strategy):
             model = mlp()
             model.compile("sgd", cross_entropy(), metrics=[Highest(change)])
-        tell_once.cache_clear()
+        warn_once.cache_clear()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fit(model, x, y, epochs=1)

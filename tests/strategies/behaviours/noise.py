@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tests.strategies.behaviours.common import batches, fit, outcome, rows, scope
-from tfdist.strategies.telling import tell_once
+from tfdist.strategies.warn_once import warn_once
 
 
 class _EveryDistribution(keras.layers.Layer):
@@ -124,7 +124,7 @@ def shuffles(strategy):
         with scope(strategy):
             model = keras.Sequential([keras.Input((8,)), Shuffled(), keras.layers.Dense(1)])
             model.compile("sgd", "mse")
-        tell_once.cache_clear()
+        warn_once.cache_clear()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
             fit(model, *rows(8))

@@ -5,13 +5,13 @@ and `cut` makes the stages; `partition` does it all in one process.
 """
 
 from tfdist.pipeline.partition.choose import COSTS, check_stages, decide, partition
-from tfdist.pipeline.partition.costs import CallCost, estimate
+from tfdist.pipeline.partition.cost_model import CallCost, estimate
 from tfdist.pipeline.partition.cut import Edge, Partition, SharedVariable, cut
 from tfdist.pipeline.partition.graph import Call, Graph, Key, Spec
 from tfdist.pipeline.partition.linearize import linearize
-from tfdist.pipeline.partition.measuring import measure
-from tfdist.pipeline.partition.naming import boundaries_after
+from tfdist.pipeline.partition.named_cuts import boundaries_after
 from tfdist.pipeline.partition.packing import pack, specs, unpack
+from tfdist.pipeline.partition.profiler import measure
 from tfdist.pipeline.partition.stage import Stage
 from tfdist.pipeline.partition.summary import summary
 

@@ -9,13 +9,13 @@ import numpy as np
 
 from tfdist.errors import PartitionError
 from tfdist.pipeline.partition.balance import balance
-from tfdist.pipeline.partition.costs import CallCost, estimate
+from tfdist.pipeline.partition.cost_model import CallCost, estimate
 from tfdist.pipeline.partition.cut import Partition, cut
 from tfdist.pipeline.partition.graph import Graph
 from tfdist.pipeline.partition.linearize import linearize
-from tfdist.pipeline.partition.measuring import measure
-from tfdist.pipeline.partition.naming import boundaries_after
-from tfdist.pipeline.partition.spans import span_costs
+from tfdist.pipeline.partition.named_cuts import boundaries_after
+from tfdist.pipeline.partition.profiler import measure
+from tfdist.pipeline.partition.stage_costs import stage_costs
 
 COSTS: dict[str, Callable[[Graph, int], list[CallCost]]] = {
     "time": measure,
@@ -105,7 +105,7 @@ def decide(
         PartitionError: there are not so many calls, or no partition keeps the limit.
     """
     check_stages(graph, stages)
-    return balance(span_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
+    return balance(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
 
 
 def check_stages(graph: Graph, stages: int) -> None:

@@ -12,7 +12,7 @@ import keras
 from tfdist.errors import PartitionError
 from tfdist.internals.keras import Functional, Sequential, graph_of, nodes_of
 from tfdist.pipeline.partition.graph import Call, Graph, Key, Spec, Value, keys_in, mask_of
-from tfdist.pipeline.partition.nesting import Convert, nested_graph
+from tfdist.pipeline.partition.inlining import Convert, nested_graph
 from tfdist.pipeline.partition.tracing import needs_trace, trace
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.pattern import BI, BW, B, F, Pass, number
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 

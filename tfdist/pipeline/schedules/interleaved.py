@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tfdist.pipeline.action import Kind
-from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.plan.action import Kind
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 
-def interleaved(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
+def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
     """1F1B with several stages on each rank, which take turns for groups of microbatches.
 
-    The model goes round the ranks `virtual` times, so the pipeline fills in the time of one stage;
-    each microbatch is sent `virtual` times as often. A group is as large as there are ranks, or
-    larger where the microbatches do not divide into such; then more activations are kept.
+    The model goes round the ranks `virtual_stages` times, so the pipeline fills in the time of one
+    stage; each microbatch is sent `virtual_stages` times as often. A group has as many microbatches
+    as there are ranks, or more where they do not divide evenly; then more activations are kept.
 
     With F and B seconds for a microbatch on a rank, p ranks, v > 1 stages on each, m >= p
     microbatches and g in the largest group: each rank idles (p - 1)(F + B) / v seconds; peak
@@ -21,7 +21,7 @@ def interleaved(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
     Args:
         ranks: the processes of the pipeline.
         microbatches: the parts of a batch.
-        virtual: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
+        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
 
     Example:
         >>> print(*interleaved(ranks=2, microbatches=2).actions[0])
@@ -34,27 +34,29 @@ def interleaved(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
         "interleaved",
         ranks,
         microbatches,
-        lambda rank: interleave(ranks, rank, microbatches, virtual, B),
+        lambda rank: interleave(ranks, rank, microbatches, virtual_stages, B),
     )
 
 
-def interleave(ranks: int, rank: int, microbatches: int, virtual: int, kind: Kind) -> list[Pass]:
+def interleave(
+    ranks: int, rank: int, microbatches: int, virtual_stages: int, kind: Kind
+) -> list[Pass]:
     """The pattern of a rank.
 
     Args:
         ranks: the processes of the pipeline.
         rank: one of them.
         microbatches: the parts of a batch.
-        virtual: the stages of a rank.
+        virtual_stages: the stages of a rank.
         kind: which backward passes to put in, whole ones or their first parts.
     """
-    stages = range(rank, ranks * virtual, ranks)
+    stages = range(rank, ranks * virtual_stages, ranks)
     groups = _groups(ranks, microbatches)
     forwards: list[Pass] = [(F, s) for size in groups for s in stages for _ in range(size)]
     backwards: list[Pass] = [(kind, s) for n in groups for s in reversed(stages) for _ in range(n)]
     # A rank's first backward pass follows the first group's first forward pass of its last stage,
     # and comes two passes earlier on each next rank; with one stage each, one is enough.
-    ahead = (virtual - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual > 1 else 1)
+    ahead = (virtual_stages - 1) * groups[0] + (ranks - 1 - rank) * (2 if virtual_stages > 1 else 1)
     ahead = min(ahead, len(forwards))
     turns = zip(forwards[ahead:], backwards, strict=False)
     return [

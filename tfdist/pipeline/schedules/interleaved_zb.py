@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from tfdist.pipeline.costs import Costs
-from tfdist.pipeline.schedule import Schedule
-from tfdist.pipeline.schedules.filling import fill
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.interleaved import interleave
 from tfdist.pipeline.schedules.pattern import BI, number
+from tfdist.pipeline.schedules.zero_bubble import fill
 
 
 def interleaved_zb(
-    ranks: int, microbatches: int, virtual: int = 2, costs: Costs | None = None
+    ranks: int, microbatches: int, virtual_stages: int = 2, costs: Costs | None = None
 ) -> Schedule:
     """Interleaved 1F1B with backward passes in two parts, the second of which fills gaps.
 
@@ -23,7 +23,7 @@ def interleaved_zb(
     Args:
         ranks: the processes of the pipeline.
         microbatches: the parts of a batch.
-        virtual: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
+        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
         costs: what the passes take, which says where there are gaps; by default all the same.
 
     Example:
@@ -37,6 +37,6 @@ def interleaved_zb(
         "interleaved_zb",
         ranks,
         microbatches,
-        lambda rank: interleave(ranks, rank, microbatches, virtual, BI),
+        lambda rank: interleave(ranks, rank, microbatches, virtual_stages, BI),
     )
     return fill(frame, costs)

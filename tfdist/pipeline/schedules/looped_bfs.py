@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 
-def looped_bfs(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
+def looped_bfs(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
     """All microbatches through a rank's first stage, then through its next, and back alike.
 
-    Breadth-first: the model goes round the ranks `virtual` times. The first rank begins a stage
-    anew when the last one has it, so the pipeline fills in the time of one stage.
+    Breadth-first: the model goes round the ranks `virtual_stages` times. The first rank begins its
+    next stage when the last one has reached it, so the pipeline fills in the time of one stage.
 
     With F and B seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
     microbatches: each rank idles (p - 1)(F + B) / v seconds; peak activations are v m of a stage,
@@ -21,7 +21,7 @@ def looped_bfs(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
     Args:
         ranks: the processes of the pipeline.
         microbatches: the parts of a batch.
-        virtual: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
+        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
 
     Example:
         >>> print(*looped_bfs(ranks=2, microbatches=2).actions[0])
@@ -31,7 +31,7 @@ def looped_bfs(ranks: int, microbatches: int, virtual: int = 2) -> Schedule:
     """
 
     def pattern(rank: int) -> Sequence[Pass]:
-        stages = range(rank, ranks * virtual, ranks)
+        stages = range(rank, ranks * virtual_stages, ranks)
         forwards: list[Pass] = [(F, stage) for stage in stages for _ in range(microbatches)]
         return forwards + [(B, stage) for _, stage in reversed(forwards)]
 

@@ -6,8 +6,8 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias
 
-from tfdist.pipeline.action import Action, Kind
-from tfdist.pipeline.schedule import Schedule
+from tfdist.pipeline.plan.action import Action, Kind
+from tfdist.pipeline.plan.schedule import Schedule
 
 F, B = Kind.FORWARD, Kind.BACKWARD
 BI, BW = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tfdist.pipeline.costs import Costs
-from tfdist.pipeline.schedule import Schedule
-from tfdist.pipeline.schedules.filling import fill
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules.pattern import BI, F, Pass, number
+from tfdist.pipeline.schedules.zero_bubble import fill
 
 
 def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:

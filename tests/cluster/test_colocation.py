@@ -1,0 +1,122 @@
+"""Which workers count as being on one host, and the memory that they share."""
+
+import os
+import socket
+
+import pytest
+
+from tfdist.cluster.mesh import colocation, shm_segment
+from tfdist.cluster.mesh.colocation import host_key, numbered
+from tfdist.cluster.mesh.shm_segment import Segment, open_segment
+from tfdist.options import Options
+
+
+def files():
+    return os.listdir(shm_segment.MEMORY)
+
+
+@pytest.fixture
+def memory(monkeypatch, tmp_path):
+    """A folder in place of /dev/shm, where other jobs come and go."""
+    monkeypatch.setattr(shm_segment, "MEMORY", str(tmp_path))
+
+
+def test_the_system_tells():
+    key = host_key(Options())
+    assert key == host_key(Options())
+    with open("/proc/sys/kernel/random/boot_id") as file:
+        assert file.read().strip() in key
+    assert str(os.stat("/proc/self/ns/net").st_ino) in key
+    assert str(os.stat("/dev/shm").st_dev) in key
+
+
+@pytest.mark.parametrize("name", ["_BOOT", "_NETWORK", "MEMORY"])
+def test_each_part_counts_and_may_be_unknown(monkeypatch, name, tmp_path):
+    known = host_key(Options())
+    monkeypatch.setattr(colocation, name, str(tmp_path / "none"))
+    unknown = host_key(Options())
+    assert unknown != known
+    assert unknown == host_key(Options())
+    if name != "MEMORY":
+        monkeypatch.setattr(socket, "gethostname", lambda: "another")
+        assert host_key(Options()) != unknown
+
+
+def test_tfdist_host_decides(monkeypatch):
+    assert host_key(Options(host="a")) != host_key(Options(host="b"))
+    assert host_key(Options(host="a")) != host_key(Options())
+    before = host_key(Options(host="a"))
+    monkeypatch.setattr(socket, "gethostname", lambda: "another")
+    monkeypatch.setattr(colocation, "_BOOT", "/none")
+    assert host_key(Options(host="a")) == before
+
+
+def test_numbers():
+    assert numbered([]) == ()
+    assert numbered(["b", "a", "b", "c", "a"]) == (0, 1, 0, 2, 1)
+
+
+def test_a_segment(memory):
+    made = Segment(10_000)
+    (name,) = files()
+    path = os.path.join(shm_segment.MEMORY, name)
+    assert made.name == name
+    assert os.stat(path).st_mode & 0o777 == 0o600
+    assert os.stat(path).st_blocks * 512 >= 10_000
+    opened = open_segment(name, 10_000)
+    assert not os.get_inheritable(opened.fileno())
+    made.unlink()
+    made.unlink()
+    assert files() == []
+    os.pwrite(made.descriptor.fileno(), b"word", 9_996)
+    assert os.pread(opened.fileno(), 10, 9_996) == b"word"
+    opened.close()
+    opened.close()
+    made.descriptor.close()
+    another = Segment(1)
+    assert another.name != name
+    another.unlink()
+    another.descriptor.close()
+
+
+def test_no_two_have_one_name(memory, monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda count: "0" * 2 * count)
+    made = Segment(1)
+    with pytest.raises(FileExistsError):
+        Segment(1)
+    made.unlink()
+    made.descriptor.close()
+
+
+def test_a_segment_for_which_there_is_no_room(monkeypatch):
+    monkeypatch.setattr("secrets.token_hex", lambda count: "f" * 2 * count)
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(OSError) as caught:
+        Segment(1 << 50)
+    assert "--shm-size" in shm_segment.remedy(caught.value)
+    assert f"tfdist-{'f' * 32}" not in files()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize("name", ["tfdist-", "tfdist-" + "g" * 32, "../etc/passwd", ""])
+def test_names_of_something_else(name):
+    with pytest.raises(ValueError, match="another name"):
+        open_segment(name, 1)
+
+
+def test_something_else_under_the_name(memory):
+    before = len(os.listdir("/proc/self/fd"))
+    made = Segment(100)
+    name = f"tfdist-{'0' * 32}"
+    link = os.path.join(shm_segment.MEMORY, name)
+    os.symlink(os.path.join(shm_segment.MEMORY, made.name), link)
+    try:
+        with pytest.raises(OSError):
+            open_segment(name, 100)
+        with pytest.raises(ValueError, match="100 bytes here and not 101"):
+            open_segment(made.name, 101)
+    finally:
+        os.unlink(link)
+        made.unlink()
+        made.descriptor.close()
+    assert len(os.listdir("/proc/self/fd")) == before

@@ -1,0 +1,130 @@
+"""Frames survive any cutting of the stream; what is no frame is refused."""
+
+import socket
+import struct
+import time
+
+import pytest
+
+from tests.deadlines import FAR
+from tfdist.cluster.auth.handshake import MAGIC, handshake
+from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.net.framing import Decoder, WireError, encode, read_frame
+from tfdist.cluster.session.error_codec import from_header, to_header
+from tfdist.cluster.spec.tf_config import from_tf_config
+from tfdist.errors import ClusterError, ProgramMismatchError
+
+TOPOLOGY = from_tf_config(
+    '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'
+)
+FRAMES = [
+    ({"kind": "beat"}, b""),
+    ({"kind": "join", "tag": "ä"}, b"\0" * 1000),
+    ({"kind": "x"}, b"y"),
+]
+
+
+def lengths(header, payload=0):
+    return struct.pack("!II", header, payload)
+
+
+BAD = [
+    (lengths(2000), "announced 2000 bytes"),
+    (lengths(10, 2**32 - 1), "announced"),
+    (lengths(3) + b"{{{", "not JSON"),
+    (lengths(3) + b"\xff\xfe\xfd", "not JSON"),
+    (lengths(1000) + b"[" * 1000, "not JSON"),
+    (lengths(2) + b"[]", "without a kind"),
+    (lengths(10) + b'{"kind":1}', "without a kind"),
+]
+
+
+@pytest.fixture
+def pair():
+    one, other = socket.socketpair()
+    with one, other:
+        yield one, other
+
+
+@pytest.mark.parametrize("cut", [1, 7, 100, 10**6])
+def test_decoder(cut):
+    stream = b"".join(encode(*frame) for frame in FRAMES)
+    decoder = Decoder(2000)
+    found = []
+    for start in range(0, len(stream), cut):
+        found += decoder.feed(stream[start : start + cut])
+    assert found == FRAMES
+
+
+@pytest.mark.parametrize(("data", "message"), BAD)
+def test_decoder_refuses(data, message):
+    with pytest.raises(WireError, match=message):
+        Decoder(1500).feed(data)
+
+
+@pytest.mark.parametrize(("data", "message"), BAD)
+def test_read_frame_refuses(pair, data, message):
+    pair[0].sendall(data)
+    with pytest.raises(WireError, match=message):
+        read_frame(pair[1], 1500, time.monotonic() + FAR)
+
+
+def test_read_frame_takes_no_byte_more(pair):
+    for frame in FRAMES:
+        pair[0].sendall(encode(*frame))
+    deadline = time.monotonic() + FAR
+    assert [read_frame(pair[1], 2000, deadline) for _ in FRAMES] == FRAMES
+
+
+def test_read_frame_deadline_and_end(pair):
+    pair[0].sendall(encode(*FRAMES[1])[:50])
+    with pytest.raises(TimeoutError):
+        read_frame(pair[1], 2000, time.monotonic() + 0.05)
+    pair[0].close()
+    with pytest.raises(ConnectionError, match="closed"):
+        read_frame(pair[1], 2000, time.monotonic() + FAR)
+
+
+def test_handshake(pair, together):
+    hello = Identity.of(TOPOLOGY)
+    deadline = time.monotonic() + FAR
+    both = together(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])
+    assert both == [hello, hello]
+    assert str(hello).startswith("worker 1 (b:1), process ")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01",
+        MAGIC + encode({"kind": "hello"}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "rank": -1}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "pid": "1"}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "cluster": [1]}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "host": "a\nb"}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "host": "a" * 1000}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY))}),
+        MAGIC + encode({"kind": "bye", **vars(Identity.of(TOPOLOGY))}),
+        MAGIC + lengths(2**31),
+    ],
+)
+def test_a_stranger_is_refused_and_learns_nothing(pair, words):
+    pair[0].sendall(words)
+    with pytest.raises(WireError):
+        handshake(pair[1], Identity.of(TOPOLOGY), "", time.monotonic() + FAR, first=False)
+    pair[0].setblocking(False)
+    with pytest.raises(BlockingIOError):
+        pair[0].recv(1)
+
+
+def test_an_error_travels():
+    for error in (ClusterError("one"), ProgramMismatchError("two")):
+        back = from_header(to_header("error", error))
+        assert (type(back), str(back)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("header", [{}, {"type": "SystemExit", "message": "x"}, {"type": 1}])
+def test_no_other_error_travels(header):
+    with pytest.raises(WireError):
+        from_header(header)

@@ -1,0 +1,45 @@
+"""When a waiting worker speaks, and what it says."""
+
+import pytest
+
+from tfdist.cluster.net import wait_messages
+from tfdist.cluster.net.wait_messages import WaitMessages, named, say
+from tfdist.cluster.spec.topology import Worker
+
+
+def worker(number):
+    return Worker("worker", number, f"h{number}:2222")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr(wait_messages, "time", clock)
+    return clock
+
+
+def test_soon_at_first_then_seldom(clock):
+    lines = []
+    waiting = WaitMessages(worker(0), 300.0, lines.append)
+    for second in range(31):
+        clock.now = 100.0 + second
+        waiting.report("worker 2 (h2:2222)")
+    start = "tfdist: worker 0 (h0:2222) waiting for worker 2 (h2:2222)"
+    assert lines == [f"{start} [{second} s of 300 s]" for second in (3, 13, 23)]
+
+
+def test_many_names_are_cut():
+    assert named([worker(1), worker(2)]) == "worker 1 (h1:2222), worker 2 (h2:2222)"
+    text = named([worker(n) for n in range(20)])
+    assert text.endswith("worker 7 (h7:2222) and 12 more")
+
+
+def test_say(capsys):
+    say("tfdist: hello")
+    assert capsys.readouterr().err == "tfdist: hello\n"

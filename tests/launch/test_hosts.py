@@ -1,0 +1,333 @@
+"""Several launchers as several machines: they meet, and end together."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.deadlines import FAR
+from tests.tiers import some
+from tfdist.cluster.net.local_addresses import port_holder
+from tfdist.launch.job.ports import Reservation
+
+from .conftest import PATIENT, until
+
+REPORT = """
+(here / f"worker-{rank}.json").write_text(json.dumps(config))
+"""
+HANG = """
+ready()
+stay()
+"""
+# It says again and again for whom it waits.
+TALKATIVE = {"hosts.rendezvous._REPORT_SECONDS": 0.1}
+
+
+@pytest.fixture
+def at():
+    """A free address for the rendezvous."""
+    with Reservation(1) as reservation:
+        yield f"127.0.0.1:{reservation.ports[0]}"
+
+
+@pytest.fixture
+def start(launch, at):
+    """Starts one node, with one worker unless told otherwise."""
+
+    def node(rank, path, *, nnodes=3, workers=1, options=(), **settings):
+        own = ["-n", str(workers), "--nnodes", str(nnodes), "--node-rank", str(rank)]
+        return launch(*own, "--rendezvous", at, *options, path, **settings)
+
+    return node
+
+
+def port(at):
+    return int(at.rpartition(":")[2])
+
+
+def listens(at):
+    return lambda: port_holder(port(at)) is not None
+
+
+def said(job):
+    """Its lines on stderr; a slow machine also says for whom it waits."""
+    return [line for line in job.err.splitlines() if "waiting for node" not in line]
+
+
+def test_three_nodes_of_different_size(start, script, tmp_path):
+    path = script(REPORT)
+    jobs = [start(2, path), start(0, path, workers=2), start(1, path, workers=3)]
+    for job in jobs:
+        assert job.wait() == 0, job.err
+        assert said(job) == []
+    configs = [json.loads((tmp_path / f"worker-{rank}.json").read_text()) for rank in range(6)]
+    addresses = configs[0]["cluster"]["worker"]
+    assert len(set(addresses)) == 6
+    for rank, config in enumerate(configs):
+        assert config["cluster"]["worker"] == addresses
+        assert config["task"] == {"type": "worker", "index": rank}
+
+
+def test_only_global_rank_0_is_the_chief(start, script):
+    jobs = [start(node, script("print('rank', rank)"), nnodes=2, workers=2) for node in (0, 1)]
+    assert [job.wait() for job in jobs] == [0, 0]
+    assert [job.out for job in jobs] == ["rank 0\n", ""]
+
+
+def test_the_host_of_each_node(start, script, tmp_path):
+    jobs = [
+        start(0, script(REPORT), nnodes=2, options=["--host", "node-a"]),
+        start(1, script(REPORT), nnodes=2, options=["--host", "fd00::2"]),
+    ]
+    assert [job.wait() for job in jobs] == [0, 0]
+    workers = json.loads((tmp_path / "worker-0.json").read_text())["cluster"]["worker"]
+    assert workers[0].startswith("node-a:")
+    assert workers[1].startswith("[fd00::2]:")
+
+
+@pytest.mark.parametrize("failing", [0, 1, 2])
+def test_a_failure_ends_all_nodes(start, script, failing):
+    path = script(f"""
+        ready()
+        wait_for(0, 1, 2)
+        if rank == {failing}:
+            print("no data", file=sys.stderr)
+            sys.exit(7)
+        stay()
+    """)
+    jobs = [start(node, path, options=["--grace", "1"]) for node in range(3)]
+    jobs[0].wait_ready(3)
+    for node, job in enumerate(jobs):
+        assert job.wait() == 7, job.err
+        assert f"worker {failing} failed with exit code 7" in job.err
+        assert job.processes() == set()
+        if failing:
+            assert "  | no data" in job.err
+            assert (f"on node {failing}" in job.err) == (node != failing)
+
+
+def test_the_cause_is_found_across_nodes(start, script):
+    path = script("""
+        if rank == 1:
+            print("PeerLostError: worker 2 was lost")
+            ready()
+            sys.exit(1)
+        if rank == 2:
+            wait_gone(1)
+            sys.exit(9)
+        stay()
+    """)
+    jobs = [start(node, path, seconds=PATIENT) for node in range(3)]
+    for job in jobs:
+        assert job.wait() == 9, job.err
+        assert "worker 2 failed with exit code 9" in job.err
+
+
+@pytest.mark.parametrize("dying", [0, 1])
+def test_a_launcher_that_dies_ends_all_nodes(start, script, dying):
+    jobs = [start(node, script(HANG)) for node in range(3)]
+    jobs[0].wait_ready(3)
+    jobs[dying].process.kill()
+    for node, job in enumerate(jobs):
+        if node != dying:
+            assert job.wait() == 1
+            assert f"node {dying} (127.0.0.1) was lost" in job.err
+        job.wait_gone()
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_signal_to_one_node_ends_all(start, script, stopped):
+    jobs = [start(node, script(HANG)) for node in range(3)]
+    jobs[0].wait_ready(3)
+    jobs[stopped].process.send_signal(signal.SIGTERM)
+    for job in jobs:
+        assert job.wait() == 143
+        assert "was stopped by SIGTERM" in job.err
+
+
+def test_a_node_that_is_done_waits_for_the_others(start, script):
+    path = script("ready()\nif rank == 2: wait_gone(0, 1); sys.exit(4)")
+    jobs = [start(node, path) for node in range(3)]
+    assert [job.wait() for job in jobs] == [4, 4, 4]
+
+
+def test_a_node_that_is_done_and_dies_is_no_failure(start, script, tmp_path):
+    path = script("ready()\nif rank == 0: wait_for(5)")
+    jobs = [start(node, path, nnodes=2) for node in (0, 1)]
+    jobs[0].wait_ready(2)
+    until(lambda: len(jobs[1].processes()) == 1)  # the watchdog
+    time.sleep(1)  # in which it tells node 0
+    jobs[1].process.kill()
+    jobs[1].wait_gone()
+    (tmp_path / "ready-5").touch()
+    assert jobs[0].wait() == 0, jobs[0].err
+
+
+def test_a_missing_node(start, script):
+    late = start(2, script(HANG), seconds=TALKATIVE)
+    late.wait_err("waiting for node 0")
+    jobs = [start(0, script(HANG), seconds=TALKATIVE, TFDIST_START_TIMEOUT="2"), late]
+    for job in jobs:
+        assert job.wait() == 1
+        assert "node 1 did not arrive at 127.0.0.1:" in job.err
+        assert "within 2 s: start this command there with --node-rank 1" in job.err
+        assert "waiting for node 1" in job.err
+        assert "Traceback" not in job.err
+    assert "node 0 (127.0.0.1) says:" in jobs[1].err
+    assert not list(jobs[0].folder.glob("ready-*"))
+
+
+def test_a_wrong_timeout(start, script):
+    job = start(0, script(HANG), TFDIST_START_TIMEOUT="soon")
+    assert job.wait() == 1
+    assert job.err.startswith("tfdist run: error: TFDIST_START_TIMEOUT must be")
+
+
+def test_node_0_is_missing(start, script):
+    job = start(1, script(HANG), seconds=TALKATIVE, TFDIST_START_TIMEOUT="1")
+    assert job.wait() == 1
+    assert "waiting for node 0 at 127.0.0.1:" in job.err
+    assert "did not answer within 1 s (Connection refused)" in job.err
+
+
+def test_a_node_may_come_again_before_the_start(start, script):
+    first = start(0, script(""), seconds=TALKATIVE)
+    second = start(1, script(""))
+    first.wait_err("waiting for node 2 (")
+    second.process.kill()
+    first.wait_err("node 1 (127.0.0.1) left before the start")
+    jobs = [first, start(1, script("")), start(2, script(""))]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("second", "problem"),
+    [
+        ({"rank": 1, "nnodes": 4}, "was started with --nnodes 4, node 0 with --nnodes 3"),
+        ({"rank": 2, "nnodes": 3}, "two nodes were started with --node-rank 2"),
+    ],
+)
+def test_nodes_that_disagree(start, script, second, problem):
+    jobs = [start(0, script(""), seconds=TALKATIVE), start(2, script(""))]
+    jobs[0].wait_err("waiting for node 1 (")
+    jobs.append(start(second["rank"], script(""), nnodes=second["nnodes"]))
+    for job in jobs:
+        assert job.wait() == 1
+        (line,) = said(job)
+        assert problem in line
+
+
+def test_two_nodes_0(start, script, at):
+    first = start(0, script(""), nnodes=2)
+    until(listens(at))
+    second = start(0, script(""), nnodes=2)
+    assert second.wait() == 1
+    assert "node 0 cannot listen on port" in second.err
+    assert f"process {first.process.pid}" in second.err
+
+
+def test_strangers_are_dropped(start, script, at):
+    job = start(0, script(""), nnodes=2)
+    until(listens(at))
+    with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
+        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
+        assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
+        knock = {"hello": {"rank": "x"}, "challenge": "0" * 64}
+        stranger.sendall(json.dumps(knock).encode() + b"\n")
+        assert stranger.recv(100) == b""
+    with socket.create_connection(("127.0.0.1", port(at)), FAR):
+        other = start(1, script(""), nnodes=2)
+        assert (job.wait(), other.wait()) == (0, 0)
+    assert job.err.count("dropped a connection from 127.0.0.1") == 2
+    assert len(said(job)) == 2
+
+
+def test_the_rendezvous_is_something_else(start, script, at):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(""), nnodes=2)
+        connection, _ = server.accept()
+        connection.sendall(b"SSH-2.0-OpenSSH\r\n")
+        assert job.wait() == 1
+        connection.close()
+    assert "does not answer: it is no tfdist launcher" in job.err
+
+
+SECRET = """
+(here / f"secret-{rank}").write_text(os.environ.get("TFDIST_SECRET", "none"))
+"""
+
+
+def secrets(tmp_path, count):
+    return [(tmp_path / f"secret-{rank}").read_text() for rank in range(count)]
+
+
+def test_all_workers_get_one_secret(start, script, tmp_path):
+    jobs = [start(node, script(SECRET), workers=2) for node in (1, 0, 2)]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    (secret,) = set(secrets(tmp_path, 6))
+    assert len(secret) == 64
+    for job in jobs:
+        assert secret not in job.out + job.err
+
+
+def test_the_secret_of_all_nodes(start, script, tmp_path):
+    jobs = [start(node, script(SECRET), TFDIST_SECRET="hush") for node in range(3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0]
+    assert secrets(tmp_path, 3) == ["hush"] * 3
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    some([("hush", "other"), ("hush", ""), ("", "other")], always=[("hush", "other")]),
+)
+def test_a_node_with_another_secret(start, script, right, wrong):
+    first = start(0, script(SECRET), nnodes=2, TFDIST_SECRET=right)
+    second = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=wrong)
+    assert second.wait() == 1
+    problem = "node 1 (127.0.0.1) does not hold its secret; set the same TFDIST_SECRET on all nodes"
+    assert f"node 0 (127.0.0.1) says: {problem}" in second.err
+    first.wait_err("dropped a connection from 127.0.0.1: it says that it is node 1 (127.0.0.1) and")
+    third = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=right)
+    assert (first.wait(), third.wait()) == (0, 0)
+    assert "hush" not in first.err + second.err and "other" not in first.err + second.err
+
+
+def test_a_node_0_without_the_secret_is_not_believed(start, script, at):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(SECRET), nnodes=2, TFDIST_SECRET="hush")
+        connection, _ = server.accept()
+        with connection, connection.makefile("rw") as file:
+            knock = json.loads(file.readline())
+            print(json.dumps({"challenge": knock["challenge"]}), file=file, flush=True)
+            proof = json.loads(file.readline())
+            print(json.dumps(proof), file=file, flush=True)
+            start_now = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine"}
+            print(json.dumps({"start": start_now}), file=file, flush=True)
+            assert job.wait() == 1
+    assert "it does not hold the secret; set the same TFDIST_SECRET on all nodes" in job.err
+    assert not list(job.folder.glob("secret-*"))
+
+
+@pytest.mark.parametrize("answer", [{"start": {"workers": ["a:1"], "first": 0}}, {"proof": "x"}])
+def test_a_node_0_that_does_not_ask(start, script, at, answer):
+    with socket.create_server(("127.0.0.1", port(at))) as server:
+        job = start(1, script(SECRET), nnodes=2)
+        connection, _ = server.accept()
+        with connection:
+            connection.sendall(json.dumps(answer).encode() + b"\n")
+            assert job.wait() == 1
+    assert "does not answer: it is no tfdist launcher" in job.err
+
+
+def test_ctrl_c_while_waiting(start, script, at):
+    job = start(0, script(HANG))
+    until(listens(at))
+    job.process.send_signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert said(job) == []
+    job.wait_gone()

@@ -1,0 +1,103 @@
+"""The command line: what is the launcher's and what is the script's."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tfdist.launch.job.run_options import RunOptions, parse
+
+
+@pytest.fixture(autouse=True)
+def _files(tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    (tmp_path / "-dash.py").touch()
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("line", "workers", "program"),
+    [
+        ("train.py", None, "train.py"),
+        ("-n auto train.py", None, "train.py"),
+        ("-n 2 train.py --epochs 3 -n 5", 2, "train.py --epochs 3 -n 5"),
+        ("-n2 train.py -n 5", 2, "train.py -n 5"),
+        ("--workers=2 train.py --output all", 2, "train.py --output all"),
+        ("-n 2 --dry-run train.py --help", 2, "train.py --help"),
+        ("--dry-run -n 2 train.py -- x", 2, "train.py -- x"),
+        ("-n 2 -m package.module -m x", 2, "-m package.module -m x"),
+        ("-n 2 -mmodule --foo", 2, "-mmodule --foo"),
+        ("--output all --grace 1.5 train.py --o --d", None, "train.py --o --d"),
+        ("-n 3 -- -dash.py -x", 3, "-dash.py -x"),
+    ],
+)
+def test_program_and_its_arguments(line, workers, program):
+    options = parse(line.split())
+    assert options.workers == workers
+    assert options.command[1] == "-u"
+    assert options.command[2:] == tuple(program.split())
+
+
+def test_every_option():
+    line = (
+        "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
+        "--dry-run --nnodes 3 --node-rank 2 --rendezvous [fd00::1]:29400 --host 10.0.0.3 train.py"
+    )
+    options = parse(line.split())
+    assert options == RunOptions(
+        command=options.command,
+        workers=2,
+        nnodes=3,
+        node_rank=2,
+        rendezvous=("fd00::1", 29400),
+        host="10.0.0.3",
+        output="none",
+        log_dir="logs",
+        cores_per_worker=3,
+        gpus_per_worker=0,
+        grace=0.0,
+        dry_run=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("", "no script given"),
+        ("-n 2", "no script given"),
+        ("-n", "expected one argument"),
+        ("-n 0 train.py", "whole number from 1 on"),
+        ("-n -1 train.py", "whole number from 1 on|expected one argument"),
+        ("-n two train.py", "whole number from 1 on"),
+        ("-m", "-m needs the name of a module"),
+        ("nothing.py", "there is no file 'nothing.py'"),
+        ("--epochs 3 train.py", "there is no option --epochs; .* after its name"),
+        ("-x train.py", "there is no option -x"),
+        ("--out all train.py", "there is no option --out"),
+        ("--output some train.py", "invalid choice"),
+        ("--grace soon train.py", "number of seconds"),
+        ("--nnodes 2 train.py", "--nnodes needs --rendezvous"),
+        ("--nnodes 2 --rendezvous a train.py", "has no port"),
+        ("--nnodes 2 --node-rank 2 --rendezvous a:1 train.py", "--node-rank must be below"),
+    ],
+)
+def test_a_wrong_line_is_one_clear_line(line, complaint, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(line.split())
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert said.startswith("tfdist run: error: ")
+    assert said.count("\n") == 1
+    assert re.search(complaint, said)
+
+
+def test_help_names_every_option(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        parse(["--help"])
+    assert stopped.value.code == 0
+    text = capsys.readouterr().out
+    for name in RunOptions.__dataclass_fields__:
+        assert name == "command" or f"--{name.replace('_', '-')}" in text
+    assert "examples:" in text
+    assert max(map(len, text.splitlines())) <= 100

@@ -1,0 +1,1 @@
+"""How two workers identify and authenticate one another when they connect."""

@@ -1,0 +1,87 @@
+"""Settings of the control connections, and their making."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from collections.abc import Sequence
+
+from tfdist.cluster.net.dns import Endpoint
+
+_CONNECT_SECONDS = 3.0
+_LINGER_SECONDS = 1.0
+_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+
+
+def tune(sock: socket.socket) -> None:
+    """Sends small frames at once, and notices in time that the other machine has gone."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _KEEPALIVE:
+        if hasattr(socket, name):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+
+def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
+    """Connects to the first endpoint that answers.
+
+    Args:
+        endpoints: where to try, in order.
+        deadline: the `time.monotonic()` at which to give up.
+
+    Returns:
+        The connection, blocking.
+
+    Raises:
+        OSError: no endpoint answered; the last one's error.
+    """
+    failure = OSError("no address")
+    for family, sockaddr in endpoints:
+        sock = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            # The kernel may choose another worker's port as ours; then that worker can still bind.
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.settimeout(max(0.1, min(_CONNECT_SECONDS, deadline - time.monotonic())))
+            sock.connect(sockaddr)
+            if sock.getsockname() == sock.getpeername():
+                # The kernel chose the very port that we dial: TCP then connects us to ourselves.
+                raise ConnectionRefusedError("nobody listens")
+            tune(sock)
+            return sock
+        except OSError as error:
+            sock.close()
+            failure = error
+    raise failure
+
+
+def send_at_once(sock: socket.socket, data: bytes) -> bool:
+    """Sends a small frame without waiting.
+
+    Returns:
+        Whether all of it went; otherwise the connection is of no more use.
+    """
+    with contextlib.suppress(OSError):
+        return sock.send(data, socket.MSG_DONTWAIT) == len(data)
+    return False
+
+
+def end_gently(sock: socket.socket) -> None:
+    """Lets the other end read the last words; a connection closed on unread bytes loses them."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_WR)
+        deadline = time.monotonic() + _LINGER_SECONDS
+        while (left := deadline - time.monotonic()) > 0:
+            sock.settimeout(left)
+            if not socket.socket.recv(sock, 4096):
+                return
+
+
+def has_ended(sock: socket.socket) -> bool:
+    """Whether the other end has closed a connection on which nothing waits to be read."""
+    try:
+        return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True

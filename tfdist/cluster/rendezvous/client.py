@@ -1,0 +1,160 @@
+"""The other ranks' side of the rendezvous: dials rank 0 until it says go."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
+from tfdist.cluster.auth.identity import JOIN, Identity
+from tfdist.cluster.net.dns import resolve
+from tfdist.cluster.net.framing import HELLO_LIMIT, Header, WireError, read_frame, readable
+from tfdist.cluster.net.sockets import connect
+from tfdist.cluster.net.tls import Tls
+from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
+from tfdist.cluster.rendezvous.server import STATUS_SECONDS
+from tfdist.cluster.session.error_codec import decode_error
+from tfdist.cluster.spec.topology import Topology
+from tfdist.errors import RendezvousError
+from tfdist.options import Options
+
+_BACK_OFF = (0.05, 1.0)
+_SILENCE_SECONDS = 10 * STATUS_SECONDS
+_GRACE_SECONDS = 2.0
+_SLICE = 0.2
+
+
+class RendezvousClient:
+    """One worker's search for rank 0.
+
+    Args:
+        topology: the group; this process is not its rank 0.
+        options: `start_timeout` and `secret` are used.
+        tls: for a connection with TLS; None for one in the clear.
+        announce: takes the lines on who is missing.
+    """
+
+    def __init__(
+        self, topology: Topology, options: Options, tls: Tls | None, announce: Announce
+    ) -> None:
+        self._topology = topology
+        self._tls = tls
+        self._secret = options.secret
+        self._timeout = timeout = options.start_timeout
+        self._mine = Identity.of(topology)
+        self._progress = WaitMessages(topology.me, timeout, announce)
+        self._deadline = time.monotonic() + timeout
+        self._problem = "did not answer yet"
+        self._missing: list[int] | None = None
+
+    def run(self) -> socket.socket:
+        """Dials until rank 0 says that all are there.
+
+        Returns:
+            The connection to rank 0.
+
+        Raises:
+            ClusterError: rank 0 found that the workers do not fit together, or holds another
+                secret.
+            TlsError: rank 0 and this worker do not trust one another, or only one uses TLS.
+            RendezvousError: not all came in time.
+        """
+        pause = _BACK_OFF[0]
+        while time.monotonic() < self._deadline:
+            sock = self._reach()
+            if sock is not None:
+                pause = _BACK_OFF[0]
+                try:
+                    if self._await_go(sock):
+                        return sock
+                except BaseException:
+                    sock.close()
+                    raise
+                sock.close()
+            self._progress.report(self._waiting())
+            time.sleep(max(0.0, min(pause, self._deadline - time.monotonic())))
+            pause = min(2 * pause, _BACK_OFF[1])
+        raise RendezvousError(
+            f"{self._topology.me} waited {self._timeout:g} s in vain for {self._waiting()}. Start "
+            f"the missing workers, see in their logs why they ended, or set TFDIST_START_TIMEOUT "
+            f"to wait longer."
+        )
+
+    def _waiting(self) -> str:
+        """What is waited for, in words."""
+        chief = self._topology.chief
+        if self._missing is None:
+            return f"{chief}, which {self._problem}"
+        missing = [self._topology.workers[rank] for rank in self._missing]
+        return f"{len(missing)} of {self._topology.size} workers: {named(missing)}"
+
+    def _reach(self) -> socket.socket | None:
+        """Makes one attempt; a failure is remembered for the announcements."""
+        self._missing = None
+        try:
+            endpoints = resolve(self._topology.chief.address)
+            sock = connect(endpoints, self._deadline)
+            if self._tls:
+                sock = self._tls.wrap(sock, dialled=True)
+        except OSError as error:
+            self._problem = f"cannot be reached ({error.strerror or error})"
+            return None
+        try:
+            deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
+            handshake(
+                sock,
+                self._mine,
+                self._secret,
+                deadline,
+                first=True,
+                admit=_screen,
+                name=str(self._topology.chief),
+            )
+        except (OSError, WireError) as error:
+            self._problem = f"does not answer as a tfdist worker ({error})"
+            sock.close()
+            return None
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _await_go(self, sock: socket.socket) -> bool:
+        """Listens to rank 0 until it says go; False where the connection is of no more use."""
+        heard = time.monotonic()
+        # Rank 0 has started at about the same time, and its word on who is missing is better.
+        while time.monotonic() < self._deadline + _GRACE_SECONDS:
+            self._progress.report(self._waiting())
+            if not readable(sock, _SLICE):
+                if time.monotonic() - heard > _SILENCE_SECONDS:
+                    self._problem = f"has been silent for {_SILENCE_SECONDS:g} s"
+                    break
+                continue
+            try:
+                header, _ = read_frame(sock, HELLO_LIMIT, time.monotonic() + HELLO_SECONDS)
+                if self._is_go(header):
+                    return True
+            except (OSError, WireError) as error:
+                self._problem = f"went away ({error})"
+                break
+            heard = time.monotonic()
+        else:
+            return False
+        self._missing = None
+        return False
+
+    def _is_go(self, header: Header) -> bool:
+        if header["kind"] == "error":
+            raise decode_error(header)
+        if header["kind"] == "waiting":
+            missing = header.get("missing")
+            known = range(self._topology.size)
+            if not isinstance(missing, list) or any(rank not in known for rank in missing):
+                raise WireError("it sent an unreadable list")
+            self._missing = missing
+        return bool(header["kind"] == "go")
+
+
+def _screen(hello: Identity) -> None:
+    if hello.rank != 0 or hello.purpose != JOIN:
+        raise WireError(f"it is {hello}, and does not let workers join the job")

@@ -1,0 +1,1 @@
+"""Control connections: rank 0 is the coordinator, all other ranks are agents."""

@@ -1,0 +1,43 @@
+"""Sends an error from one worker to another, so that both raise the same."""
+
+from __future__ import annotations
+
+from tfdist.cluster.net.framing import Header, WireError
+from tfdist.errors import (
+    ClusterError,
+    PeerLostError,
+    ProgramMismatchError,
+    RendezvousError,
+    TfdistError,
+    TlsError,
+    UnsupportedError,
+)
+
+_TYPES: dict[str, type[TfdistError]] = {
+    error.__name__: error
+    for error in (
+        ClusterError,
+        PeerLostError,
+        ProgramMismatchError,
+        RendezvousError,
+        TlsError,
+        UnsupportedError,
+    )
+}
+
+
+def encode_error(kind: str, error: TfdistError) -> Header:
+    """The header of a frame of this kind that carries the error."""
+    return {"kind": kind, "type": type(error).__name__, "message": str(error)}
+
+
+def decode_error(header: Header) -> TfdistError:
+    """The error that a frame carries.
+
+    Raises:
+        WireError: it carries none.
+    """
+    kind, message = header.get("type"), header.get("message")
+    if kind not in _TYPES or not isinstance(message, str):
+        raise WireError("it sent an error that is none")
+    return _TYPES[kind](message)

@@ -1,0 +1,156 @@
+"""What one process knows of its group: results, notices, and the error that ended it."""
+
+from __future__ import annotations
+
+import threading
+import time
+import traceback
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TypeVar
+
+from tfdist.cluster.net.wait_messages import say
+from tfdist.errors import PeerLostError, TfdistError
+
+_SLICE = 0.5
+_T = TypeVar("_T")
+
+
+class SessionState:
+    """Shared between the thread that reads the connections and the threads that wait."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._results: dict[int, list[bytes]] = {}
+        self._awaited: int | None = None
+        self._notices: defaultdict[str, list[str]] = defaultdict(list)
+        self._error: TfdistError | None = None
+        self._lost: str | None = None
+        self._callbacks: list[Callable[[str], object]] = []
+        self._left: list[str] = []
+        self._left_callbacks: list[Callable[[str], object]] = []
+
+    def check(self) -> None:
+        """Raises the error that ended the group, if one did."""
+        with self._changed:
+            self._check()
+
+    def expect(self, sequence: int) -> None:
+        """Says which exchange's result is waited for; those of others are dropped."""
+        with self._changed:
+            self._awaited = sequence
+            self._results.clear()
+
+    def deliver(self, sequence: int, payloads: list[bytes]) -> None:
+        """Hands over the result of an exchange."""
+        with self._changed:
+            if sequence == self._awaited:
+                self._results[sequence] = payloads
+                self._changed.notify_all()
+
+    def notice(self, key: str, text: str) -> None:
+        """Keeps a notice."""
+        with self._changed:
+            self._notices[key].append(text)
+            self._changed.notify_all()
+
+    def fail(self, error: TfdistError) -> None:
+        """Ends the group with an error; the first one stays."""
+        with self._changed:
+            self._error = self._error or error
+            self._changed.notify_all()
+
+    def lose(self, message: str) -> None:
+        """Ends the group because a worker is lost, and calls the callbacks, once."""
+        self.fail(PeerLostError(message))
+        with self._changed:
+            if self._lost is not None:
+                return
+            self._lost = message
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _call(callback, message)
+
+    def on_lost(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback; called at once where a worker is lost already."""
+        with self._changed:
+            if self._lost is None:
+                self._callbacks.append(callback)
+                return
+        _call(callback, self._lost)
+
+    def leave(self, message: str) -> None:
+        """Tells the callbacks that a worker has ended normally."""
+        with self._changed:
+            self._left.append(message)
+            callbacks = list(self._left_callbacks)
+        for callback in callbacks:
+            _call(callback, message)
+
+    def on_left(self, callback: Callable[[str], object]) -> None:
+        """Registers a callback; called at once for each worker that has ended already."""
+        with self._changed:
+            self._left_callbacks.append(callback)
+            left = list(self._left)
+        for message in left:
+            _call(callback, message)
+
+    def result(self, sequence: int, deadline: float, late: TfdistError) -> list[bytes]:
+        """Waits for the result of an exchange; raises `late` at the deadline."""
+        return self._wait(lambda: self._results.pop(sequence, None), deadline, late)
+
+    def notices(
+        self,
+        key: str,
+        count: int,
+        deadline: float,
+        late: TfdistError,
+        slow: tuple[float, str],
+    ) -> list[str]:
+        """Waits for the `count`-th notice with this key; raises `late` at the deadline.
+
+        Args:
+            key: what the notices are about.
+            count: how many.
+            deadline: when to give up, on the clock of `time.monotonic()`.
+            late: raised then.
+            slow: when to say that it waits, and the line that says so.
+        """
+
+        def enough() -> list[str] | None:
+            texts = self._notices[key]
+            return list(texts) if len(texts) >= count else None
+
+        return self._wait(enough, deadline, late, slow)
+
+    def _wait(
+        self,
+        get: Callable[[], _T | None],
+        deadline: float,
+        late: TfdistError,
+        slow: tuple[float, str] | None = None,
+    ) -> _T:
+        with self._changed:
+            while (value := get()) is None:
+                self._check()
+                now = time.monotonic()
+                left = deadline - now
+                if left <= 0:
+                    raise late
+                if slow is not None and now >= slow[0]:
+                    say(slow[1])
+                    slow = None
+                # Short slices: a signal that another thread received is still obeyed.
+                self._changed.wait(min(left, _SLICE))
+            return value
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+
+
+def _call(callback: Callable[[str], object], message: str) -> None:
+    try:
+        callback(message)
+    except Exception:  # the thread that reads the connections must go on
+        traceback.print_exc()

@@ -1,0 +1,1 @@
+"""Descriptions of the cluster (TF_CONFIG, a ClusterResolver), read into a `Topology`."""

@@ -1,0 +1,1 @@
+"""The codecs, one file each, and the bases that they share."""

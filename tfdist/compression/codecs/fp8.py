@@ -1,0 +1,31 @@
+"""Gradients as scaled 8-bit floating-point numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from tfdist.compression.codecs.quantizer import Quantizer
+from tfdist.native.encoding import FLOAT8, Encoding
+
+
+@dataclasses.dataclass(frozen=True)
+class FP8(Quantizer):
+    """8 bits, 4 of exponent and 3 of mantissa ("e4m3"), with a scale for each block.
+
+    A block's largest value becomes 448, the largest of the format: `e4m3(x * 448 / m) * m / 448`.
+
+    8 + 32 / block bits a value; relative error of a value at most 2^-4, or 2^-18 of the largest.
+
+    Args:
+        block: values that share a scale, a multiple of 8 up to 4096.
+        error_feedback: whether what is lost is added to the next step's gradient.
+
+    Source: Micikevicius et al., "FP8 formats for deep learning", 2022.
+    """
+
+    block: int = 256
+    error_feedback: bool = False
+
+    @property
+    def encoding(self) -> Encoding:
+        return Encoding(FLOAT8, block=self.block)

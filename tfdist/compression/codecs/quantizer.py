@@ -1,0 +1,69 @@
+"""Codecs that the core runs: fewer bits for every value."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from tfdist.collective.compressed import compressed_all_reduce
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.compression.codecs.codec import Codec
+from tfdist.compression.gradient import Gradient, Shape, count
+from tfdist.compression.transport import Exchange
+from tfdist.native.encoding import Encoding
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantizer(Codec):
+    """A codec that the core runs: fewer bits for every value, encoded while they are sent.
+
+    The values go encoded to the host that sums their part of the gradient, which decodes them, sums
+    them in float32 and sends the sum to all, encoded again: two errors, however many hosts there
+    are, and the same bits everywhere.
+
+    Attributes:
+        error_feedback: whether what is lost is added to the next step's gradient.
+    """
+
+    payload = "sharded"
+
+    error_feedback = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        _ = self.encoding  # Which checks its settings.
+
+    @property
+    @abc.abstractmethod
+    def encoding(self) -> Encoding:
+        """How values are encoded."""
+
+    def bits_per_value(self, shape: Shape) -> float:
+        return self.encoding.bits_per_value
+
+    def kept(self, shape: Shape) -> Mapping[str, Shape]:
+        return {"error": (count(shape),)} if self.error_feedback else {}
+
+    def sum(
+        self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
+    ) -> list[tf.Tensor]:
+        def sum_among(
+            group: NativeCommunicator | None, some: Sequence[Gradient]
+        ) -> list[tf.Tensor]:
+            assert group is not None
+            return compressed_all_reduce(
+                group,
+                [g.value for g in some],
+                self.encoding,
+                [g.kept["error"] for g in some] if self.error_feedback else [],
+                step,
+                within_hosts=exchange.within_hosts,
+            )
+
+        if self.error_feedback:
+            # What is lost of a gradient stays with who carries it, whatever else is sent with it.
+            return exchange.host.sum(gradients, lambda mine: sum_among(exchange.carriers, mine))
+        return sum_among(exchange.workers, gradients)

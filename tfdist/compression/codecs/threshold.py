@@ -1,0 +1,44 @@
+"""The values above a threshold."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.compression.codecs.sparse import Sparsifier
+from tfdist.compression.gradient import Gradient
+
+
+@dataclasses.dataclass(frozen=True)
+class Threshold(Sparsifier):
+    """All values whose magnitude reaches a threshold, and their indices.
+
+    64 bits each; how many there are changes from step to step. What is not sent is added to the
+    next step's gradient, so that every value is sent some time.
+
+    Args:
+        threshold: a magnitude, positive. What suits depends on the size of the gradients.
+        error_feedback: whether what is not sent is added to the next step's gradient.
+
+    Source: Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015
+    (there the threshold itself is sent, not the value).
+    """
+
+    has_fixed_size = False
+
+    threshold: float = 1e-3
+    error_feedback: bool = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fits = bool(0 < np.float32(self.threshold) < np.inf)
+        self._check("`threshold` is a positive float32.", self.threshold, holds=fits)
+
+    def density(self, step: Any) -> Any:
+        return None
+
+    def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
+        return {"momenta": [], "threshold": self.threshold}

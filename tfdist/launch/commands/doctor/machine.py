@@ -1,0 +1,47 @@
+"""The machine's cores, memory and GPUs, as this process may use them."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.job.cores import available_cores
+from tfdist.launch.job.gpus import visible_gpus
+
+_GIB = 1 << 30
+_SHARED_MEMORY = "/dev/shm"
+# The control group's limit, where the system is a container: version 2, then 1.
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def check(question: Question) -> Section:
+    """Counts what there is."""
+    section = Section()
+    section.add("cores", f"{available_cores()} of {os.cpu_count()}")
+    section.add("memory", _memory())
+    if os.path.isdir(_SHARED_MEMORY):
+        free = shutil.disk_usage(_SHARED_MEMORY).free
+        section.add("shared memory", f"{free / _GIB:.1f} GiB free in {_SHARED_MEMORY}")
+    gpus = visible_gpus(question.environment)
+    section.add("GPUs", ", ".join(gpus) if gpus else "none visible")
+    return section
+
+
+def _memory() -> str:
+    """Total and free memory, within the limit of a container."""
+    try:
+        fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
+    except (OSError, KeyError, ValueError):
+        return "unknown"
+    text = f"{total / _GIB:.1f} GiB, {free / _GIB:.1f} GiB available"
+    for path in _MEMORY_LIMITS:
+        try:
+            limit = int(Path(path).read_text())
+        except (OSError, ValueError):
+            continue
+        if limit < total:
+            text += f", limited to {limit / _GIB:.1f} GiB"
+    return text

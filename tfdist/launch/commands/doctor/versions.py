@@ -1,0 +1,59 @@
+"""The versions of what tfdist stands on."""
+
+from __future__ import annotations
+
+import platform
+import re
+from importlib.metadata import PackageNotFoundError, version
+
+from tfdist._version import __version__
+from tfdist.launch.commands.doctor.section import Question, Section
+
+# The least version, and the first that is too new ("" for none); a test holds setup.cfg to it.
+SUPPORTED = {"tensorflow": ("2.18", "2.22"), "keras": ("3.8", ""), "numpy": ("", "")}
+_TITLES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
+_OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
+
+
+def check(question: Question) -> Section:
+    """Reads the versions from the packages' metadata; nothing is imported."""
+    section = Section([("tfdist", __version__), ("Python", platform.python_version())])
+    for package, (least, too_new) in SUPPORTED.items():
+        title = _TITLES[package]
+        wanted = ",".join(
+            sign + number for sign, number in ((">=", least), ("<", too_new)) if number
+        )
+        found = _installed(package, *_OTHER_NAMES.get(package, ()))
+        section.add(title, found or "not installed")
+        if not found:
+            section.problems.append(f"{title} is missing: pip install '{package}{wanted}'")
+        elif not supported(found, least, too_new):
+            section.problems.append(
+                f"{title} {found} is not supported: pip install '{package}{wanted}'"
+            )
+    return section
+
+
+def supported(found: str, least: str, too_new: str) -> bool:
+    """Whether a version is in a range; `""` is no bound.
+
+    Example:
+        >>> supported("2.22.0rc1", "2.18", "2.22"), supported("2.21.0", "2.18", "2.22")
+        (False, True)
+    """
+    number = _numbers(found)
+    return number >= _numbers(least) and (not too_new or number < _numbers(too_new))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    release = re.match(r"[\d.]*", text)
+    return tuple(int(part) for part in (release[0] if release else "").split(".") if part)
+
+
+def _installed(*packages: str) -> str:
+    for package in packages:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            continue
+    return ""

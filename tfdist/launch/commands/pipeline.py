@@ -1,0 +1,151 @@
+"""`tfdist pipeline`: shows what the schedules of a pipeline take, before anything is trained."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from tfdist.errors import LaunchError
+from tfdist.launch.argument_types import OneLineParser, count, seconds, typed
+from tfdist.pipeline.plan.costs import Costs
+from tfdist.pipeline.schedules import SCHEDULES, make_schedule
+from tfdist.pipeline.simulation.gantt import draw, text
+from tfdist.pipeline.simulation.simulator import simulate
+from tfdist.pipeline.simulation.timeline import Timeline
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs the command.
+
+    Args:
+        arguments: the command line, without `tfdist pipeline`.
+
+    Returns:
+        0.
+
+    Raises:
+        LaunchError: the schedule cannot be made or drawn.
+        SystemExit: the command line is wrong (code 2), or asks for help (code 0).
+    """
+    values = _parse(arguments)
+    forward, inputs, weights = values.costs
+    costs = Costs(forward, inputs, weights, transfer=values.transfer)
+    if values.schedule is None:
+        print("\n".join(_table(values.ranks, values.microbatches, values.virtual_stages, costs)))
+        return 0
+    try:
+        schedule = make_schedule(
+            values.schedule, values.ranks, values.microbatches, values.virtual_stages, costs
+        )
+        timeline = simulate(schedule, costs)
+        print(text(timeline))
+        if values.png is not None:
+            draw(timeline, values.png)
+    except (ValueError, ImportError, OSError) as error:
+        raise LaunchError(str(error)) from error
+    return 0
+
+
+def _table(
+    ranks: int, microbatches: int, virtual_stages: int | None, costs: Costs
+) -> Iterator[str]:
+    yield f"{ranks} ranks, {microbatches} microbatches"
+    yield "schedule        stages/rank  seconds  bubble  speed-up  peak activations"
+    for name in SCHEDULES:
+        timeline = _simulated(name, ranks, microbatches, virtual_stages, costs)
+        stages = timeline.schedule.stages // ranks
+        kept = max(timeline.peak_activations) / stages
+        yield (
+            f"{name:<14}  {stages:>11}  {timeline.makespan:>7.4g}  {timeline.bubble:>6.1%}  "
+            f"{ranks * (1 - timeline.bubble):>8.2f}  {kept:>16.4g}"
+        )
+    yield (
+        "speed-up: over one process; peak activations: of the fullest rank, in microbatches of "
+        "all its stages"
+    )
+
+
+def _simulated(
+    name: str, ranks: int, microbatches: int, virtual_stages: int | None, costs: Costs
+) -> Timeline:
+    try:
+        schedule = make_schedule(name, ranks, microbatches, virtual_stages, costs)
+    except ValueError:
+        # It has a number of stages of its own.
+        schedule = make_schedule(name, ranks, microbatches, costs=costs)
+    return simulate(schedule, costs)
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    parser = OneLineParser(
+        prog="tfdist pipeline",
+        description="Simulates the schedules of pipeline parallelism. With --schedule it shows\n"
+        "when each rank runs what; without, it compares all schedules.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--schedule", choices=SCHEDULES, metavar="NAME", help=", ".join(SCHEDULES))
+    parser.add_argument(
+        "--ranks",
+        type=count(1),
+        required=True,
+        metavar="N",
+        help="processes in the pipeline, each of which holds one or more stages",
+    )
+    parser.add_argument(
+        "--microbatches", type=count(1), required=True, metavar="M", help="parts of a batch"
+    )
+    parser.add_argument(
+        "--virtual-stages",
+        type=count(1),
+        metavar="V",
+        help="stages that each rank holds, for schedules that can have any number of them",
+    )
+    parser.add_argument(
+        "--costs",
+        type=typed(_costs),
+        default=(1.0, 1.0, 1.0),
+        metavar="F,I,W",
+        help="seconds of a microbatch on a rank: forward, gradients of the inputs, gradients of "
+        "the weights; a whole backward pass takes I + W (default: 1,1,1)",
+    )
+    parser.add_argument(
+        "--transfer",
+        type=seconds(zero=True),
+        default=0.0,
+        metavar="SECONDS",
+        help="time from one rank to another (default: 0)",
+    )
+    parser.add_argument(
+        "--png",
+        type=Path,
+        metavar="FILE",
+        help="also draw the schedule; its ending names the format; takes matplotlib",
+    )
+    values = parser.parse_args(list(arguments))
+    if values.png is not None and values.schedule is None:
+        parser.error("--png needs --schedule, the one to draw")
+    return values
+
+
+def _costs(given: str) -> tuple[float, ...]:
+    read = seconds(zero=True)
+    try:
+        numbers = tuple(read(number) for number in given.split(","))
+    except argparse.ArgumentTypeError:
+        numbers = ()
+    if len(numbers) != 3 or not any(numbers):
+        raise ValueError(f"must be three numbers F,I,W that are not all 0. Received: {given!r}")
+    return numbers
+
+
+_EPILOG = """\
+the picture: a line for each rank, a cell for each unit of time; F3 is the forward pass of
+microbatch 3, B a whole backward pass, I and W its two parts; small letters are the rank's other
+stages, - goes on, . is idle
+
+examples:
+  tfdist pipeline --ranks 4 --microbatches 8
+  tfdist pipeline --ranks 4 --microbatches 8 --schedule zbv --png zbv.png
+  tfdist pipeline --ranks 4 --microbatches 8 --costs 1,1.1,0.9 --transfer 0.1"""

@@ -1,0 +1,1 @@
+"""Which rank holds which stages, and which values."""

@@ -1,0 +1,55 @@
+"""What compresses gradients between pipelines: each stage's among the workers that hold it."""
+
+from __future__ import annotations
+
+from tfdist.collective.communicator import Communicator
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.compression.compressor import Compressor
+from tfdist.compression.policy import Policy
+from tfdist.compression.transport import Exchange, is_shared_out
+from tfdist.pipeline.placement.rank_grid import RankGrid
+from tfdist.strategies.group import Group
+
+
+def make_compressor(
+    group: Group, policy: Policy | None, device: str, data: Communicator, mesh: RankGrid
+) -> Compressor | None:
+    """What compresses this worker's gradients; None where there is one pipeline.
+
+    Args:
+        group: all workers; all of them call this.
+        policy: what this worker was asked to compress; None for nothing, so far.
+        device: this worker's.
+        data: the communicator of the workers that hold the same stages.
+        mesh: the places of all workers.
+
+    Raises:
+        ProgramMismatchError: the workers are to compress in different ways.
+    """
+
+    def agree(policy: Policy | None) -> None:
+        group.agree("compression", repr(policy))
+
+    if not isinstance(data, NativeCommunicator):
+        agree(policy)
+        return None
+    members = mesh.data_group_of(group.topology.rank)
+
+    def split(name: str, within: list[int]) -> NativeCommunicator | None:
+        # One name for one set of ranks: a process may have several meshes, one after the other.
+        return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
+
+    def make_exchanges(within_hosts: bool) -> list[Exchange]:
+        exchange = Exchange(data, within_hosts=within_hosts, split=split)
+        if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
+            # The others wait for this group, which needs no parts.
+            split("host", [])
+            split("carriers", [])
+        return [exchange]
+
+    return Compressor(policy, make_exchanges, [device], agree)
+
+
+def _any_is_shared_out(group: Group, mesh: RankGrid) -> bool:
+    hosts = group.native().hosts
+    return any(is_shared_out([hosts[rank] for rank in ranks]) for ranks in mesh.data_groups)

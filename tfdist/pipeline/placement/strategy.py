@@ -1,0 +1,230 @@
+"""The strategies for pipelines, alone and with data parallelism."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.cluster import ClusterResolver
+from tfdist.collective.communicator import Alone, Communicator
+from tfdist.compression.registry import CompressionLike
+from tfdist.compression.registry import read as compression_policy
+from tfdist.errors import UnsupportedError
+from tfdist.pipeline.placement.compression import make_compressor
+from tfdist.pipeline.placement.rank_grid import RankGrid
+from tfdist.pipeline.plan.schedule import Schedule
+from tfdist.pipeline.schedules import make_schedule
+from tfdist.strategies.communication import choose, local_devices
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import Group, join, share_randomness
+from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy, read_cluster
+
+
+class PipelineExtended(ReplicatedExtended):
+    """Replicas of some stages of a model on a part of the workers.
+
+    Args:
+        container: the strategy that this is the engine of.
+        device: this worker's.
+        data: a communicator of the workers that hold the same stages.
+        group: all workers.
+        mesh: their places.
+    """
+
+    in_stages = True
+
+    def __init__(
+        self,
+        container: tf.distribute.Strategy,
+        device: str,
+        data: Communicator,
+        group: Group,
+        mesh: RankGrid,
+    ) -> None:
+        super().__init__(container, [device], [data], data, group)
+        self.mesh = mesh
+
+    @property
+    def should_checkpoint(self) -> bool:
+        return self.group.topology.is_chief
+
+    @property
+    def should_save_summary(self) -> bool:
+        return self.group.topology.is_chief
+
+    def agree_on_variable(self, description: str) -> None:
+        # Stages differ in their variables. Those that share one compare its shape and type when
+        # they take the first one's value.
+        pass
+
+
+class HybridStrategy(MultiWorkerMirroredStrategy):
+    """Pipelines of workers, several of them side by side.
+
+    The model is cut into stages, which the workers of a pipeline hold; a batch is cut into
+    microbatches, which pass through them. Where there are more workers than a pipeline has, there
+    are several pipelines: they share out the batch's rows and sum their gradients. The result is
+    the one of a single process.
+
+    Args:
+        pipeline_size: the number of workers of a pipeline, which divides the number of all workers;
+            all of them by default.
+        microbatches: into how many parts a pipeline cuts its rows.
+        schedule: a name of `tfdist.pipeline.schedules.SCHEDULES`, or a function
+            `(ranks, microbatches)` that returns for each rank its actions.
+        virtual_stages: the number of stages on each worker, for schedules that have several; by
+            default what is usual for the schedule.
+        cluster_resolver: as for `tfdist.MultiWorkerMirroredStrategy`.
+        compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
+        shard_optimizer: whether the workers that hold the same stages share out their optimizer;
+            see `tfdist.MultiWorkerMirroredStrategy`. One pipeline alone has nothing to share out.
+
+    Raises:
+        ValueError: the workers do not divide into pipelines.
+        ScheduleError: the schedule is wrong.
+        NativeUnavailableError: the native collectives cannot be had.
+
+    Example:
+        ```python
+        strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=8)
+        with strategy.scope():
+            model = tfdist.PipelineModel(build_model)
+            model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(dataset)
+        ```
+    """
+
+    def __init__(
+        self,
+        *,
+        pipeline_size: int | None = None,
+        microbatches: int = 8,
+        schedule: str | Callable[..., Any] = "1f1b",
+        virtual_stages: int | None = None,
+        cluster_resolver: ClusterResolver | None = None,
+        compression: CompressionLike = None,
+        shard_optimizer: bool = False,
+    ) -> None:
+        if not isinstance(microbatches, int) or microbatches < 1:
+            raise ValueError(
+                f"`microbatches` must be a whole number from 1. Received: {microbatches!r}."
+            )
+        topology, resolver = read_cluster(cluster_resolver)
+        policy = compression_policy(compression)
+        size = topology.size if pipeline_size is None else pipeline_size
+        RankGrid.of_hosts([0] * topology.size, size)  # An error before anybody waits for others.
+        self.microbatches = microbatches
+        self._schedule, self._virtual_stages = schedule, virtual_stages
+        self._schedules: dict[int, Schedule] = {}
+        self._pipeline_size = size
+        self.schedule_for(microbatches)
+        group = join(topology)
+        group.agree("shard_optimizer", str(bool(shard_optimizer)))
+        share_randomness(group)
+        name = getattr(schedule, "__qualname__", schedule)
+        group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
+        if topology.size > 1:
+            choose(group, "native")
+        hosts = group.native().hosts if topology.size > 1 else (0,)
+        mesh = RankGrid.of_hosts(hosts, size)
+        devices = local_devices(group)
+        if len(devices) > 1:
+            raise UnsupportedError(
+                f"A worker of a pipeline has one device. Received: {len(devices)} in this process. "
+                "Start a worker for each device, with CUDA_VISIBLE_DEVICES or "
+                "`tfdist run --gpus-per-worker`."
+            )
+        self.pipeline_communicator: Communicator = Alone()
+        if size > 1:
+            part = group.native_part(f"pipeline of {mesh}", list(mesh.pipeline_of(topology.rank)))
+            assert part is not None
+            self.pipeline_communicator = part
+        data: Communicator = Alone()
+        if mesh.data > 1:
+            part = group.native_part(f"data of {mesh}", list(mesh.data_group_of(topology.rank)))
+            assert part is not None
+            data = part
+        extended = PipelineExtended(self, devices[0], data, group, mesh)
+        extended.cluster_resolver = resolver
+        extended.compressor = make_compressor(group, policy, devices[0], data, mesh)
+        extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
+        tf.distribute.Strategy.__init__(self, extended)
+
+    @property
+    def pipeline_size(self) -> int:
+        """The number of workers of a pipeline."""
+        return self._pipeline_size
+
+    @property
+    def place(self) -> int:
+        """This worker's place in its pipeline."""
+        extended: PipelineExtended = self.extended
+        return extended.mesh.place_of(extended.group.topology.rank)
+
+    @property
+    def stages(self) -> int:
+        """Into how many stages a model is cut."""
+        return self.schedule_for(self.microbatches).stages
+
+    def rank_of(self, stage: int) -> int:
+        """The place in the pipeline of the worker that holds a stage."""
+        return self.schedule_for(self.microbatches).rank_of(stage)
+
+    def stages_of(self, place: int) -> tuple[int, ...]:
+        """The stages that the worker at a place in the pipeline holds."""
+        return self.schedule_for(self.microbatches).stages_of(place)
+
+    def abort(self, message: str) -> None:
+        """Fails what other workers wait for, with this message."""
+        extended = self.extended
+        communicators = [self.pipeline_communicator, extended.workers]
+        if extended.process_count > 1:
+            communicators.append(extended.group.native())
+        for one in communicators:
+            if hasattr(one, "abort"):
+                one.abort(message)
+
+    def schedule_for(self, microbatches: int) -> Schedule:
+        """The schedule for a number of microbatches, fewer for a short batch."""
+        if microbatches not in self._schedules:
+            self._schedules[microbatches] = make_schedule(
+                self._schedule, self._pipeline_size, microbatches, self._virtual_stages
+            )
+        return self._schedules[microbatches]
+
+
+class PipelineStrategy(HybridStrategy):
+    """One pipeline of all workers; see `HybridStrategy`.
+
+    Args:
+        microbatches: into how many parts a batch is cut.
+        schedule: as for `HybridStrategy`.
+        virtual_stages: as for `HybridStrategy`.
+        cluster_resolver: as for `HybridStrategy`.
+
+    Example:
+        ```python
+        strategy = tfdist.PipelineStrategy(microbatches=8, schedule="zb_h1")
+        with strategy.scope():
+            model = tfdist.PipelineModel(build_model)
+            model.compile("adam", "sparse_categorical_crossentropy")
+        model.fit(dataset)
+        ```
+    """
+
+    def __init__(
+        self,
+        *,
+        microbatches: int = 8,
+        schedule: str | Callable[..., Any] = "1f1b",
+        virtual_stages: int | None = None,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(
+            microbatches=microbatches,
+            schedule=schedule,
+            virtual_stages=virtual_stages,
+            cluster_resolver=cluster_resolver,
+        )

@@ -1,0 +1,1 @@
+"""What the ranks of a pipeline do, as data: schedules, their validation and lowering."""

@@ -1,0 +1,1 @@
+"""The execution of a training, evaluation or prediction step on a rank."""

@@ -1,0 +1,278 @@
+"""A process's programs of a model: for each kind of step and number of microbatches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.pipeline.partition.cut import Partition
+from tfdist.pipeline.partition.graph import Key
+from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.plan.lowering import Send, lower
+from tfdist.pipeline.runtime.batch_totals import BatchTotals
+from tfdist.pipeline.runtime.channels import Channel, Pair, open_channels
+from tfdist.pipeline.runtime.microbatch_executor import MicrobatchExecutor
+from tfdist.pipeline.runtime.shared_variables import SharedVariables
+from tfdist.pipeline.stages.accumulators import GradientSums
+from tfdist.pipeline.stages.heads import Head, LossHead, PredictionHead
+from tfdist.pipeline.stages.stage_functions import StageFunctions
+from tfdist.pipeline.stages.value_specs import ValueSpecs
+
+
+class Engine:
+    """What a rank runs of a model in stages.
+
+    Args:
+        strategy: whose schedule it runs.
+        partition: the model's stages.
+        compute_loss: of targets, predictions and sample weights.
+        update_metrics: likewise.
+        remat: whether backward passes run the forward pass again.
+
+    Attributes:
+        sums: of the gradients of this rank's variables.
+    """
+
+    def __init__(
+        self,
+        strategy: HybridStrategy,
+        partition: Partition,
+        compute_loss: Callable[[Any, Any, Any], Any],
+        update_metrics: Callable[[Any, Any, Any], None],
+        *,
+        remat: bool = False,
+    ) -> None:
+        self._strategy = strategy
+        self._partition = partition
+        self._compute_loss = compute_loss
+        self._update_metrics = update_metrics
+        self._remat = remat
+        self.sums = GradientSums(strategy.extended.worker_devices[0])
+        self._stages: dict[Any, dict[int, StageFunctions]] = {}
+        self._totals: dict[str, BatchTotals] = {}
+        # Values that depend on what is trained, and of which the loss has no gradient.
+        self._stopped: frozenset[Key] = frozenset()
+        self._channels: dict[Pair, Channel] | None = None
+        self._checked: set[str] = set()
+
+    @functools.cached_property
+    def wires(self) -> ValueSpecs:
+        """The forms of the values between stages."""
+        return ValueSpecs(self._partition)
+
+    def totals(self, targets: Any) -> BatchTotals:
+        """What the loss must know of the whole batch.
+
+        Args:
+            targets: the forms of targets and sample weights, in their structure.
+        """
+        key = repr(targets)
+        if key not in self._totals:
+            self._totals[key] = BatchTotals(
+                self._partition, self.wires, targets, self._compute_loss
+            )
+        return self._totals[key]
+
+    @functools.cached_property
+    def tied(self) -> SharedVariables:
+        """The variables that several stages share."""
+        return SharedVariables(self._partition, self._strategy)
+
+    @property
+    def rank(self) -> int:
+        """In the pipeline."""
+        return self._strategy.place
+
+    @property
+    def last(self) -> int:
+        """The number of the last stage."""
+        return len(self._partition.stages) - 1
+
+    @property
+    def holds_last(self) -> bool:
+        """Whether the last stage is this rank's."""
+        return self._strategy.rank_of(self.last) == self.rank
+
+    @functools.cached_property
+    def reads(self) -> bool:
+        """Whether this rank needs the values of batches in training and evaluation."""
+        mine = self._strategy.stages_of(self.rank)
+        return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
+
+    @functools.cached_property
+    def places_that_train(self) -> list[int]:
+        """The ranks of the pipeline whose stages have anything to train, in order."""
+        stages = [stage for stage in self._partition.stages if stage.trainable_variables]
+        return sorted({self._strategy.rank_of(stage.index) for stage in stages})
+
+    def stage_of(self, variable: Any) -> int | None:
+        """The number of this rank's stage that trains a variable of the strategy."""
+        return self._stage_of.get(id(variable))
+
+    @functools.cached_property
+    def _stage_of(self) -> dict[int, int]:
+        return {
+            id(variable.value): index
+            for index in self._strategy.stages_of(self.rank)
+            for variable in self._partition.stages[index].trainable_variables
+        }
+
+    @property
+    def output_specs(self) -> list[tf.TensorSpec]:
+        """The forms of the model's outputs, flat."""
+        return [self.wires.of(key).spec for key in self._partition.graph.outputs]
+
+    def inputs(self, x: Any) -> dict[Key, Any]:
+        """What a user passes to the model, by key."""
+        return self._partition.graph.unpack_inputs(x)
+
+    def check_inputs(self, x: Any) -> None:
+        """Checks the shapes of what a user passes to the model.
+
+        Raises:
+            ValueError: the model does not take it.
+        """
+        shapes = repr(keras.tree.map_structure(lambda t: t.shape[1:], x))
+        if shapes in self._checked:
+            return
+        graph = self._partition.graph
+        for tensor, (key, given) in zip(graph.model.inputs, self.inputs(x).items(), strict=True):
+            known = graph.specs[key].shape
+            if any(a not in (None, b) for a, b in zip(known, given.shape, strict=True)):
+                raise ValueError(
+                    f"The model's input {tensor.name!r} has the shape {known}. Received: a batch "
+                    f"of shape {tuple(given.shape)}. Give what the model was made for."
+                )
+        self._checked.add(shapes)
+
+    def pack_outputs(self, outputs: Sequence[Any]) -> Any:
+        """Flat outputs in the structure of the model's."""
+        graph = self._partition.graph
+        return graph.pack_outputs(dict(zip(graph.outputs, outputs, strict=True)))
+
+    def program(
+        self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
+    ) -> MicrobatchExecutor:
+        """The program of a step; traces this rank's stages when it is first asked for.
+
+        Args:
+            mode: `"train"`, `"test"` or `"predict"`.
+            microbatches: their number.
+            targets: the forms of targets and sample weights, in their structure.
+            timed: whether it notes when each action runs.
+        """
+        schedule = self._strategy.schedule_for(microbatches)
+        if mode != "train":
+            schedule = schedule.forward_only()
+        edges = [(e.source, e.target) for e in self._partition.edges]
+        back = self._with_gradient(mode)
+        backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
+        steps = lower(schedule, edges, backward)
+        if self._channels is None:
+            _ = self.tied
+            self._channels = self._open_channels(edges)
+        return MicrobatchExecutor(
+            self.rank,
+            steps[self.rank],
+            self._stages_for(mode, targets, split=schedule.splits_backward),
+            self._partition,
+            self.wires,
+            back,
+            self._channels,
+            timed=timed,
+        )
+
+    def findings(self, program: MicrobatchExecutor) -> dict[str, Any]:
+        """What this rank has found out of gradients when it built a program, for all others."""
+        stages = program.stages.values()
+        return {
+            "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
+            "tied": self.tied.forms_in(stages),
+        }
+
+    def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
+        """Takes up what all ranks have found; returns whether programs are to be built anew."""
+        self.tied.learn([found["tied"] for found in findings])
+        stopped = {tuple(pair) for found in findings for pair in found["stopped"]}
+        takers: dict[Key, set[int]] = {}
+        for edge in self._partition.edges:
+            for key in edge.keys:
+                takers.setdefault(key, set()).add(edge.target)
+        news = {key for _, key in stopped if {(t, key) for t in takers[key]} <= stopped}
+        if not news:
+            return False
+        self._stopped |= news
+        self._stages.clear()
+        return True
+
+    def abort(self, message: str) -> None:
+        """Fails what this rank's peers wait for, with this message."""
+        for channel in (self._channels or {}).values():
+            channel.abort(message)
+        self._strategy.abort(message)
+
+    def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
+        extended = self._strategy.extended
+        schedule = self._strategy.schedule_for(self._strategy.microbatches)
+        pairs = {
+            (rank, step.peer)
+            for rank, steps in enumerate(lower(schedule, edges))
+            for step in steps
+            if isinstance(step, Send)
+        }
+        group = extended.group
+        return open_channels(pairs, group.topology.rank, extended.mesh.pipelines, group.native_part)
+
+    def _stages_for(self, mode: str, targets: Any, *, split: bool) -> dict[int, StageFunctions]:
+        key = (mode, split, repr(targets))
+        if key not in self._stages:
+            mine = self._strategy.stages_of(self.rank)
+            self._stages[key] = {
+                index: StageFunctions(
+                    self._partition,
+                    index,
+                    self.wires,
+                    self._with_gradient(mode),
+                    self._partition.stages[index].trainable_variables if mode == "train" else [],
+                    self._end(mode, index, targets),
+                    self.sums,
+                    training=mode == "train",
+                    split=split,
+                    remat=self._remat,
+                )
+                for index in mine
+            }
+        return self._stages[key]
+
+    def _end(self, mode: str, index: int, targets: Any) -> Head:
+        if index != self.last:
+            return Head(has_loss=mode != "predict")
+        if mode == "predict":
+            return PredictionHead(self._partition.graph)
+        return LossHead(
+            self._partition.graph,
+            self.totals(targets).specs,
+            targets,
+            self._compute_loss,
+            self._update_metrics,
+        )
+
+    def _with_gradient(self, mode: str) -> frozenset[Key]:
+        return self._differentiable - self._stopped if mode == "train" else frozenset()
+
+    @functools.cached_property
+    def _differentiable(self) -> frozenset[Key]:
+        """The values that depend on what is trained."""
+        found: set[Key] = set()
+        for stage in self._partition.stages:
+            for call in stage.calls:
+                trained = any(v.trainable for v in call.variables)
+                if trained or found & set(call.inputs):
+                    found.update(call.outputs)
+        return frozenset(
+            found.intersection(key for edge in self._partition.edges for key in edge.differentiable)
+        )

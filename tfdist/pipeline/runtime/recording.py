@@ -1,0 +1,36 @@
+"""When the actions of a pipeline's workers ran."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.simulation.timeline import Span, Timeline
+
+
+def gather_timeline(strategy: HybridStrategy, microbatches: int, times: np.ndarray) -> Timeline:
+    """The actions of all ranks of this one's pipeline; all ranks of the job call it together.
+
+    Args:
+        strategy: the pipeline's.
+        microbatches: of the step.
+        times: start and end of each of this rank's actions, in their order, in seconds of a clock
+            that all ranks share: `[actions, 2]`, float64.
+    """
+    group, mesh = strategy.extended.group, strategy.extended.mesh
+    texts = group.exchange("timeline", json.dumps(np.asarray(times).tolist()))
+    own = [json.loads(texts[rank]) for rank in mesh.pipeline_of(group.topology.rank)]
+    schedule = strategy.schedule_for(microbatches)
+    begin = min(start for times in own for start, _ in times)
+    return Timeline(
+        schedule.name,
+        tuple(
+            tuple(
+                Span(action, start - begin, end - begin)
+                for action, (start, end) in zip(actions, times, strict=True)
+            )
+            for actions, times in zip(schedule.actions, own, strict=True)
+        ),
+    )

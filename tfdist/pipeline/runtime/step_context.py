@@ -1,0 +1,84 @@
+"""The training step that a rank of a pipeline is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.runtime.engine import Engine
+from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
+
+
+class PipelineStep(Step):
+    """A step whose gradients are those of all stages together.
+
+    Args:
+        rows: as for `Step`.
+        total: as for `Step`.
+        first_row: as for `Step`.
+        strategy: the pipeline's.
+        engine: which knows the variables that stages share.
+    """
+
+    def __init__(
+        self,
+        rows: tf.Tensor,
+        total: tf.Tensor,
+        first_row: tf.Tensor,
+        strategy: HybridStrategy,
+        engine: Engine,
+    ) -> None:
+        super().__init__(rows, total, first_row)
+        self.weighed = True  # The backward pass of each microbatch begins with its weight.
+        self._strategy = strategy
+        self._engine = engine
+        self._updated: dict[Any, tf.Tensor] = {}
+
+    def before_update(self, variable: Any) -> list[tf.Tensor]:
+        # A stage's gradients are there all at once: large variables one after the other, lest
+        # what a rule computes on the way is in memory for all of them.
+        last = self._updated.get(self._engine.stage_of(variable))
+        # Updates may be in a branch of a conditional, which knows no other branch's.
+        here = last is not None and last.graph is tf.compat.v1.get_default_graph()
+        return [last] if here and _is_large(variable) else []
+
+    def updated(self, variable: Any) -> None:
+        if _is_large(variable):
+            self._updated[self._engine.stage_of(variable)] = variable.read_value()
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise UnsupportedError(
+            "A float8 layer records the largest numbers that it meets in a step, of which a "
+            "pipeline has several microbatches. Train it without a pipeline, or with another "
+            "dtype policy."
+        )
+
+    def sums(self, variable: Any) -> bool:
+        return self._engine.tied.owns(variable)
+
+    def sum_over_replicas(
+        self,
+        add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
+        gradients: Sequence[Any],
+        variables: Sequence[Any],
+    ) -> list[Any]:
+        return self._engine.tied.add_up_once(add_up, gradients, variables)
+
+    def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
+        pairs = zip(gradients, variables, strict=True)
+        own = sum_of_squares([g for g, v in pairs if self._engine.tied.owns(v)])
+        return self._strategy.pipeline_communicator.all_reduce([own])[0]
+
+    def clip_by_global_norm(
+        self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
+    ) -> list[Any]:
+        found = tf.sqrt(self.squares(gradients, variables))
+        return clip_by_norm(gradients, norm, found)
+
+
+def _is_large(variable: Any) -> bool:
+    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)

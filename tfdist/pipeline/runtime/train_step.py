@@ -1,0 +1,290 @@
+"""One step of training, evaluation or prediction on a pipeline, from batch to logs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals.keras import loss_tracker_of
+from tfdist.internals.optimizer import scales_losses
+from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.runtime.engine import Engine
+from tfdist.pipeline.runtime.error_propagation import propagating_errors
+from tfdist.pipeline.runtime.frozen_rank import loss_scale, participate_without_update
+from tfdist.pipeline.runtime.input import Batch, form_of, next_batch, take
+from tfdist.pipeline.runtime.logs import results_of_layers, share_logs
+from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor, Outcome
+from tfdist.pipeline.runtime.program_agreement import agree_on_program
+from tfdist.pipeline.runtime.recording import gather_timeline
+from tfdist.pipeline.runtime.step_context import PipelineStep
+from tfdist.pipeline.simulation.timeline import Timeline
+from tfdist.sharding.sharded import is_sharded
+from tfdist.strategies import reduction
+from tfdist.strategies.data import share_of_rows, take_share
+from tfdist.strategies.step import Step
+from tfdist.trainer.fit.replica_step import (
+    forget_without_rows,
+    metric_values,
+    metric_variables,
+    sync_step_state,
+)
+from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_nan
+
+
+class StepRunner:
+    """The steps of a model on this rank.
+
+    Args:
+        model: the PipelineModel.
+        engine: its programs.
+        strategy: its strategy.
+    """
+
+    def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
+        self._model = model
+        self._engine = engine
+        self._strategy = strategy
+        self._functions: dict[Any, Any] = {}
+        self._timed = False
+        self._of_layers = results_of_layers(model.partition, strategy)
+        # Of the last step.
+        self.logs: dict[str, Any] = {}
+        self._microbatches = 0
+        self._times: Any = None
+
+    def run(self, mode: str, iterator: Iterator[Any]) -> dict[str, Any]:
+        """A step of training or evaluation.
+
+        Args:
+            mode: `"train"` or `"test"`.
+            iterator: yields batches.
+
+        Returns:
+            The logs, equal on all ranks.
+
+        Raises:
+            StopIteration: there is no batch left.
+        """
+        with propagating_errors(self._strategy, self._engine.abort):
+            engine = self._engine
+            batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs)
+        logs, totals, times = self._call(mode, batch)
+        if totals:
+            for variable, total in zip(metric_variables(self._model), totals, strict=True):
+                variable.value.know_total(total)
+        self.logs = dict(logs)
+        self._times = times
+        return self.logs
+
+    @contextlib.contextmanager
+    def timing(self) -> Iterator[Callable[[], Timeline]]:
+        """While it lasts, steps note when their actions run.
+
+        Yields:
+            A function that gives those of the last one; all ranks of the job call it together.
+        """
+        self._timed = True
+        try:
+            yield lambda: gather_timeline(self._strategy, self._microbatches, self._times.numpy())
+        finally:
+            self._timed = False
+
+    def forget(self, mode: str) -> None:
+        """Makes the steps of a mode anew when they are run next; all ranks call this together."""
+        self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
+
+    def predict(self, data: Any) -> Any:
+        """The model's outputs for a batch, on all ranks."""
+        with propagating_errors(self._strategy, self._engine.abort):
+            batch = take(self._strategy, data, self._engine.check_inputs)
+        return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
+
+    def _call(self, mode: str, batch: Batch) -> Any:
+        x, targets, all_rows = batch.x, batch.targets, batch.rows
+        # No microbatch is empty where a replica has any rows: an average of none is no number.
+        fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
+        microbatches = min(self._strategy.microbatches, fewest)
+        self._microbatches = microbatches
+        forms = keras.tree.map_structure(form_of, targets)
+        key = (mode, microbatches, batch.form, self._timed)
+        if key not in self._functions:
+            step = self._make(mode, microbatches, forms)
+            # For any number of rows, or the first shorter batch would have it traced again.
+            x_forms = keras.tree.map_structure(form_of, x)
+            with propagating_errors(self._strategy, self._engine.abort):
+                step.get_concrete_function(x_forms, forms, tf.TensorSpec.from_tensor(all_rows))
+            self._functions[key] = step
+        with propagating_errors(self._strategy, self._engine.abort):
+            return self._functions[key](x, targets, all_rows)
+
+    def _make(self, mode: str, microbatches: int, targets: Any) -> Any:
+        with self._in_replica():
+            program = agree_on_program(
+                self._engine,
+                self._strategy.extended.group,
+                mode,
+                microbatches,
+                targets,
+                timed=self._timed,
+            )
+
+        def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
+            with self._in_replica():
+                return self._step(mode, microbatches, program, x, targets, all_rows)
+
+        return tf.function(step, autograph=False, reduce_retracing=True)
+
+    @contextlib.contextmanager
+    def _in_replica(self) -> Iterator[None]:
+        extended = self._strategy.extended
+        with (
+            self._strategy.scope(),
+            tf.distribute.ReplicaContext(self._strategy, extended.worker_rank),
+            tf.device(extended.worker_devices[0]),
+        ):
+            yield
+
+    def _step(
+        self,
+        mode: str,
+        microbatches: int,
+        program: MicrobatchExecutor,
+        x: Any,
+        targets: Any,
+        all_rows: tf.Tensor,
+    ) -> Any:
+        rank = self._strategy.extended.worker_rank
+        rows, total = all_rows[rank], tf.reduce_sum(all_rows)
+        inputs = {} if x is None else self._engine.inputs(x)
+        first_row = tf.reduce_sum(all_rows[:rank])
+        scale = tf.constant(1.0)
+        if mode == "train":
+            # Outside of the step, which would weigh it by this replica's share of the rows.
+            scale = loss_scale(self._model.optimizer, self._strategy, self._engine)
+        with PipelineStep(rows, total, first_row, self._strategy, self._engine) as step:
+            feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
+            if mode == "train":
+                self._engine.tied.remember_states()
+                self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
+            before = metric_values(self._model)
+            outcome = program.run(feed)
+            if mode == "predict":
+                return self._outputs(outcome, microbatches)
+            if self._strategy.num_replicas_in_sync > 1:
+                forget_without_rows(self._model, step, before)
+            loss = self._loss(outcome, microbatches, rows)
+            if mode == "train":
+                self._update(step)
+            step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
+            return *self._logs(loss, rows, step), _times(outcome)
+
+    def _feed(
+        self,
+        mode: str,
+        microbatches: int,
+        inputs: dict[int, Any],
+        targets: Any,
+        all_rows: tf.Tensor,
+        scale: tf.Tensor,
+    ) -> Feed:
+        rank = self._strategy.extended.worker_rank
+        total = tf.reduce_sum(all_rows)
+        bounds = [
+            [share_of_rows(all_rows[r], m, microbatches) for m in range(microbatches)]
+            for r in range(rank + 1)
+        ]
+        counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
+        totals: list[tf.Tensor] = []
+        if mode != "predict" and self._engine.holds_last:
+            totals = self._totals(inputs, targets)
+
+        def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
+            first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
+            place = [counts[rank][m], total, first]
+            if stage != self._engine.last or mode == "predict":
+                return place
+            own = take_share(targets, m, microbatches)
+            return [*place, *totals, *(t for t in keras.tree.flatten(own) if t is not None)]
+
+        return Feed(
+            rows=lambda m: counts[rank][m],
+            inputs=lambda m: take_share(inputs, m, microbatches),
+            extra=extra,
+            seed=lambda m: (
+                scale * tf.cast(counts[rank][m], tf.float32) / tf.cast(total, tf.float32)
+            ),
+        )
+
+    def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
+        """What the loss must know of the global batch."""
+        compute = self._engine.totals(keras.tree.map_structure(form_of, targets))
+        totals = compute(list(inputs.values()), targets)
+        if not totals or self._strategy.num_replicas_in_sync == 1:
+            return totals
+        return list(reduction.sum_over_replicas(totals))
+
+    def _loss(self, outcome: Outcome, microbatches: int, rows: tf.Tensor) -> tf.Tensor:
+        """The mean loss over this replica's rows, on all ranks of the pipeline."""
+        loss = tf.zeros([])
+        for m, losses in outcome.losses.items():
+            start, stop = share_of_rows(rows, m, microbatches)
+            share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
+            loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
+        return self._strategy.pipeline_communicator.all_reduce([loss])[0]
+
+    def _update(self, step: Step) -> None:
+        optimizer = self._model.optimizer
+        variables = self._model.trainable_variables
+        gradients = [self._engine.sums.of(v) for v in variables]
+        gradients = self._engine.tied.add_up(variables, gradients)
+        broken = tf.constant(False)
+        if scales_losses(optimizer):
+            gradients = step.zero_without_rows(gradients)
+            broken = not_finite_anywhere(gradients, self._over_all_ranks)
+            gradients = with_nan(gradients, broken)
+            step.agreed_on_overflow = True
+        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
+        if pairs:
+            optimizer.apply_gradients(pairs)
+        else:
+            participate_without_update(optimizer, step, broken)
+        if is_sharded(optimizer):
+            self._engine.tied.spread()
+        self._engine.tied.add_up_states()
+
+    def _over_all_ranks(self, value: tf.Tensor) -> Any:
+        total = self._strategy.pipeline_communicator.all_reduce([value])[0]
+        return reduction.sum_over_replicas(total)
+
+    def _logs(self, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
+        loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
+        results = self._model.get_metrics_result()
+        totals: list[Any] = []
+        if self._strategy.num_replicas_in_sync > 1:
+            context = tf.distribute.get_replica_context()
+            results, totals = sync_step_state(context, self._model, step, results)
+        return share_logs(self._strategy, results, self._of_layers), totals
+
+    def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
+        last = self._engine.last
+        forms = self._engine.output_specs
+        if self._engine.holds_last:
+            parts = [outcome.results[last, m] for m in range(microbatches)]
+            outputs = [tf.concat(rows, axis=0) for rows in zip(*parts, strict=True)]
+        else:
+            outputs = [tf.zeros([0, *form.shape[1:]], form.dtype) for form in forms]
+        pipeline = self._strategy.pipeline_communicator
+        gathered = [pipeline.all_gather(t) for t in outputs]
+        if self._strategy.num_replicas_in_sync > 1:
+            gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
+        return self._engine.pack_outputs(gathered)
+
+
+def _times(outcome: Outcome) -> tf.Tensor:
+    spans = [tf.stack([start, end]) for _, start, end in outcome.times]
+    return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)

@@ -1,0 +1,1 @@
+"""What a schedule takes, computed or recorded, and pictures of it."""

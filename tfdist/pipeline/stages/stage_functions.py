@@ -1,0 +1,258 @@
+"""A stage's forward and backward pass as functions that are traced once, for every microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.internals.keras import get_keras_mask, set_keras_mask
+from tfdist.pipeline.partition import Key, Partition, pack
+from tfdist.pipeline.stages.accumulators import GradientSums
+from tfdist.pipeline.stages.heads import Head
+from tfdist.pipeline.stages.split_backward import Part, cut, flatten
+from tfdist.pipeline.stages.subgraph import make_function
+from tfdist.pipeline.stages.trace import Forward, trace
+from tfdist.pipeline.stages.value_specs import ValueSpecs
+
+# Values between stages by key; tensors carry Keras's masks.
+Tensors = dict[Key, tf.Tensor]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """What a forward pass of a microbatch gave.
+
+    Attributes:
+        values: what later stages take.
+        loss: what the stage adds to the loss of the microbatch; None for nothing.
+        results: of the stage's end.
+        kept: tensors of the stage's graph, by name, for the backward pass.
+    """
+
+    values: Tensors
+    loss: Any
+    results: list[tf.Tensor]
+    kept: dict[str, tf.Tensor]
+
+
+class StageFunctions:
+    """A stage that this rank holds, for training or not.
+
+    Args:
+        partition: of the model.
+        index: the stage's number.
+        wires: the forms of the values between stages.
+        differentiable: the values that have a gradient; none where nothing is trained.
+        variables: whose gradients are wanted.
+        end: what follows the stage's calls.
+        sums: to which the variables' gradients are added.
+        training: as Keras's layers take it.
+        split: whether the variables' gradients are computed apart.
+        remat: whether the backward pass runs the forward pass again.
+
+    Attributes:
+        stage: the stage.
+        variables: as above.
+        takes_gradients: the values that it gives and whose gradients come back to it.
+        gives_gradients: the values that it takes and whose gradients it sends back.
+        without_gradient: those of them on which nothing depends that has a gradient.
+        split: whether the variables' gradients are computed apart.
+        written: the strategy's variables that the forward pass assigns.
+        summed: the variables that have a dense gradient.
+        looked_up: those that have a sparse one.
+        done: of what was called last, tensors to wait for; empty where nothing had to run.
+    """
+
+    def __init__(
+        self,
+        partition: Partition,
+        index: int,
+        wires: ValueSpecs,
+        differentiable: frozenset[Key],
+        variables: Sequence[Any],
+        end: Head,
+        sums: GradientSums,
+        *,
+        training: bool,
+        split: bool = False,
+        remat: bool = False,
+    ) -> None:
+        self.stage = partition.stages[index]
+        self.variables = list(variables)
+        self.done: list[tf.Tensor] = []
+        self.written: list[Any] = []
+        self._end = end
+        self._sums = sums
+        self._training = training
+        self._has_objective = False
+        self._reports_mean = False
+        into = [edge for edge in partition.edges if edge.target == index]
+        out = [edge for edge in partition.edges if edge.source == index]
+        self._partition, self._out = partition, out
+        self._masked = sorted({key for edge in into for key in edge.masked})
+        gives = sorted({key for edge in out for key in edge.keys})
+        self._gives_masks = sorted({key for edge in out for key in edge.masked})
+        self.takes_gradients = [key for key in gives if key in differentiable]
+        self._others = [key for key in gives if key not in differentiable]
+        crossing = {key for edge in into for key in edge.keys}
+        self.gives_gradients = sorted(crossing & differentiable)
+        specs = [wires.of(key).spec for key in self.stage.inputs]
+        specs += [wires.mask_of(key).spec for key in self._masked]
+        wanted = [key in self.gives_gradients for key in self.stage.inputs]
+        self._trace = trace(
+            self._forward,
+            [*specs, *end.extra],
+            wanted + [False] * (len(self._masked) + len(end.extra)),
+            [v.value for v in self.variables],
+            backward=bool(self.variables or self.gives_gradients),
+        )
+        self._parts = cut(self._trace, split=split, remat=remat)
+        self.split = self._parts.weight_gradient is not None
+        self.summed: list[Any] = []
+        accumulators: dict[str, list[tf.Variable]] = {}
+        for variable, gradient in zip(self.variables, self._trace.variable_gradients, strict=False):
+            if isinstance(gradient, tf.Tensor):
+                accumulator = sums.accumulator(variable, gradient)
+                accumulators.setdefault(gradient.name, []).append(accumulator)
+                self.summed.append(variable)
+        self._run = {
+            name: make_function(self._trace, part, f"stage_{index}_{name}", accumulators)
+            for name, part in vars(self._parts).items()
+            if part is not None
+        }
+        self._input_names = dict(
+            zip(self.stage.inputs, (t.name for t in self._trace.inputs), strict=False)
+        )
+        pairs = zip(self.stage.inputs, self._trace.input_gradients, strict=False)
+        found = {key for key, gradient in pairs if gradient is not None}
+        self.without_gradient = [key for key in self.gives_gradients if key not in found]
+        self._sparse = [
+            g if isinstance(g, tf.IndexedSlices) else None for g in self._trace.variable_gradients
+        ]
+        self.looked_up = [
+            v for v, g in zip(self.variables, self._sparse, strict=False) if g is not None
+        ]
+        self._kept_for_variables = {t.name for t in flatten(self._sparse)}
+        if self._parts.weight_gradient is not None:
+            self._kept_for_variables |= {t.name for t in self._parts.weight_gradient.feeds}
+
+    def forward(self, values: Tensors, extra: Sequence[tf.Tensor]) -> Ran:
+        """Runs the forward pass of a microbatch.
+
+        Args:
+            values: what the stage takes.
+            extra: for the end.
+        """
+        given = [values[key] for key in self.stage.inputs]
+        given += [*(get_keras_mask(values[key]) for key in self._masked), *extra]
+        named = dict(zip((t.name for t in self._trace.inputs), given, strict=True))
+        made = self._call("forward", named)
+        outputs = [made[t.name] for t in self._trace.outputs]
+        objective = outputs.pop() if self._has_objective else None
+        others = iter([made[t.name] for t in self._trace.others])
+        result = dict(zip(self.takes_gradients, outputs, strict=True))
+        result.update((key, next(others)) for key in self._others)
+        for key in self._gives_masks:
+            set_keras_mask(result[key], next(others))
+        loss = next(others) if self._reports_mean else objective
+        return Ran(result, loss, list(others), {**named, **made})
+
+    def backward(
+        self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
+    ) -> tuple[Tensors, dict[str, tf.Tensor]]:
+        """Runs the backward pass; the chain of input gradients alone where they are split.
+
+        Args:
+            kept: of the forward pass.
+            gradients: of `takes_gradients`.
+            seed: the gradient of the objective.
+
+        Returns:
+            The gradients of `gives_gradients`, and what is kept for `add_gradients`.
+        """
+        self.done = []
+        if self._parts.input_gradient is None:
+            # What it computes has no gradient, and others still wait for that of its inputs.
+            zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
+            return zeros, {}
+        seeds = [gradients[key] for key in self.takes_gradients]
+        if self._has_objective:
+            seeds.append(tf.cast(seed, self._trace.seeds[-1].dtype))
+        named = zip((t.name for t in self._trace.seeds), seeds, strict=True)
+        kept = {**kept, **dict(named)}
+        kept |= self._call("input_gradient", kept)
+        by_name = zip(
+            (t.name for t in self._trace.inputs), self._trace.input_gradients, strict=True
+        )
+        found = dict(by_name)
+        given = {}
+        for key in self.gives_gradients:
+            name = self._input_names[key]
+            gradient = found[name]
+            given[key] = (
+                tf.zeros_like(kept[name])
+                if gradient is None
+                else tf.convert_to_tensor(_rebuilt(gradient, kept))
+            )
+        return given, {name: kept[name] for name in self._kept_for_variables if name in kept}
+
+    def add_gradients(self, kept: dict[str, tf.Tensor]) -> None:
+        """Adds the variables' gradients of a microbatch to the sums.
+
+        Args:
+            kept: of `backward`.
+        """
+        self.done = []
+        if self.split:
+            kept = {**kept, **self._call("weight_gradient", kept)}
+        # The dense ones have been added where they were computed.
+        sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
+        self._sums.add(self.variables, sparse)
+
+    def _call(self, name: str, given: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
+        part: Part = getattr(self._parts, name)
+        *results, done = self._run[name]([given[t.name] for t in part.feeds])
+        self.done = [done]
+        return dict(zip((t.name for t in part.fetches), results, strict=True))
+
+    def _forward(self, *tensors: tf.Tensor) -> Forward:
+        rest = iter(tensors)
+        values = {key: next(rest) for key in self.stage.inputs}
+        for key in self._masked:
+            set_keras_mask(values[key], next(rest))
+        extra = list(rest)
+        with self._end.step(extra) as step:
+            made = self.stage(values, training=self._training)
+            steps, self.stage.steps = self.stage.steps, []
+            losses = self.stage.losses() if self._end.has_loss else []
+            objective, results = self._end.finish(made, extra)
+        self.written = list(step.written.values())
+        self._reports_mean = objective is not None and objective.shape.rank != 0
+        if self._reports_mean:
+            # The gradient of an unreduced loss is that of its sum, and what is told is its mean.
+            results = [_sum([tf.reduce_mean(step.weigh(objective)), *losses]), *results]
+        terms = [t for t in [objective, *losses] if t is not None]
+        self._has_objective = bool(terms)
+        outputs = [made[key] for key in self.takes_gradients]
+        if terms:
+            outputs.append(_sum(terms))
+        others = [made[key] for key in self._others]
+        for edge in self._out:
+            pack(self._partition, edge, made)  # Raises where a mask is not there.
+        masks = [get_keras_mask(made[key]) for key in self._gives_masks]
+        return Forward(outputs, [*others, *masks, *results], steps)
+
+
+def _sum(terms: Sequence[tf.Tensor]) -> tf.Tensor:
+    return tf.add_n([tf.cast(tf.reduce_sum(t), tf.float32) for t in terms])
+
+
+def _rebuilt(gradient: Any, made: Mapping[str, tf.Tensor]) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(
+            made[gradient.values.name], made[gradient.indices.name], made[gradient.dense_shape.name]
+        )
+    return made[gradient.name]

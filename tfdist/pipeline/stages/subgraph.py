@@ -1,0 +1,86 @@
+"""Makes a function of some operations of a graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.pipeline.stages.split_backward import Part
+from tfdist.pipeline.stages.trace import Trace
+
+
+def make_function(
+    trace: Trace, part: Part, name: str, accumulators: Mapping[str, Sequence[tf.Variable]]
+) -> Callable[[Sequence[Any]], list[Any]]:
+    """A function that runs a part of a traced graph.
+
+    Args:
+        trace: of the stage.
+        part: the operations, what they are fed, and what is fetched.
+        name: shown in profiles.
+        accumulators: for each of `part.sums` by name, the variables to which it is added.
+
+    Returns:
+        A function of tensors for `part.feeds`, in their order, that returns those of
+        `part.fetches`, and one to wait for. Called in a graph it is one operation there, however
+        often.
+    """
+    definition = _definition(trace, part)
+    consumed = {name for op in part.operations for name in (t.name for t in op.inputs)}
+    own = part.operations
+
+    def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        graph = tf.compat.v1.get_default_graph()
+        given = dict(zip((t.name for t in part.feeds), tensors, strict=True))
+        results = [*part.fetches, *part.sums]
+        for inner in sorted(consumed | {t.name for t in results}):
+            if inner in trace.captured:
+                given[inner] = graph.capture(trace.captured[inner])
+        computed = [t for t in results if t.op in own]
+        imported = tf.graph_util.import_graph_def(
+            definition,
+            input_map={name: t for name, t in given.items() if name in consumed},
+            return_elements=[t.name for t in computed],
+            name="part",
+        )
+        given.update(zip((t.name for t in computed), imported or (), strict=True))
+        added = [
+            accumulator.assign_add(given[t.name], read_value=False)
+            for t in part.sums
+            for accumulator in accumulators[t.name]
+        ]
+        with tf.control_dependencies(added):
+            return [*(_shaped(given[t.name], t) for t in part.fetches), tf.zeros([])]
+
+    run.__name__ = name
+    specs = [tf.TensorSpec(t.shape, t.dtype) for t in part.feeds]
+    # Inlined, it would be optimised anew at every place where it is called.
+    function = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
+    concrete = function.get_concrete_function(*specs)
+    return lambda tensors: list(concrete(*tensors))
+
+
+def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+    # Some operations tell their shape in Python alone.
+    result = tf.identity(tensor)
+    result.set_shape(like.shape)
+    return result
+
+
+def _definition(trace: Trace, part: Part) -> tf.compat.v1.GraphDef:
+    """The part's nodes; an order of effects that it has in the graph stays."""
+    names = {op.name for op in part.operations}
+    whole = trace.graph.as_graph_def()
+    definition = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)
+    for node in whole.node:
+        if node.name not in names:
+            continue
+        copy = definition.node.add()
+        copy.CopyFrom(node)
+        copy.attr.pop("_class", None)
+        inputs = [i for i in copy.input if not i.startswith("^") or i[1:] in names]
+        del copy.input[:]
+        copy.input.extend(inputs)
+    return definition

@@ -1,0 +1,1 @@
+"""The state of the whole model, put together from its stages for files and weights."""

@@ -1,0 +1,1 @@
+"""Keras's `fit`, `evaluate` and `predict` on many replicas."""

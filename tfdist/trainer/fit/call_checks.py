@@ -1,0 +1,184 @@
+"""Calls of `fit`, `evaluate`, `predict` and `compile`, checked before they start.
+
+What the workers must do alike, and what a model must be made of, is told at once and by name,
+rather than by a collective that fails or waits.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import keras
+
+from tfdist.errors import UnsupportedError
+from tfdist.internals.keras import TensorFlowTrainer, made_under, sublayers_of
+from tfdist.internals.optimizer import strategy_of
+from tfdist.sharding.elementwise import check_elementwise
+from tfdist.sharding.sharded import is_sharded
+from tfdist.strategies.data import in_order
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import joined_group, share_randomness
+from tfdist.trainer.patching import patch
+
+# What all workers pass with the same value, and what all pass or none.
+_ALIKE = (
+    "epochs",
+    "initial_epoch",
+    "batch_size",
+    "shuffle",
+    "class_weight",
+    "steps_per_epoch",
+    "steps",
+    "validation_split",
+    "validation_freq",
+    "validation_steps",
+    "validation_batch_size",
+)
+_PRESENT = ("sample_weight", "validation_data")
+
+
+def install() -> None:
+    """Wraps Keras's calls for models under a tfdist strategy."""
+    patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
+    patch("TensorFlowTrainer.train_on_batch", _of_the_scope)
+    patch("TensorFlowTrainer.evaluate", _checked)
+    predict = TensorFlowTrainer.predict
+
+    @functools.wraps(predict)
+    def predict_in_order(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with in_order():
+            return predict(self, *args, **kwargs)
+
+    patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
+    # On the base class: Keras tells by it whether a model has a `compile` of its own.
+    patch("Trainer.compile", _in_scope)
+
+
+def is_ours(model: Any) -> bool:
+    """Whether the model was made under a tfdist strategy."""
+    strategy = made_under(model)
+    return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+
+
+def check_variables(model: Any) -> None:
+    """Checks that every replica has its copy of what is trained.
+
+    Raises:
+        ValueError: a variable was made outside of the strategy's scope.
+    """
+    strategy = model.distribute_strategy
+    if strategy.num_replicas_in_sync == 1:
+        return
+    for variable in model.trainable_variables:
+        if getattr(variable.value, "distribute_strategy", None) is not strategy:
+            raise ValueError(
+                f"The variable {variable.path!r} was made outside of the scope of the strategy "
+                "that trains the model, so the replicas would not keep it equal. Make all layers "
+                "inside `with strategy.scope():`."
+            )
+
+
+def _of_the_scope(train: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(train)
+    def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        _refuse_outside(self, train.__name__)
+        return train(self, *args, **kwargs)
+
+    return train_in_scope
+
+
+def _refuse_outside(model: Any, call: str) -> None:
+    """Refuses to train a model of no strategy in a job of several workers.
+
+    What one worker does with a model by itself asks nobody else: it may evaluate one that it has
+    made outside of the scope, and train one that it has made under a strategy of its own.
+
+    Raises:
+        ValueError: the model is of no strategy.
+    """
+    group = joined_group()
+    if group is None or made_under(model) is not None:
+        return
+    raise ValueError(
+        f"`{call}` trains a model that was made in the scope of a strategy. Received: the model "
+        f"{model.name!r}, made outside, so that each of the {group.topology.size} workers would "
+        "train one of its own. Make it inside `with strategy.scope():`. If this worker is to train "
+        "it alone, make it in the scope of a strategy of one process, such as "
+        '`tfdist.MirroredStrategy(["CPU:0"])`.'
+    )
+
+
+def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[..., Any]:
+    signature = inspect.signature(call)
+
+    @functools.wraps(call)
+    def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if trains:
+            _refuse_outside(self, call.__name__)
+        if is_ours(self):
+            group = self.distribute_strategy.extended.group
+            given = signature.bind(self, *args, **kwargs).arguments
+            group.agree("call", f"{call.__name__} {_alike(given) or ''}".strip())
+            share_randomness(group)
+            _refuse_stateful_layers(self)
+            _refuse_keras_distribution()
+        return call(self, *args, **kwargs)
+
+    return checked
+
+
+def _alike(given: dict[str, Any]) -> dict[str, Any]:
+    """What of a call's arguments is the same on all workers, as text."""
+    alike = {name: given[name] for name in _ALIKE if given.get(name) is not None}
+    return alike | {name: "given" for name in _PRESENT if given.get(name) is not None}
+
+
+def _refuse_keras_distribution() -> None:
+    """Refuses to train under two things that distribute.
+
+    Raises:
+        UnsupportedError: `keras.distribution.set_distribution` has been called.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is not None:
+        raise UnsupportedError(
+            "A model under a tfdist strategy is distributed by the strategy alone. Received: "
+            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Leave that "
+            "out, or undo it by `keras.distribution.set_distribution(None)`."
+        )
+
+
+def _refuse_stateful_layers(model: Any) -> None:
+    if model.distribute_strategy.num_replicas_in_sync == 1:
+        return
+    for layer in sublayers_of(model):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
+            raise UnsupportedError(
+                f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
+                "of fixed size, which cannot be shared out among replicas. Use stateful=False, or "
+                "train with one replica."
+            )
+
+
+def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(compile_model)
+    def compile_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_ours(self):
+            return compile_model(self, *args, **kwargs)
+        _refuse_keras_distribution()
+        strategy = made_under(self)
+        with strategy.scope():
+            result = compile_model(self, *args, **kwargs)
+        if self.optimizer is not None and is_sharded(self.optimizer):
+            check_elementwise(self.optimizer)
+        if strategy_of(self.optimizer, strategy) is not strategy:
+            raise ValueError(
+                f"The optimizer {self.optimizer.name!r} was made outside of the scope of the "
+                "strategy that the model belongs to. Make it inside `with strategy.scope():`."
+            )
+        return result
+
+    return compile_in_scope

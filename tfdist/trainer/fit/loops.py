@@ -1,0 +1,87 @@
+"""Makes Keras's loops use the step functions for replicas, and build models without data."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.errors import TfdistError
+from tfdist.internals.extended import first_spec
+from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
+from tfdist.internals.tensorflow import PerReplicaSpec
+from tfdist.trainer.fit.call_checks import check_variables, is_ours
+from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
+from tfdist.trainer.patching import patch
+
+
+def install() -> None:
+    """Replaces what `fit`, `evaluate` and `predict` call for models under a tfdist strategy."""
+    make_train, make_test, make_predict = (
+        TensorFlowTrainer.make_train_function,
+        TensorFlowTrainer.make_test_function,
+        TensorFlowTrainer.make_predict_function,
+    )
+
+    def make_train_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_train(self, force)
+        if self.train_function is None or force:
+            check_variables(self)
+            self.train_function = make_step_function(self, self.train_step)
+        return self.train_function
+
+    def make_test_function(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_test(self, force)
+        if self.test_function is None or force:
+            self.test_function = make_step_function(self, self.test_step)
+        return self.test_function
+
+    def make_predict_function_(self: Any, force: bool = False) -> Any:
+        if not is_ours(self):
+            return make_predict(self, force)
+        if self.predict_function is None or force:
+            self.predict_function = make_predict_function(self)
+        return self.predict_function
+
+    patch("TensorFlowTrainer.make_train_function", lambda _: make_train_function)
+    patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
+    patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
+    patch("TensorFlowTrainer._maybe_symbolic_build", _by_spec)
+
+
+def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
+    @functools.wraps(build)
+    def symbolic_build(self: Any, iterator: Any = None, data_batch: Any = None) -> None:
+        if not is_ours(self):
+            build(self, iterator=iterator, data_batch=data_batch)
+            return
+        if iterator is not None:
+            data_batch = symbolic_batch(dataset_of(iterator).element_spec)
+        if type(self).call is Model.call:
+            return  # Only its steps know what to call; they build it.
+        try:
+            with self.distribute_strategy.scope():
+                build_by_spec(self, data_batch)
+        except TfdistError:
+            raise
+        except Exception:
+            # Only the model's own steps may know how to take a batch apart. What they call is then
+            # built when they are traced, as without a strategy; what is wrong is raised there.
+            return
+
+    return symbolic_build
+
+
+def symbolic_batch(element_spec: Any) -> Any:
+    """Shapes and types of one replica's share of a batch, enough to build a model from."""
+
+    def first(spec: Any) -> Any:
+        if isinstance(spec, PerReplicaSpec):
+            spec = first_spec(spec)
+        return None if "Optional" in type(spec).__name__ else spec
+
+    return tf.nest.map_structure(first, element_spec)

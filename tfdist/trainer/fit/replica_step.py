@@ -1,0 +1,190 @@
+"""One replica's training or test step, and what the replicas sync_step_state at its end.
+
+A step ends with one all-reduce of everything small: the state of the metrics, the moving
+statistics that the step has changed, and what a custom step returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals.keras import Model
+from tfdist.strategies import reduction
+from tfdist.strategies.step import Step
+from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.fit.empty_replicas import with_a_row
+
+
+def run_replica_step(
+    model: keras.Model, step_function: Callable[[Any], Any], batch: Any
+) -> tuple[Any, Any]:
+    """Runs `train_step` or `test_step` on a replica's share of a batch.
+
+    Args:
+        model: the model whose step it is.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the replica's rows.
+
+    Returns:
+        The step's logs, equal on all replicas: metrics of all rows so far, other values averaged
+        over the rows of the step; and the totals of `metric_variables(model)`.
+    """
+    context = tf.distribute.get_replica_context()
+    if context.num_replicas_in_sync == 1:
+        return step_function(batch), []
+    with begin_step(context, batch) as step:
+        before = metric_values(model)
+        logs = step_function(with_a_row(batch, step.rows))
+        forget_without_rows(model, step, before)
+        return sync_step_state(context, model, step, logs)
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """The state of all metrics of a model that replicas keep by themselves, each variable once."""
+    variables = {id(v): v for m in model.metrics for v in m.variables}.values()
+    return [v for v in variables if isinstance(v.value, SummedVariable)]
+
+
+def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
+    """The values of `metric_variables(model)`, by the variable's id."""
+    return {id(v): tf.convert_to_tensor(v) for v in metric_variables(model)}
+
+
+def begin_step(context: Any, batch: Any) -> Step:
+    """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
+    rows = count_rows(batch)
+    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
+    ends = tf.cumsum(reduction.sum_over_replicas(own))
+    return Step(rows, ends[-1], ends[replica] - rows)
+
+
+def count_rows(batch: Any) -> tf.Tensor:
+    """The number of rows of a batch: the first dimension of its first component."""
+    for component in tf.nest.flatten(batch):
+        if component is None or isinstance(component, tf.experimental.Optional):
+            continue
+        if isinstance(component, tf.RaggedTensor):
+            return tf.cast(component.nrows(), tf.int32)
+        if isinstance(component, tf.SparseTensor):
+            return tf.cast(component.dense_shape[0], tf.int32)
+        # A number where it is known, by which noise for rows is told from other noise.
+        known = component.shape[0]
+        return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
+    raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
+
+
+def forget_without_rows(model: keras.Model, step: Step, before: dict[int, tf.Tensor]) -> None:
+    """Takes back what metrics have made of no rows, which may be NaN.
+
+    Args:
+        model: whose metrics they are.
+        step: the replica's step.
+        before: `metric_values(model)` before it.
+    """
+    for variable in metric_variables(model):
+        # A metric that the step itself has built begins with zeros.
+        value = before.get(id(variable))
+        value = tf.zeros_like(variable) if value is None else value
+        variable.assign(tf.where(step.share > 0, variable, value))
+
+
+def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
+    """Makes metrics, moving statistics and logs those of all replicas.
+
+    Args:
+        context: the replica's.
+        model: whose metrics they are.
+        step: the replica's step, at its end.
+        logs: of the replica.
+
+    Returns:
+        As `run_replica_step`.
+    """
+    metrics = metric_variables(model)
+    statistics = _changed_statistics(step)
+    values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
+    averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
+    others = _no_results(model, step, logs)
+
+    sums = reduction.sum_over_replicas(
+        [_of_metric(context, step, v) for v in metrics]
+        + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
+        + [step.weigh(values[i]) for i in averaged]
+        + list(others.values()),
+    )
+    sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
+    totals, sums = sums[: len(metrics)], sums[len(metrics) :]
+    means, sums = sums[: len(statistics)], sums[len(statistics) :]
+    for variable, mean in zip(statistics, means, strict=True):
+        variable.assign(mean)
+    for i, mean in zip(averaged, sums, strict=True):
+        values[i] = mean
+    with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
+        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    logs = tf.nest.pack_sequence_as(logs, values)
+    for (name, _), count in zip(others.items(), counts, strict=True):
+        results[name] = tf.where(count > 0, tf.cast(logs[name], results[name].dtype), results[name])
+    return _with_results(logs, results), totals
+
+
+def _no_results(model: keras.Model, step: Step, logs: Any) -> dict[str, tf.Tensor]:
+    """Which logs have a metric's name, and are something else: 1 if they are, on this replica.
+
+    A step of the user's own may call its loss "loss", as Keras calls its mean.
+    """
+    own = type(model).train_step is Model.train_step and type(model).test_step is Model.test_step
+    if own or not isinstance(logs, dict):
+        return {}
+    results = model.get_metrics_result()
+    named = {
+        name: (tf.convert_to_tensor(logs[name]), tf.cast(result, logs[name].dtype))
+        for name, result in results.items()
+        if keras.ops.is_tensor(logs.get(name)) and keras.ops.is_tensor(result)
+    }
+    return {
+        name: tf.cast(tf.reduce_any(log != result) & (step.share > 0), tf.float32)
+        for name, (log, result) in named.items()
+        if log.shape == result.shape
+    }
+
+
+def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:
+    # What a metric computes from the totals is exact; a mean of the replicas' results is not.
+    if not isinstance(logs, dict):
+        return logs
+    return {k: results[k] if k in results else _with_results(v, results) for k, v in logs.items()}
+
+
+def _changed_statistics(step: Step) -> list[Any]:
+    # Moving averages and the like, which each replica has computed from its own rows.
+    return [
+        v
+        for v in step.written.values()
+        if v.dtype not in (tf.string, tf.resource, tf.variant)
+        and "seed_generator_state" not in v.name
+    ]
+
+
+def _of_metric(context: Any, step: Step, variable: Any) -> tf.Tensor:
+    value = tf.convert_to_tensor(variable)
+    if variable.value.aggregation == tf.VariableAggregation.SUM:
+        return value
+    if variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
+        return _of_first(context, value)
+    return _contribution(context, step, value)
+
+
+def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
+    # Numbers are averaged by rows; of what has no mean the first replica's value is taken.
+    if value.dtype.is_floating or value.dtype.is_complex:
+        return step.weigh(value)
+    return _of_first(context, value)
+
+
+def _of_first(context: Any, value: tf.Tensor) -> tf.Tensor:
+    return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))

@@ -1,0 +1,1 @@
+"""Losses, metrics and random numbers, which are those of one process."""

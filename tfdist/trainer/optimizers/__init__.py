@@ -1,0 +1,1 @@
+"""Optimizers whose gradients are those of all replicas."""

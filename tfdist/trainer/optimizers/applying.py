@@ -1,0 +1,111 @@
+"""What goes with every optimizer that is applied, in replicas and outside of them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.internals.optimizer import strategy_of, updating_optimizers
+from tfdist.sharding.sharded import trained_by
+from tfdist.strategies.step import current_step
+from tfdist.trainer.optimizers.gradient_sync import compressor_in_use, has_replicas
+
+
+class _Here(threading.local):
+    variables: Sequence[Any] = ()
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def updating(variables: Sequence[Any]) -> Iterator[None]:
+    """While it lasts an optimizer of this thread updates these."""
+    outer, _here.variables = _here.variables, variables
+    try:
+        yield
+    finally:
+        _here.variables = outer
+
+
+def updated_now() -> Sequence[Any]:
+    """The variables that an optimizer of this thread updates."""
+    return _here.variables
+
+
+def variables_of(optimizer: Any, given: Any) -> list[Any]:
+    """The variables of gradients that an optimizer is given, with them or when it was built."""
+    return trained_by(optimizer) if given is None else list(given)
+
+
+def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Checks that gradients that are applied outside of replicas are of a single one.
+
+    Args:
+        optimizer: which applies them.
+        variables: whose gradients they are.
+
+    Raises:
+        UnsupportedError: there are several replicas, whose gradients nobody would sum.
+    """
+    values = [v.value if isinstance(v, keras.Variable) else v for v in variables[:1]]
+    made_under = [getattr(v, "distribute_strategy", None) for v in values]
+    if any(has_replicas(strategy) for strategy in (strategy_of(optimizer), *made_under)):
+        raise UnsupportedError(
+            "Optimizers are applied where the gradients of all replicas can be summed. Received: "
+            f"a call of {type(optimizer).__name__} outside of `strategy.run`. Compute the "
+            "gradients and apply them in a function that all workers give to `strategy.run`."
+        )
+
+
+@contextlib.contextmanager
+def unrecorded() -> Iterator[None]:
+    """While it lasts the step takes no note of what is written: it is the same on all replicas."""
+    step = current_step()
+    if step is None:
+        yield
+        return
+    written = dict(step.written)
+    try:
+        yield
+    finally:
+        step.written = written
+
+
+def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
+    """Makes what compression keeps: variables cannot be made in an optimizer's conditionals.
+
+    Args:
+        optimizer: which will apply the gradients.
+        grads: dense, `tf.IndexedSlices` or None.
+        trainable_variables: as it is given them; may be None.
+
+    Raises:
+        UnsupportedError: the gradients cannot be compressed here.
+    """
+    compressor = compressor_in_use()
+    if compressor is None:
+        return
+    if tf.executing_eagerly() and len(tf.distribute.get_strategy().extended.worker_devices) > 1:
+        raise UnsupportedError(
+            "Gradients of several devices per worker cannot be compressed eagerly. Compile "
+            "the model with run_eagerly=False, or leave `compression` out."
+        )
+    if not optimizer.built:
+        if trainable_variables is None:
+            return  # Keras says what is wrong.
+        optimizer.build(list(trainable_variables))
+    given = zip(grads, variables_of(optimizer, trainable_variables), strict=False)
+    slices = {id(v) for g, v in given if isinstance(g, tf.IndexedSlices)}
+    step = current_step()
+    for own in updating_optimizers(optimizer):
+        trained = trained_by(own)
+        sparse = [v for v in trained if id(v) in slices]
+        elsewhere = [v for v in trained if step is not None and not step.sums(v)]
+        compressor.prepare(own, trained, sparse, elsewhere)

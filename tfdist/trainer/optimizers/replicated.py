@@ -1,0 +1,179 @@
+"""Optimizers that weigh the gradients by rows, and sum them over the replicas before they clip.
+
+Keras clips each replica's gradients and sums them afterwards, which is not what one process does.
+Here the sum comes first: at the last moment before clipping, so that accumulated gradients cross
+the network once per update; and before the check for overflow where the loss is scaled, so that
+all replicas skip a step together. `gradient_sync.py` says how they are weighted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.internals.optimizer import (
+    apply_scaled,
+)
+from tfdist.sharding.sharded import is_sharded, sharded_by
+from tfdist.strategies import reduction
+from tfdist.strategies.step import current_step
+from tfdist.trainer.optimizers.applying import (
+    check_alone,
+    prepare,
+    unrecorded,
+    updated_now,
+    updating,
+    variables_of,
+)
+from tfdist.trainer.optimizers.gradient_sync import (
+    are_summed,
+    combine_overwriting,
+    compressor_in_use,
+    gradients_are,
+    in_replica,
+    must_sum,
+    not_finite_anywhere,
+    note_summed,
+    sum_or_combine,
+    sum_over_replicas,
+    weigh,
+    with_nan,
+)
+from tfdist.trainer.optimizers.sharded_optimizers import clip_shards
+from tfdist.trainer.patching import patch
+
+Method = Callable[..., Any]
+
+
+def install() -> None:
+    """Replaces where Keras's optimizers weigh and sum gradients in a tfdist replica."""
+    patch("TensorFlowTrainer.train_step", _of_one_loss)
+    patch("BaseOptimizer.scale_loss", _weighing_loss)
+    patch("LossScaleOptimizer.scale_loss", _weighing_loss)
+    patch("BaseOptimizer.apply", _applying)
+    patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
+    patch("BaseOptimizer._backend_apply_gradients", _weighing)
+    patch("BaseOptimizer._clip_gradients", _summing_before)
+    patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
+    patch("LossScaleOptimizer.apply", _applying_scaled)
+    patch("LossScaleOptimizer._tf_apply", _in_this_replica)
+
+
+def _of_one_loss(train_step: Method) -> Method:
+    # Keras's own, also where a model's calls it.
+    def train_step_of_one_loss(self: Any, data: Any) -> Any:
+        step = current_step()
+        if step is None:
+            return train_step(self, data)
+        with step.of_one_loss():
+            return train_step(self, data)
+
+    return train_step_of_one_loss
+
+
+def _weighing_loss(scale_loss: Method) -> Method:
+    def scale_weighed_loss(self: Any, loss: Any) -> Any:
+        step = current_step()
+        return scale_loss(self, loss if step is None else step.weigh_loss(loss))
+
+    return scale_weighed_loss
+
+
+def _applying(apply: Method) -> Method:
+    def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = variables_of(self, trainable_variables)
+        if not in_replica():
+            check_alone(self, variables)
+            return apply(self, grads, trainable_variables)
+        prepare(self, grads, trainable_variables)
+        if not grads:
+            return apply(self, grads, trainable_variables)
+        with must_sum(self, variables), unrecorded():
+            return apply(self, grads, trainable_variables)
+
+    return apply_in_replica
+
+
+def _combining(overwrite: Method) -> Method:
+    def overwrite_alike(self: Any, grads: Any, variables: Any) -> Any:
+        if (in_replica() or current_step() is not None) and not are_summed():
+            grads, _ = combine_overwriting(grads, variables)
+        return overwrite(self, grads, variables)
+
+    return overwrite_alike
+
+
+def _weighing(apply_gradients: Method) -> Method:
+    def apply_weighed(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = weigh(grads) if in_replica() else grads
+        with updating(trainable_variables), gradients_are(weighed=True):
+            return apply_gradients(self, grads, trainable_variables)
+
+    return apply_weighed
+
+
+def _summing_before(clip: Method) -> Method:
+    def clip_sums(self: Any, grads: Any) -> Any:
+        sharded = sharded_by(self)
+        if sharded is not None:
+            return clip_shards(self, sharded, grads, updated_now(), clip)
+        if in_replica() and not are_summed():
+            grads = sum_over_replicas(self, grads, updated_now())
+            note_summed()
+        step = current_step()
+        if step is not None and self.global_clipnorm:
+            return step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
+        return clip(self, grads)
+
+    return clip_sums
+
+
+def _summing_unless_done(sum_gradients: Method) -> Method:
+    def sum_unless_done(self: Any, grads_and_vars: Any) -> Any:
+        if not in_replica():
+            return sum_gradients(self, grads_and_vars)
+        if are_summed():
+            return grads_and_vars
+        grads, variables = zip(*grads_and_vars, strict=True)
+        sums = sum_over_replicas(self, grads, variables)
+        note_summed()
+        return list(zip(sums, variables, strict=True))
+
+    return sum_unless_done
+
+
+def _applying_scaled(apply: Method) -> Method:
+    def apply_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(grads)
+        variables = variables_of(self, trainable_variables)
+        if not in_replica():
+            check_alone(self, variables)
+            return apply(self, grads, trainable_variables)
+        prepare(self, grads, trainable_variables)
+        step = current_step()
+        with unrecorded():
+            if are_summed() or (step is not None and step.agreed_on_overflow):
+                return apply(self, grads, trainable_variables)
+            if compressor_in_use() is None and not is_sharded(self):
+                grads = sum_or_combine(self, grads, variables, exactly=True)
+                with gradients_are(summed=True):
+                    return apply(self, grads, trainable_variables)
+            # What is lost must not be scaled by what changes from step to step, nor come from a
+            # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
+            if step is not None:
+                grads = step.zero_without_rows(grads)
+            broken = not_finite_anywhere(grads, reduction.sum_over_replicas)
+            return apply(self, with_nan(grads, broken), trainable_variables)
+
+    return apply_sums
+
+
+def _in_this_replica(apply: Method) -> Method:
+    # Keras would merge the replicas, whose gradients are finite on all of them or on none.
+    def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if in_replica():
+            return apply_scaled(self, grads, trainable_variables)
+        return apply(self, grads, trainable_variables)
+
+    return apply_here

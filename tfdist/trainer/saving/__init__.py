@@ -1,0 +1,1 @@
+"""Files of models and optimizers that several workers hold."""

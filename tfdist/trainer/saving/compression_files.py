@@ -1,0 +1,148 @@
+"""What codecs keep, saved beside the model's file: by each worker its own.
+
+A model's file is the chief's, and the same for all. What compression has lost differs from worker
+to worker, so each writes it beside the file, with a mark of the weights that it belongs to.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import uuid
+import zipfile
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from tfdist.cluster.net.wait_messages import say
+from tfdist.compression.compressor import Compressor
+from tfdist.internals.keras import saving_lib
+from tfdist.internals.optimizer import inner_optimizer
+from tfdist.trainer.patching import patch
+from tfdist.trainer.saving.files import group_of
+
+_MARK = "mark"
+
+
+def install() -> None:
+    """Extends what writes and reads `.keras` and `.weights.h5` files."""
+    patch("saving_lib.save_model", _saving)
+    patch("saving_lib.save_weights_only", _saving)
+    patch("saving_lib.load_weights_only", _loading)
+    load_model = saving_lib.load_model
+
+    @functools.wraps(load_model)
+    def load_model_and_state(filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        model = load_model(filepath, *args, **kwargs)
+        load_state(model, filepath)
+        return model
+
+    patch("saving_lib.load_model", lambda _: load_model_and_state)
+
+
+def _saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(save)
+    def save_and_state(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        result = save(model, filepath, *args, **kwargs)
+        if compressor_of(model) is not None:
+            state = getattr(_optimizer_of(model), "compression_state", None)
+            path = _path(model, filepath)
+            if state is not None and path:
+                _write(path, {_MARK: _mark(model), **state.values()})
+        return result
+
+    return save_and_state
+
+
+def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def load_and_state(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        result = load(model, filepath, *args, **kwargs)
+        load_state(model, filepath)
+        return result
+
+    return load_and_state
+
+
+def load_state(model: Any, filepath: Any) -> None:
+    """Gives a model's optimizer what this worker's codec has kept, if it is beside a file.
+
+    Args:
+        model: whose weights and optimizer's state have been read from the file.
+        filepath: the file.
+    """
+    compressor, optimizer = compressor_of(model), _optimizer_of(model)
+    if compressor is None or optimizer is None or not optimizer.built:
+        return
+    path = _path(model, filepath)
+    if not path or not _value(optimizer.iterations):
+        return
+    values = _read(path)
+    if values.pop(_MARK, None) == _mark(model):
+        if not hasattr(optimizer, "compression_state"):
+            optimizer.compression_state = compressor.new_state()
+        optimizer.compression_state.load(values)
+    elif compressor.keeps():
+        found = "belongs to other weights" if os.path.exists(path) else "is not there"
+        say(
+            f"tfdist: {path} {found}, so what compression had lost before is not added to the next "
+            "gradients. Training goes on without."
+        )
+
+
+def compressor_of(model: Any) -> Compressor | None:
+    """What compresses the model's gradients, of which each worker saves its own state."""
+    if group_of(model) is None:
+        return None
+    compressor = model.distribute_strategy.extended.compressor
+    return compressor if compressor is not None and compressor.active else None
+
+
+def _optimizer_of(model: Any) -> Any:
+    optimizer = getattr(model, "optimizer", None)
+    return inner_optimizer(optimizer)
+
+
+def _path(model: Any, filepath: Any) -> str:
+    """Where this worker's part lies; empty where it cannot be beside the file."""
+    if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
+        return ""
+    group = group_of(model)
+    assert group is not None
+    rank, size = group.topology.rank, group.topology.size
+    return f"{os.path.abspath(filepath)}.compression-{rank}-of-{size}.npz"
+
+
+def _mark(model: Any) -> int:
+    """Another number for other weights, or another step."""
+    mark = zlib.crc32(_value(_optimizer_of(model).iterations).tobytes())
+    for variable in model.trainable_variables:
+        mark = zlib.crc32(np.ascontiguousarray(_value(variable)).view(np.uint8).data, mark)
+    return mark
+
+
+def _value(variable: Any) -> np.ndarray[Any, Any]:
+    copies = getattr(variable.value, "values", [variable.value])
+    return np.asarray(copies[0].numpy())
+
+
+def _write(path: str, values: dict[str, Any]) -> None:
+    unfinished = f"{path}.{uuid.uuid4().hex[:8]}"
+    try:
+        with open(unfinished, "wb") as file:
+            np.savez(file, **values)
+        os.replace(unfinished, path)
+    finally:
+        if os.path.exists(unfinished):
+            os.remove(unfinished)
+
+
+def _read(path: str) -> dict[str, Any]:
+    """What is there; nothing where it is missing or no longer whole."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, KeyError, zlib.error, zipfile.BadZipFile):
+        return {}

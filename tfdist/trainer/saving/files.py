@@ -1,0 +1,192 @@
+"""Saving when all workers run the same script: the chief writes, everyone finds the file.
+
+The chief writes beside the path it was given and renames at the end, so that nobody ever reads
+half a file, and tells the others. Their calls to save return when it has, so that what they load
+next is there. One that was given a path of its own writes it, as the chief has saved elsewhere.
+What the chief saves by itself waits for nobody, nor do the variables that Keras makes meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.cluster import Session
+from tfdist.errors import RendezvousError
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import Group
+from tfdist.strategies.variable_creation import alone
+from tfdist.trainer.patching import patch
+from tfdist.trainer.saving.sharded_files import has_sharded_optimizer, with_whole_optimizer
+
+_NOTICE = "saved"
+_OTHER_PATH_SECONDS = 2.0
+
+
+def install() -> None:
+    """Replaces what writes model files."""
+    patch("saving_lib.save_model", _chief_writes)
+    patch("saving_lib.save_weights_only", _chief_writes)
+    patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
+    patch("Model.export", _chief_writes)
+
+
+def group_of(model: Any) -> Group | None:
+    """The group of workers that a model is trained by; None where there is only one."""
+    strategy = getattr(model, "_distribute_strategy", None)
+    extended = getattr(strategy, "extended", None)
+    if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
+        # The whole of a model in stages is the chief's alone.
+        return None if extended.in_stages and not in_stages(model) else extended.group
+    return None
+
+
+def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
+    def write_alone(*args: Any, **kwargs: Any) -> Any:
+        with alone():
+            return write(*args, **kwargs)
+
+    @functools.wraps(write)
+    def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        group, together = group_of(model), in_parts(model)
+        with _in_one_piece(model) as whole:
+            if group is None or not isinstance(filepath, (str, os.PathLike)):
+                return write_alone(whole, filepath, *args, **kwargs)
+            path = os.path.abspath(filepath)
+            if together:
+                return _write_together(write_alone, whole, str(filepath), group, args, kwargs)
+            if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
+                return None
+            return _write_and_notify(write_alone, whole, str(filepath), group, args, kwargs)
+
+    return chief_writes
+
+
+def _write_and_notify(
+    write: Callable[..., Any], model: Any, path: str, group: Group, args: Any, kwargs: Any
+) -> Any:
+    notice = {"path": os.path.abspath(path)}
+    try:
+        return _write_then_rename(write, model, path, args, kwargs)
+    except Exception as error:
+        notice["error"] = f"{type(error).__name__}: {error}"
+        raise
+    finally:
+        if group.topology.is_chief:
+            group.session.notify(_NOTICE, json.dumps(notice))
+
+
+def _write_together(
+    write: Callable[..., Any], whole: Any, path: str, group: Group, args: Any, kwargs: Any
+) -> Any:
+    """The chief writes what all workers have a part in, and all learn how that ended."""
+    result, error = None, None
+    if whole is not None:
+        try:
+            result = _write_then_rename(write, whole, path, args, kwargs)
+        except Exception as problem:
+            error = problem
+    said = {"path": os.path.abspath(path), "error": error and f"{type(error).__name__}: {error}"}
+    chiefs = json.loads(group.exchange("saving", json.dumps(said))[0])
+    if error is not None:
+        raise error
+    _check_written(chiefs)
+    if chiefs["path"] != said["path"]:
+        raise ValueError(
+            "All workers save a model of which they hold parts to the same path, where the chief "
+            f"writes it. Received: {said['path']!r}, and {chiefs['path']!r} on the chief. Pass "
+            "the same."
+        )
+    return result
+
+
+def _check_written(notice: dict[str, Any]) -> None:
+    if notice.get("error"):
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+
+
+def in_parts(model: Any) -> bool:
+    """Whether workers hold parts of a model or its optimizer, so that all take part in saving."""
+    return in_stages(model) or has_sharded_optimizer(model)
+
+
+class InStages:
+    """What models are whose parts different workers hold; a user's model has other names."""
+
+    def gathered(self) -> contextlib.AbstractContextManager[Any]:
+        """The whole model on the chief, None elsewhere; all workers call it."""
+        raise NotImplementedError
+
+
+def in_stages(model: Any) -> bool:
+    """Whether workers hold parts of a model."""
+    return isinstance(model, InStages)
+
+
+def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The model to be written; of one in parts the whole on the chief, and None elsewhere."""
+    if in_stages(model):
+        return model.gathered()  # type: ignore[no-any-return]
+    if has_sharded_optimizer(model):
+        return with_whole_optimizer(model)
+    return contextlib.nullcontext(model)
+
+
+class _Notices:
+    """The chief's word of what it has saved, as another worker has read it so far."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._read = 0
+
+    def chief_has_saved(self, path: str) -> bool:
+        """Waits for the chief's next save; False where it was to another path."""
+        texts = self._session.wait_notified(_NOTICE, self._read + 1)
+        while path not in [notice["path"] for notice in map(json.loads, texts[self._read :])]:
+            try:
+                texts = self._session.wait_notified(_NOTICE, len(texts) + 1, _OTHER_PATH_SECONDS)
+            except RendezvousError:
+                self._read = len(texts)
+                return False
+        while True:
+            notice = json.loads(texts[self._read])
+            self._read += 1
+            if notice["path"] == path:
+                _check_written(notice)
+                return True
+
+
+_notices: dict[int, _Notices] = {}
+
+
+def _notices_of(session: Session) -> _Notices:
+    return _notices.setdefault(id(session), _Notices(session))
+
+
+def _write_then_rename(
+    write: Callable[..., Any], model: Any, path: str, args: Any, kwargs: Any
+) -> Any:
+    if "://" in path or path.endswith(".json"):
+        return write(model, path, *args, **kwargs)  # Remote, or several shards.
+    folder, name = os.path.split(path)
+    unfinished = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{name}")
+    try:
+        result = write(model, unfinished, *args, **kwargs)
+        if os.path.isdir(unfinished):
+            if os.path.isdir(path):
+                shutil.rmtree(path)
+            os.rename(unfinished, path)
+        else:
+            os.replace(unfinished, path)
+        return result
+    finally:
+        if os.path.isdir(unfinished):
+            shutil.rmtree(unfinished)
+        elif os.path.exists(unfinished):
+            os.remove(unfinished)
