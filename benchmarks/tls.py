@@ -50,13 +50,13 @@ class Group:
 
     def __init__(self, session: Any, name: str, options: Any) -> None:
         from tfdist.cluster import connect
-        from tfdist.collective.native_communicator import _setup
+        from tfdist.collective.core_setup import setup_of
         from tfdist.native import load
 
         self._core = load().library
         mesh = connect(session, name, range(session.size), options, self._core.tfd_segment_bytes)
         assert mesh
-        setup, number = _setup(mesh, options), ctypes.c_int64()
+        setup, number = setup_of(mesh, options), ctypes.c_int64()
         mesh.hand_over()
         self._check(self._core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
         self._number = number

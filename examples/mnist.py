@@ -1,7 +1,9 @@
-"""A small convolutional network on the MNIST digits; the data are downloaded on first use.
+"""Trains a small convolutional network on the MNIST digits.
 
-python examples/mnist.py                # one process
-tfdist run -n 2 examples/mnist.py       # the same training on two workers
+    python examples/mnist.py                # one process
+    tfdist run -n 2 examples/mnist.py       # the same training on two workers
+
+The data are downloaded on first use.
 """
 
 import keras
@@ -18,9 +20,9 @@ flags.DEFINE_integer("seed", 0, "seed of weights and order")
 
 
 def load(rank):
-    """Training and test digits of shape (count, 28, 28, 1) in [0, 1], with their labels."""
+    """Training and test digits, of shape (count, 28, 28, 1) in [0, 1], with their labels."""
     try:
-        # A file for each worker: two downloads into one would spoil it.
+        # One file per worker: two downloads to the same file would corrupt it.
         train, test = keras.datasets.mnist.load_data(f"mnist-{rank}.npz")
     except Exception as error:
         raise SystemExit(f"MNIST could not be downloaded: {error}") from error
@@ -28,7 +30,7 @@ def load(rank):
 
 
 def build_model():
-    """Images to the logits of ten digits."""
+    """Maps images to the logits of the ten digits."""
     return keras.Sequential(
         [
             keras.Input([28, 28, 1]),
@@ -43,7 +45,7 @@ def build_model():
 
 
 def main(_):
-    """Trains; the chief reports the accuracy on the test digits."""
+    """Trains the model; the chief reports the accuracy on the test digits."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
     chief = strategy.extended.should_checkpoint
     keras.utils.set_random_seed(FLAGS.seed)

@@ -24,13 +24,13 @@ def test_each_variable():
     )
 
 
-def test_what_is_not_set_or_empty():
+def test_unset_and_empty_variables():
     assert Options.from_environment({"TFDIST_SECRET": "", "TFDIST_START_TIMEOUT": ""}) == Options()
     assert (Options().secret, Options().host) == ("", "")
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "0", "nan"])
-def test_no_seconds(text):
+def test_invalid_seconds(text):
     with pytest.raises(ValueError, match=r"TFDIST_START_TIMEOUT must be .* Received: "):
         Options.from_environment({"TFDIST_START_TIMEOUT": text})
 

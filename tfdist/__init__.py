@@ -3,7 +3,7 @@
 ```python
 import keras, tfdist
 
-strategy = tfdist.MultiWorkerMirroredStrategy()  # reads TF_CONFIG; alone without it
+strategy = tfdist.MultiWorkerMirroredStrategy()  # reads TF_CONFIG; without it, one process
 with strategy.scope():
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile("adam", "mse")
@@ -45,7 +45,7 @@ __all__ = [
     "size",
 ]
 
-# TensorFlow takes seconds to import, so what needs it is imported when it is first used.
+# TensorFlow takes seconds to import, so the modules that need it are imported on first use.
 _MODULES = {
     "callbacks": "tfdist.callbacks",
     "collective": "tfdist.collective",

@@ -1,45 +1,45 @@
-"""The exceptions that tfdist raises for what a user can mend.
+"""Exceptions for problems that the user can fix.
 
-Each message is one line: what is wrong, where, and the remedy.
+Each message is a single line: what is wrong, where, and how to fix it.
 """
 
 from __future__ import annotations
 
 
 class TfdistError(Exception):
-    """Base class of every error that tfdist itself raises."""
+    """Base class of all tfdist errors."""
 
 
 class ClusterError(TfdistError, ValueError):
-    """The description of the cluster is wrong, or two workers hold different ones."""
+    """The cluster description is invalid, or differs between workers."""
 
 
 class TlsError(TfdistError, ValueError):
-    """TLS is set up wrongly here, or two workers do not trust each other's certificates."""
+    """TLS is misconfigured, or two workers do not trust each other's certificates."""
 
 
 class RendezvousError(TfdistError, RuntimeError):
-    """The workers did not find one another within the deadline."""
+    """The workers did not find one another before the deadline."""
 
 
 class PeerLostError(TfdistError, RuntimeError):
-    """A worker of the running group died, or its connection broke."""
+    """A worker died, or its connection broke, while the job was running."""
 
 
 class ProgramMismatchError(TfdistError, RuntimeError):
-    """The workers run different programs: another model, dataset or order of steps."""
+    """The workers run different programs: the model, dataset or order of steps differs."""
 
 
 class UnsupportedError(TfdistError, RuntimeError):
-    """The chosen communication cannot carry what was asked of it."""
+    """The chosen communication does not support the requested operation."""
 
 
 class PartitionError(TfdistError, ValueError):
-    """A model cannot be divided into pipeline stages as asked."""
+    """A model cannot be divided into pipeline stages as requested."""
 
 
 class ScheduleError(TfdistError, ValueError):
-    """A schedule of the pipeline lacks a pass, runs one too early, or would never end."""
+    """A pipeline schedule lacks a pass, runs one too early, or would deadlock."""
 
 
 class LaunchError(TfdistError, RuntimeError):
@@ -47,8 +47,8 @@ class LaunchError(TfdistError, RuntimeError):
 
 
 class NativeUnavailableError(TfdistError, RuntimeError):
-    """The native collectives cannot be compiled or loaded here, or are switched off."""
+    """The native collectives cannot be compiled or loaded, or are disabled."""
 
 
 class ReplicaMismatchError(TfdistError):
-    """The replicas of a model do not hold the same weights."""
+    """The replicas of a model have different weights."""

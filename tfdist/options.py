@@ -1,4 +1,4 @@
-"""Settings from the environment: the only reader of TFDIST_* variables."""
+"""Settings from the environment; nothing else reads the TFDIST_* variables."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Options:
-    """What a user can set through the environment, each field by `TFDIST_<FIELD>`.
+    """Settings from the environment; `TFDIST_<FIELD>` sets each field.
 
     Attributes:
-        start_timeout: seconds to wait for all workers at the start (`TFDIST_START_TIMEOUT`).
+        start_timeout: seconds to wait for all workers at startup (`TFDIST_START_TIMEOUT`).
         collective_timeout: seconds that one collective may wait for the other workers
-            (`TFDIST_COLLECTIVE_TIMEOUT`); a slow evaluation or checkpoint on one worker must fit.
-        heartbeat_timeout: seconds without a sign of life after which a worker counts as lost
+            (`TFDIST_COLLECTIVE_TIMEOUT`); must exceed a slow evaluation or checkpoint on one
+            worker.
+        heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost
             (`TFDIST_HEARTBEAT_TIMEOUT`).
-        link_timeout: seconds without a sign of life from a worker's native core after which it
-            counts as lost (`TFDIST_LINK_TIMEOUT`); the core answers while Python is busy.
-        stall_warning: seconds in one native collective, or in an exchange of the session, after
-            which a warning names those that have not joined it (`TFDIST_STALL_WARNING`).
-        algorithm: how the native core reduces (`TFDIST_ALGORITHM`): auto, shared, whole, direct,
-            ring or hierarchical; "" chooses by size, ranks and hosts.
-        secret: what every worker of the job has to know (`TFDIST_SECRET`); "" for none. It stands
-            in no message and no repr.
-        host: the name of this worker's machine for sharing memory (`TFDIST_HOST`): workers with
-            the same one share, others do not. By default the system tells.
-        tls_certificate: the PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
-            with the next two it switches TLS on between the workers, "" for none.
-        tls_key: the PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
-        tls_ca: the PEM file with the certificate of the CA that signs those of all workers
+        link_timeout: seconds without a heartbeat from a worker's native core after which the worker
+            is considered lost (`TFDIST_LINK_TIMEOUT`); the core responds even while Python is busy.
+        stall_warning: seconds that a native collective or a session exchange may take before a
+            warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
+        algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
+            direct, ring or hierarchical; "" selects by size, ranks and hosts.
+        secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
+            appears in no message and no repr.
+        host: the name of this worker's host (`TFDIST_HOST`); workers share memory only if they have
+            the same one. Detected by default.
+        tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
+            together with the next two it enables TLS between the workers. "" for none.
+        tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
+        tls_ca: PEM file with the certificate of the CA that signs the certificates of all workers
             (`TFDIST_TLS_CA`).
 
     Example:
@@ -53,21 +54,21 @@ class Options:
     tls_ca: str = ""
 
     def __post_init__(self) -> None:
-        named = {
+        paths = {
             "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
             "TFDIST_TLS_KEY": self.tls_key,
             "TFDIST_TLS_CA": self.tls_ca,
         }
-        missing = [name for name, path in named.items() if not path]
-        if 0 < len(missing) < len(named):
+        missing = [name for name, path in paths.items() if not path]
+        if 0 < len(missing) < len(paths):
             raise ValueError(
-                f"TLS needs {', '.join(named)}. Received: no {' and no '.join(missing)}. Set all "
+                f"TLS needs {', '.join(paths)}. Received: no {' and no '.join(missing)}. Set all "
                 f"three, or none."
             )
 
     @property
     def tls(self) -> bool:
-        """Whether the workers speak TLS with one another."""
+        """Whether the workers use TLS."""
         return bool(self.tls_ca)
 
     @classmethod
@@ -75,11 +76,11 @@ class Options:
         """Reads the variables that are set.
 
         Args:
-            environment: where to read; this process's environment by default.
+            environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not a positive number, or only a part of what TLS
-                needs is set.
+            ValueError: a number of seconds is not positive, or only some of the TLS variables are
+                set.
         """
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}
@@ -93,13 +94,13 @@ class Options:
 
 @dataclass(frozen=True)
 class NativeOptions:
-    """What a user can set about the native collectives.
+    """Settings of the native collectives.
 
     Attributes:
         enabled: whether they may be used (`TFDIST_NATIVE`, 1 or 0).
-        cache: the folder for what is compiled on this machine (`TFDIST_CACHE`, by default
-            `$XDG_CACHE_HOME/tfdist` or `~/.cache/tfdist`); None where there is no home folder.
-        compiler: the C++ compiler's command (`CXX`); "" to look for one.
+        cache: folder for compiled libraries (`TFDIST_CACHE`, by default `$XDG_CACHE_HOME/tfdist` or
+            `~/.cache/tfdist`); None without a home folder.
+        compiler: the C++ compiler command (`CXX`); "" to search for one.
 
     Example:
         >>> NativeOptions.from_environment({"TFDIST_CACHE": "/scratch/me", "CXX": "clang++"})
@@ -115,7 +116,7 @@ class NativeOptions:
         """Reads the variables that are set.
 
         Args:
-            environment: where to read; this process's environment by default.
+            environment: variables to read; this process's environment by default.
 
         Raises:
             ValueError: `TFDIST_NATIVE` is neither 0 nor 1.
@@ -125,7 +126,7 @@ class NativeOptions:
         if switch not in ("0", "1"):
             raise ValueError(
                 f"TFDIST_NATIVE must be 0 or 1. Received: {switch!r}. "
-                f"Set it to 0 for TensorFlow's collectives, or unset it to take the default."
+                f"Set it to 0 for TensorFlow's collectives, or unset it to use the default."
             )
         return cls(switch == "1", _cache(source), source.get("CXX", "").strip())
 
@@ -137,7 +138,7 @@ def _cache(source: Mapping[str, str]) -> Path | None:
     base = source.get("XDG_CACHE_HOME", "")
     if os.path.isabs(base):
         return Path(base) / "tfdist"
-    # Without a home folder, "~" stays as it is.
+    # Without a home folder, "~" is left unexpanded.
     return Path(home) / ".cache" / "tfdist" if os.path.isabs(home) else None
 
 
@@ -149,6 +150,6 @@ def _seconds(name: str, text: str) -> float:
     if not value > 0:
         raise ValueError(
             f"{name} must be a positive number of seconds. Received: {text!r}. "
-            f"Set it to a number, or unset it to take the default."
+            f"Set it to a number, or unset it to use the default."
         )
     return value

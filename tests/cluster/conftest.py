@@ -1,4 +1,4 @@
-"""Ranks for the tests: threads of this process where that is enough, else real processes."""
+"""Ranks for the tests: threads of this process if that suffices, else real processes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,19 @@ from .mesh_ranks import MESH
 ROOT = str(Path(tfdist.cluster.__file__).parents[2])
 PRELUDE = r"""
 import os, sys, threading, time
-from tfdist.cluster import from_environment, meet, progress
+from tfdist.cluster import from_environment, meet
+from tfdist.cluster.net import wait_messages
 from tfdist.options import Options
 if "SAY_EVERY" in os.environ:
-    progress.FIRST_SECONDS = progress.EVERY_SECONDS = float(os.environ["SAY_EVERY"])
+    seconds = float(os.environ["SAY_EVERY"])
+    wait_messages.FIRST_SECONDS = wait_messages.EVERY_SECONDS = seconds
 session = meet(from_environment(), Options.from_environment())
 rank = session.rank
 
-def tell(*words):  # print() loses lines when two threads use it
+def tell(*words):  # print() is not safe in two threads
     os.write(1, (" ".join(map(str, words)) + "\n").encode())
 
-def stay():  # until it is killed
+def stay():  # until the process is killed
     threading.Event().wait()
 
 tell("met")
@@ -51,7 +53,7 @@ def tf_config(addresses: list[str], index: int) -> str:
 
 @pytest.fixture
 def addresses() -> Iterator[Callable[[int], list[str]]]:
-    """Reserves loopback addresses the way the launcher does: bound, not listening."""
+    """Reserves loopback addresses as the launcher does: bound, not listening."""
     held: list[socket.socket] = []
 
     def reserve(count: int) -> list[str]:
@@ -80,7 +82,7 @@ def until() -> Callable[..., None]:
 
 @pytest.fixture
 def dial() -> Callable[..., socket.socket]:
-    """Connects to an address as soon as somebody listens there."""
+    """Connects to an address as soon as a process listens there."""
 
     def connect(address: str) -> socket.socket:
         port = int(address.rpartition(":")[2])
@@ -142,18 +144,18 @@ def attempt() -> Iterator[Callable[..., Attempt]]:
 def sessions(
     addresses: Callable[[int], list[str]], attempt: Callable[..., Attempt]
 ) -> Callable[..., list[Session]]:
-    """A group of threads that have met."""
+    """A group of threads with a session."""
 
-    def gather(count: int, **options: float) -> list[Session]:
-        places = addresses(count)
-        return [a.met() for a in [attempt(places, rank, **options) for rank in range(count)]]
+    def start(count: int, **options: float) -> list[Session]:
+        cluster = addresses(count)
+        return [a.met() for a in [attempt(cluster, rank, **options) for rank in range(count)]]
 
-    return gather
+    return start
 
 
 @pytest.fixture
-def together() -> Callable[..., list[Any]]:
-    """Calls a function for each item at the same time; an exception counts as its result."""
+def in_parallel() -> Callable[..., list[Any]]:
+    """Calls a function for all items concurrently; an exception counts as a result."""
 
     def call(function: Callable[[Any], Any], items: list[Any]) -> list[Any]:
         results: list[Any] = [None] * len(items)
@@ -175,10 +177,10 @@ def together() -> Callable[..., list[Any]]:
 
 
 class Process(subprocess.Popen[str]):
-    """A rank as a process; its stdout and stderr come as one stream."""
+    """A rank as a process; its stdout and stderr form one stream."""
 
     def until(self, text: str) -> str:
-        """Reads until a line holds the text, and returns that line."""
+        """Reads until a line contains the text, and returns that line."""
         assert self.stdout is not None
         before = []
         while line := self.stdout.readline():
@@ -186,11 +188,11 @@ class Process(subprocess.Popen[str]):
                 return line
             before.append(line)
         raise AssertionError(
-            f"the process ended ({self.wait()}) without {text!r}: {''.join(before)}"
+            f"the process exited ({self.wait()}) without {text!r}: {''.join(before)}"
         )
 
     def rest(self) -> str:
-        """What it still writes until it ends."""
+        """The remaining output, until the process exits."""
         assert self.stdout is not None
         text = self.stdout.read()  # communicate() would miss what until() has buffered
         self.wait()
@@ -199,7 +201,7 @@ class Process(subprocess.Popen[str]):
 
 @pytest.fixture
 def spawn() -> Iterator[Callable[..., Process]]:
-    """Starts one rank as a process that meets the others and runs a piece of code."""
+    """Starts one rank as a process that joins the others and runs a piece of code."""
     processes: list[Process] = []
 
     def start(addresses: list[str], index: int, body: str, **environment: str) -> Process:
@@ -231,11 +233,11 @@ def spawn() -> Iterator[Callable[..., Process]]:
 def job(
     addresses: Callable[[int], list[str]], spawn: Callable[..., Process]
 ) -> Callable[..., list[Process]]:
-    """A group of processes that have met, each running the same piece of code."""
+    """A group of processes with a session, each running the same piece of code."""
 
     def start(count: int, body: str, **environment: str) -> list[Process]:
-        places = addresses(count)
-        processes = [spawn(places, rank, body, **environment) for rank in range(count)]
+        cluster = addresses(count)
+        processes = [spawn(cluster, rank, body, **environment) for rank in range(count)]
         for process in processes:
             process.until("met")
         return processes
@@ -249,25 +251,25 @@ def run(
     spawn: Callable[..., Process],
     until: Callable[..., None],
 ) -> Iterator[Callable[..., list[dict[str, Any]]]]:
-    """Runs a body on each rank after MESH, and returns what each reports.
+    """Runs a body on each rank after MESH, and returns their reports.
 
-    `hosts` gives each rank its TFDIST_HOST; `outside` is called with the addresses meanwhile.
+    `hosts` sets TFDIST_HOST of each rank; `outside` is called with the addresses meanwhile.
     """
 
     def start(
         count: int,
         body: str,
         hosts: str = "",
-        outside: Callable[[list[str]], object] = lambda places: None,
+        outside: Callable[[list[str]], object] = lambda cluster: None,
         **environment: str,
     ) -> list[dict[str, Any]]:
-        places = addresses(count)
+        cluster = addresses(count)
         processes = []
         for rank in range(count):
             own = {"TFDIST_HOST": hosts[rank]} if hosts else {}
             code = MESH + textwrap.dedent(body)
-            processes.append(spawn(places, rank, code, **own, **environment))
-        outside(places)
+            processes.append(spawn(cluster, rank, code, **own, **environment))
+        outside(cluster)
         found = []
         for process in processes:
             output = process.rest()

@@ -1,15 +1,16 @@
-"""What the ranks of the tests of meshes begin with: words to check one and to report."""
+"""The prelude of the ranks in mesh tests: functions to check a mesh and to report."""
 
 MESH = r"""
 import contextlib, json, mmap, socket, struct
 from pathlib import Path
-from tfdist.cluster import connect, mesh as mesh_module
+from tfdist.cluster import connect
+from tfdist.cluster.mesh import mesh as mesh_module
 options = Options.from_environment()
 lines = []
-progress.FIRST_SECONDS = options.start_timeout  # or a slow machine would have its say in them
+wait_messages.FIRST_SECONDS = options.start_timeout  # or a slow machine adds lines
 session.exchange("begun", b"")  # now each thread of the session has its descriptors
 
-def weave(members, name="test", options=options, size=lambda ranks: 4096 * ranks):
+def connect_mesh(members, name="test", options=options, size=lambda ranks: 4096 * ranks):
     return connect(session, name, members, options, size, announce=lines.append)
 
 def descriptors():
@@ -22,14 +23,14 @@ def descriptors():
     return found
 
 def wait_for(condition):
-    '''Whether it comes true; some threads end a little later.'''
+    '''Whether it becomes true; some threads end a little later.'''
     end = time.monotonic() + 60
     while not (true := condition()) and time.monotonic() < end:
         time.sleep(0.01)
     return true
 
 def nothing_left(before):
-    '''Whether there are only descriptors that there were; a session may have ended since.'''
+    '''Whether no new descriptors are open; a session may have ended since.'''
     return wait_for(lambda: descriptors().items() <= before.items())
 
 def names():
@@ -38,17 +39,17 @@ def names():
 others = names()
 
 def files():
-    '''What this test has left in /dev/shm; other jobs of this machine come and go.'''
+    '''What this test has left in /dev/shm, which other jobs also use.'''
     wait_for(lambda: not names() - others)
     return sorted(names() - others)
 
 def report(**words):
     tell("REPORT", json.dumps(words))
     with contextlib.suppress(Exception):  # in tests where the session has ended
-        session.exchange("reported", b"")  # who ends closes the others' sessions
+        session.exchange("reported", b"")  # the first rank to exit ends all sessions
 
 def talk(number, mine, theirs):
-    '''Sends a word to the other end and reads the one that it sends.'''
+    '''Exchanges a word with the peer.'''
     with socket.socket(fileno=os.dup(number)) as sock:
         assert not os.get_blocking(number) and not os.get_inheritable(number)
         assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
@@ -57,7 +58,7 @@ def talk(number, mine, theirs):
         assert sock.recv(64, socket.MSG_WAITALL).decode().strip() == theirs, theirs
 
 def check(mesh, members, hosts):
-    '''Every descriptor leads to the rank that it is said to lead to.'''
+    '''Checks that every descriptor leads to the right rank.'''
     me = members.index(rank)
     assert (mesh.rank, mesh.size, mesh.hosts) == (me, len(members), tuple(hosts)), mesh
     assert mesh.ranks == tuple(str(session.topology.workers[m]) for m in members)

@@ -1,4 +1,4 @@
-"""A mistake in this process's own address is found before anything is awaited."""
+"""A mistake in this process's address is found before waiting for others."""
 
 import errno
 import os
@@ -41,7 +41,7 @@ def refusal(address, name=None):
 def test_free(addresses):
     (address,) = addresses(1)
     check_own(address)
-    check_own(address)  # the first has let go of it
+    check_own(address)  # the first call has released it
 
 
 def test_reserved_by_another_process(addresses):
@@ -63,7 +63,7 @@ def test_port_in_use_names_the_holder():
     assert "another port" in message
 
 
-def test_port_in_use_by_someone_unknown(monkeypatch):
+def test_port_in_use_by_an_unknown_process(monkeypatch):
     monkeypatch.setattr("tfdist.cluster.net.bind_address.port_holder", lambda port: None)
     sock, port = listener()
     with sock:
@@ -83,7 +83,7 @@ def test_port_needs_privileges(monkeypatch):
     monkeypatch.setattr("tfdist.cluster.net.bind_address._bind", bind)
     message = refusal("127.0.0.1:80")
     assert "may not listen on port 80" in message
-    assert "1024 or more" in message
+    assert ">= 1024" in message
 
 
 def test_other_failure(monkeypatch):
@@ -100,7 +100,7 @@ def test_name_does_not_resolve(monkeypatch):
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     with pytest.raises(ClusterError) as caught:
-        check_resolvable("h0x:2222", name="worker 0 (h0x:2222)", patience=0.1)
+        check_resolvable("h0x:2222", name="worker 0 (h0x:2222)", timeout=0.1)
     for part in ("worker 0 (h0x:2222): the host name", "Name or service not known", "Correct it"):
         assert part in str(caught.value)
 
@@ -118,23 +118,23 @@ def test_name_that_resolves_later(monkeypatch):
     assert check_resolvable("h0:2222")[0][1] == ("127.0.0.1", 2222)
 
 
-def test_silent_name_service_is_not_awaited(monkeypatch):
+def test_silent_name_service_times_out(monkeypatch):
     release = threading.Event()
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: release.wait() and [])
     try:
         with pytest.raises(ClusterError, match="no answer from the name service"):
-            check_resolvable("h0:2222", patience=0.2)
+            check_resolvable("h0:2222", timeout=0.2)
     finally:
         release.set()
 
 
 @pytest.mark.parametrize("host", ["x" * 64, "a..b"])
-def test_impossible_name(host):
+def test_invalid_name(host):
     with pytest.raises(ClusterError, match="does not resolve"):
-        check_resolvable(f"{host}:2222", patience=0.1)
+        check_resolvable(f"{host}:2222", timeout=0.1)
 
 
-def test_own_name_that_means_loopback_is_claimed_for_other_machines_too(monkeypatch, addresses):
+def test_name_resolving_to_loopback_binds_the_wildcard_address(monkeypatch, addresses):
     port = int(addresses(1)[0].rpartition(":")[2])
     found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", port))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: found)

@@ -1,4 +1,4 @@
-"""Which workers count as being on one host, and the memory that they share."""
+"""Which workers count as colocated, and the memory that they share."""
 
 import os
 import socket
@@ -17,11 +17,11 @@ def files():
 
 @pytest.fixture
 def memory(monkeypatch, tmp_path):
-    """A folder in place of /dev/shm, where other jobs come and go."""
+    """A folder instead of /dev/shm, which other jobs also use."""
     monkeypatch.setattr(shm_segment, "MEMORY", str(tmp_path))
 
 
-def test_the_system_tells():
+def test_automatic_detection():
     key = host_key(Options())
     assert key == host_key(Options())
     with open("/proc/sys/kernel/random/boot_id") as file:
@@ -31,7 +31,7 @@ def test_the_system_tells():
 
 
 @pytest.mark.parametrize("name", ["_BOOT", "_NETWORK", "MEMORY"])
-def test_each_part_counts_and_may_be_unknown(monkeypatch, name, tmp_path):
+def test_each_part_matters_and_may_be_unknown(monkeypatch, name, tmp_path):
     known = host_key(Options())
     monkeypatch.setattr(colocation, name, str(tmp_path / "none"))
     unknown = host_key(Options())
@@ -42,7 +42,7 @@ def test_each_part_counts_and_may_be_unknown(monkeypatch, name, tmp_path):
         assert host_key(Options()) != unknown
 
 
-def test_tfdist_host_decides(monkeypatch):
+def test_tfdist_host_overrides_detection(monkeypatch):
     assert host_key(Options(host="a")) != host_key(Options(host="b"))
     assert host_key(Options(host="a")) != host_key(Options())
     before = host_key(Options(host="a"))
@@ -51,12 +51,12 @@ def test_tfdist_host_decides(monkeypatch):
     assert host_key(Options(host="a")) == before
 
 
-def test_numbers():
+def test_numbered():
     assert numbered([]) == ()
     assert numbered(["b", "a", "b", "c", "a"]) == (0, 1, 0, 2, 1)
 
 
-def test_a_segment(memory):
+def test_segment(memory):
     made = Segment(10_000)
     (name,) = files()
     path = os.path.join(shm_segment.MEMORY, name)
@@ -79,7 +79,7 @@ def test_a_segment(memory):
     another.descriptor.close()
 
 
-def test_no_two_have_one_name(memory, monkeypatch):
+def test_names_are_exclusive(memory, monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda count: "0" * 2 * count)
     made = Segment(1)
     with pytest.raises(FileExistsError):
@@ -88,7 +88,7 @@ def test_no_two_have_one_name(memory, monkeypatch):
     made.descriptor.close()
 
 
-def test_a_segment_for_which_there_is_no_room(monkeypatch):
+def test_segment_too_large(monkeypatch):
     monkeypatch.setattr("secrets.token_hex", lambda count: "f" * 2 * count)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError) as caught:
@@ -99,12 +99,12 @@ def test_a_segment_for_which_there_is_no_room(monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["tfdist-", "tfdist-" + "g" * 32, "../etc/passwd", ""])
-def test_names_of_something_else(name):
-    with pytest.raises(ValueError, match="another name"):
+def test_invalid_names(name):
+    with pytest.raises(ValueError, match="does not have the name"):
         open_segment(name, 1)
 
 
-def test_something_else_under_the_name(memory):
+def test_symbolic_link_and_wrong_size(memory):
     before = len(os.listdir("/proc/self/fd"))
     made = Segment(100)
     name = f"tfdist-{'0' * 32}"
@@ -113,7 +113,7 @@ def test_something_else_under_the_name(memory):
     try:
         with pytest.raises(OSError):
             open_segment(name, 100)
-        with pytest.raises(ValueError, match="100 bytes here and not 101"):
+        with pytest.raises(ValueError, match="100 bytes here instead of 101"):
             open_segment(made.name, 101)
     finally:
         os.unlink(link)

@@ -1,4 +1,4 @@
-"""Rank 0's judgement of a newcomer."""
+"""Rank 0's compatibility check of a connecting process."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ MINE = Identity(1, "0.1", "f", CLUSTER, 0, "host0", 10, "n0")
 THEIRS = dataclasses.replace(MINE, rank=1, host="host1", pid=11, nonce="n1")
 
 
-def test_agreed():
+def test_compatible():
     assert disagreement(MINE, THEIRS) is None
 
 

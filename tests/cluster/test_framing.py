@@ -1,4 +1,4 @@
-"""Frames survive any cutting of the stream; what is no frame is refused."""
+"""Frames survive any split of the stream; invalid frames are rejected."""
 
 import socket
 import struct
@@ -10,7 +10,7 @@ from tests.deadlines import FAR
 from tfdist.cluster.auth.handshake import MAGIC, handshake
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.framing import Decoder, WireError, encode, read_frame
-from tfdist.cluster.session.error_codec import from_header, to_header
+from tfdist.cluster.session.error_codec import decode_error, encode_error
 from tfdist.cluster.spec.tf_config import from_tf_config
 from tfdist.errors import ClusterError, ProgramMismatchError
 
@@ -57,19 +57,19 @@ def test_decoder(cut):
 
 
 @pytest.mark.parametrize(("data", "message"), BAD)
-def test_decoder_refuses(data, message):
+def test_decoder_rejects(data, message):
     with pytest.raises(WireError, match=message):
         Decoder(1500).feed(data)
 
 
 @pytest.mark.parametrize(("data", "message"), BAD)
-def test_read_frame_refuses(pair, data, message):
+def test_read_frame_rejects(pair, data, message):
     pair[0].sendall(data)
     with pytest.raises(WireError, match=message):
         read_frame(pair[1], 1500, time.monotonic() + FAR)
 
 
-def test_read_frame_takes_no_byte_more(pair):
+def test_read_frame_reads_no_further(pair):
     for frame in FRAMES:
         pair[0].sendall(encode(*frame))
     deadline = time.monotonic() + FAR
@@ -85,10 +85,10 @@ def test_read_frame_deadline_and_end(pair):
         read_frame(pair[1], 2000, time.monotonic() + FAR)
 
 
-def test_handshake(pair, together):
+def test_handshake(pair, in_parallel):
     hello = Identity.of(TOPOLOGY)
     deadline = time.monotonic() + FAR
-    both = together(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])
+    both = in_parallel(lambda n: handshake(pair[n], hello, "", deadline, first=n == 0), [0, 1])
     assert both == [hello, hello]
     assert str(hello).startswith("worker 1 (b:1), process ")
 
@@ -109,7 +109,7 @@ def test_handshake(pair, together):
         MAGIC + lengths(2**31),
     ],
 )
-def test_a_stranger_is_refused_and_learns_nothing(pair, words):
+def test_a_stranger_is_rejected_without_an_answer(pair, words):
     pair[0].sendall(words)
     with pytest.raises(WireError):
         handshake(pair[1], Identity.of(TOPOLOGY), "", time.monotonic() + FAR, first=False)
@@ -118,13 +118,13 @@ def test_a_stranger_is_refused_and_learns_nothing(pair, words):
         pair[0].recv(1)
 
 
-def test_an_error_travels():
+def test_errors_are_encoded():
     for error in (ClusterError("one"), ProgramMismatchError("two")):
-        back = from_header(to_header("error", error))
+        back = decode_error(encode_error("error", error))
         assert (type(back), str(back)) == (type(error), str(error))
 
 
 @pytest.mark.parametrize("header", [{}, {"type": "SystemExit", "message": "x"}, {"type": 1}])
-def test_no_other_error_travels(header):
+def test_unknown_errors_are_rejected(header):
     with pytest.raises(WireError):
-        from_header(header)
+        decode_error(header)

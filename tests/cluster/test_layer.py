@@ -1,4 +1,4 @@
-"""The layer stands on the standard library, tfdist.errors and tfdist.options alone."""
+"""The layer depends only on the standard library, tfdist.errors and tfdist.options."""
 
 import ast
 import sys
@@ -19,13 +19,13 @@ def imports(path):
             yield str(node.module)
 
 
-def belongs(name):
+def is_allowed(name):
     standard = name.partition(".")[0] in sys.stdlib_module_names
     return standard or name in BELOW or name.startswith("tfdist.cluster")
 
 
 def test_imports():
-    assert not [(str(path), n) for path in FILES for n in imports(path) if not belongs(n)]
+    assert not [(str(path), n) for path in FILES for n in imports(path) if not is_allowed(n)]
 
 
 def test_first_lines_are_sentences():

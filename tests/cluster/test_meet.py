@@ -1,4 +1,4 @@
-"""All workers find one another, or all learn why not, whatever strangers do meanwhile."""
+"""All workers find one another, or all learn why not."""
 
 import dataclasses
 import os
@@ -11,7 +11,7 @@ import pytest
 
 from tests.deadlines import FAR
 from tfdist.cluster import Topology, meet
-from tfdist.cluster.auth import identity as words
+from tfdist.cluster.auth import identity
 from tfdist.cluster.auth.handshake import handshake
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net import wait_messages
@@ -53,42 +53,42 @@ def test_meet(sessions, count):
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", socket.gethostname()])
 def test_meet_by_name_and_by_ipv6(addresses, attempt, host):
-    places = [f"{host}:{port(address)}" for address in addresses(2)]
+    cluster = [f"{host}:{port(address)}" for address in addresses(2)]
     if host == "[::1]" and "::1" not in local_addresses():
         pytest.skip("no IPv6 here")
-    for one in [attempt(places, rank) for rank in range(2)]:
+    for one in [attempt(cluster, rank) for rank in range(2)]:
         one.met()
 
 
-def test_rank_0_comes_last(addresses, attempt, monkeypatch, until):
+def test_rank_0_arrives_last(addresses, attempt, monkeypatch, until):
     monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.0)
-    places = addresses(3)
-    others = [attempt(places, 1), attempt(places, 2)]
+    cluster = addresses(3)
+    others = [attempt(cluster, 1), attempt(cluster, 2)]
     until(lambda: all(one.lines for one in others))
-    for one in [attempt(places, 0), *others]:
+    for one in [attempt(cluster, 0), *others]:
         one.met()
 
 
 def test_every_port_is_free_for_another_listener(addresses, attempt):
-    places = addresses(3)
-    group = [one.met() for one in [attempt(places, rank) for rank in range(3)]]
-    for place in places:
-        subprocess.run([sys.executable, "-c", LISTEN, str(port(place))], check=True)
+    cluster = addresses(3)
+    group = [one.met() for one in [attempt(cluster, rank) for rank in range(3)]]
+    for address in cluster:
+        subprocess.run([sys.executable, "-c", LISTEN, str(port(address))], check=True)
     assert group[0].size == 3
 
 
-def test_connections_are_not_inherited_and_send_at_once(sessions):
+def test_socket_options(sessions):
     for session in sessions(2):
-        (link,) = session._role._links._links.values()
-        assert not os.get_inheritable(link.sock.fileno())
-        assert link.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
-        assert link.sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
+        (connection,) = session._role._connections._by_rank.values()
+        assert not os.get_inheritable(connection.sock.fileno())
+        assert connection.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        assert connection.sock.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR)
 
 
-def test_a_connection_to_oneself_is_none(addresses, monkeypatch):
+def test_self_connections_are_rejected(addresses, monkeypatch):
     class Unlucky(socket.socket):
-        """The kernel gives it the very port that it dials, though nobody listens there."""
+        """The kernel assigns it the port that it dials, at which nothing listens."""
 
         def connect(self, address):
             self.bind(address)
@@ -97,25 +97,25 @@ def test_a_connection_to_oneself_is_none(addresses, monkeypatch):
     (address,) = addresses(1)
     endpoints = [(socket.AF_INET, ("127.0.0.1", port(address)))]
     monkeypatch.setattr(socket, "socket", Unlucky)
-    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+    with pytest.raises(ConnectionRefusedError, match="nothing listens"):
         connect(endpoints, time.monotonic() + FAR)
 
 
-def test_own_address_is_checked_first(addresses, attempt):
-    places = [*addresses(1), "198.51.100.7:2222"]
-    error = attempt(places, 1).failed()
+def test_this_address_is_checked_first(addresses, attempt):
+    cluster = [*addresses(1), "198.51.100.7:2222"]
+    error = attempt(cluster, 1).failed()
     assert isinstance(error, ClusterError)
-    assert "worker 1 (198.51.100.7:2222): this process's own address is not on" in str(error)
+    assert "worker 1 (198.51.100.7:2222): this process's address is not on" in str(error)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_own_port_in_use(addresses, attempt, rank):
-    places = addresses(2)
+def test_this_port_in_use(addresses, attempt, rank):
+    cluster = addresses(2)
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        holder.bind(("127.0.0.1", port(places[rank])))
+        holder.bind(("127.0.0.1", port(cluster[rank])))
         holder.listen()
-        error = attempt(places, rank).failed()
+        error = attempt(cluster, rank).failed()
     assert f"in use by process {os.getpid()} (" in str(error)
 
 
@@ -128,7 +128,7 @@ def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
         return real(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    monkeypatch.setattr("tfdist.cluster.net.dns._PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("tfdist.cluster.net.dns._RETRY_FOR_SECONDS", 0.1)
     error = attempt(["h0x:2222", *addresses(1)], 1).failed()
     assert isinstance(error, ClusterError)
     assert "worker 0 (h0x:2222): the host name does not resolve" in str(error)
@@ -136,90 +136,90 @@ def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
 
 @pytest.fixture
 def linger(monkeypatch):
-    """Sets how long rank 0 stays for those who come still, to tell them of an error."""
+    """Sets how long rank 0 waits for late workers, to send them an error."""
     return lambda seconds: monkeypatch.setattr(server, "_LINGER_SECONDS", seconds)
 
 
 def test_different_clusters(addresses, attempt, linger):
     linger(FAR)
-    places = addresses(4)
-    wrong = [*places[:2], places[3]]
-    group = [attempt(places[:3], 0), attempt(wrong, 1), attempt(places[:3], 2)]
+    cluster = addresses(4)
+    wrong = [*cluster[:2], cluster[3]]
+    group = [attempt(cluster[:3], 0), attempt(wrong, 1), attempt(cluster[:3], 2)]
     errors = [one.failed() for one in group]
     assert {type(error) for error in errors} == {ClusterError}
     (message,) = {str(error) for error in errors}
-    here, there = f'"worker"[2] is "{places[2]}" at', f'"{places[3]}" at'
+    here, there = f'"worker"[2] is "{cluster[2]}" at', f'"{cluster[3]}" at'
     for part in (here, there, f"process {os.getpid()}", 'the same "cluster"'):
         assert part in message
 
 
 def test_two_processes_with_one_rank(addresses, attempt, linger):
-    linger(0.0)  # rank 2 never comes
-    places = addresses(3)
-    group = [attempt(places, rank) for rank in (0, 1, 1)]
+    linger(0.0)  # rank 2 never arrives
+    cluster = addresses(3)
+    group = [attempt(cluster, rank) for rank in (0, 1, 1)]
     errors = [one.failed() for one in group]
     assert {type(error) for error in errors} == {ClusterError}
     (message,) = {str(error) for error in errors}
-    assert f"Two processes say that they are worker 1 ({places[1]})" in message
+    assert f"Two processes claim to be worker 1 ({cluster[1]})" in message
     assert message.count(f"process {os.getpid()} on {socket.gethostname()}") == 2
 
 
 def test_different_versions(addresses, attempt, monkeypatch, dial, until):
-    places = addresses(2)
-    hub = attempt(places, 0)
-    dial(places[0]).close()
-    until(lambda: hub.lines)  # now it knows its own version
-    monkeypatch.setattr(words, "__version__", "99.0")
-    errors = [one.failed() for one in (hub, attempt(places, 1))]
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0)
+    dial(cluster[0]).close()
+    until(lambda: coordinator.lines)  # it has read the version by now
+    monkeypatch.setattr(identity, "__version__", "99.0")
+    errors = [one.failed() for one in (coordinator, attempt(cluster, 1))]
     for error in errors:
         assert isinstance(error, ClusterError)
         assert "different versions of tfdist" in str(error)
         assert "99.0 at worker 1" in str(error)
 
 
-def test_who_comes_late_learns_of_the_error_too(addresses, attempt, linger):
+def test_late_workers_receive_the_error(addresses, attempt, linger):
     linger(FAR)
-    places = addresses(4)
-    hub = attempt(places[:3], 0)
-    attempt([*places[:2], places[3]], 1).failed()
-    assert "different clusters" in str(attempt(places[:3], 2).failed())
-    assert "different clusters" in str(hub.failed())
+    cluster = addresses(4)
+    coordinator = attempt(cluster[:3], 0)
+    attempt([*cluster[:2], cluster[3]], 1).failed()
+    assert "different clusters" in str(attempt(cluster[:3], 2).failed())
+    assert "different clusters" in str(coordinator.failed())
 
 
-def test_waiting_is_announced(addresses, attempt, monkeypatch, until):
+def test_waiting_is_reported(addresses, attempt, monkeypatch, until):
     monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.2)
     monkeypatch.setattr(wait_messages, "EVERY_SECONDS", 0.2)
-    places = addresses(4)
-    early = attempt(places, 1)
+    cluster = addresses(4)
+    early = attempt(cluster, 1)
     until(lambda: early.lines)
-    unreachable = f"tfdist: worker 1 ({places[1]}) waiting for worker 0 ({places[0]}), which cannot"
-    assert early.lines[0].startswith(unreachable)
+    start = f"tfdist: worker 1 ({cluster[1]}) waiting for worker 0 ({cluster[0]}), which cannot"
+    assert early.lines[0].startswith(start)
     assert early.lines[0].endswith(f"s of {FAR:.0f} s]")
-    hub = attempt(places, 0)
-    missing = f"waiting for 2 of 4 workers: worker 2 ({places[2]}), worker 3 ({places[3]}) ["
-    for one in (hub, early):
+    coordinator = attempt(cluster, 0)
+    missing = f"waiting for 2 of 4 workers: worker 2 ({cluster[2]}), worker 3 ({cluster[3]}) ["
+    for one in (coordinator, early):
         until(lambda one=one: any(missing in line for line in one.lines))
-    group = [hub, early, attempt(places, 2), attempt(places, 3)]
+    group = [coordinator, early, attempt(cluster, 2), attempt(cluster, 3)]
     for one in group:
         one.met()
 
 
 def test_deadline_names_the_missing(addresses, attempt):
-    places = addresses(3)
-    group = [attempt(places, rank, start_timeout=1.0) for rank in (0, 1)]
+    cluster = addresses(3)
+    group = [attempt(cluster, rank, start_timeout=1.0) for rank in (0, 1)]
     for one in group:
         error = one.failed()
         assert isinstance(error, RendezvousError)
-        for part in (f"worker 2 ({places[2]})", "1 s", "TFDIST_START_TIMEOUT"):
+        for part in (f"worker 2 ({cluster[2]})", "1 s", "TFDIST_START_TIMEOUT"):
             assert part in str(error)
-        assert f"worker 1 ({places[1]}), worker 2" not in str(error)
+        assert f"worker 1 ({cluster[1]}), worker 2" not in str(error)
 
 
 def test_deadline_without_rank_0(addresses, attempt, dial):
-    places = addresses(2)
-    error = attempt(places, 1, start_timeout=0.5).failed()
+    cluster = addresses(2)
+    error = attempt(cluster, 1, start_timeout=0.5).failed()
     assert isinstance(error, RendezvousError)
-    assert f"worker 0 ({places[0]}), which cannot be reached (Connection refused)" in str(error)
+    assert f"worker 0 ({cluster[0]}), which cannot be reached (Connection refused)" in str(error)
 
 
 def greet(dial, address, topology, **changes):
@@ -231,62 +231,62 @@ def greet(dial, address, topology, **changes):
 
 
 def test_a_worker_restarted_while_waiting(addresses, attempt, dial, until):
-    places = addresses(3)
-    hub = attempt(places, 0)
-    topology = Topology(hub.topology.workers, 1, "worker", 1)
-    greet(dial, places[0], topology).close()
-    until(lambda: any("went away" in line for line in hub.lines))
-    for one in (hub, attempt(places, 1), attempt(places, 2)):
+    cluster = addresses(3)
+    coordinator = attempt(cluster, 0)
+    topology = Topology(coordinator.topology.workers, 1, "worker", 1)
+    greet(dial, cluster[0], topology).close()
+    until(lambda: any("disconnected" in line for line in coordinator.lines))
+    for one in (coordinator, attempt(cluster, 1), attempt(cluster, 2)):
         one.met()
 
 
-def test_a_worker_that_died_before_the_last_one_came(addresses, attempt, monkeypatch, dial, until):
+def test_a_worker_that_died_before_the_last_arrived(addresses, attempt, monkeypatch, dial, until):
     held = []
 
-    def admit(gathering, *newcomer):
-        held.append(newcomer)
+    def admit(rendezvous, *arrival):
+        held.append(arrival)
         if len(held) >= 2:  # the first two at once: rank 0 sees the end of the first too late
             for one in held:
-                real(gathering, *one)
+                real(rendezvous, *one)
             held[:] = [None]
 
     real = RendezvousServer._admit
     monkeypatch.setattr(RendezvousServer, "_admit", lambda *args: admit(*args))
-    places = addresses(3)
-    hub = attempt(places, 0)
-    topology = Topology(hub.topology.workers, 1, "worker", 1)
-    greet(dial, places[0], topology).close()
-    last = attempt(places, 2)
-    until(lambda: any("went away" in line for line in hub.lines))
+    cluster = addresses(3)
+    coordinator = attempt(cluster, 0)
+    topology = Topology(coordinator.topology.workers, 1, "worker", 1)
+    greet(dial, cluster[0], topology).close()
+    last = attempt(cluster, 2)
+    until(lambda: any("disconnected" in line for line in coordinator.lines))
     monkeypatch.setattr(RendezvousServer, "_admit", real)
-    for one in (hub, last, attempt(places, 1)):
+    for one in (coordinator, last, attempt(cluster, 1)):
         one.met()
 
 
-def test_a_worker_that_dials_again_replaces_itself(addresses, attempt, dial):
-    places = addresses(3)
-    hub = attempt(places, 0)
-    topology = Topology(hub.topology.workers, 1, "worker", 1)
+def test_a_worker_that_reconnects_replaces_itself(addresses, attempt, dial):
+    cluster = addresses(3)
+    coordinator = attempt(cluster, 0)
+    topology = Topology(coordinator.topology.workers, 1, "worker", 1)
     with (
-        greet(dial, places[0], topology, nonce="n"),
-        greet(dial, places[0], topology, nonce="n") as again,
+        greet(dial, cluster[0], topology, nonce="n"),
+        greet(dial, cluster[0], topology, nonce="n") as again,
     ):
-        last = attempt(places, 2)
-        hub.met()
+        last = attempt(cluster, 2)
+        coordinator.met()
         last.met()
         again.settimeout(FAR)
         assert again.recv(4096)
 
 
 def test_rank_0_restarted_while_waiting(addresses, attempt):
-    places = addresses(3)
-    worker = attempt(places, 1)
+    cluster = addresses(3)
+    worker = attempt(cluster, 1)
     topology = Topology(worker.topology.workers, 0, "worker", 0)
     with socket.socket() as first:
         first.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        first.bind(("127.0.0.1", port(places[0])))
+        first.bind(("127.0.0.1", port(cluster[0])))
         first.listen()
         with first.accept()[0] as accepted:
             handshake(accepted, Identity.of(topology), "", time.monotonic() + FAR, first=False)
-    for one in (attempt(places, 0), attempt(places, 2), worker):
+    for one in (attempt(cluster, 0), attempt(cluster, 2), worker):
         one.met()

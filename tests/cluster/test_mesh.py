@@ -1,4 +1,4 @@
-"""Groups of real processes connect: every descriptor leads where it should, and none is left."""
+"""Groups of real processes connect: every descriptor leads to the right rank, and none leaks."""
 
 import pytest
 
@@ -8,7 +8,7 @@ def test_one_host(run, count):
     body = f"""
     members = list(range({count}))
     before = descriptors()
-    mesh = weave(members)
+    mesh = connect_mesh(members)
     check(mesh, members, [0] * {count}) if {count} > 1 else None
     held = len(descriptors()) - len(before)
     mesh.close()
@@ -28,7 +28,7 @@ def test_several_hosts(run, hosts):
     body = f"""
     members = list(range({len(hosts)}))
     before = descriptors()
-    mesh = weave(members)
+    mesh = connect_mesh(members)
     check(mesh, members, {numbers})
     mesh.close()
     report(same=nothing_left(before), lines=lines)
@@ -43,7 +43,7 @@ def test_splits_in_any_order_and_again(run):
     before = descriptors()
     for groups in ([[0, 1], [2, 3]], [[2, 0], [3, 1]], [[3, 2, 0], [1]], [[1, 0], []], [[]]):
         members = next((group for group in groups if rank in group), [])
-        mesh = weave(members, name=str(groups))
+        mesh = connect_mesh(members, name=str(groups))
         if members and len(members) > 1:
             keys = [hosts[member] for member in members]
             check(mesh, members, [list(dict.fromkeys(keys)).index(key) for key in keys])
@@ -60,15 +60,15 @@ def test_splits_in_any_order_and_again(run):
         assert found == {"same": True, "lines": []}
 
 
-def test_several_meshes_at_a_time_beside_a_listener_on_the_own_port(run):
+def test_several_meshes_while_the_port_is_taken(run):
     body = """
-    meshes = [weave([0, 1])]
+    meshes = [connect_mesh([0, 1])]
     port = int(session.topology.me.address.rpartition(":")[2])
     with socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True):
-        meshes.append(weave([0, 1]))
+        meshes.append(connect_mesh([0, 1]))
         for mesh in meshes:
             check(mesh, [0, 1], [0, 1])
-    meshes.append(weave([0, 1]))
+    meshes.append(connect_mesh([0, 1]))
     meshes[0].close()
     for mesh in meshes[1:]:
         check(mesh, [0, 1], [0, 1])
@@ -81,9 +81,9 @@ def test_several_meshes_at_a_time_beside_a_listener_on_the_own_port(run):
     assert run(2, body, hosts="ab") == [{"own": True}] * 2
 
 
-def test_who_took_the_descriptors_keeps_them(run):
+def test_descriptors_that_were_handed_over_stay_open(run):
     body = """
-    mesh = weave([0, 1])
+    mesh = connect_mesh([0, 1])
     mesh.hand_over()
     mesh.close()
     check(mesh, [0, 1], [0, 1])
@@ -97,9 +97,9 @@ def test_who_took_the_descriptors_keeps_them(run):
     assert run(2, body, hosts="ab") == [{"ok": True}] * 2
 
 
-def test_a_forked_child_holds_nothing(run):
+def test_a_forked_child_inherits_nothing(run):
     body = """
-    mesh = weave([0, 1])
+    mesh = connect_mesh([0, 1])
     if rank == 1:
         child = os.fork()
         if child == 0:
@@ -113,11 +113,11 @@ def test_a_forked_child_holds_nothing(run):
     assert run(2, body) == [{"left": 0}] * 2
 
 
-def test_memory_that_is_full_is_said_once_and_mended_by_tcp(run):
+def test_full_memory_is_reported_once_and_replaced_by_tcp(run):
     body = """
     size = (lambda ranks: 1 << 50) if options.host == "a" else (lambda ranks: 4096 * ranks)
     before = descriptors()
-    mesh = weave([0, 1, 2, 3], size=size)
+    mesh = connect_mesh([0, 1, 2, 3], size=size)
     hosts = [0, 1, 2, 2]
     check(mesh, [0, 1, 2, 3], hosts)
     mesh.close()
@@ -127,15 +127,15 @@ def test_memory_that_is_full_is_said_once_and_mended_by_tcp(run):
     assert [one["same"] for one in found] == [True] * 4
     assert [len(one["lines"]) for one in found] == [1, 0, 0, 0]
     (line,) = found[0]["lines"]
-    for part in ("2 workers on this machine", "/dev/shm", "slower TCP", "--shm-size"):
+    for part in ("2 workers on this host", "/dev/shm", "slower TCP", "--shm-size"):
         assert part in line
 
 
 def test_no_memory_at_all(run):
     body = """
-    from tfdist.cluster import segment
-    segment.MEMORY = "/nowhere"
-    mesh = weave([0, 1])
+    from tfdist.cluster.mesh import shm_segment
+    shm_segment.MEMORY = "/nowhere"
+    mesh = connect_mesh([0, 1])
     check(mesh, [0, 1], [0, 1])
     report(lines=lines)
     """

@@ -1,29 +1,30 @@
-"""What keeps a group from being connected is told to all, leaves nothing, and can be mended."""
+"""A failure to connect a group is reported on all ranks, leaks nothing, and is recoverable."""
 
 import pytest
 
 from tests.tiers import exhaustive, some
 
 ATTEMPT = """
-from tfdist.cluster import dialler, segment, sharing
+from tfdist.cluster.mesh import full_mesh, shared_memory
+from tfdist.cluster.rendezvous import connector
 from tfdist.errors import ClusterError, PeerLostError
 
 def attempt(*args, **kwargs):
-    '''One error, and whether it left anything.'''
+    '''The error, and whether anything leaked.'''
     before = descriptors()
     error = failure(*args, **kwargs)
     return {"error": error, "same": nothing_left(before)}
 
 def failure(*args, **kwargs):
     try:
-        weave(*args, **kwargs)
+        connect_mesh(*args, **kwargs)
     except Exception as caught:
         return f"{type(caught).__name__}: {caught}"
     return ""
 
 def again():
-    '''The session lives: the group can be connected now.'''
-    mesh = weave([0, 1, 2])
+    '''The session still works: the group can be connected now.'''
+    mesh = connect_mesh([0, 1, 2])
     check(mesh, [0, 1, 2], [sorted(set(HOSTS)).index(host) for host in HOSTS])
     mesh.close()
     return True
@@ -35,7 +36,7 @@ def fail(*args, **kwargs):
 
 @pytest.fixture
 def attempts(run):
-    """Runs a body on three ranks, two of them on one host; `found` is told by each."""
+    """Runs a body on three ranks, two of them colocated; returns their common error."""
 
     def start(body, hosts="aab", **environment):
         found = run(3, f"HOSTS = {hosts!r}\n{ATTEMPT}\n{body}", hosts=hosts, **environment)
@@ -47,7 +48,7 @@ def attempts(run):
     return start
 
 
-def test_a_member_that_does_not_come(run):
+def test_a_member_that_does_not_join(run):
     body = f"""{ATTEMPT}
 if rank == 2:
     over = threading.Event()
@@ -61,7 +62,7 @@ else:
     found = run(3, body)[:2]
     for one in found:
         assert one["error"].startswith(
-            "RendezvousError: exchange \"mesh 'test': members\" waited 1"
+            "RendezvousError: exchange \"mesh 'test': members\" timed out after 1"
         )
         assert f"1 of 3 workers: {one['address']}." in one["error"]
         assert "TFDIST_START_TIMEOUT" in one["error"]
@@ -72,39 +73,38 @@ else:
 def test_a_member_that_cannot_be_reached(attempts, who):
     body = f"""
 options = Options(start_timeout=3.0, host=options.host)
-real = dialler.connect
+real = connector.connect
 if rank == {who}:
-    dialler.connect = fail
+    connector.connect = fail
 found = attempt([0, 1, 2], options=options)
-dialler.connect = real
+connector.connect = real
 report(**found, again=again())
 """
     error = attempts(body)
-    assert error.startswith("RendezvousError: mesh 'test' is not complete after 3 s: worker")
+    assert error.startswith("RendezvousError: mesh 'test' is incomplete after 3 s: worker")
     assert f"worker {who} (127.0.0.1:" in error
-    assert ") does not reach worker 0 (127.0.0.1:" in error
+    assert ") cannot reach worker 0 (127.0.0.1:" in error
     assert "(Connection timed out)" in error
-    assert ("does not reach worker 1" in error) == (who == 2)
+    assert ("cannot reach worker 1" in error) == (who == 2)
     assert "TFDIST_START_TIMEOUT" in error and "firewalls" in error
 
 
 @exhaustive
-def test_a_member_that_nobody_can_talk_to(attempts):
-    """It refuses all that come: what is said names it."""
+def test_a_member_that_rejects_everyone(attempts):
+    """The error names it."""
     body = """
-from tfdist.cluster import weaving
-real = weaving.FullMeshConnector._screen
-def refuse(self, hello):
-    raise weaving.WireError("no")
+real = full_mesh.FullMeshConnector._screen
+def reject(self, hello):
+    raise full_mesh.WireError("no")
 if rank == 1:
-    weaving.FullMeshConnector._screen = refuse
+    full_mesh.FullMeshConnector._screen = reject
 found = attempt([0, 1, 2], options=Options(start_timeout=3.0, host=options.host))
-weaving.FullMeshConnector._screen = real
+full_mesh.FullMeshConnector._screen = real
 report(**found, again=again())
 """
     error = attempts(body)
     assert "worker 2 (127.0.0.1:" in error
-    assert ") does not reach worker 1 (127.0.0.1:" in error
+    assert ") cannot reach worker 1 (127.0.0.1:" in error
     assert "(connection closed)" in error or "(Connection reset by peer)" in error
     assert "reach worker 0" not in error
 
@@ -112,17 +112,17 @@ report(**found, again=again())
 def test_a_member_that_cannot_listen(attempts):
     body = """
 real = mesh_module.listen_near
-def refuse(address, name):
-    raise ClusterError(f"{name}: no port is left. Mend it.")
+def fail_to_listen(address, name):
+    raise ClusterError(f"{name}: no port is left. Fix it.")
 if rank == 2:
-    mesh_module.listen_near = refuse
+    mesh_module.listen_near = fail_to_listen
 found = attempt([0, 1, 2])
 mesh_module.listen_near = real
 report(**found, again=again())
 """
     error = attempts(body)
     assert error.startswith("ClusterError: worker 2 (127.0.0.1:")
-    assert error.endswith("no port is left. Mend it.")
+    assert error.endswith("no port is left. Fix it.")
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ report(**found, again=again())
         (
             "raise FileNotFoundError(2, 'No such file or directory')",
             "ClusterError",
-            ["worker 1 (", "memory that worker 0 (", "No such file or directory", "TFDIST_HOST"],
+            ["worker 1 (", "memory of worker 0 (", "No such file or directory", "TFDIST_HOST"],
         ),
         ("raise RuntimeError('on fire')", "RendezvousError", ["worker 1 (", "on fire"]),
         ("raise MemoryError()", "RendezvousError", ["worker 1 (", "MemoryError"]),
@@ -139,14 +139,14 @@ report(**found, again=again())
 )
 def test_a_member_that_cannot_open_the_memory(attempts, failure, kind, parts):
     body = f"""
-real = sharing.open_segment
-def refuse(name, size):
+real = shared_memory.open_segment
+def fail_to_open(name, size):
     {failure}
 if rank == 1:
-    sharing.open_segment = refuse
+    shared_memory.open_segment = fail_to_open
 found = attempt([0, 1, 2])
 assert not files()
-sharing.open_segment = real
+shared_memory.open_segment = real
 report(**found, again=again())
 """
     error = attempts(body)
@@ -158,12 +158,12 @@ report(**found, again=again())
 @pytest.mark.parametrize(
     ("size", "parts"),
     [
-        ("lambda ranks: 4096 + rank", ["worker 1 (", "4096 bytes here and not 4097"]),
-        ("lambda ranks: 0", ["worker 0 (", "segment_bytes must return one byte or more"]),
+        ("lambda ranks: 4096 + rank", ["worker 1 (", "4096 bytes here instead of 4097"]),
+        ("lambda ranks: 0", ["worker 0 (", "segment_bytes must return a size >= 1"]),
         ("lambda ranks: 1 // rank", ["worker 0 (", "ZeroDivisionError"]),
     ],
 )
-def test_sizes_of_memory(attempts, size, parts):
+def test_invalid_segment_sizes(attempts, size, parts):
     error = attempts(f"report(**attempt([0, 1, 2], size={size}), again=again())")
     for part in parts:
         assert part in error
@@ -172,22 +172,22 @@ def test_sizes_of_memory(attempts, size, parts):
 @pytest.mark.parametrize(
     ("members", "kind", "parts"),
     [
-        ("[0, 1, 2] if rank else [0, 1]", "ProgramMismatch", ["names the members [0, 1]", "same"]),
+        ("[0, 1, 2] if rank else [0, 1]", "ProgramMismatch", ["passed the members [0, 1]", "same"]),
         ("[0, 1, 2] if rank else [2, 1, 0]", "ProgramMismatch", ["[2, 1, 0]", "[0, 1, 2]"]),
         ("[0, 1, 2] if rank else []", "ProgramMismatch", ["worker 1 (", "worker 0 (", "[]"]),
-        ("[0, 1]", "ClusterError", ["worker 2 (", "own rank 2", "[0, 1]"]),
+        ("[0, 1]", "ClusterError", ["worker 2 (", "process's rank 2", "[0, 1]"]),
         ("[0, 1, 2, 3]", "ClusterError", ["worker 0 (", "from 0 to 2", "[0, 1, 2, 3]"]),
-        ("[0, 1, 2, 2]", "ClusterError", ["worker 0 (", "different ranks"]),
+        ("[0, 1, 2, 2]", "ClusterError", ["worker 0 (", "distinct ranks"]),
     ],
 )
-def test_members_that_do_not_fit(attempts, members, kind, parts):
+def test_invalid_members(attempts, members, kind, parts):
     error = attempts(f"report(**attempt({members}), again=again())")
     assert error.startswith(kind)
     for part in ["mesh 'test'", *parts]:
         assert part in error
 
 
-def test_who_is_in_no_group_learns_of_it_too(attempts):
+def test_a_process_in_no_group_raises_the_same_error(attempts):
     body = """
 if rank == 1:
     mesh_module.host_key = fail
@@ -215,10 +215,11 @@ def test_different_names(run):
         assert one["error"].startswith("ProgramMismatchError") and one["same"]
 
 
-@pytest.mark.parametrize("where", ["weaving.FullMeshConnector.start", "sharing.open_segment"])
+@pytest.mark.parametrize(
+    "where", ["full_mesh.FullMeshConnector.start", "shared_memory.open_segment"]
+)
 def test_a_member_that_dies(run, where):
     body = f"""{ATTEMPT}
-from tfdist.cluster import weaving
 def die(*args):
     os.kill(os.getpid(), 9)
 if rank == 1:
@@ -233,7 +234,7 @@ report(error=error, worker=str(session.topology.workers[1]), left=files())
 
 
 @exhaustive
-def test_descriptors_that_are_used_up(attempts):
+def test_too_few_descriptors(attempts):
     body = """
 import resource
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -250,20 +251,19 @@ report(**found, again=again())
 def test_control_c(run):
     body = f"""{ATTEMPT}
 import signal
-from tfdist.cluster import weaving
 if rank == 1:
     def interrupt(*args):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
-    wait = weaving.FullMeshConnector.wait
+    wait = full_mesh.FullMeshConnector.wait
     def interrupted(self, seconds):
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         wait(self, options.start_timeout)
-    weaving.FullMeshConnector.wait = interrupted
-    dialler.connect = fail
+    full_mesh.FullMeshConnector.wait = interrupted
+    connector.connect = fail
 before = descriptors()
 try:
-    weave([0, 1])
+    connect_mesh([0, 1])
 except KeyboardInterrupt:
     tell("REPORT", json.dumps(dict(interrupted=True, same=nothing_left(before))))
     os._exit(0)

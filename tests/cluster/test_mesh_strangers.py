@@ -1,4 +1,4 @@
-"""Strangers who come to a member while a group is connected do not hold it up."""
+"""Strangers that connect to a member do not delay the connection of a group."""
 
 import socket
 import struct
@@ -16,21 +16,21 @@ from tfdist.cluster.net.framing import encode
 from tfdist.cluster.spec.topology import Worker
 
 BODY = """
-from tfdist.cluster import reception
-reception.HELLO_SECONDS = float(os.environ["HELLO_SECONDS"])
+from tfdist.cluster.rendezvous import acceptor
+acceptor.HELLO_SECONDS = float(os.environ["HELLO_SECONDS"])
 before = descriptors()
 go = Path(os.environ["GO"])
 if rank == 0:
     go.with_name("met").touch()
 if rank == 1:
-    from tfdist.cluster import dialler
-    connect_now = dialler.connect
+    from tfdist.cluster.rendezvous import connector
+    connect_now = connector.connect
     def connect_then(*args):
         while not go.exists():
             time.sleep(0.01)
         return connect_now(*args)
-    dialler.connect = connect_then
-mesh = weave([0, 1])
+    connector.connect = connect_then
+mesh = connect_mesh([0, 1])
 check(mesh, [0, 1], [0, 1])
 mesh.close()
 report(same=nothing_left(before), lines=lines)
@@ -38,7 +38,7 @@ report(same=nothing_left(before), lines=lines)
 
 
 class Stranger(threading.Thread):
-    """Something that dials rank 0 and does what a function says, until it is dropped."""
+    """Dials rank 0 and runs a function on the connection, until it is dropped."""
 
     def __init__(self, sock, act):
         super().__init__(daemon=True)
@@ -85,29 +85,29 @@ def shake(sock, secret, purpose):
 
 
 ACTS = {
-    "no tfdist worker": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"),
+    "not a tfdist worker": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"),
     "are allowed": lambda sock: sock.sendall(MAGIC + b"\xff" * 8),
     "no hello": lambda sock: sock.sendall(MAGIC + encode({"kind": "hello"})),
     "connection closed": lambda sock: sock.shutdown(socket.SHUT_WR),
-    "does not hold the secret": other_secret,
-    "which is not awaited here": another_purpose,
+    "does not have the secret": other_secret,
+    "which is not expected here": another_purpose,
     "'join', which is not": a_late_worker,
 }
 
 
 @pytest.fixture
 def visited(run, dial, until, tmp_path):
-    """A group of two of which rank 0 is visited by strangers first.
+    """A group of two, with strangers that connect to rank 0 first.
 
-    Rank 1 comes when they have done `what`; they are listened to for so many `seconds`.
+    Rank 1 connects after `what` returns; each handshake may take `seconds`.
     """
 
     def start(acts, what=lambda strangers: None, seconds=FAR):
-        def outside(places):
-            """Comes once rank 0 awaits the others again, at the address where they met."""
+        def outside(cluster):
+            """Connects once rank 0 listens again, at the address of the rendezvous."""
             until(lambda: (tmp_path / "met").exists())
-            WORKERS[:] = [Worker("worker", n, place) for n, place in enumerate(places)]
-            strangers.extend(Stranger(dial(places[0]), act) for act in acts)
+            WORKERS[:] = [Worker("worker", n, address) for n, address in enumerate(cluster)]
+            strangers.extend(Stranger(dial(cluster[0]), act) for act in acts)
             what(strangers)
             (tmp_path / "go").touch()
 
@@ -129,7 +129,7 @@ def ended(strangers):
         stranger.join()
 
 
-def test_strangers_who_come_first(visited):
+def test_strangers_that_connect_first(visited):
     found, strangers = visited(list(ACTS.values()), ended)
     for one in found:
         assert one["same"], found
@@ -140,7 +140,7 @@ def test_strangers_who_come_first(visited):
     assert not any("wrong" in line or "right" in line for line in found[0]["lines"])
 
 
-def test_silent_and_slow_ones_are_left_behind(visited):
+def test_silent_and_slow_strangers_are_not_waited_for(visited):
     found, _ = visited([slow, slow, lambda sock: None, lambda sock: sock.sendall(MAGIC[:4])] * 3)
     for one in found:
         assert one["same"], found
@@ -148,7 +148,7 @@ def test_silent_and_slow_ones_are_left_behind(visited):
 
 @exhaustive
 def test_very_many(visited):
-    """More than are listened to at once."""
+    """More than are accepted at once."""
     found, _ = visited([lambda sock: None] * 300, seconds=2.0)
     for one in found:
         assert one["same"], found

@@ -50,16 +50,16 @@ def test_a_reservation_without_reuse_does():
 def test_accepted_connections_do_not_keep_others_from_listening():
     sock, port = bound()
     sock.listen()
-    dialled = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
-    accepted = [sock.accept()[0] for _ in dialled]
+    dialed = [socket.create_connection(("127.0.0.1", port)) for _ in range(2)]
+    accepted = [sock.accept()[0] for _ in dialed]
     assert not any(can_listen(where, port) for where in WILDCARDS[:2])  # while it listens
     sock.close()
     accepted.pop().close()  # leaves TIME_WAIT on the port
-    dialled.pop().close()
+    dialed.pop().close()
     assert all(can_listen(where, port) for where in ALL)
-    dialled[0].sendall(b"on")
+    dialed[0].sendall(b"on")
     assert accepted[0].recv(2) == b"on"
-    for one in (*dialled, *accepted):
+    for one in (*dialed, *accepted):
         one.close()
 
 
@@ -67,8 +67,8 @@ def test_accepted_connections_do_not_keep_others_from_listening():
 def test_an_outgoing_connection_from_the_port_needs_reuse(reuse):
     sock, port = bound()
     sock.listen()
-    with sock, socket.socket() as dialler:
-        dialler.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
-        dialler.connect(("127.0.0.1", port))
-        ours = dialler.getsockname()[1]
+    with sock, socket.socket() as dialer:
+        dialer.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, reuse)
+        dialer.connect(("127.0.0.1", port))
+        ours = dialer.getsockname()[1]
         assert can_listen(("AF_INET6", "::", 0), ours) == bool(reuse)

@@ -1,4 +1,4 @@
-"""What only real processes can show: signals, deaths and exits."""
+"""What requires real processes: signals, deaths and exits."""
 
 import signal
 import sys
@@ -25,11 +25,11 @@ except Exception as error:
 @pytest.mark.parametrize(
     ("number", "where"), rotating([signal.SIGTERM, signal.SIGINT], [(0, 1), (1, 0), (1, 2)])
 )
-def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, where, number):
+def test_signals_are_handled_while_waiting_for_the_others(addresses, spawn, where, number):
     rank, other = where
-    places = addresses(3)
-    process = spawn(places, rank, "", SAY_EVERY="0")
-    spawn(places, other, "")
+    cluster = addresses(3)
+    process = spawn(cluster, rank, "", SAY_EVERY="0")
+    spawn(cluster, other, "")
     process.until("cannot be reached" if other == 2 else "waiting for 1 of 3 workers")
     process.send_signal(number)
     output = process.rest()
@@ -38,7 +38,7 @@ def test_signals_are_obeyed_while_the_others_are_awaited(addresses, spawn, where
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_are_obeyed_in_an_exchange(job, number):
+def test_signals_are_handled_in_an_exchange(job, number):
     body = "if rank == 1: stay()\ntell('waiting')\nsession.exchange('a', b'')"
     process = job(2, body)[0]
     process.until("waiting")
@@ -59,7 +59,7 @@ def test_a_killed_worker_is_noticed_by_all(job, victim):
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_the_callback_runs_while_the_program_does_something_else(job, victim):
+def test_the_callback_runs_while_the_program_is_busy(job, victim):
     group = job(3, REPORT + "tell('waiting')\nstay()")
     for process in group:
         process.until("waiting")
@@ -86,7 +86,7 @@ if rank != 1: left.wait()
 
 
 @pytest.mark.parametrize("victim", [0, 1])
-def test_an_uncaught_exception_is_told(job, victim):
+def test_an_uncaught_exception_is_reported(job, victim):
     body = f"{REPORT}\nif rank == {victim}: raise ValueError('bad\\nshape')\nstay()"
     group = job(3, body)
     for rank in range(3):
@@ -97,7 +97,7 @@ def test_an_uncaught_exception_is_told(job, victim):
     assert "Traceback" in group[victim].rest()
 
 
-def test_the_first_cause_is_the_one_told(job):
+def test_the_first_cause_is_reported(job):
     body = """
     if rank == 1:
         raise ValueError("the cause")
@@ -109,7 +109,7 @@ def test_the_first_cause_is_the_one_told(job):
         assert rank == 1 or "PeerLostError: rank 1, worker 1 (" in output
 
 
-def test_a_mismatch_is_told_on_every_rank(job):
+def test_a_mismatch_is_reported_on_every_rank(job):
     body = "session.exchange('a' if rank < 2 else 'b', b'')"
     for process in job(3, body):
         output = process.rest()
@@ -119,7 +119,7 @@ def test_a_mismatch_is_told_on_every_rank(job):
 
 @exhaustive
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs SIGSTOP")
-def test_a_stopped_worker_is_lost_and_learns_it(job):
+def test_a_suspended_worker_is_lost_and_learns_of_it(job):
     body = f"ABSENT = 1{WAIT}stay()"
     group = job(3, REPORT + body, TFDIST_HEARTBEAT_TIMEOUT="5")
     for process in group:
@@ -133,10 +133,10 @@ def test_a_stopped_worker_is_lost_and_learns_it(job):
     assert "no sign of life for 5 s" in group[1].until("LOST")
 
 
-def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
+def test_a_forked_child_neither_sends_nor_keeps_connections_open(job):
     body = """
     if rank == 1:
-        lock = session._role._links._links[0].lock
+        lock = session._role._connections._by_rank[0].lock
         lock.acquire()  # as if another thread were sending
         if os.fork():
             lock.release()
@@ -158,9 +158,9 @@ def test_a_forked_child_neither_speaks_nor_keeps_connections_open(job):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_second_rank_0_names_the_first(addresses, spawn):
-    places = addresses(2)
-    first = spawn(places, 0, "", SAY_EVERY="0")
+    cluster = addresses(2)
+    first = spawn(cluster, 0, "", SAY_EVERY="0")
     first.until("waiting for")
-    output = spawn(places, 0, "").rest()
-    assert f"worker 0 ({places[0]}): port" in output
+    output = spawn(cluster, 0, "").rest()
+    assert f"worker 0 ({cluster[0]}): port" in output
     assert f"in use by process {first.pid} (" in output

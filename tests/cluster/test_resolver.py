@@ -67,7 +67,7 @@ def test_task_unknown(task, name):
         ({"worker": ["a:1"]}, ("worker", 1), ["cluster_resolver.task_id must be below 1"]),
         ({"worker": ["a:1"]}, ("boss", 0), ["cluster_resolver.task_type must be one of"]),
         ({"worker": ["a:1"], "ps": ["p:1"]}, ("worker", 0), ["parameter servers"]),
-        ({"worker": {0: "a:1", 2: "b:1"}}, ("worker", 0), ["without a gap"]),
+        ({"worker": {0: "a:1", 2: "b:1"}}, ("worker", 0), ["without gaps"]),
     ],
 )
 def test_mistake(jobs, task, parts):

@@ -1,4 +1,4 @@
-"""Only who holds the job's secret takes part; who does not learns what to do."""
+"""Only processes with the job's secret can join; the others get a helpful error."""
 
 import dataclasses
 import json
@@ -20,7 +20,7 @@ from tfdist.errors import ClusterError
 
 WORKERS = (Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1"))
 LISTENER = Identity.of(Topology(WORKERS, 0, "worker", 0))
-DIALLER = Identity.of(Topology(WORKERS, 1, "worker", 1))
+DIALER = Identity.of(Topology(WORKERS, 1, "worker", 1))
 
 
 @pytest.fixture
@@ -34,12 +34,12 @@ def pair():
 
 
 @pytest.fixture
-def shake(pair, together):
+def shake(pair, in_parallel):
     """Both ends of a handshake, each with its secret; returns what each got or raised."""
 
-    def both(one, two, admit=None, dialler=DIALLER):
+    def both(one, two, admit=None, dialer=DIALER):
         deadline = time.monotonic() + FAR
-        secrets, mine = (one, two), (dialler, LISTENER)
+        secrets, mine = (one, two), (dialer, LISTENER)
 
         def end(n):
             extra = {"admit": admit} if n == 1 else {}
@@ -49,7 +49,7 @@ def shake(pair, together):
                 pair[n].shutdown(socket.SHUT_RDWR)
                 raise
 
-        return together(end, [0, 1])
+        return in_parallel(end, [0, 1])
 
     return both
 
@@ -58,47 +58,47 @@ def shake(pair, together):
     "secret", ["", "s", "ü" * 1000, "\udcff", pytest.param(new_secret(), id="new")]
 )
 def test_the_same_secret(shake, secret):
-    assert shake(secret, secret) == [LISTENER, DIALLER]
+    assert shake(secret, secret) == [LISTENER, DIALER]
 
 
 @pytest.mark.parametrize(
     ("one", "two"), [("", "s"), ("s", ""), ("s", "t"), ("s", "s "), ("a", "á")]
 )
 def test_another_secret(shake, one, two):
-    dialled, listened = shake(one, two)
-    assert isinstance(dialled, ClusterError)
-    where = f"{LISTENER} refused {DIALLER}: the two do not hold the same secret"
+    dialed, listened = shake(one, two)
+    assert isinstance(dialed, ClusterError)
+    where = f"{LISTENER} refused {DIALER}: their secrets differ"
     set_here = "(one is set here)" if one else "(none is set here)"
-    assert str(dialled) == f"{where} {set_here}. Set the same TFDIST_SECRET on all workers."
+    assert str(dialed) == f"{where} {set_here}. Set the same TFDIST_SECRET on all workers."
     assert isinstance(listened, WireError)
-    assert f"it says that it is {DIALLER}, and does not hold the secret" in str(listened)
+    assert f"it claims to be {DIALER}, but does not have the secret" in str(listened)
     assert "set the same TFDIST_SECRET" in str(listened)
 
 
-def test_nobody_is_told_that_it_is_accepted_before_it_is(shake):
+def test_a_dialer_is_accepted_only_after_admit(shake):
     def admit(hello):
-        assert hello == DIALLER
+        assert hello == DIALER
         raise WireError("it does not fit")
 
-    dialled, listened = shake("s", "s", admit)
-    assert isinstance(dialled, OSError)
+    dialed, listened = shake("s", "s", admit)
+    assert isinstance(dialed, OSError)
     assert str(listened) == "it does not fit"
 
 
-def test_only_the_proven_are_looked_at(shake):
+def test_only_authenticated_peers_reach_admit(shake):
     seen = []
     shake("t", "s", seen.append)
     assert seen == []
 
 
 def test_another_protocol(shake):
-    dialled, listened = shake("s", "s", dialler=dataclasses.replace(DIALLER, protocol=99))
-    assert isinstance(dialled, ClusterError)
-    assert "different protocols" in str(dialled)
+    dialed, listened = shake("s", "s", dialer=dataclasses.replace(DIALER, protocol=99))
+    assert isinstance(dialed, ClusterError)
+    assert "different protocols" in str(dialed)
     assert isinstance(listened, WireError)
 
 
-def test_proofs_differ_by_everything():
+def test_proofs_depend_on_everything():
     given = ["s", "role", b"one", b"two"]
     proof = prove(*given)
     assert proves(proof, *given)
@@ -116,7 +116,7 @@ def test_proofs_differ_by_everything():
 
 
 class Impostor:
-    """The other end, which holds no secret and plays by its own rules."""
+    """A peer without the secret that deviates from the protocol."""
 
     def __init__(self, sock):
         self.sock = sock
@@ -135,7 +135,7 @@ def hello(mine, challenge):
 
 
 def failing(sock, first, mine):
-    """A handshake that must fail, in a thread; returns how to get its error."""
+    """Runs a handshake that must fail in a thread; returns a function to get its error."""
     errors = []
 
     def run():
@@ -154,10 +154,10 @@ def failing(sock, first, mine):
     return error
 
 
-@pytest.mark.parametrize("mine", [LISTENER, DIALLER])
+@pytest.mark.parametrize("mine", [LISTENER, DIALER])
 def test_reflection_proves_nothing(pair, mine):
-    """The impostor gives back the dialler's own challenge and its own proof."""
-    error = failing(pair[0], True, DIALLER)
+    """The impostor sends back the dialer's challenge and proof."""
+    error = failing(pair[0], True, DIALER)
     impostor = Impostor(pair[1])
     said = impostor.read(magic=True)
     impostor.say({**said, "rank": mine.rank}, magic=True)
@@ -165,21 +165,21 @@ def test_reflection_proves_nothing(pair, mine):
     assert proof["kind"] == "proof"
     impostor.say(proof)
     assert isinstance(error(), WireError)
-    assert "does not hold the secret" in str(error())
+    assert "does not have the secret" in str(error())
 
 
 def test_reflection_at_the_listener_proves_nothing(pair):
     error = failing(pair[0], False, LISTENER)
     impostor = Impostor(pair[1])
-    impostor.say(hello(DIALLER, "0" * 64), magic=True)
+    impostor.say(hello(DIALER, "0" * 64), magic=True)
     said = impostor.read(magic=True)
     impostor.say({"kind": "proof", "proof": said["challenge"]})
     assert impostor.read() == {"kind": "refused"}
     assert isinstance(error(), WireError)
 
 
-def test_a_listener_without_the_secret_gets_no_further(pair):
-    error = failing(pair[0], True, DIALLER)
+def test_a_listener_without_the_secret_is_rejected(pair):
+    error = failing(pair[0], True, DIALER)
     impostor = Impostor(pair[1])
     impostor.read(magic=True)
     impostor.say(hello(LISTENER, "0" * 64), magic=True)
@@ -188,7 +188,7 @@ def test_a_listener_without_the_secret_gets_no_further(pair):
     assert isinstance(error(), WireError)
 
 
-def test_a_recorded_conversation_cannot_be_played_again(together):
+def test_a_recorded_conversation_cannot_be_replayed(in_parallel):
     deadline = time.monotonic() + FAR
     recorded = []
 
@@ -202,17 +202,17 @@ def test_a_recorded_conversation_cannot_be_played_again(together):
     recorders = [threading.Thread(target=record, args=way, daemon=True) for way in ways]
     for recorder in recorders:
         recorder.start()
-    both = together(
-        lambda n: handshake(ends[n][0], (DIALLER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
+    both = in_parallel(
+        lambda n: handshake(ends[n][0], (DIALER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
     )
-    assert both == [LISTENER, DIALLER]
+    assert both == [LISTENER, DIALER]
     words = b"".join(data for source, data in recorded if source is ends[0][1])
     one, two = socket.socketpair()
     with one, two:
         error = failing(one, False, LISTENER)
         two.sendall(words)
         assert isinstance(error(), WireError)
-        assert "does not hold the secret" in str(error())
+        assert "does not have the secret" in str(error())
     for near, _ in ends:
         near.shutdown(socket.SHUT_WR)  # the end of what a recorder reads
     for recorder in recorders:
@@ -224,8 +224,8 @@ def test_a_recorded_conversation_cannot_be_played_again(together):
 
 @pytest.mark.parametrize("change", [{"rank": 7}, {"purpose": "other"}, {"pid": 1}])
 @pytest.mark.parametrize("changed", [0, 1])
-def test_a_hello_that_was_changed_on_the_way_proves_nothing(together, change, changed):
-    """Somebody between the two passes everything on but one word of one hello."""
+def test_a_modified_hello_is_rejected(in_parallel, change, changed):
+    """A man in the middle modifies one field of one hello."""
     ends = [socket.socketpair() for _ in range(2)]
     for pair in ends:
         for end in pair:
@@ -244,51 +244,51 @@ def test_a_hello_that_was_changed_on_the_way_proves_nothing(together, change, ch
     middle = threading.Thread(target=between, daemon=True)
     middle.start()
     deadline = time.monotonic() + FAR
-    dialled, listened = together(
-        lambda n: handshake(ends[n][0], (DIALLER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
+    dialed, listened = in_parallel(
+        lambda n: handshake(ends[n][0], (DIALER, LISTENER)[n], "s", deadline, first=n == 0), [0, 1]
     )
     assert isinstance(listened, WireError)
-    assert isinstance(dialled, ClusterError)
+    assert isinstance(dialed, ClusterError)
     middle.join()
     for pair in ends:
         for end in pair:
             end.close()
 
 
-def test_the_job_goes_on_waiting_for_the_right_one(addresses, attempt):
-    places = addresses(3)
-    hub = attempt(places, 0, secret="right")
-    other = attempt(places, 1, secret="right")
-    wrong = attempt(places, 2, secret="wrong")
+def test_the_job_keeps_waiting_for_the_right_worker(addresses, attempt):
+    cluster = addresses(3)
+    coordinator = attempt(cluster, 0, secret="right")
+    other = attempt(cluster, 1, secret="right")
+    wrong = attempt(cluster, 2, secret="wrong")
     error = wrong.failed()
     assert isinstance(error, ClusterError)
-    for part in (f"worker 0 ({places[0]})", f"worker 2 ({places[2]})", "Set the same TFDIST_SEC"):
+    for part in (f"worker 0 ({cluster[0]})", f"worker 2 ({cluster[2]})", "Set the same TFDIST_SEC"):
         assert part in str(error)
-    for one in (attempt(places, 2, secret="right"), hub, other):
+    for one in (attempt(cluster, 2, secret="right"), coordinator, other):
         one.met()
-    (line,) = [line for line in hub.lines if "dropped" in line]
-    assert f"it says that it is worker 2 ({places[2]}), process " in line
+    (line,) = [line for line in coordinator.lines if "dropped" in line]
+    assert f"it claims to be worker 2 ({cluster[2]}), process " in line
     assert "127.0.0.1:" in line
-    shown = " ".join([str(error), *hub.lines])
+    shown = " ".join([str(error), *coordinator.lines])
     assert "wrong" not in shown and "right" not in shown
 
 
-def test_without_the_secret_nobody_ends_the_job(addresses, attempt):
-    """Another cluster, version or rank is news only from one that holds the secret."""
-    places = addresses(3)
-    hub = attempt(places[:2], 0, secret="s")
-    assert "same secret" in str(attempt([places[0], places[2]], 1).failed())
-    for one in (hub, attempt(places[:2], 1, secret="s")):
+def test_processes_without_the_secret_cannot_fail_the_job(addresses, attempt):
+    """A different cluster, version or rank fails the job only if the process has the secret."""
+    cluster = addresses(3)
+    coordinator = attempt(cluster[:2], 0, secret="s")
+    assert "secrets differ" in str(attempt([cluster[0], cluster[2]], 1).failed())
+    for one in (coordinator, attempt(cluster[:2], 1, secret="s")):
         one.met()
 
 
-def test_rank_0_without_the_secret_is_none(addresses, attempt, dial):
-    """An impostor at rank 0's address that accepts everybody."""
-    places = addresses(2)
-    worker = attempt(places, 1, secret="s")
+def test_rank_0_without_the_secret_is_rejected(addresses, attempt, dial):
+    """An impostor at rank 0's address that accepts everyone."""
+    cluster = addresses(2)
+    worker = attempt(cluster, 1, secret="s")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", int(places[0].rpartition(":")[2])))
+        listener.bind(("127.0.0.1", int(cluster[0].rpartition(":")[2])))
         listener.listen()
         sock, _ = listener.accept()
     with sock:
@@ -300,35 +300,36 @@ def test_rank_0_without_the_secret_is_none(addresses, attempt, dial):
         impostor.read()
         impostor.say({"kind": "proof", "proof": "0" * 64})
         impostor.say({"kind": "go"})
-    for one in (attempt(places, 0, secret="s"), worker):
+    for one in (attempt(cluster, 0, secret="s"), worker):
         one.met()
 
 
-def test_a_worker_that_came_for_something_else(addresses, attempt, dial):
-    places = addresses(2)
-    hub = attempt(places, 0, secret="s")
-    hello = Identity.of(Topology(hub.topology.workers, 1, "worker", 1), "something else")
-    with dial(places[0]) as sock, pytest.raises(OSError):
+def test_a_worker_with_another_purpose(addresses, attempt, dial):
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0, secret="s")
+    hello = Identity.of(Topology(coordinator.topology.workers, 1, "worker", 1), "something else")
+    with dial(cluster[0]) as sock, pytest.raises(OSError):
         handshake(sock, hello, "s", time.monotonic() + FAR, first=True)
-    for one in (attempt(places, 1, secret="s"), hub):
+    for one in (attempt(cluster, 1, secret="s"), coordinator):
         one.met()
-    assert len([line for line in hub.lines if "came for 'something else'" in line]) == 1
+    lines = [line for line in coordinator.lines if "connected for 'something else'" in line]
+    assert len(lines) == 1
 
 
 @pytest.mark.parametrize(("rank", "purpose"), [(2, "join"), (0, "something else")])
-def test_a_worker_at_rank_0s_address_that_is_not_there_for_it(addresses, attempt, rank, purpose):
-    places = addresses(3)
-    worker = attempt(places, 1, secret="s")
+def test_another_worker_at_the_address_of_rank_0(addresses, attempt, rank, purpose):
+    cluster = addresses(3)
+    worker = attempt(cluster, 1, secret="s")
     hello = Identity.of(Topology(worker.topology.workers, rank, "worker", rank), purpose)
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", int(places[0].rpartition(":")[2])))
+        listener.bind(("127.0.0.1", int(cluster[0].rpartition(":")[2])))
         listener.listen()
         sock, _ = listener.accept()
         with sock:
             handshake(sock, hello, "s", time.monotonic() + FAR, first=False)
             sock.sendall(encode({"kind": "go"}))
-    for one in (attempt(places, 0, secret="s"), attempt(places, 2, secret="s"), worker):
+    for one in (attempt(cluster, 0, secret="s"), attempt(cluster, 2, secret="s"), worker):
         one.met()
 
 
@@ -337,20 +338,21 @@ def test_a_worker_at_rank_0s_address_that_is_not_there_for_it(addresses, attempt
     [
         b"\x00" * 100,
         MAGIC + struct.pack("!II", 2, 0) + b"{}",
-        MAGIC + encode(hello(DIALLER, "x" * 64)),
-        MAGIC + encode(hello(DIALLER, 3)),
-        MAGIC + encode(hello(DIALLER, "0" * 64)) + encode({"kind": "proof"}),
-        MAGIC + encode(hello(DIALLER, "0" * 64)) + encode({"kind": "proof", "proof": {}}),
-        MAGIC + encode(hello(DIALLER, "0" * 64)) + encode({"kind": "go"}),
-        MAGIC + encode(hello(DIALLER, "0" * 64)) + json.dumps({"proof": 1}).encode() * 9,
+        MAGIC + encode(hello(DIALER, "x" * 64)),
+        MAGIC + encode(hello(DIALER, 3)),
+        MAGIC + encode(hello(DIALER, "0" * 64)) + encode({"kind": "proof"}),
+        MAGIC + encode(hello(DIALER, "0" * 64)) + encode({"kind": "proof", "proof": {}}),
+        MAGIC + encode(hello(DIALER, "0" * 64)) + encode({"kind": "go"}),
+        MAGIC + encode(hello(DIALER, "0" * 64)) + json.dumps({"proof": 1}).encode() * 9,
     ],
 )
 def test_garbage(addresses, attempt, dial, until, words):
-    places = addresses(2)
-    hub = attempt(places, 0, secret="s")
-    with dial(places[0]) as stranger:
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0, secret="s")
+    with dial(cluster[0]) as stranger:
         stranger.sendall(words)
-        until(lambda: hub.lines)
-        attempt(places, 1, secret="s").met()
-        hub.met()
-    assert len([line for line in hub.lines if "dropped a connection from 127." in line]) == 1
+        until(lambda: coordinator.lines)
+        attempt(cluster, 1, secret="s").met()
+        coordinator.met()
+    lines = [line for line in coordinator.lines if "dropped a connection from 127." in line]
+    assert len(lines) == 1

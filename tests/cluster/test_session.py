@@ -1,4 +1,4 @@
-"""What a group that has met can do, with threads as ranks."""
+"""Sessions, with threads as ranks."""
 
 import threading
 import time
@@ -9,7 +9,7 @@ from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist.cluster import Session, Topology
 from tfdist.cluster.net.framing import encode
-from tfdist.cluster.session import session as module
+from tfdist.cluster.session import session as session_module
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError
 from tfdist.options import Options
 
@@ -28,16 +28,16 @@ def messages(errors, kind):
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_exchange(sessions, together, count):
+def test_exchange(sessions, in_parallel, count):
     group = group_of(sessions, count)
     for size in (0, 1, 1000, 3_000_000 // count):
         payloads = [bytes([rank]) * (size + rank) for rank in range(count)]
         tag = f"of {size}"
-        got = together(lambda s, p=payloads, t=tag: s.exchange(t, p[s.rank]), group)
+        got = in_parallel(lambda s, p=payloads, t=tag: s.exchange(t, p[s.rank]), group)
         assert got == [payloads] * count
 
 
-def test_many_exchanges_at_different_paces(sessions, together):
+def test_many_exchanges_at_different_paces(sessions, in_parallel):
     def work(session):
         for step in range(200):
             if step % 50 == session.rank:
@@ -46,68 +46,68 @@ def test_many_exchanges_at_different_paces(sessions, together):
             assert got == [f"{rank}.{step}".encode() for rank in range(3)]
         return True
 
-    assert together(work, sessions(3)) == [True] * 3
+    assert in_parallel(work, sessions(3)) == [True] * 3
 
 
-def test_threads_of_one_rank_take_turns(sessions, together):
+def test_threads_of_one_rank_take_turns(sessions, in_parallel):
     first, second = sessions(2)
-    one = together(lambda n: first.exchange("same", b"0") if n else None, [0])
+    one = in_parallel(lambda n: first.exchange("same", b"0") if n else None, [0])
     assert one == [None]
     calls = [lambda s=s: s.exchange("same", str(s.rank).encode()) for s in (first, second) * 5]
-    assert together(lambda call: call(), calls) == [[b"0", b"1"]] * 10
+    assert in_parallel(lambda call: call(), calls) == [[b"0", b"1"]] * 10
 
 
-def test_exchange_refuses_large_payloads(sessions, monkeypatch):
-    monkeypatch.setattr(module, "MOST_BYTES", 1000)
+def test_exchange_rejects_large_payloads(sessions, monkeypatch):
+    monkeypatch.setattr(session_module, "MAX_BYTES", 1000)
     group = sessions(2)
-    with pytest.raises(ValueError, match=r"500 bytes at most on each of 2 workers\. Received: 501"):
+    with pytest.raises(ValueError, match=r"at most 500 bytes on each of 2 workers\. Received: 501"):
         group[0].exchange("large", b"x" * 501)
 
 
-def test_different_tags(sessions, together):
+def test_different_tags(sessions, in_parallel):
     group = sessions(3)
     tags = ["train", "train", "evaluate"]
-    errors = together(lambda s: s.exchange(tags[s.rank], b""), group)
+    errors = in_parallel(lambda s: s.exchange(tags[s.rank], b""), group)
     (message,) = messages(errors, ProgramMismatchError)
     for part in ("exchange 0", "'train' at worker", "'evaluate' at worker 2", "same script"):
         assert part in message
-    again = together(lambda s: s.exchange("train", b""), group)
+    again = in_parallel(lambda s: s.exchange("train", b""), group)
     assert messages(again, ProgramMismatchError) == {message}
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
-def test_exchange_deadline_names_the_absent(sessions, together, absent):
+def test_exchange_deadline_names_the_absent(sessions, in_parallel, absent):
     group = sessions(3)
     present = [session for session in group if session.rank != absent]
-    errors = together(lambda s: s.exchange("sum", b"", timeout=1.0), present)
+    errors = in_parallel(lambda s: s.exchange("sum", b"", timeout=1.0), present)
     (message,) = messages(errors, RendezvousError)
     worker = group[0].topology.workers[absent]
-    assert f"exchange 'sum' waited 1 s in vain for 1 of 3 workers: {worker}." in message
-    with pytest.raises(RendezvousError, match="'sum' waited"):
+    assert f"exchange 'sum' timed out after 1 s waiting for 1 of 3 workers: {worker}." in message
+    with pytest.raises(RendezvousError, match="'sum' timed out"):
         group[absent].exchange("sum", b"")
 
 
 @pytest.mark.parametrize("leaver", [0, 2])
-def test_goodbye_is_no_loss_but_ends_exchanges(sessions, together, leaver):
+def test_a_goodbye_is_no_loss_but_fails_exchanges(sessions, in_parallel, leaver):
     group = sessions(3)
-    assert together(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
+    assert in_parallel(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
     lost = []
     stay = [session for session in group if session.rank != leaver]
     for session in stay:
         session.on_peer_lost(lost.append)
     group[leaver].close()
-    errors = together(lambda s: s.exchange("b", b""), stay)
+    errors = in_parallel(lambda s: s.exchange("b", b""), stay)
     (message,) = messages(errors, PeerLostError)
     assert f"rank {leaver}, worker {leaver} (" in message
-    assert "has ended" in message
+    assert "has left the job" in message
     assert lost == []
 
 
-def test_goodbye_while_others_wait(sessions, together):
+def test_goodbye_while_others_wait(sessions, in_parallel):
     group = sessions(3)
     timer = threading.Timer(0.2, group[1].close)
     timer.start()
-    errors = together(lambda s: s.exchange("b", b""), [group[0], group[2]])
+    errors = in_parallel(lambda s: s.exchange("b", b""), [group[0], group[2]])
     (message,) = messages(errors, PeerLostError)
     assert "rank 1, worker 1 (" in message
     timer.join()
@@ -118,7 +118,7 @@ def test_close_does_not_linger_and_works_once(sessions, monkeypatch):
     for session in sessions(3):
         session.close()
         session.close()
-        with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has ended"):
+        with pytest.raises(PeerLostError, match=r"closed its session|rank 0.* has left the job"):
             session.exchange("a", b"")
 
 
@@ -131,12 +131,12 @@ def test_close_from_the_callback(sessions):
 
 
 def cut(session, rank):
-    """Breaks a connection as the death of the process would."""
-    link = session._role._links._links[rank]
-    link.sock.shutdown(2)
+    """Breaks a connection, as if the process had died."""
+    connection = session._role._connections._by_rank[rank]
+    connection.sock.shutdown(2)
 
 
-def test_every_rank_learns_of_a_loss_once(sessions, together):
+def test_every_rank_hears_of_a_loss_once(sessions, in_parallel):
     group = sessions(4)
     heard = [[] for _ in group]
     told = [threading.Event() for _ in group]
@@ -151,12 +151,12 @@ def test_every_rank_learns_of_a_loss_once(sessions, together):
     assert message == f"rank 2, {worker} is lost: connection closed; see its log"
     cut(group[3], 0)
     others = [group[0], group[1]]
-    errors = together(lambda s: s.exchange("a", b""), others)
+    errors = in_parallel(lambda s: s.exchange("a", b""), others)
     assert messages(errors, PeerLostError) == {message}
     assert [len(heard[rank]) for rank in (0, 1)] == [1, 1]
 
 
-def test_a_callback_that_comes_late_or_raises(sessions, capsys):
+def test_callbacks_that_are_late_or_raise(sessions, capsys):
     group = sessions(2)
     told = threading.Event()
     group[0].on_peer_lost(lambda message: 1 / 0)
@@ -176,7 +176,7 @@ def test_silence_is_a_loss(sessions, monkeypatch):
     for session in group:
         session.on_peer_lost(lambda message, rank=session.rank: lines.append((rank, message)))
         session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
-    monkeypatch.setattr(group[1]._role._links, "broadcast", lambda frame: None)
+    monkeypatch.setattr(group[1]._role._connections, "broadcast", lambda frame: None)
     for rank in (0, 1, 2):
         assert told[rank].wait(FAR)
     (message,) = {line for _, line in lines}
@@ -185,32 +185,32 @@ def test_silence_is_a_loss(sessions, monkeypatch):
 
 
 @exhaustive
-def test_signs_of_life_while_nothing_happens(sessions, together):
+def test_heartbeats_of_an_idle_session(sessions, in_parallel):
     group = sessions(3, heartbeat_timeout=4.0)
     time.sleep(7)
-    assert together(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
+    assert in_parallel(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
 
 
 @pytest.mark.parametrize(
     "frame", [b"\xff" * 100, encode({"kind": "dance"}), encode({"kind": "join"})]
 )
-def test_nonsense_is_a_loss(sessions, frame):
+def test_malformed_frames_are_a_loss(sessions, frame):
     group = sessions(2)
     told = threading.Event()
     lines = []
     group[0].on_peer_lost(lambda message: (lines.append(message), told.set()))
-    group[1]._role._links.send(0, frame)
+    group[1]._role._connections.send(0, frame)
     assert told.wait(FAR)
     assert "rank 1, worker 1 (" in lines[0]
-    assert "does not understand" in lines[0]
+    assert "malformed frame" in lines[0]
 
 
-def test_notices(sessions, together):
+def test_notices(sessions, in_parallel):
     group = sessions(3)
     for _ in range(3):
         group[0].notify("saved", "here")
     group[0].notify("other")
-    assert together(lambda s: s.wait_notified("saved", 3), group) == [["here"] * 3] * 3
+    assert in_parallel(lambda s: s.wait_notified("saved", 3), group) == [["here"] * 3] * 3
     group[1].wait_notified("saved", 2, timeout=0)
     with pytest.raises(RendezvousError) as caught:
         group[1].wait_notified("saved", 4, timeout=0.1)
@@ -224,12 +224,12 @@ def test_notices(sessions, together):
         group[1].notify("saved")
 
 
-def test_notices_end_with_rank_0(sessions):
+def test_notices_fail_without_rank_0(sessions):
     group = sessions(2)
     group[0].notify("saved")
     group[0].close()
     group[1].wait_notified("saved", 1)
-    with pytest.raises(PeerLostError, match=r"rank 0, worker 0 \(.*has ended"):
+    with pytest.raises(PeerLostError, match=r"rank 0, worker 0 \(.*has left the job"):
         group[1].wait_notified("saved", 2)
 
 

@@ -1,4 +1,4 @@
-"""Shared memory that a killed process has left is removed by the next that makes some."""
+"""Shared memory left by a killed process is removed when the next segment is created."""
 
 import os
 import signal
@@ -26,24 +26,24 @@ def memory(tmp_path, monkeypatch):
 
 
 def aged(path):
-    """As if it had been there for an hour."""
+    """Makes a file look an hour old."""
     os.utime(path, (time.time() - 3600,) * 2)
     return path
 
 
-def test_what_a_killed_process_has_left():
+def test_files_of_killed_processes_are_removed():
     done = subprocess.run([sys.executable, "-c", DIES], stdout=subprocess.PIPE, text=True)
     assert done.returncode == -signal.SIGKILL
     left = os.path.join(shm_segment.MEMORY, done.stdout.strip())
     assert os.path.exists(left)
-    Segment(4096).unlink()  # it could be another's that is not locked yet
+    Segment(4096).unlink()  # a new file may not be locked yet
     assert os.path.exists(left)
     aged(left)
     Segment(4096).unlink()
     assert not os.path.exists(left)
 
 
-def test_what_is_in_use_stays(memory):
+def test_files_in_use_stay(memory):
     made = Segment(4096)
     aged(memory / made.name)
     Segment(4096).unlink()

@@ -1,4 +1,4 @@
-"""Strangers who come to rank 0's address do not hold up the job."""
+"""Strangers that connect to rank 0 do not delay the job."""
 
 import contextlib
 import socket
@@ -12,26 +12,26 @@ from tfdist.errors import RendezvousError
 def answer(sock):
     try:
         return sock.recv(4096)
-    except ConnectionResetError:  # closed before all of what we sent was read
+    except ConnectionResetError:  # closed before everything sent was read
         return b""
 
 
 def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial, until):
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
-    places = addresses(3)
-    group = [attempt(places, 0), attempt(places, 1)]
-    strangers = [dial(places[0]) for _ in range(5)]
+    cluster = addresses(3)
+    group = [attempt(cluster, 0), attempt(cluster, 1)]
+    strangers = [dial(cluster[0]) for _ in range(5)]
     _silent, web, halting, huge, gone = strangers
     web.sendall(b"GET / HTTP/1.1\r\n\r\n")
     halting.sendall(MAGIC + b"\0\0")
     huge.sendall(MAGIC + b"\xff" * 8)
     gone.close()
     for one in (web, huge):
-        assert answer(one) == b""  # dropped at once, without a word
+        assert answer(one) == b""  # dropped at once, without an answer
     until(lambda: len(group[0].lines) >= 3)  # web, huge and gone
-    group.append(attempt(places, 2))
+    group.append(attempt(cluster, 2))
     for one in group:
-        one.met()  # nobody waited for the silent one
+        one.met()  # the silent one did not delay them
     dropped = [line for line in group[0].lines if "dropped a connection from 127.0.0.1:" in line]
     assert len(dropped) == 3
     for one in strangers:
@@ -40,41 +40,41 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial, un
 
 def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.3)
-    places = addresses(2)
-    hub = attempt(places, 0)
-    with dial(places[0]) as slow:
-        with contextlib.suppress(OSError):  # on a slow machine it is dropped in between
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0)
+    with dial(cluster[0]) as slow:
+        with contextlib.suppress(OSError):  # a slow machine drops it in between
             for byte in MAGIC[:6]:
                 slow.sendall(bytes([byte]))
                 time.sleep(0.03)
         assert answer(slow) == b""
-    attempt(places, 1).met()
-    hub.met()
-    assert any("silent or too slow" in line for line in hub.lines)
+    attempt(cluster, 1).met()
+    coordinator.met()
+    assert any("silent or too slow" in line for line in coordinator.lines)
 
 
-def test_more_strangers_than_are_listened_to_at_once(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._STRANGERS", 0)
+def test_more_strangers_than_are_accepted_at_once(addresses, attempt, monkeypatch, dial):
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 0)
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.5)
-    places = addresses(2)
-    hub = attempt(places, 0)
-    strangers = [dial(places[0]) for _ in range(10)]
-    worker = attempt(places, 1)
-    for one in (hub, worker):
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0)
+    strangers = [dial(cluster[0]) for _ in range(10)]
+    worker = attempt(cluster, 1)
+    for one in (coordinator, worker):
         one.met()
     for one in strangers:
         one.close()
 
 
 def test_something_else_at_rank_0(addresses, attempt):
-    places = addresses(2)
+    cluster = addresses(2)
     with socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        other.bind(("127.0.0.1", int(places[0].rpartition(":")[2])))
+        other.bind(("127.0.0.1", int(cluster[0].rpartition(":")[2])))
         other.listen()
-        worker = attempt(places, 1, start_timeout=1.5)
+        worker = attempt(cluster, 1, start_timeout=1.5)
         with other.accept()[0] as accepted:
             accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
             error = worker.failed()
     assert isinstance(error, RendezvousError)
-    assert f"worker 0 ({places[0]}), which" in str(error)
+    assert f"worker 0 ({cluster[0]}), which" in str(error)

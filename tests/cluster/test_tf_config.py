@@ -1,4 +1,4 @@
-"""TF_CONFIG becomes a topology, and every mistake in it one line that says what to do."""
+"""TF_CONFIG becomes a topology, and every mistake in it a one-line error with a remedy."""
 
 import json
 
@@ -56,7 +56,7 @@ def test_rank_order(cluster, task, rank, order):
 
 
 @pytest.mark.parametrize("listed", [{}, {"evaluator": ["e:1"]}])
-def test_evaluator_stands_outside(listed):
+def test_evaluator_is_not_in_the_group(listed):
     task = {"type": "evaluator", "index": 0}
     topology = from_tf_config(text({"worker": WORKERS, **listed}, task))
     assert topology == Topology(task_type="evaluator", task_index=0)
@@ -106,7 +106,7 @@ MISTAKES = {
     "index a float": (text({"worker": WORKERS}, worker(1.0)), ['["index"]', "integer", "1.0"]),
     "index a bool": (text({"worker": WORKERS}, worker(True)), ['["index"]', "integer", "True"]),
     "index null": (text({"worker": WORKERS}, worker(None)), ['["index"]', "integer", "None"]),
-    "index negative": (text({"worker": WORKERS}, worker(-1)), ['["index"]', "0 or more", "-1"]),
+    "index negative": (text({"worker": WORKERS}, worker(-1)), ['["index"]', ">= 0", "-1"]),
     "index too high": (text({"worker": WORKERS}, worker(3)), ['["index"]', "below 3", ": 3."]),
     "evaluator too high": (
         text({"worker": WORKERS, "evaluator": ["e:1"]}, {"type": "evaluator", "index": 1}),
@@ -118,9 +118,9 @@ MISTAKES = {
     ),
     "job empty": (text({"worker": []}, TASK), ['["cluster"]["worker"] is empty']),
     "job empty dict": (text({"worker": {}}, TASK), ['["cluster"]["worker"] is empty']),
-    "gap": (text({"worker": {"0": "a:1", "2": "c:1"}}, TASK), ["without a gap", "['0', '2']"]),
-    "key no number": (text({"worker": {"zero": "a:1"}}, TASK), ["without a gap", "['zero']"]),
-    "key twice": (text({"worker": {"0": "a:1", "00": "b:1"}}, TASK), ["without a gap"]),
+    "gap": (text({"worker": {"0": "a:1", "2": "c:1"}}, TASK), ["without gaps", "['0', '2']"]),
+    "key no number": (text({"worker": {"zero": "a:1"}}, TASK), ["without gaps", "['zero']"]),
+    "key twice": (text({"worker": {"0": "a:1", "00": "b:1"}}, TASK), ["without gaps"]),
     "address no string": (text({"worker": [5]}, TASK), ['["worker"][0] must be a string', ": 5."]),
     "no port": (text({"worker": ["a:1", "b"]}, TASK), ['["worker"][1] has no port', "'b'"]),
     "port empty": (text({"worker": ["a:"]}, TASK), ["has no port", "'a:'"]),
@@ -129,7 +129,7 @@ MISTAKES = {
     "port too high": (text({"worker": ["a:65536"]}, TASK), ["outside 1 to 65535"]),
     "no host": (text({"worker": [":1"]}, TASK), ["has no host", "':1'"]),
     "scheme": (text({"worker": ["grpc://a:1"]}, TASK), ["scheme", "'grpc://a:1'"]),
-    "space": (text({"worker": ["a :1"]}, TASK), ["white space"]),
+    "space": (text({"worker": ["a :1"]}, TASK), ["whitespace"]),
     "bare ipv6": (text({"worker": ["::1:2222"]}, TASK), ["brackets", "'::1:2222'"]),
     "ipv6 no port": (text({"worker": ["[::1]"]}, TASK), ["has no port", "'[::1]'"]),
     "same address": (
@@ -156,5 +156,5 @@ def test_mistake(name):
     for part in ["TF_CONFIG", "Received: ", *parts]:
         assert part in message
     assert "\n" not in message
-    assert message.endswith(".")  # the remedy, in a sentence of its own
+    assert message.endswith(".")  # the remedy
     assert not message.split("Received: ")[1].endswith("Received: ")

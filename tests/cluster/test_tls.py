@@ -1,4 +1,4 @@
-"""TLS between the workers: who takes part, who is refused, and what each is told."""
+"""TLS between the workers: who can join, who is rejected, and the messages."""
 
 import select
 import socket
@@ -24,7 +24,7 @@ def refusal(**fields):
     return str(raised.value)
 
 
-def test_what_is_loaded():
+def test_load():
     loaded = Tls.load(Options(**files()))
     assert loaded.subject == "commonName=worker"
     assert "2120" in loaded.expires
@@ -32,7 +32,7 @@ def test_what_is_loaded():
 
 
 @pytest.mark.parametrize("field", ["tls_certificate", "tls_key", "tls_ca"])
-def test_a_part_is_not_enough(field):
+def test_all_three_files_are_required(field):
     variable = f"TFDIST_{field.upper()}"
     with pytest.raises(ValueError, match=f"Received: no {variable}. Set all three, or none"):
         Options(**{**files(), field: ""})
@@ -41,7 +41,7 @@ def test_a_part_is_not_enough(field):
 
 
 @pytest.mark.parametrize("field", ["tls_certificate", "tls_key", "tls_ca"])
-def test_a_file_that_is_no_good(field, tmp_path):
+def test_an_invalid_file(field, tmp_path):
     variable = f"TFDIST_{field.upper()}"
     gone = tmp_path / "gone.pem"
     said = refusal(**{**files(), field: str(gone)})
@@ -49,12 +49,12 @@ def test_a_file_that_is_no_good(field, tmp_path):
     for content in (b"", b"words\n", b"\xff\x00", (FOLDER / "make.sh").read_bytes()):
         gone.write_bytes(content)
         said = refusal(**{**files(), field: str(gone)})
-        assert said.startswith(f"{variable}: {gone} holds no ")
+        assert said.startswith(f"{variable}: {gone} contains no ")
     assert refusal(**{**files(), field: str(tmp_path)}).startswith(f"{variable}: {tmp_path} cannot")
 
 
-def test_a_key_that_does_not_fit():
-    assert "is not that of the certificate in" in refusal(**files(key="stranger"))
+def test_an_unusable_key():
+    assert "does not match the certificate in" in refusal(**files(key="stranger"))
     assert "without a passphrase" in refusal(**files(key="locked"))
 
 
@@ -65,44 +65,45 @@ def test_a_key_that_does_not_fit():
         (files(ca="other_ca"), "(unable to get local issuer certificate)"),
     ],
 )
-def test_a_certificate_that_nobody_would_trust(given, reason):
+def test_an_untrusted_certificate(given, reason):
     said = refusal(**given)
     assert said.startswith("TFDIST_TLS_CERTIFICATE: other workers would not trust ")
     assert reason in said
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_session(sessions, together, until, size):
+def test_a_session(sessions, in_parallel, until, size):
     group = sessions(size, secret="s", **files())
     payloads = [bytes([rank]) * 3_000_000 for rank in range(size)]
     for _ in range(3):
-        got = together(lambda s: s.exchange("much", payloads[s.rank]), group)
+        got = in_parallel(lambda s: s.exchange("much", payloads[s.rank]), group)
         assert got == [payloads] * size
     group[0].notify("key", "text")
     assert group[1].wait_notified("key", 1) == ["text"]
-    lost = []
-    group[0].on_peer_left(lost.append)
+    left = []
+    group[0].on_peer_left(left.append)
     group[1].close()
-    until(lambda: lost)
-    assert "has ended" in lost[0]
+    until(lambda: left)
+    assert "has left the job" in left[0]
 
 
-def test_both_ways_at_once(sessions, together):
-    """Notices run while results do; every thread that sends, and the one that reads."""
+def test_both_ways_at_once(sessions, in_parallel):
+    """Notices and results at the same time, with several sending threads."""
     one, two = sessions(2, **files())
     stop = threading.Event()
 
     def notices():
         while not stop.is_set():
             one.notify("n", "x" * 30_000)
-            time.sleep(0.002)  # nothing holds back who posts too much
+            time.sleep(0.002)  # there is no flow control for notices
 
     thread = threading.Thread(target=notices)
     thread.start()
     payload = bytes(200_000)
     try:
         for number in range(30):
-            assert together(lambda s: s.exchange(f"{number}", payload), [one, two])[0][1] == payload  # noqa: B023
+            results = in_parallel(lambda s: s.exchange(f"{number}", payload), [one, two])  # noqa: B023
+            assert results[0][1] == payload
     finally:
         stop.set()
         thread.join()
@@ -110,78 +111,79 @@ def test_both_ways_at_once(sessions, together):
 
 @pytest.mark.parametrize("with_tls", [0, 1])
 def test_one_without(addresses, attempt, with_tls):
-    places = addresses(2)
+    cluster = addresses(2)
     given = [files() if rank == with_tls else {} for rank in (0, 1)]
-    hub = attempt(places, 0, **given[0])
-    error = attempt(places, 1, **given[1]).failed()
+    coordinator = attempt(cluster, 0, **given[0])
+    error = attempt(cluster, 1, **given[1]).failed()
     assert isinstance(error, TlsError)
-    assert f"worker 0 ({places[0]})" in str(error) and f"worker 1 ({places[1]})" in str(error)
-    uses = "it uses TLS, and this worker does not" if with_tls == 0 else "it does not use TLS, and"
+    assert f"worker 0 ({cluster[0]})" in str(error) and f"worker 1 ({cluster[1]})" in str(error)
+    uses = "it uses TLS, but this worker does not" if with_tls == 0 else "it does not use TLS, but"
     assert uses in str(error)
     assert "on all workers, or on none" in str(error)
-    for one in (hub, attempt(places, 1, **given[0])):
+    for one in (coordinator, attempt(cluster, 1, **given[0])):
         one.met()
-    (line,) = [line for line in hub.lines if "dropped" in line]
+    (line,) = [line for line in coordinator.lines if "dropped" in line]
     assert line.startswith("tfdist: dropped a connection from 127.0.0.1:")
     assert "on all workers, or on none" in line
 
 
 @pytest.mark.parametrize(
-    ("rank", "dialled", "listened"),
+    ("rank", "dialed", "listened"),
     [
         (0, "its certificate is not trusted here", "does not accept this worker's certificate"),
         (1, "its certificate is not trusted here", "does not accept this worker's certificate"),
     ],
 )
-def test_another_ca(addresses, attempt, rank, dialled, listened):
-    places = addresses(2)
+def test_another_ca(addresses, attempt, rank, dialed, listened):
+    cluster = addresses(2)
     strange = files("stranger", "other_ca")
     given = [strange if r == rank else files() for r in (0, 1)]
-    hub = attempt(places, 0, **given[0])
-    error = attempt(places, 1, **given[1]).failed()
+    coordinator = attempt(cluster, 0, **given[0])
+    error = attempt(cluster, 1, **given[1]).failed()
     assert isinstance(error, TlsError)
-    assert f"no TLS with worker 0 ({places[0]}): {dialled} (" in str(error)
-    for one in (hub, attempt(places, 1, **given[0])):
+    assert f"no TLS with worker 0 ({cluster[0]}): {dialed} (" in str(error)
+    for one in (coordinator, attempt(cluster, 1, **given[0])):
         one.met()
-    assert any(listened in line for line in hub.lines), hub.lines
+    assert any(listened in line for line in coordinator.lines), coordinator.lines
 
 
 @pytest.mark.parametrize("rank", some([0, 1], always=[1]))
 def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
-    """One that was good when its worker began, by that worker's clock."""
-    monkeypatch.setattr(tls_module, "_seen_by_another", lambda *arguments: ("", ""))
-    places = addresses(2)
-    # Nobody comes to a rank 0 that nobody trusts.
-    hub = attempt(places, 0, **files() if rank else files("expired") | {"start_timeout": 10.0})
-    error = attempt(places, 1, **files("expired" if rank else "worker")).failed()
+    """It was valid when its worker started, by that worker's clock."""
+    monkeypatch.setattr(tls_module, "_check_trusted", lambda *arguments: ("", ""))
+    cluster = addresses(2)
+    # Nobody joins a rank 0 that nobody trusts.
+    given = files() if rank else files("expired") | {"start_timeout": 10.0}
+    coordinator = attempt(cluster, 0, **given)
+    error = attempt(cluster, 1, **files("expired" if rank else "worker")).failed()
     assert isinstance(error, TlsError)
-    assert f"worker 0 ({places[0]})" in str(error)
+    assert f"worker 0 ({cluster[0]})" in str(error)
     assert "certificate has expired" in str(error) or "certificate expired" in str(error)
     if rank:
-        attempt(places, 1, **files()).met()
-        hub.met()
+        attempt(cluster, 1, **files()).met()
+        coordinator.met()
     else:
-        hub.failed()
-    assert any("expired" in line for line in hub.lines), hub.lines
+        coordinator.failed()
+    assert any("expired" in line for line in coordinator.lines), coordinator.lines
 
 
-def test_nobody_waits_for_slow_strangers(addresses, attempt, monkeypatch, dial):
+def test_slow_strangers_do_not_delay_the_job(addresses, attempt, monkeypatch, dial):
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
-    places = addresses(2)
-    hub = attempt(places, 0, secret="s", **files())
-    strangers = [dial(places[0]) for _ in range(4)]
+    cluster = addresses(2)
+    coordinator = attempt(cluster, 0, secret="s", **files())
+    strangers = [dial(cluster[0]) for _ in range(4)]
     _, _, half, garbage = strangers
     strangers[1].sendall(TLS_MAGIC)
     half.sendall(TLS_MAGIC + b"\x16\x03\x01\x02\x00\x01\x00")
     garbage.sendall(TLS_MAGIC + b"GET / HTTP/1.1\r\n\r\n")
-    attempt(places, 1, secret="s", **files()).met()
-    hub.met()
+    attempt(cluster, 1, secret="s", **files()).met()
+    coordinator.met()
     for one in strangers:
         one.close()
 
 
-def test_nothing_is_said_in_the_clear(addresses, attempt, dial):
-    """What passes between rank 1 and something that records all of it on the way to rank 0."""
+def test_nothing_is_sent_in_the_clear(addresses, attempt, dial):
+    """Records the traffic between rank 1 and rank 0."""
     recorded = {}
     for given in ({}, files()):
         chief, worker, between = addresses(3)
@@ -194,11 +196,11 @@ def test_nothing_is_said_in_the_clear(addresses, attempt, dial):
                 target=relay, args=(listener, chief, words, dial), daemon=True
             )
             passing.start()
-            hub = attempt([chief, worker], 0, secret="s", **given)
-            # The two hold different clusters, which rank 0 says: that, too, is a conversation.
+            coordinator = attempt([chief, worker], 0, secret="s", **given)
+            # Their clusters differ, which rank 0 reports: that, too, is a conversation.
             error = attempt([between, worker], 1, secret="s", **given).failed()
             assert "different clusters" in str(error)
-            hub.failed()
+            coordinator.failed()
             passing.join()
     for word in (b"hello", b"fingerprint", b"cluster", b"proof", b"challenge", b"kind"):
         assert word in recorded[False]
@@ -225,11 +227,11 @@ def relay(listener, chief, words, dial):
 
 @pytest.mark.parametrize("hosts", some(["aa", "ab", "aab"], always=["aab"]))
 def test_a_mesh(run, hosts):
-    """The sockets come out in the clear, with nothing left in them."""
+    """The sockets end up in the clear, with nothing left in their buffers."""
     size = len(hosts)
     body = f"""
     before = descriptors()
-    mesh = weave(range({size}))
+    mesh = connect_mesh(range({size}))
     check(mesh, list(range({size})), {[0 if h == "a" else 1 for h in hosts]})
     mesh.close()
     report(same=nothing_left(before), lines=lines)
@@ -239,13 +241,13 @@ def test_a_mesh(run, hosts):
 
 
 def test_a_mesh_with_one_that_lost_its_files(run, tmp_path):
-    """Read anew for each mesh; the same error on all ranks."""
+    """They are read again for each mesh; all ranks raise the same error."""
     body = """
     import dataclasses
     if rank == 1:
         options = dataclasses.replace(options, tls_ca="/gone.pem")
     try:
-        weave([0, 1], options=options)
+        connect_mesh([0, 1], options=options)
     except Exception as error:
         report(error=f"{type(error).__name__}: {error}")
     """

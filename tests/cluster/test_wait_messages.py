@@ -1,4 +1,4 @@
-"""When a waiting worker speaks, and what it says."""
+"""When a waiting worker reports, and what."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_soon_at_first_then_seldom(clock):
+def test_soon_at_first_then_less_often(clock):
     lines = []
     waiting = WaitMessages(worker(0), 300.0, lines.append)
     for second in range(31):
@@ -34,7 +34,7 @@ def test_soon_at_first_then_seldom(clock):
     assert lines == [f"{start} [{second} s of 300 s]" for second in (3, 13, 23)]
 
 
-def test_many_names_are_cut():
+def test_many_names_are_truncated():
     assert named([worker(1), worker(2)]) == "worker 1 (h1:2222), worker 2 (h2:2222)"
     text = named([worker(n) for n in range(20)])
     assert text.endswith("worker 7 (h7:2222) and 12 more")

@@ -167,7 +167,7 @@ def test_codecs_are_settings(name):
     assert CODECS[name](warmup_steps=5).warmup_steps == 5
     with pytest.raises(dataclasses.FrozenInstanceError):
         codec.warmup_steps = 1
-    with pytest.raises(ValueError, match=r"`warmup_steps` is 0 or more\. Received: -1"):
+    with pytest.raises(ValueError, match=r"`warmup_steps` must be >= 0\. Received: -1"):
         CODECS[name](warmup_steps=-1)
 
 

@@ -144,9 +144,9 @@ def test_codecs_are_values(name):
         (lambda: FP16(block=12), "multiple of 8"),
         (lambda: Int8(block=0), "`block`"),
         (lambda: Int8(block=8192), "at most 4096"),
-        (lambda: Int8(block=8.0), "Int8: `block` is of type int. Received: 8.0"),
-        (lambda: Int8(stochastic="no"), "`stochastic` is of type bool. Received: 'no'"),
-        (lambda: Int8(warmup_steps=True), "`warmup_steps` is of type int. Received: True"),
+        (lambda: Int8(block=8.0), "Int8: `block` must be of type int. Received: 8.0"),
+        (lambda: Int8(stochastic="no"), "`stochastic` must be of type bool. Received: 'no'"),
+        (lambda: Int8(warmup_steps=True), "`warmup_steps` must be of type int. Received: True"),
         (lambda: TernGrad(clip=float("nan")), "`clip`"),
     ],
 )

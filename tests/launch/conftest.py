@@ -52,7 +52,7 @@ for name, value in json.loads(sys.argv[1]).items():
 sys.exit(main(["run", *sys.argv[2:]]))
 """
 # It waits for the cause of a failure as long as it takes.
-PATIENT = {"supervisor._PATIENCE": FAR, "supervisor._PATIENCE_FOR_NODE_0": FAR}
+PATIENT = {"supervisor._CAUSE_SECONDS": FAR, "supervisor._HOST_0_SECONDS": FAR}
 
 
 class Job:

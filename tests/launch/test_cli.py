@@ -22,8 +22,8 @@ HEAVY = {"tensorflow", "keras", "numpy", "absl", "matplotlib"}
         ["--version"],
         ["run", "--help"],
         ["doctor", "-h"],
-        ["pipeline", "--stages", "2", "--microbatches", "4"],
-        ["pipeline", "--stages", "2", "--microbatches", "4", "--schedule", "zbv"],
+        ["pipeline", "--ranks", "2", "--microbatches", "4"],
+        ["pipeline", "--ranks", "2", "--microbatches", "4", "--schedule", "zbv"],
     ],
 )
 def test_it_imports_nothing_heavy(arguments, environment):

@@ -19,15 +19,15 @@ from tfdist.launch.commands import doctor
 from tfdist.launch.commands.doctor import (
     CHECKS,
     devices,
-    machine,
+    host,
     probe,
     settings,
     tls,
     versions,
     workers,
 )
-from tfdist.launch.commands.doctor.probe import Answer
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.probe import ProbeResult
+from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.launch.job.ports import Reservation
 
 
@@ -42,7 +42,7 @@ def rows(section):
 
 @pytest.mark.parametrize("title", [title for title in CHECKS if title != "devices"])
 def test_every_check_answers(title, tmp_path):
-    section = CHECKS[title](Question({"KERAS_HOME": str(tmp_path)}, timeout=FAR))
+    section = CHECKS[title](Context({"KERAS_HOME": str(tmp_path)}, timeout=FAR))
     assert section.rows
     assert section.problems == []
     assert all(isinstance(text, str) and "\n" not in text for row in section.rows for text in row)
@@ -86,16 +86,16 @@ def test_version_ranges(found, fits):
         ("2.12.0", r"TensorFlow 2\.12\.0 is not supported: pip install 'tensorflow>=2\.18,<2\.22'"),
     ],
 )
-def test_a_version_to_mend(found, problem, monkeypatch):
+def test_a_version_that_does_not_fit(found, problem, monkeypatch):
     monkeypatch.setattr(versions, "_installed", lambda *names: found)
-    section = versions.check(Question({}))
+    section = versions.check(Context({}))
     assert re.fullmatch(problem, section.problems[0])
 
 
 def test_the_memory_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(str(1 << 29))
-    monkeypatch.setattr(machine, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
-    assert rows(machine.check(Question({})))["memory"].endswith("limited to 0.5 GiB")
+    monkeypatch.setattr(host, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))
+    assert rows(host.check(Context({})))["memory"].endswith("limited to 0.5 GiB")
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_the_memory_of_a_container(tmp_path, monkeypatch):
 def test_settings(environment, file, shown, problem, tmp_path):
     if file is not None:
         (tmp_path / "keras.json").write_text(json.dumps(file))
-    section = settings.check(Question({**environment, "KERAS_HOME": str(tmp_path)}))
+    section = settings.check(Context({**environment, "KERAS_HOME": str(tmp_path)}))
     assert rows(section)["Keras backend"].startswith(shown)
     assert len(section.problems) == (problem is not None)
     assert problem is None or problem in section.problems[0]
@@ -121,23 +121,23 @@ def test_settings(environment, file, shown, problem, tmp_path):
 
 def test_variables_are_shown_but_no_secret(tmp_path):
     environment = {"TFDIST_START_TIMEOUT": "60", "TFDIST_SECRET": "hush"}
-    section = settings.check(Question({**environment, "KERAS_HOME": str(tmp_path)}))
+    section = settings.check(Context({**environment, "KERAS_HOME": str(tmp_path)}))
     assert rows(section)["TFDIST_START_TIMEOUT"] == "60"
     assert rows(section)["TFDIST_SECRET"] == "set"
 
 
 def test_without_tf_config():
-    assert rows(workers.check(Question({})))["TF_CONFIG"] == "not set"
+    assert rows(workers.check(Context({})))["TF_CONFIG"] == "not set"
 
 
 def test_a_wrong_tf_config():
-    section = workers.check(Question({"TF_CONFIG": "{"}))
+    section = workers.check(Context({"TF_CONFIG": "{"}))
     assert section.problems[0].startswith("TF_CONFIG is not JSON")
 
 
 def test_an_evaluator():
     config = {"cluster": {"chief": ["a:1"]}, "task": {"type": "evaluator", "index": 0}}
-    section = workers.check(Question({"TF_CONFIG": json.dumps(config)}))
+    section = workers.check(Context({"TF_CONFIG": json.dumps(config)}))
     assert "evaluator" in rows(section)["this process"]
     assert section.problems == []
 
@@ -146,20 +146,20 @@ def test_peers(monkeypatch):
     with Reservation(2) as held, socket.create_server(("127.0.0.1", 0)) as server:
         own, closed = (f"127.0.0.1:{port}" for port in held.ports)
         listening = f"127.0.0.1:{server.getsockname()[1]}"
-        section = workers.check(Question(tf_config(own, closed, listening), timeout=FAR))
+        section = workers.check(Context(tf_config(own, closed, listening), timeout=FAR))
         assert section.problems == []
         found = rows(section)
         assert found["this process"].startswith("rank 0 of 3")
         assert found["chief"] == f"worker 0 ({own})"
-        assert found["own address"] == "on this machine, and free"
-        assert found[f"worker 1 ({closed})"] == Answer.REFUSED.value
-        assert found[f"worker 2 ({listening})"] == Answer.LISTENING.value
-        section = workers.check(Question(tf_config(listening, closed), timeout=FAR))
+        assert found["own address"] == "on this host, and free"
+        assert found[f"worker 1 ({closed})"] == ProbeResult.REFUSED.value
+        assert found[f"worker 2 ({listening})"] == ProbeResult.LISTENING.value
+        section = workers.check(Context(tf_config(listening, closed), timeout=FAR))
         assert "is in use by process" in section.problems[0]
 
 
 def test_an_address_of_another_machine():
-    section = workers.check(Question(tf_config("192.0.2.1:4000")))
+    section = workers.check(Context(tf_config("192.0.2.1:4000")))
     assert "not on this machine" in section.problems[0]
 
 
@@ -170,8 +170,8 @@ def test_a_name_that_does_not_resolve(monkeypatch):
     monkeypatch.setattr(probe, "resolve", fail)
     with Reservation(1) as held:
         own = f"127.0.0.1:{held.ports[0]}"
-        section = workers.check(Question(tf_config(own, "nowhere:1"), timeout=FAR))
-    assert rows(section)["worker 1 (nowhere:1)"] == Answer.UNRESOLVED.value
+        section = workers.check(Context(tf_config(own, "nowhere:1"), timeout=FAR))
+    assert rows(section)["worker 1 (nowhere:1)"] == ProbeResult.UNRESOLVED.value
     assert "correct it in TF_CONFIG" in section.problems[0]
 
 
@@ -185,17 +185,17 @@ def test_no_answer():
         for sock in waiting:
             sock.setblocking(False)
             sock.connect_ex(server.getsockname())
-        assert probe.probe(address, 0.3) is Answer.SILENT
+        assert probe.probe(address, 0.3) is ProbeResult.SILENT
         for sock in waiting:
             sock.close()
 
 
-def test_a_silent_peer_is_to_mend(monkeypatch):
-    monkeypatch.setattr(workers, "probe", lambda address, timeout: Answer.SILENT)
+def test_a_silent_peer_is_a_problem(monkeypatch):
+    monkeypatch.setattr(workers, "probe", lambda address, timeout: ProbeResult.SILENT)
     with Reservation(1) as held:
         own = f"127.0.0.1:{held.ports[0]}"
-        section = workers.check(Question(tf_config(own, "10.0.0.2:1"), timeout=2.0))
-    assert "no answer within 2 s: see that the machine is on" in section.problems[0]
+        section = workers.check(Context(tf_config(own, "10.0.0.2:1"), timeout=2.0))
+    assert "no answer within 2 s: check that its host is up" in section.problems[0]
 
 
 @pytest.mark.parametrize(
@@ -210,22 +210,22 @@ def test_a_silent_peer_is_to_mend(monkeypatch):
     ],
 )
 def test_devices(program, shown, problem):
-    question = Question({"TF_CONFIG": "x"}, timeout=FAR)
-    section = devices.check(question, program)
+    context = Context({"TF_CONFIG": "x"}, timeout=FAR)
+    section = devices.check(context, program)
     assert rows(section)["TensorFlow"].startswith(shown)
     assert len(section.problems) == (problem is not None)
     assert problem is None or problem in section.problems[0]
 
 
 def test_devices_that_take_long():
-    section = devices.check(Question({}, timeout=1.0), "import time; time.sleep(3600)")
+    section = devices.check(Context({}, timeout=1.0), "import time; time.sleep(3600)")
     assert rows(section)["TensorFlow"].startswith("no answer in 1 s")
     assert "took longer than 1 s" in section.problems[0]
 
 
 def test_gpus_that_tensorflow_does_not_see():
-    question = Question({"CUDA_VISIBLE_DEVICES": "0"}, timeout=FAR)
-    section = devices.check(question, "print('[\"CPU:0\"]')")
+    context = Context({"CUDA_VISIBLE_DEVICES": "0"}, timeout=FAR)
+    section = devices.check(context, "print('[\"CPU:0\"]')")
     assert "TensorFlow sees none" in section.problems[0]
 
 
@@ -243,7 +243,7 @@ def test_the_whole_command(environment, tmp_path):
     done = run({**environment, "KERAS_HOME": str(tmp_path)}, "--timeout", str(FAR))
     assert done.returncode == 0, done.stdout
     assert done.stderr == ""
-    assert done.stdout.endswith("\nNothing to mend.\n")
+    assert done.stdout.endswith("\nNo problems found.\n")
     assert "  TensorFlow      CPU:0" in done.stdout
     assert all(f"{title}\n" in done.stdout for title in CHECKS)
 
@@ -252,8 +252,8 @@ def test_the_whole_command_with_problems(environment, tmp_path):
     changes = {"KERAS_HOME": str(tmp_path), "TF_CONFIG": "{", "KERAS_BACKEND": "jax"}
     done = run({**environment, **changes}, "--timeout", "0.01")
     assert done.returncode == 1
-    mend = done.stdout.split("To mend:\n")[1]
-    assert [line[:4] for line in mend.splitlines()] == ["  1.", "  2.", "  3."]
+    problems = done.stdout.split("\nProblems:\n")[1]
+    assert [line[:4] for line in problems.splitlines()] == ["  1.", "  2.", "  3."]
 
 
 def test_a_wrong_command_line(environment):
@@ -263,12 +263,12 @@ def test_a_wrong_command_line(environment):
 
 
 def test_tls():
-    assert rows(tls.check(Question({}))) == {"between workers": "off"}
-    good = tls.check(Question(variables()))
+    assert rows(tls.check(Context({}))) == {"between workers": "off"}
+    good = tls.check(Context(variables()))
     assert good.problems == []
     assert rows(good)["between workers"] == "on"
     assert re.fullmatch("commonName=worker, until .* 2120 GMT", rows(good)["certificate"])
-    (problem,) = tls.check(Question(variables("expired"))).problems
+    (problem,) = tls.check(Context(variables("expired"))).problems
     assert "(certificate has expired)" in problem
-    part = Question({"TFDIST_TLS_CA": "/ca.pem"})
+    part = Context({"TFDIST_TLS_CA": "/ca.pem"})
     assert (len(settings.check(part).problems), tls.check(part).problems) == (1, [])

@@ -22,12 +22,12 @@ TRACE = ("Traceback (most recent call last):", "ValueError: bad")
 VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")
 
 
-def failed(rank, *, status=1, tail=TRACE, log="log", node=0):
-    return worker_failure(node=node, rank=rank, status=status, tail=tail, log=log)
+def failed(rank, *, status=1, tail=TRACE, log="log", host=0):
+    return worker_failure(host=host, rank=rank, status=status, tail=tail, log=log)
 
 
 @pytest.mark.parametrize(
-    ("failure", "code", "doubt", "what"),
+    ("failure", "code", "doubt", "event"),
     [
         (failed(1), 1, Doubt.NONE, "failed with exit code 1"),
         (failed(1, status=77), 77, Doubt.NONE, "failed with exit code 77"),
@@ -43,9 +43,9 @@ def failed(rank, *, status=1, tail=TRACE, log="log", node=0):
         (lost_host(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
     ],
 )
-def test_one_failure(failure, code, doubt, what):
+def test_one_failure(failure, code, doubt, event):
     assert (failure.code, failure.doubt) == (code, doubt)
-    assert re.search(what, failure.what)
+    assert re.search(event, failure.event)
     sent = json.loads(json.dumps(failure.to_message()))
     assert Failure.from_message(sent) == failure
 
@@ -54,7 +54,7 @@ def test_one_failure(failure, code, doubt, what):
     "message",
     [
         {},
-        {"node": 1},
+        {"host": 1},
         {**failed(1).to_message(), "code": "x"},
         {**failed(1).to_message(), "doubt": 9},
         {**failed(1).to_message(), "tail": 3},
@@ -74,7 +74,7 @@ CLEAR, UNSEEN, LOST = failed(3), failed(0, tail=(), log=""), failed(1, tail=VICT
 
 
 @pytest.mark.parametrize(
-    ("failures", "asked", "verdict"),
+    ("failures", "asked", "decided"),
     [
         ([], 100.0, None),
         ([(0.0, CLEAR)], 0.0, CLEAR),
@@ -89,47 +89,47 @@ CLEAR, UNSEEN, LOST = failed(3), failed(0, tail=(), log=""), failed(1, tail=VICT
         ([(0.0, LOST), (0.5, failed(2, tail=VICTIM))], 1.0, LOST),
     ],
 )
-def test_the_first_failure(failures, asked, verdict):
-    first = FirstFailure(patience=1.0)
+def test_the_first_failure(failures, asked, decided):
+    first = FirstFailure(delay=1.0)
     for time, failure in failures:
         first.add(failure, time)
-    assert first.verdict(asked) is verdict
+    assert first.decided(asked) is decided
 
 
-def test_who_does_not_judge_waits_for_the_judge():
-    first = FirstFailure(patience=3.0, judges=False)
+def test_another_host_waits_for_the_decision_of_host_0():
+    first = FirstFailure(delay=3.0, decides=False)
     first.add(CLEAR, 0.0)
-    assert first.verdict(2.9) is None
-    assert first.verdict(3.0) is CLEAR
+    assert first.decided(2.9) is None
+    assert first.decided(3.0) is CLEAR
 
 
 @pytest.mark.parametrize(
-    ("failure", "node", "lines"),
+    ("failure", "host", "lines"),
     [
         (
             failed(1, log="/logs/worker-1.log"),
             0,
             [
-                "worker 1 failed with exit code 1. Its last lines of output:",
+                "worker 1 failed with exit code 1. Last lines of its output:",
                 "  | Traceback (most recent call last):",
                 "  | ValueError: bad",
-                "  Its whole output: /logs/worker-1.log",
+                "  Full output: /logs/worker-1.log",
             ],
         ),
         (
             failed(1, log="/logs/worker-1.log", tail=()),
             0,
-            ["worker 1 failed with exit code 1. It printed nothing to /logs/worker-1.log."],
+            ["worker 1 failed with exit code 1. Its log is empty: /logs/worker-1.log."],
         ),
         (
-            failed(5, log="/logs/worker-5.log", node=1),
+            failed(5, log="/logs/worker-5.log", host=1),
             0,
             [
-                "worker 5 failed with exit code 1. Its last lines of output:",
+                "worker 5 failed with exit code 1. Last lines of its output:",
                 "  | Traceback (most recent call last):",
                 "  | ValueError: bad",
-                "  Its whole output on node 1: /logs/worker-5.log",
-                "  The output of the workers here: /here",
+                "  Full output on host 1: /logs/worker-5.log",
+                "  Worker logs on this host: /here",
             ],
         ),
         (
@@ -137,23 +137,23 @@ def test_who_does_not_judge_waits_for_the_judge():
             0,
             [
                 "worker 0 failed with exit code 1. Its output is above.",
-                "  The output of the workers here: /here",
+                "  Worker logs on this host: /here",
             ],
         ),
         (
             UNSEEN,
             1,
             [
-                "worker 0 failed with exit code 1. Its output is at the terminal of node 0.",
-                "  The output of the workers here: /here",
+                "worker 0 failed with exit code 1. Its output is in the terminal of host 0.",
+                "  Worker logs on this host: /here",
             ],
         ),
         (
             stopped_by(0, signal.SIGINT),
             0,
-            ["this command was stopped by SIGINT.", "  The output of the workers here: /here"],
+            ["this command was stopped by SIGINT.", "  Worker logs on this host: /here"],
         ),
     ],
 )
-def test_what_the_user_reads(failure, node, lines):
-    assert describe(failure, node, "/here").splitlines() == lines
+def test_what_the_user_reads(failure, host, lines):
+    assert describe(failure, host, "/here").splitlines() == lines

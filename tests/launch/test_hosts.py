@@ -1,4 +1,4 @@
-"""Several launchers as several machines: they meet, and end together."""
+"""Several launchers as several hosts: they find one another, and end together."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ def at():
 
 @pytest.fixture
 def start(launch, at):
-    """Starts one node, with one worker unless told otherwise."""
+    """Starts one host, with one worker by default."""
 
-    def node(rank, path, *, nnodes=3, workers=1, options=(), **settings):
-        own = ["-n", str(workers), "--nnodes", str(nnodes), "--node-rank", str(rank)]
+    def host(number, path, *, nnodes=3, workers=1, options=(), **settings):
+        own = ["-n", str(workers), "--nnodes", str(nnodes), "--node-rank", str(number)]
         return launch(*own, "--rendezvous", at, *options, path, **settings)
 
-    return node
+    return host
 
 
 def port(at):
@@ -54,11 +54,11 @@ def listens(at):
 
 
 def said(job):
-    """Its lines on stderr; a slow machine also says for whom it waits."""
-    return [line for line in job.err.splitlines() if "waiting for node" not in line]
+    """Its lines on stderr; a slow host also prints what it is waiting for."""
+    return [line for line in job.err.splitlines() if "waiting for host" not in line]
 
 
-def test_three_nodes_of_different_size(start, script, tmp_path):
+def test_three_hosts_of_different_size(start, script, tmp_path):
     path = script(REPORT)
     jobs = [start(2, path), start(0, path, workers=2), start(1, path, workers=3)]
     for job in jobs:
@@ -73,24 +73,24 @@ def test_three_nodes_of_different_size(start, script, tmp_path):
 
 
 def test_only_global_rank_0_is_the_chief(start, script):
-    jobs = [start(node, script("print('rank', rank)"), nnodes=2, workers=2) for node in (0, 1)]
+    jobs = [start(host, script("print('rank', rank)"), nnodes=2, workers=2) for host in (0, 1)]
     assert [job.wait() for job in jobs] == [0, 0]
     assert [job.out for job in jobs] == ["rank 0\n", ""]
 
 
-def test_the_host_of_each_node(start, script, tmp_path):
+def test_the_address_of_each_host(start, script, tmp_path):
     jobs = [
-        start(0, script(REPORT), nnodes=2, options=["--host", "node-a"]),
+        start(0, script(REPORT), nnodes=2, options=["--host", "host-a"]),
         start(1, script(REPORT), nnodes=2, options=["--host", "fd00::2"]),
     ]
     assert [job.wait() for job in jobs] == [0, 0]
     workers = json.loads((tmp_path / "worker-0.json").read_text())["cluster"]["worker"]
-    assert workers[0].startswith("node-a:")
+    assert workers[0].startswith("host-a:")
     assert workers[1].startswith("[fd00::2]:")
 
 
 @pytest.mark.parametrize("failing", [0, 1, 2])
-def test_a_failure_ends_all_nodes(start, script, failing):
+def test_a_failure_ends_all_hosts(start, script, failing):
     path = script(f"""
         ready()
         wait_for(0, 1, 2)
@@ -99,18 +99,18 @@ def test_a_failure_ends_all_nodes(start, script, failing):
             sys.exit(7)
         stay()
     """)
-    jobs = [start(node, path, options=["--grace", "1"]) for node in range(3)]
+    jobs = [start(host, path, options=["--grace", "1"]) for host in range(3)]
     jobs[0].wait_ready(3)
-    for node, job in enumerate(jobs):
+    for host, job in enumerate(jobs):
         assert job.wait() == 7, job.err
         assert f"worker {failing} failed with exit code 7" in job.err
         assert job.processes() == set()
         if failing:
             assert "  | no data" in job.err
-            assert (f"on node {failing}" in job.err) == (node != failing)
+            assert (f"on host {failing}" in job.err) == (host != failing)
 
 
-def test_the_cause_is_found_across_nodes(start, script):
+def test_the_cause_is_found_across_hosts(start, script):
     path = script("""
         if rank == 1:
             print("PeerLostError: worker 2 was lost")
@@ -121,27 +121,27 @@ def test_the_cause_is_found_across_nodes(start, script):
             sys.exit(9)
         stay()
     """)
-    jobs = [start(node, path, seconds=PATIENT) for node in range(3)]
+    jobs = [start(host, path, seconds=PATIENT) for host in range(3)]
     for job in jobs:
         assert job.wait() == 9, job.err
         assert "worker 2 failed with exit code 9" in job.err
 
 
 @pytest.mark.parametrize("dying", [0, 1])
-def test_a_launcher_that_dies_ends_all_nodes(start, script, dying):
-    jobs = [start(node, script(HANG)) for node in range(3)]
+def test_a_launcher_that_dies_ends_all_hosts(start, script, dying):
+    jobs = [start(host, script(HANG)) for host in range(3)]
     jobs[0].wait_ready(3)
     jobs[dying].process.kill()
-    for node, job in enumerate(jobs):
-        if node != dying:
+    for host, job in enumerate(jobs):
+        if host != dying:
             assert job.wait() == 1
-            assert f"node {dying} (127.0.0.1) was lost" in job.err
+            assert f"host {dying} (127.0.0.1) was lost" in job.err
         job.wait_gone()
 
 
 @pytest.mark.parametrize("stopped", [0, 2])
-def test_a_signal_to_one_node_ends_all(start, script, stopped):
-    jobs = [start(node, script(HANG)) for node in range(3)]
+def test_a_signal_to_one_host_ends_all(start, script, stopped):
+    jobs = [start(host, script(HANG)) for host in range(3)]
     jobs[0].wait_ready(3)
     jobs[stopped].process.send_signal(signal.SIGTERM)
     for job in jobs:
@@ -149,35 +149,35 @@ def test_a_signal_to_one_node_ends_all(start, script, stopped):
         assert "was stopped by SIGTERM" in job.err
 
 
-def test_a_node_that_is_done_waits_for_the_others(start, script):
+def test_a_host_that_is_done_waits_for_the_others(start, script):
     path = script("ready()\nif rank == 2: wait_gone(0, 1); sys.exit(4)")
-    jobs = [start(node, path) for node in range(3)]
+    jobs = [start(host, path) for host in range(3)]
     assert [job.wait() for job in jobs] == [4, 4, 4]
 
 
-def test_a_node_that_is_done_and_dies_is_no_failure(start, script, tmp_path):
+def test_a_host_that_is_done_and_dies_is_no_failure(start, script, tmp_path):
     path = script("ready()\nif rank == 0: wait_for(5)")
-    jobs = [start(node, path, nnodes=2) for node in (0, 1)]
+    jobs = [start(host, path, nnodes=2) for host in (0, 1)]
     jobs[0].wait_ready(2)
     until(lambda: len(jobs[1].processes()) == 1)  # the watchdog
-    time.sleep(1)  # in which it tells node 0
+    time.sleep(1)  # in which it tells host 0
     jobs[1].process.kill()
     jobs[1].wait_gone()
     (tmp_path / "ready-5").touch()
     assert jobs[0].wait() == 0, jobs[0].err
 
 
-def test_a_missing_node(start, script):
+def test_a_missing_host(start, script):
     late = start(2, script(HANG), seconds=TALKATIVE)
-    late.wait_err("waiting for node 0")
+    late.wait_err("waiting for host 0")
     jobs = [start(0, script(HANG), seconds=TALKATIVE, TFDIST_START_TIMEOUT="2"), late]
     for job in jobs:
         assert job.wait() == 1
-        assert "node 1 did not arrive at 127.0.0.1:" in job.err
+        assert "host 1 did not connect to 127.0.0.1:" in job.err
         assert "within 2 s: start this command there with --node-rank 1" in job.err
-        assert "waiting for node 1" in job.err
+        assert "waiting for host 1" in job.err
         assert "Traceback" not in job.err
-    assert "node 0 (127.0.0.1) says:" in jobs[1].err
+    assert "host 0 (127.0.0.1) reports:" in jobs[1].err
     assert not list(jobs[0].folder.glob("ready-*"))
 
 
@@ -187,19 +187,19 @@ def test_a_wrong_timeout(start, script):
     assert job.err.startswith("tfdist run: error: TFDIST_START_TIMEOUT must be")
 
 
-def test_node_0_is_missing(start, script):
+def test_host_0_is_missing(start, script):
     job = start(1, script(HANG), seconds=TALKATIVE, TFDIST_START_TIMEOUT="1")
     assert job.wait() == 1
-    assert "waiting for node 0 at 127.0.0.1:" in job.err
+    assert "waiting for host 0 at 127.0.0.1:" in job.err
     assert "did not answer within 1 s (Connection refused)" in job.err
 
 
-def test_a_node_may_come_again_before_the_start(start, script):
+def test_a_host_may_restart_before_the_start(start, script):
     first = start(0, script(""), seconds=TALKATIVE)
     second = start(1, script(""))
-    first.wait_err("waiting for node 2 (")
+    first.wait_err("waiting for host 2 (")
     second.process.kill()
-    first.wait_err("node 1 (127.0.0.1) left before the start")
+    first.wait_err("host 1 (127.0.0.1) left before the start")
     jobs = [first, start(1, script("")), start(2, script(""))]
     assert [job.wait() for job in jobs] == [0, 0, 0]
 
@@ -207,13 +207,13 @@ def test_a_node_may_come_again_before_the_start(start, script):
 @pytest.mark.parametrize(
     ("second", "problem"),
     [
-        ({"rank": 1, "nnodes": 4}, "was started with --nnodes 4, node 0 with --nnodes 3"),
-        ({"rank": 2, "nnodes": 3}, "two nodes were started with --node-rank 2"),
+        ({"rank": 1, "nnodes": 4}, "was started with --nnodes 4, host 0 with --nnodes 3"),
+        ({"rank": 2, "nnodes": 3}, "two hosts were started with --node-rank 2"),
     ],
 )
-def test_nodes_that_disagree(start, script, second, problem):
+def test_hosts_that_disagree(start, script, second, problem):
     jobs = [start(0, script(""), seconds=TALKATIVE), start(2, script(""))]
-    jobs[0].wait_err("waiting for node 1 (")
+    jobs[0].wait_err("waiting for host 1 (")
     jobs.append(start(second["rank"], script(""), nnodes=second["nnodes"]))
     for job in jobs:
         assert job.wait() == 1
@@ -221,12 +221,12 @@ def test_nodes_that_disagree(start, script, second, problem):
         assert problem in line
 
 
-def test_two_nodes_0(start, script, at):
+def test_two_hosts_0(start, script, at):
     first = start(0, script(""), nnodes=2)
     until(listens(at))
     second = start(0, script(""), nnodes=2)
     assert second.wait() == 1
-    assert "node 0 cannot listen on port" in second.err
+    assert "host 0 cannot listen on port" in second.err
     assert f"process {first.process.pid}" in second.err
 
 
@@ -237,8 +237,8 @@ def test_strangers_are_dropped(start, script, at):
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
         assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
-        knock = {"hello": {"rank": "x"}, "challenge": "0" * 64}
-        stranger.sendall(json.dumps(knock).encode() + b"\n")
+        hello = {"hello": {"number": "x"}, "challenge": "0" * 64}
+        stranger.sendall(json.dumps(hello).encode() + b"\n")
         assert stranger.recv(100) == b""
     with socket.create_connection(("127.0.0.1", port(at)), FAR):
         other = start(1, script(""), nnodes=2)
@@ -254,7 +254,7 @@ def test_the_rendezvous_is_something_else(start, script, at):
         connection.sendall(b"SSH-2.0-OpenSSH\r\n")
         assert job.wait() == 1
         connection.close()
-    assert "does not answer: it is no tfdist launcher" in job.err
+    assert "is not a tfdist launcher: it sent" in job.err
 
 
 SECRET = """
@@ -267,7 +267,7 @@ def secrets(tmp_path, count):
 
 
 def test_all_workers_get_one_secret(start, script, tmp_path):
-    jobs = [start(node, script(SECRET), workers=2) for node in (1, 0, 2)]
+    jobs = [start(host, script(SECRET), workers=2) for host in (1, 0, 2)]
     assert [job.wait() for job in jobs] == [0, 0, 0]
     (secret,) = set(secrets(tmp_path, 6))
     assert len(secret) == 64
@@ -275,8 +275,8 @@ def test_all_workers_get_one_secret(start, script, tmp_path):
         assert secret not in job.out + job.err
 
 
-def test_the_secret_of_all_nodes(start, script, tmp_path):
-    jobs = [start(node, script(SECRET), TFDIST_SECRET="hush") for node in range(3)]
+def test_the_secret_of_all_hosts(start, script, tmp_path):
+    jobs = [start(host, script(SECRET), TFDIST_SECRET="hush") for host in range(3)]
     assert [job.wait() for job in jobs] == [0, 0, 0]
     assert secrets(tmp_path, 3) == ["hush"] * 3
 
@@ -285,43 +285,43 @@ def test_the_secret_of_all_nodes(start, script, tmp_path):
     ("right", "wrong"),
     some([("hush", "other"), ("hush", ""), ("", "other")], always=[("hush", "other")]),
 )
-def test_a_node_with_another_secret(start, script, right, wrong):
+def test_a_host_with_another_secret(start, script, right, wrong):
     first = start(0, script(SECRET), nnodes=2, TFDIST_SECRET=right)
     second = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=wrong)
     assert second.wait() == 1
-    problem = "node 1 (127.0.0.1) does not hold its secret; set the same TFDIST_SECRET on all nodes"
-    assert f"node 0 (127.0.0.1) says: {problem}" in second.err
-    first.wait_err("dropped a connection from 127.0.0.1: it says that it is node 1 (127.0.0.1) and")
+    problem = "host 1 (127.0.0.1) does not hold the secret; set the same TFDIST_SECRET on all hosts"
+    assert f"host 0 (127.0.0.1) reports: {problem}" in second.err
+    first.wait_err("dropped a connection from 127.0.0.1: it claims to be host 1 (127.0.0.1) but")
     third = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=right)
     assert (first.wait(), third.wait()) == (0, 0)
     assert "hush" not in first.err + second.err and "other" not in first.err + second.err
 
 
-def test_a_node_0_without_the_secret_is_not_believed(start, script, at):
+def test_a_host_0_without_the_secret_is_not_believed(start, script, at):
     with socket.create_server(("127.0.0.1", port(at))) as server:
         job = start(1, script(SECRET), nnodes=2, TFDIST_SECRET="hush")
         connection, _ = server.accept()
         with connection, connection.makefile("rw") as file:
-            knock = json.loads(file.readline())
-            print(json.dumps({"challenge": knock["challenge"]}), file=file, flush=True)
+            hello = json.loads(file.readline())
+            print(json.dumps({"challenge": hello["challenge"]}), file=file, flush=True)
             proof = json.loads(file.readline())
             print(json.dumps(proof), file=file, flush=True)
             start_now = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine"}
             print(json.dumps({"start": start_now}), file=file, flush=True)
             assert job.wait() == 1
-    assert "it does not hold the secret; set the same TFDIST_SECRET on all nodes" in job.err
+    assert " does not hold the secret; set the same TFDIST_SECRET on all hosts" in job.err
     assert not list(job.folder.glob("secret-*"))
 
 
 @pytest.mark.parametrize("answer", [{"start": {"workers": ["a:1"], "first": 0}}, {"proof": "x"}])
-def test_a_node_0_that_does_not_ask(start, script, at, answer):
+def test_a_host_0_that_sends_no_challenge(start, script, at, answer):
     with socket.create_server(("127.0.0.1", port(at))) as server:
         job = start(1, script(SECRET), nnodes=2)
         connection, _ = server.accept()
         with connection:
             connection.sendall(json.dumps(answer).encode() + b"\n")
             assert job.wait() == 1
-    assert "does not answer: it is no tfdist launcher" in job.err
+    assert "is not a tfdist launcher: it sent" in job.err
 
 
 def test_ctrl_c_while_waiting(start, script, at):

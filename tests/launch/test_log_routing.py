@@ -40,7 +40,7 @@ def test_none_shows_the_failure_of_the_chief(launch, script):
     job = launch("-n", "2", "--output", "none", script("sys.exit('no data') if rank == 0 else 0"))
     assert job.wait() == 1
     assert job.out == ""
-    assert "worker 0 failed with exit code 1. Its last lines of output:\n  | no data" in job.err
+    assert "worker 0 failed with exit code 1. Last lines of its output:\n  | no data" in job.err
 
 
 def test_all(launch, script, tmp_path):
@@ -131,7 +131,7 @@ def test_a_folder_that_cannot_be_made(launch, script, tmp_path):
     (tmp_path / "file").touch()
     job = launch("-n", "2", "--log-dir", str(tmp_path / "file" / "logs"), script(TALK))
     assert job.wait() == 1
-    assert job.err.startswith("tfdist run: error: the folder for the workers' output")
+    assert job.err.startswith("tfdist run: error: the directory for worker output")
     assert job.err.count("\n") == 1
     assert "--log-dir" in job.err
 

@@ -63,17 +63,17 @@ def test_no_matplotlib(tmp_path, capsys, monkeypatch):
     ("line", "complaint"),
     [
         ("--ranks 4", "required: --microbatches"),
-        ("--ranks 0 --microbatches 8", "--ranks: must be a whole number from 1 on"),
+        ("--ranks 0 --microbatches 8", "--ranks: must be an integer >= 1"),
         ("--ranks 4 --microbatches 8 --schedule fly", "invalid choice: 'fly'.*gpipe"),
         (
             "--ranks 4 --microbatches 8 --virtual-stages 0",
-            "--virtual-stages: must be a",
+            "--virtual-stages: must be an integer >= 1",
         ),
         ("--ranks 4 --microbatches 8 --costs 1,2", "three numbers F,I,W .* Received: '1,2'"),
         ("--ranks 4 --microbatches 8 --costs 1,2,x", "Received: '1,2,x'"),
         ("--ranks 4 --microbatches 8 --costs 0,0,0", "not all 0"),
         ("--ranks 4 --microbatches 8 --transfer -1", "number of seconds|expected one argument"),
-        ("--ranks 4 --microbatches 8 --png a.png", "--png needs --schedule"),
+        ("--ranks 4 --microbatches 8 --png a.png", "--png requires --schedule"),
     ],
 )
 def test_a_wrong_line_is_one_clear_line(line, complaint, capsys):

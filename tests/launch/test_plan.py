@@ -17,7 +17,7 @@ def plans():
         first=1,
         command=["python", "-u", "my train.py"],
         shared={"OMP_NUM_THREADS": "2"},
-        own=[{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}],
+        per_worker=[{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": ""}],
     )
 
 

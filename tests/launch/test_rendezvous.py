@@ -1,4 +1,4 @@
-"""What the nodes tell one another before the start: messages and objections, as tables."""
+"""What the hosts tell one another before the start: messages and rejections, as tables."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import socket
 import pytest
 
 from tfdist.launch.hosts.auth import AuthClient, AuthServer
-from tfdist.launch.hosts.channel import Channel, ChannelError, StrangerError
-from tfdist.launch.hosts.host_info import HostInfo, objection, unreachable, worker_addresses
+from tfdist.launch.hosts.channel import Channel, ChannelError, ProtocolError
+from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
 
 MINE = HostInfo(0, 3, "", (4000, 4001))
 
@@ -52,7 +52,7 @@ def test_messages_arrive_whole_however_they_are_cut(ends):
 def test_garbage_is_a_stranger(ends, data):
     channel = Channel(ends[0])
     ends[1].setblocking(False)
-    with pytest.raises(StrangerError):
+    with pytest.raises(ProtocolError):
         for _ in range(100):
             data = data[ends[1].send(data) if data else 0 :]
             channel.receive()
@@ -63,7 +63,7 @@ def test_the_end_of_a_connection(ends):
     ends[1].close()
     with pytest.raises(ChannelError, match="closed"):
         channel.receive()
-    with pytest.raises(ChannelError, match="broke"):
+    with pytest.raises(ChannelError, match="lost"):
         for _ in range(10):
             channel.send({"a": 1})
 
@@ -76,16 +76,16 @@ def test_a_hello_goes_over_the_wire():
 @pytest.mark.parametrize(
     "change",
     [
-        {"rank": "one"},
-        {"rank": None},
+        {"number": "one"},
+        {"number": None},
         {"ports": []},
         {"ports": [0]},
         {"ports": [70000]},
         {"ports": ["x"]},
         {"ports": 4000},
         {"ports": [1] * 5000},
-        {"host": "a b"},
-        {"host": "x" * 300},
+        {"address": "a b"},
+        {"address": "x" * 300},
     ],
 )
 def test_no_hello(change):
@@ -101,61 +101,61 @@ def test_no_hello(change):
     ("newcomer", "problem"),
     [
         (HostInfo(2, 3, "", (1,)), ""),
-        (HostInfo(2, 4, "", (1,)), "node 2 (10.0.0.9) was started with --nnodes 4, node 0 with"),
+        (HostInfo(2, 4, "", (1,)), "host 2 (10.0.0.9) was started with --nnodes 4, host 0 with"),
         (
             HostInfo(1, 3, "", (1,)),
-            "two nodes were started with --node-rank 1: 10.0.0.2 and 10.0.0.9",
+            "two hosts were started with --node-rank 1: 10.0.0.2 and 10.0.0.9",
         ),
         (
             HostInfo(0, 3, "", (1,)),
-            "two nodes were started with --node-rank 0: 10.0.0.1 and 10.0.0.9",
+            "two hosts were started with --node-rank 0: 10.0.0.1 and 10.0.0.9",
         ),
-        (HostInfo(7, 3, "", (1,)), "node 7 (10.0.0.9) must have a --node-rank from 1 to 2"),
-        (HostInfo(2, 3, "", (1,), version="0"), "node 2 (10.0.0.9) has tfdist 0, node 0 has"),
+        (HostInfo(7, 3, "", (1,)), "host 7 (10.0.0.9) must have a --node-rank from 1 to 2"),
+        (HostInfo(2, 3, "", (1,), version="0"), "host 2 (10.0.0.9) has tfdist 0, host 0 has"),
     ],
 )
-def test_objections(newcomer, problem):
-    said = objection(newcomer, "10.0.0.9", MINE, {0: "10.0.0.1", 1: "10.0.0.2"})
+def test_rejections(newcomer, problem):
+    said = rejection(newcomer, "10.0.0.9", MINE, {0: "10.0.0.1", 1: "10.0.0.2"})
     assert said.startswith(problem) and bool(said) == bool(problem)
     assert "\n" not in said
 
 
 @pytest.mark.parametrize(
-    ("hosts", "problem"),
+    ("addresses", "problem"),
     [
         ({0: "10.0.0.1", 1: "10.0.0.2"}, ""),
         ({0: "127.0.0.1", 1: "127.0.0.1"}, ""),
         ({0: "127.0.0.1", 1: "::1", 2: "localhost"}, ""),
-        ({0: "10.0.0.1", 1: "127.0.1.1"}, "node 1 would be reached at 127.0.1.1"),
-        ({0: "localhost", 1: "host1"}, "node 0 would be reached at localhost"),
+        ({0: "10.0.0.1", 1: "127.0.1.1"}, "host 1 would be reached at 127.0.1.1"),
+        ({0: "localhost", 1: "host1"}, "host 0 would be reached at localhost"),
     ],
 )
-def test_addresses_that_others_cannot_reach(hosts, problem):
-    said = unreachable(hosts)
+def test_addresses_that_others_cannot_reach(addresses, problem):
+    said = unreachable(addresses)
     assert said.startswith(problem) and bool(said) == bool(problem)
 
 
-def test_workers_in_the_order_of_nodes():
-    nodes = {2: ("c", (1,)), 0: ("fd00::1", (2, 3)), 1: ("10.0.0.1", (4,))}
-    assert worker_addresses(nodes) == ["[fd00::1]:2", "[fd00::1]:3", "10.0.0.1:4", "c:1"]
+def test_workers_in_the_order_of_hosts():
+    hosts = {2: ("c", (1,)), 0: ("fd00::1", (2, 3)), 1: ("10.0.0.1", (4,))}
+    assert worker_addresses(hosts) == ["[fd00::1]:2", "[fd00::1]:3", "10.0.0.1:4", "c:1"]
 
 
 def test_both_ends_prove_the_secret():
     hello = HostInfo(1, 3, "", (4000,))
     for one, two in (("", ""), ("s", "s"), ("s", "t"), ("", "t")):
-        visitor, knock = AuthClient(hello, one), AuthServer(0.0)
-        over_the_wire = json.loads(json.dumps(visitor.knock))
-        proof = visitor.answer(json.loads(json.dumps(knock.challenge(over_the_wire))))
-        assert knock.hello == hello
-        answer = knock.accept(proof, two)
+        client, server = AuthClient(hello, one), AuthServer(0.0)
+        over_the_wire = json.loads(json.dumps(client.hello))
+        proof = client.answer(json.loads(json.dumps(server.challenge(over_the_wire))))
+        assert server.host == hello
+        answer = server.accept(proof, two)
         assert (answer is not None) == (one == two)
         if answer:
-            assert visitor.trusts(answer["proof"])
-            assert not visitor.trusts(proof["proof"])
+            assert client.trusts(answer["proof"])
+            assert not client.trusts(proof["proof"])
         assert AuthServer(0.0).accept(proof, one) is None
         assert not AuthClient(hello, one).trusts(proof["proof"])
 
 
-def test_a_knock_without_a_challenge():
+def test_a_hello_without_a_challenge():
     with pytest.raises(ValueError, match="challenge"):
         AuthServer(0.0).challenge(MINE.to_message())

@@ -1,4 +1,4 @@
-"""`tfdist run` on one machine: what the workers get, and how the job ends."""
+"""`tfdist run` on one host: what the workers get, and how the job ends."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_gpus_are_shared_out(launch, script, tmp_path):
 def test_too_few_gpus_is_said_once(launch, script, tmp_path):
     job = launch("-n", "2", script(REPORT), CUDA_VISIBLE_DEVICES="0")
     assert job.wait() == 0, job.err
-    assert job.err.count("all of them use the CPU") == 1
+    assert job.err.count("all workers use the CPU") == 1
     job = launch("-n", "2", "--gpus-per-worker", "1", script(REPORT), CUDA_VISIBLE_DEVICES="0")
     assert job.wait() == 1
     assert job.err.startswith("tfdist run: error: --gpus-per-worker 1 with 2 workers")
@@ -114,7 +114,7 @@ def test_tf_config_in_the_launchers_environment_is_replaced(launch, script, tmp_
     job = launch("-n", "2", script(REPORT), TF_CONFIG="{}")
     assert job.wait() == 0
     assert job.err.count("\n") == 1
-    assert "TF_CONFIG is set here and is replaced" in job.err
+    assert "TF_CONFIG is already set and is replaced" in job.err
     assert len({worker["environment"]["TF_CONFIG"] for worker in reports(tmp_path)}) == 2
 
 
@@ -188,7 +188,7 @@ def test_the_first_failure_ends_the_job(launch, script, how, code, said):
     assert f"tfdist run: worker 1 {said}" in job.err
     assert "  | line 29" in job.err
     assert "  | line 9\n" not in job.err
-    log = Path(re.search(r"Its whole output: (\S+)", job.err)[1])
+    log = Path(re.search(r"Full output: (\S+)", job.err)[1])
     assert log.read_text().startswith("line 0\nline 1\n")
     assert job.processes() == set()
 
@@ -293,7 +293,7 @@ def test_dry_run(launch, script, tmp_path):
         assert "OMP_NUM_THREADS" in settings
 
 
-def test_dry_run_of_one_node_of_several(launch, script):
+def test_dry_run_of_one_host_of_several(launch, script):
     line = "-n 2 --nnodes 2 --node-rank 1 --rendezvous 10.0.0.1:4000 --dry-run"
     job = launch(*line.split(), script(""))
     assert job.wait() == 0
@@ -302,4 +302,4 @@ def test_dry_run_of_one_node_of_several(launch, script):
         for line in job.out.splitlines()
     ]
     assert tasks == [2, 3]
-    assert "the other nodes are not asked" in job.err
+    assert "the other hosts are not contacted" in job.err

@@ -1,4 +1,4 @@
-"""How cores and GPUs are shared among the workers of a machine: tables."""
+"""How cores and GPUs are divided among the workers of a host: tables."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_gpus_that_are_counted(tmp_path):
         ("0 1", 2, None, ["0", "1"], ""),
         ("4 5 6 7", 2, None, ["4,5", "6,7"], ""),
         ("0 1 2", 2, None, ["0", "1"], "1 GPU of 3 left unused"),
-        ("0", 2, None, ["", ""], "1 GPU for 2 workers: all of them use the CPU"),
+        ("0", 2, None, ["", ""], "1 GPU for 2 workers: all workers use the CPU"),
         ("0 1 2 3", 2, 1, ["0", "1"], ""),
         ("0 1", 2, 0, ["", ""], ""),
         ("", 2, 0, ["", ""], ""),
@@ -110,5 +110,5 @@ def test_slices_of_gpus(gpus, workers, asked, slices, note):
 
 
 def test_more_gpus_than_there_are():
-    with pytest.raises(LaunchError, match=r"needs 4 GPUs\. Received: a machine with 3 visible"):
+    with pytest.raises(LaunchError, match=r"needs 4 GPUs\. Received: a host with 3 visible"):
         gpu_settings(["0", "1", "2"], 2, 2)

@@ -191,5 +191,5 @@ def test_the_log_folder_is_kept_when_a_job_is_stopped(launch, script):
     job.wait_ready(2)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == 143
-    folder = Path(re.search(r"The output of the workers here: (\S+)", job.err)[1])
+    folder = Path(re.search(r"Worker logs on this host: (\S+)", job.err)[1])
     assert (folder / "worker-1.log").read_text() == "so far 1\n"

@@ -34,7 +34,7 @@ def test_it_is_compiled_once(source, options, capfd):
     said = capfd.readouterr()
     assert said.out == ""
     assert said.err.splitlines()[0] == (
-        "tfdist: compiling the native collectives (once for this machine) ..."
+        "tfdist: compiling the native collectives (once per host) ..."
     )
     assert re.search(r"\ntfdist: compiled the native collectives in \d+\.\d s \(g\+\+ ", said.err)
     assert value(first) == 1
@@ -256,7 +256,7 @@ def test_a_cache_that_cannot_be_written(source, tmp_path, options, capfd):
 
 def test_no_home(source, options, capfd):
     assert value(ensure(NativeOptions(), source)) == 1
-    assert "there is no home folder" in capfd.readouterr().err
+    assert "there is no home directory" in capfd.readouterr().err
 
 
 def test_a_temporary_folder_that_others_can_write_is_not_used(source, options):
@@ -270,7 +270,7 @@ def test_a_temporary_folder_that_others_can_write_is_not_used(source, options):
 def test_nowhere_to_write(source, options, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(NativeUnavailableError, match="Set TFDIST_CACHE to one that can"):
+    with pytest.raises(NativeUnavailableError, match="Set TFDIST_CACHE to a writable directory"):
         ensure(NativeOptions(cache=tmp_path / "file" / "cache"), source)
 
 

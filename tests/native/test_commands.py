@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.native.conftest import write
 
-COMPILING = "tfdist: compiling the native collectives (once for this machine) ..."
+COMPILING = "tfdist: compiling the native collectives (once per host) ..."
 
 
 def paths(output):
@@ -17,12 +17,12 @@ def paths(output):
 def test_build(installation, python, tmp_path):
     first = python(installation, "-m", "tfdist", "build")
     assert first.returncode == 0, first.stderr
-    assert re.match(r"compiled in \d+\.\d s, by \S+ [\d.]+ for TensorFlow 2\.\d+", first.stdout)
+    assert re.match(r"compiled in \d+\.\d s by \S+ [\d.]+ for TensorFlow 2\.\d+", first.stdout)
     assert first.stderr.startswith(COMPILING)
     (library,) = paths(first.stdout)
     assert library.parents[1] == tmp_path / "home" / ".cache" / "tfdist" / "native"
     second = python(installation, "-m", "tfdist", "build")
-    assert second.stdout.startswith("compiled already, by")
+    assert second.stdout.startswith("already compiled by")
     assert paths(second.stdout) == [library]
     assert second.stderr == ""
     third = python(installation, "-m", "tfdist", "build", "--force")
@@ -92,8 +92,8 @@ def test_run_with_a_wrong_setting(installation, python):
 def test_doctor(installation, python):
     program = (
         "import os; from tfdist.launch.commands.doctor import native; "
-        "from tfdist.launch.commands.doctor.section import Question; "
-        "section = native.check(Question(os.environ)); print(section.rows, section.problems)"
+        "from tfdist.launch.commands.doctor.section import Context; "
+        "section = native.check(Context(os.environ)); print(section.rows, section.problems)"
     )
 
     def look(**settings):
@@ -101,8 +101,8 @@ def test_doctor(installation, python):
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    assert "not compiled yet; will be on first use, by g++" in look()
-    assert "('native', 'not possible')" in look(PATH="")
+    assert "not compiled yet; will be compiled on first use by g++" in look()
+    assert "('native', 'unavailable')" in look(PATH="")
     assert "No C++ compiler was found" in look(PATH="")
     assert "switched off by TFDIST_NATIVE=0')] []" in look(TFDIST_NATIVE="0")
     assert "TFDIST_NATIVE must be 0 or 1" in look(TFDIST_NATIVE="no")

@@ -38,7 +38,7 @@ def test_no_compiler(source, options, monkeypatch):
 @pytest.mark.parametrize(
     ("setting", "problem"),
     [
-        ("no-such-compiler -O1", "no-such-compiler -O1, given by CXX, does not answer"),
+        ("no-such-compiler -O1", "no-such-compiler -O1, given by CXX, does not work"),
         ("false", "(code 1)"),
         ("g++ 'half", "CXX is not a command (No closing quotation)"),
     ],
@@ -106,7 +106,7 @@ def test_a_holder_is_named_and_not_waited_for_for_ever(source, options, monkeypa
     assert re.search(rf"within 0 s by process {os.getpid()} on \S+, which holds {root}", message)
     assert len(lines) == 1
     assert re.fullmatch(
-        rf"waiting for process {os.getpid()} on \S+, which compiles the native collectives "
+        rf"waiting for process {os.getpid()} on \S+, which is compiling the native collectives "
         r"\[0 s of 0 s\]",
         lines[0],
     )
@@ -194,7 +194,9 @@ def test_the_cache(environment, cache):
 
 def test_status(source, options, monkeypatch):
     before = native.status(options, source)
-    assert re.fullmatch(r"not compiled yet; will be on first use, by \S+ [\d.]+", str(before))
+    assert re.fullmatch(
+        r"not compiled yet; will be compiled on first use by \S+ [\d.]+", str(before)
+    )
     assert not options.cache.exists()
     build = ensure(options, source)
     after = native.status(options, source)
@@ -203,7 +205,7 @@ def test_status(source, options, monkeypatch):
     monkeypatch.setenv("PATH", "")
     write(source, {"tiny.h": "#define TINY 2\n"})
     none = native.status(options, source)
-    assert str(none) == "not possible"
+    assert str(none) == "unavailable"
     assert none.problem.startswith("No C++ compiler was found")
 
 

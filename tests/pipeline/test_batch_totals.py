@@ -44,4 +44,4 @@ def test_two_pipelines(name):
 
 def test_a_mask_of_what_is_computed_is_refused():
     for said in GROUPS["2"].run(f"{PLACE}:refused"):
-        assert "follow from the model's inputs, the targets and the sample weights" in said
+        assert "depend only on the model's inputs, the targets and the sample weights" in said

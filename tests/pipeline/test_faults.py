@@ -85,18 +85,18 @@ def test_ranks_that_read_different_data():
     for done, text in answers:
         assert not done
         assert "ProgramMismatchError" in text
-        assert "has no more where worker 1" in text
+        assert "has no more batches where worker 1" in text
 
 
 def test_what_is_refused():
     for messages in GROUPS["2"].run("tests.pipeline.faults:refuse"):
         assert "it cannot be called" in messages["called"]
-        assert messages["outside"].startswith("UnsupportedError: A PipelineModel belongs to")
+        assert messages["outside"].startswith("UnsupportedError: A PipelineModel requires a")
         assert "a multiple of `pipeline_size`. Received: pipeline_size=3 for 2" in messages["size"]
         assert messages["microbatches"].startswith("ValueError: `microbatches`")
         assert "gpipe" in messages["schedule"]
         assert "run_eagerly=True" in messages["eager"]
         assert "jit_compile=True" in messages["xla"]
-        assert "`train_step` of its own" in messages["own step"]
-        assert messages["no model"].startswith("ValueError: A PipelineModel is made of")
+        assert "overrides `train_step`" in messages["own step"]
+        assert messages["no model"].startswith("ValueError: `model` must be")
         assert "fist" in messages["cuts"]

@@ -28,7 +28,7 @@ def test_ranks_in_the_middle_read_nothing():
     ("behaviour", "said"),
     some(
         [
-            ("other_targets", "targets of form"),
+            ("other_targets", "targets of structure"),
             ("other_rows", "has no more"),
             ("another_order", "as many rows with other targets"),
         ],

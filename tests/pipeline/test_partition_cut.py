@@ -147,5 +147,5 @@ def test_a_mask_that_the_model_promises_must_be_there():
 @pytest.mark.parametrize("boundaries", [[0], [9], [3, 3], [4, 2], [-1]])
 def test_every_stage_has_calls(boundaries):
     graph = linearize(mlp())
-    with pytest.raises(PartitionError, match="boundaries rise"):
+    with pytest.raises(PartitionError, match="boundaries must increase strictly"):
         cut(graph, boundaries)

@@ -9,7 +9,7 @@ from tests.groups import GROUPS
     ("behaviour", "said"),
     [
         ("coupling_loss", "couples the rows of a batch"),
-        ("float8", "A float8 layer records the largest numbers"),
+        ("float8", "A float8 layer records the largest values"),
     ],
 )
 def test_on_all_ranks(behaviour, said):

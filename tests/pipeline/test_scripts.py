@@ -68,12 +68,12 @@ def test_ranks_that_disagree_on_what_is_trained():
 
 def test_a_batch_size_of_its_own_is_refused():
     for error in GROUPS["2"].run(f"{PLACE}:fixed_rows"):
-        assert "sees a batch in parts" in error and "(8, 3)" in error
+        assert "gets a batch in parts" in error and "(8, 3)" in error
 
 
 def test_layers_in_two_models_are_refused():
     for error in GROUPS["2"].run(f"{PLACE}:layers_in_two_models"):
-        assert "no other model's as well" in error
+        assert "cannot be used in another model" in error
 
 
 def test_what_the_chief_cannot_write(tmp_path):
@@ -95,5 +95,5 @@ def test_a_clone():
 def test_saving_on_the_chief_alone():
     ours, _ = GROUPS["2"].answers(f"{PLACE}:saving_alone")
     GROUPS["2"].stop()  # Its workers have waited for one another in vain.
-    assert "'saving a model in stages, which all workers do together' waited" in ours[1]
+    assert "'saving a PipelineModel, which all workers must do together' waited" in ours[1]
     assert "1 of 2 workers: worker 1" in ours[1]

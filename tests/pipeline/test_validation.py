@@ -30,7 +30,7 @@ def read(*lines: str) -> Schedule:
     ("lines", "complaint"),
     [
         (["F0.0 B0.0", ""], "Rank 1 runs nothing"),
-        (["F0.0 B0.0 F0.-1"], "Rank 0 runs F0.-1; .* counted from 0"),
+        (["F0.0 B0.0 F0.-1"], "Rank 0 runs F0.-1; .* numbered from 0"),
         (["F0.0 B0.0 F2.0 B2.0"], "No rank runs stage 1;"),
         (["F0.0 B0.0", "F1.0 B0.0 B1.0"], "Rank 1 runs B0.0 and rank 0 runs F0.0;"),
         (["F0.0 F0.0 B0.0"], "Rank 0 runs F0.0 2 times"),
@@ -140,7 +140,7 @@ def test_an_edge_without_gradient_orders_no_backward_passes():
 @pytest.mark.parametrize(
     ("edges", "differentiable", "complaint"),
     [
-        ([(1, 0)], None, r"from a stage to a later one, of 2. Received: \(1, 0\)"),
+        ([(1, 0)], None, r"from one of the 2 stages to a later one. Received: \(1, 0\)"),
         ([(0, 0)], None, r"Received: \(0, 0\)"),
         ([(0, 2)], None, r"Received: \(0, 2\)"),
         ([(0, 1)], [(0, 2)], r"one of the edges. Received: \(0, 2\)"),

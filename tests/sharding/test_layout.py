@@ -1,4 +1,4 @@
-"""Shares cover every element once, and are equally large."""
+"""Shards cover every element once and have equal sizes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ def test_every_element_has_one_owner(sizes, ranks):
     groups = [range(len(sizes) - 1, 1, -1), range(min(2, len(sizes)))]
     owned = {(i, e): 0 for i, size in enumerate(sizes) for e in range(size)}
     for bucket in cut(sizes, groups, ranks):
-        assert bucket.share * ranks == bucket.size + bucket.padding
+        assert bucket.shard_size * ranks == bucket.size + bucket.padding
         assert bucket.padding < ranks
         for rank in range(ranks):
-            at = 0
+            offset = 0
             for piece in bucket.pieces(rank):
-                assert piece.at == at
-                at += piece.size
+                assert piece.offset == offset
+                offset += piece.size
                 for element in range(piece.start, piece.stop):
                     owned[piece.variable, element] += 1
-            assert at <= bucket.share
-            assert at == bucket.share or rank >= bucket.size // bucket.share
+            assert offset <= bucket.shard_size
+            assert offset == bucket.shard_size or rank >= bucket.size // bucket.shard_size
     assert set(owned.values()) == {1}

@@ -22,8 +22,8 @@ def test_training_outside_of_the_scope_is_refused():
     for said, untouched in GROUPS["2"].run(f"{ALONE}:training_outside_of_the_scope"):
         assert untouched
         for message, call in zip(said, ("fit", "train_on_batch"), strict=True):
-            assert message.startswith(f"ValueError: `{call}` trains a model that was made in the")
-            assert "Make it inside `with strategy.scope():`" in message
+            assert message.startswith(f"ValueError: `{call}` requires a model created in the scope")
+            assert "Create it inside `with strategy.scope():`" in message
 
 
 @pytest.mark.parametrize("group", ["1", "2"])

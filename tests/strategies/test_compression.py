@@ -193,7 +193,7 @@ def test_resumes_from_files(tmp_path, behaviour, arguments):
 @exhaustive
 def test_resumes_without_what_was_kept(tmp_path):
     for said, unchanged in run("2", "resumed_without", str(tmp_path)):
-        assert "belongs to other weights" in said[0] and "is not there" in said[1]
+        assert "belongs to other weights" in said[0] and "does not exist" in said[1]
         assert unchanged
 
 
@@ -268,7 +268,7 @@ def test_auto(exact):
 
 def test_auto_on_one_machine():
     (said, chosen), (nothing, others) = run("2", "auto_on_one_machine")
-    assert "none is chosen, as all workers are on one machine" in said[0]
+    assert "chose none, since all workers are on one host" in said[0]
     assert (nothing, chosen, others) == ([], "none", "none")
 
 
@@ -283,7 +283,7 @@ def test_auto_follows_the_links():
 
 @pytest.mark.parametrize("candidates", ["int8", ("int8",), Int8()])
 def test_wrong_candidates(candidates):
-    with pytest.raises(ValueError, match="`candidates` is a tuple of codecs"):
+    with pytest.raises(ValueError, match="`candidates` must be a tuple of codecs"):
         Auto(candidates)
 
 
@@ -324,13 +324,13 @@ def test_what_may_be_passed():
     assert read("auto") == read(Auto()) == Policy(Auto())
     assert read("int8") == read(Int8()) == read(Policy(Int8())) == Policy(Int8())
     for wrong in ("int9", 8, Int8, ["int8"], np.zeros(3), {}):
-        with pytest.raises(ValueError, match="`compression` is one of 'fp16'"):
+        with pytest.raises(ValueError, match="`compression` must be one of 'fp16'"):
             read(wrong)
 
 
 @pytest.mark.parametrize("codec", [None, "int8", Int8])
 def test_a_policy_holds_a_codec(codec):
-    with pytest.raises(ValueError, match="`codec` is a codec such as"):
+    with pytest.raises(ValueError, match="`codec` must be a codec such as"):
         Policy(codec)
 
 
@@ -340,10 +340,10 @@ def test_a_policy_holds_a_codec(codec):
         ({"exclude": "kernel"}, "tuple of regular expressions"),
         ({"exclude": ("(",)}, "regular expressions"),
         ({"exclude": ("a", 3)}, "tuple of regular expressions"),
-        ({"smallest": -1}, "`smallest` is 0 or more"),
-        ({"smallest": "a"}, "Policy: `smallest` is of type int"),
-        ({"within_hosts": "no"}, "`within_hosts` is of type bool"),
-        ({"warmup_steps": -1}, "`warmup_steps` is 0 or more"),
+        ({"smallest": -1}, "`smallest` must be >= 0"),
+        ({"smallest": "a"}, "Policy: `smallest` must be of type int"),
+        ({"within_hosts": "no"}, "`within_hosts` must be of type bool"),
+        ({"warmup_steps": -1}, "`warmup_steps` must be >= 0"),
     ],
 )
 def test_wrong_policies(settings, words):

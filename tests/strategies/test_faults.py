@@ -21,7 +21,7 @@ KINDS = {
     "native in TLS between hosts": {"tls": True},
     "tensorflow": {"native": False},
 }
-WORDS = {"killed": ("is lost: ",), "ended": ("has ended", "has left the group")}
+WORDS = {"killed": ("is lost: ",), "ended": ("has left the job", "has left the group")}
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_process_stays_in_its_group():
 
 def test_xla_is_refused_before_the_first_step():
     for message in GROUPS["2"].run(f"{FAULTS}:compiled_by_xla"):
-        assert message.startswith("UnsupportedError: jit_compile=True is not possible")
+        assert message.startswith("UnsupportedError: jit_compile=True is not supported")
 
 
 def test_rows_without_batches_are_refused():
@@ -136,9 +136,9 @@ def test_another_backend_is_refused():
 @pytest.mark.parametrize(
     ("fault", "said"),
     [
-        ("layers_outside_of_the_scope", "dense/kernel' was made outside"),
-        ("optimizer_outside_of_the_scope", "ValueError: The optimizer 'adam' was made outside"),
-        ("model_outside_of_the_scope", "ValueError: `fit` trains a model that was made in the"),
+        ("layers_outside_of_the_scope", "dense/kernel' was created outside"),
+        ("optimizer_outside_of_the_scope", "ValueError: The optimizer 'adam' was created outside"),
+        ("model_outside_of_the_scope", "ValueError: `fit` requires a model created in the scope"),
         ("stateful_layer", "UnsupportedError: The layer 'lstm' is stateful"),
         ("different_epochs", "ProgramMismatchError: "),
         ("the_chief_evaluates", "ProgramMismatchError: "),

@@ -15,11 +15,11 @@ from tfdist.errors import UnsupportedError
 from tfdist.internals.contract import TARGETS, Target, check_targets
 from tfdist.internals.optimizer import overrides
 from tfdist.trainer import hooks
-from tfdist.trainer.patching import LAYERS, layers_around, patch, put_around
+from tfdist.trainer.patching import LAYERS, layers_of, patch, patch_target
 
 
 def all_layers():
-    return {name: layers_around(target.function) for name, target in TARGETS.items()}
+    return {name: layers_of(target.function) for name, target in TARGETS.items()}
 
 
 @pytest.fixture
@@ -63,35 +63,35 @@ def test_all_that_is_replaced_is_known_and_the_other_way_round():
 
 
 def test_a_layer_is_not_put_around_itself(target):
-    put_around(target, layer("losses.reductions", lambda v: v + 1))
-    put_around(target, layer("losses.reductions", lambda v: v + 1))
+    patch_target(target, layer("losses.reductions", lambda v: v + 1))
+    patch_target(target, layer("losses.reductions", lambda v: v + 1))
     assert target.function(1) == 3
-    put_around(target, layer("saving.callbacks", lambda v: 10 * v))
-    put_around(target, layer("losses.reductions", lambda v: v + 1))
+    patch_target(target, layer("saving.callbacks", lambda v: 10 * v))
+    patch_target(target, layer("losses.reductions", lambda v: v + 1))
     assert target.function(1) == 30
-    assert layers_around(target.function) == ["losses.reductions", "saving.callbacks"]
+    assert layers_of(target.function) == ["losses.reductions", "saving.callbacks"]
 
 
 def test_layers_have_an_order(target):
-    put_around(target, layer("optimizers.replicated", lambda v: v))
-    with pytest.raises(RuntimeError, match=r"'losses\.reductions' go inside of those of"):
-        put_around(target, layer("losses.reductions", lambda v: v))
+    patch_target(target, layer("optimizers.replicated", lambda v: v))
+    with pytest.raises(RuntimeError, match=r"'losses\.reductions' must go inside those of"):
+        patch_target(target, layer("losses.reductions", lambda v: v))
 
 
 def test_around_what_another_package_has_put_there(target):
-    put_around(target, layer("losses.reductions", lambda v: v + 1))
+    patch_target(target, layer("losses.reductions", lambda v: v + 1))
     ours = target.function
     target.owner.double = lambda value: -ours(value)
-    put_around(target, layer("optimizers.replicated", lambda v: 10 * v))
+    patch_target(target, layer("optimizers.replicated", lambda v: 10 * v))
     assert target.function(1) == -30
 
 
 def test_modules_imported_anew_replace_their_own(target):
     module = types.ModuleType("tfdist.trainer.losses.reductions")
     exec("def wrap(original):\n    return lambda value: original(value) + 1", vars(module))
-    put_around(target, module.wrap)
+    patch_target(target, module.wrap)
     assert target.function(1) == 3
-    put_around(target, layer("losses.reductions", lambda v: v + 5))
+    patch_target(target, layer("losses.reductions", lambda v: v + 5))
     assert target.function(1) == 7
 
 

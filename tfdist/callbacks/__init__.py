@@ -1,4 +1,4 @@
-"""Keras callbacks for training on many workers."""
+"""Keras callbacks for distributed training."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A callback that changes what is compressed during training."""
+"""A callback that changes the gradient compression during training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from tfdist.strategies.extended import ReplicatedExtended
 
 
 class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compresses gradients in another way from certain epochs on.
+    """Changes the gradient compression at given epochs.
 
-    What a codec has lost so far goes on to the next one that feeds errors back. Each change makes
-    Keras trace the training step again. When training ends, the strategy's own compression is back.
-    In one process it does nothing.
+    The accumulated errors of a codec carry over to the next one with error feedback. Each change
+    makes Keras retrace the training step. When training ends, the strategy's compression is
+    restored. In a single process the callback has no effect.
 
     Args:
-        schedule: from an epoch, counted from 0, to what is used from then on: all that a strategy
-            takes as `compression`. Before the first of them, what the strategy was made with.
+        schedule: maps an epoch, counted from 0, to the compression used from then on: any value
+            that a strategy accepts as `compression`. Before the first of these epochs, the
+            strategy's compression applies.
 
     Raises:
-        ValueError: an epoch is no integer from 0 on, or its value is nothing of the kind.
-        UnsupportedError: in training, these workers cannot compress.
-        ProgramMismatchError: in training, the workers have different schedules.
+        ValueError: an epoch is not an integer >= 0, or its value is not a valid `compression`.
+        UnsupportedError: in training, if these workers cannot compress.
+        ProgramMismatchError: in training, if the workers have different schedules.
 
     Example:
         ```python
@@ -42,8 +43,8 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         for epoch in schedule:
             if not isinstance(epoch, int) or epoch < 0:
                 raise ValueError(
-                    f"An epoch of a schedule is an integer from 0 on. Received: {epoch!r}. Write "
-                    'it as in {0: None, 1: "int8"}.'
+                    f"The epochs of a schedule must be integers >= 0. Received: {epoch!r}. Write "
+                    'the schedule as in {0: None, 1: "int8"}.'
                 )
         self._policies = {epoch: read(schedule[epoch]) for epoch in sorted(schedule)}
 

@@ -16,20 +16,20 @@ from tfdist.strategies.extended import ReplicatedExtended
 
 
 class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Compares a hash of every weight over all replicas of all workers, bit for bit.
+    """Checks that every weight is bitwise equal on all replicas of all workers, by its hash.
 
-    Synchronous training keeps the replicas equal; where code assigns weights on one worker alone,
-    or draws different random numbers, they drift apart without a word. This finds the step at
-    which that begins. It reads all weights, so it costs about a second per gigabyte of them.
-    Where a model is in stages, each weight is compared over the workers that hold it.
+    Synchronous training keeps the replicas equal; code that assigns weights on one worker only, or
+    draws different random numbers, lets them drift apart silently. This callback finds the step at
+    which that begins. It reads all weights, which takes about a second per gigabyte. In a
+    PipelineModel, each weight is compared over the workers that hold it.
 
     Args:
-        every: after so many batches it compares; and at the end of the training.
+        every: the number of batches between comparisons; another one follows the last batch.
 
     Raises:
         ValueError: `every` is not a positive integer.
-        ReplicaMismatchError: in training, on all workers: names the first variable that differs,
-            and where.
+        ReplicaMismatchError: in training, on all workers; names the first variable that differs
+            and the workers on which it does.
 
     Example:
         ```python
@@ -42,7 +42,7 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
         if not isinstance(every, int) or every < 1:
             raise ValueError(
                 f"`every` must be a positive number of batches. Received: {every!r}. "
-                "Give an integer such as 100."
+                "Pass an integer such as 100."
             )
         self._every = every
         self._batches = 0
@@ -78,14 +78,14 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
                     raise ReplicaMismatchError(
                         f"After {self._batches} batches the replicas are not equal: the variable "
                         f"{first.path!r} differs between worker {first.rank} and {other}. Look "
-                        "for code that changes weights on one worker alone, or by random numbers "
-                        "of its own."
+                        "for code that changes weights on one worker only, or draws random numbers "
+                        "separately on each."
                     )
 
 
 @dataclasses.dataclass(frozen=True)
 class _Copy:
-    """What one replica has of a variable."""
+    """The hash of one replica's copy of a variable."""
 
     rank: int
     replica: int | None

@@ -1,4 +1,4 @@
-"""A callback that logs how many bytes cross the network."""
+"""A callback that logs network traffic."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.strategies.extended import ReplicatedExtended
 
 
 class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
-    """Adds to each epoch's logs what this worker has sent to and received from other hosts.
+    """Adds the bytes sent to and received from other hosts to each epoch's logs.
 
-    The bytes are counted by the native core where it writes and reads, so compression shows in
-    them. They are `sent_bytes` and `received_bytes` in `History`, TensorBoard and the like. What
-    stays on one host counts as nothing, and so does what TensorFlow's collectives send.
+    The native core counts the bytes as it writes and reads them, so they reflect compression. They
+    appear as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks.
+    Traffic within a host and that of TensorFlow's collectives is not counted.
 
     Example:
         ```python
@@ -43,7 +43,7 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
         extended = None if strategy is None else strategy.extended
         if not isinstance(extended, ReplicatedExtended):
             return 0, 0
-        # Stages are always connected by native ones, also where there is one pipeline.
+        # Stages always use native communicators, even with a single pipeline.
         if not extended.in_stages and not isinstance(extended.workers, NativeCommunicator):
             return 0, 0
         traffic = statistics()

@@ -1,9 +1,9 @@
-"""Who takes part in the job, and the connections on which its workers agree.
+"""The workers of a job and the connections between them.
 
-A description of the cluster (TF_CONFIG, a ClusterResolver) becomes a `Topology`; `meet` waits for
-all its workers and returns a `Session`, over which they exchange small byte strings and learn at
-once when one of them is lost; `connect` gives groups of them a `Mesh`, which carries tensors.
-Nothing here imports TensorFlow.
+A cluster description (TF_CONFIG, a ClusterResolver) becomes a `Topology`; `meet` waits for all its
+workers and returns a `Session`, which exchanges small byte strings and detects lost workers;
+`connect` builds the `Mesh` over which a group of workers sends tensors. Nothing here imports
+TensorFlow.
 """
 
 from tfdist.cluster.mesh.mesh import Mesh, connect

@@ -9,19 +9,19 @@ _joined: Topology | None = None
 
 
 def note_joined(topology: Topology) -> None:
-    """Notes the job that this process has become a member of."""
+    """Records the job that this process has joined."""
     global _joined
     _joined = topology
 
 
 def rank() -> int:
-    """This worker's number in its job, from 0; the chief is 0.
+    """The rank of this worker, starting at 0; the chief is rank 0.
 
-    Before a strategy is made it is read from `TF_CONFIG`. Devices do not count: a worker with four
-    GPUs is one worker.
+    Until a strategy is created it is read from `TF_CONFIG`. Ranks number workers, not devices: a
+    worker with four GPUs has one rank.
 
     Raises:
-        ClusterError: `TF_CONFIG` is wrong.
+        ClusterError: `TF_CONFIG` is invalid.
 
     Example:
         >>> import tfdist
@@ -32,13 +32,13 @@ def rank() -> int:
 
 
 def size() -> int:
-    """The number of workers in the job, 1 for a process alone.
+    """The number of workers in the job; 1 without a cluster.
 
-    Before a strategy is made it is read from `TF_CONFIG`. What is shared by all devices of all
-    workers is `strategy.num_replicas_in_sync`.
+    Until a strategy is created it is read from `TF_CONFIG`. The number of replicas on all devices
+    of all workers is `strategy.num_replicas_in_sync`.
 
     Raises:
-        ClusterError: `TF_CONFIG` is wrong.
+        ClusterError: `TF_CONFIG` is invalid.
 
     Example:
         >>> import tfdist
@@ -49,10 +49,10 @@ def size() -> int:
 
 
 def is_chief() -> bool:
-    """Whether this is the worker that writes and prints what one worker has to, that of rank 0.
+    """Whether this is rank 0, the worker that writes files and prints on behalf of the job.
 
     Raises:
-        ClusterError: `TF_CONFIG` is wrong.
+        ClusterError: `TF_CONFIG` is invalid.
 
     Example:
         >>> import tfdist

@@ -1,4 +1,4 @@
-"""Collectives: the functions here are for user code, the communicators for the strategies.
+"""Collectives: functions for user code, and communicators for the strategies.
 
 ```python
 strategy = tfdist.MultiWorkerMirroredStrategy()
@@ -46,7 +46,7 @@ _ELSEWHERE = {"NativeCommunicator": "native_communicator", "Traffic": "traffic"}
 
 
 def __getattr__(name: str) -> Any:
-    # Loaded at first use, since the launcher must not import TensorFlow.
+    # Loaded on first use, since the launcher must not import TensorFlow.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = _ELSEWHERE.get(name, "functions")

@@ -1,4 +1,4 @@
-"""Packs tensors into few flat buffers, so that one collective carries many of them."""
+"""Packs tensors into buckets, each reduced by one collective."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ def reduce_in_buckets(
     all_reduce: Callable[[tf.Tensor], tf.Tensor],
     bucket_bytes: int,
 ) -> list[tf.Tensor]:
-    """Reduces tensors bucket by bucket, the last ones first.
+    """Reduces tensors bucket by bucket, the last tensors first.
 
-    Gradients exist in backward order, so a bucket of the last tensors can leave while the
-    backward pass still computes the first.
+    Gradients become available in backward order, so a bucket of the last tensors can be reduced
+    while the backward pass still computes the first.
 
     Args:
         tensors: dense tensors of summable types, in the order of the forward pass.
         all_reduce: reduces one flat tensor.
-        bucket_bytes: a bucket is closed when it holds at least this many bytes.
+        bucket_bytes: a bucket is closed once it holds at least this many bytes.
 
     Returns:
-        The reduced tensors in the order given.
+        The reduced tensors, in the given order.
     """
     reduced: list[tf.Tensor | None] = [None] * len(tensors)
     for bucket in plan(tensors, bucket_bytes):
@@ -36,7 +36,7 @@ def reduce_in_buckets(
     return [t for t in reduced if t is not None]
 
 
-# Packing a tensor of this size costs more than a collective of its own.
+# Packing a tensor of this size costs more than a separate collective.
 _ALONE_BYTES = 1 << 20
 
 
@@ -47,16 +47,16 @@ def plan(
     first_bytes: int | None = None,
     alone_bytes: int = _ALONE_BYTES,
 ) -> list[list[int]]:
-    """Chooses which tensors travel together.
+    """Groups tensors into buckets.
 
     Args:
-        tensors: in the order of the forward pass.
-        bucket_bytes: a bucket is closed when it holds at least this many bytes.
-        first_bytes: the same for the first bucket, so that communication begins early.
-        alone_bytes: a tensor of at least this many bytes is a bucket of its own.
+        tensors: the tensors, in the order of the forward pass.
+        bucket_bytes: a bucket is closed once it holds at least this many bytes.
+        first_bytes: the same for the first bucket, so that communication starts early.
+        alone_bytes: a tensor of at least this many bytes gets a separate bucket.
 
     Returns:
-        Buckets of indices, in backward order; the tensors of one have one type.
+        Buckets of indices, in backward order; the tensors of a bucket have the same type.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -78,12 +78,12 @@ def plan(
 
 
 def pack(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The tensors of one type as one flat tensor."""
+    """Concatenates tensors of one type into a flat tensor."""
     return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
 
 
 def unpack(flat: tf.Tensor, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The inverse of `pack` for a flat tensor that may be longer; `tensors` give the shapes."""
+    """The inverse of `pack`, for a flat tensor that may be longer; `tensors` define the shapes."""
     sizes = [tf.size(t) for t in tensors]
     rest = tf.size(flat) - tf.add_n(sizes)
     parts = tf.split(flat, [*sizes, rest], num=len(sizes) + 1)

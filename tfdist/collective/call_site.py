@@ -1,7 +1,6 @@
-"""Where in the user's program a collective is called, which stands for a name that it lacks.
+"""The call site of a collective in the user's program, which serves as its default name.
 
-Two calls on two workers that stand at different places of the program are no pair, though their
-shapes may be the same.
+Calls at different lines do not match, even if their shapes agree.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ from types import FrameType
 from tfdist.internals.tensorflow import traced_stack
 
 _PACKAGES = ("tfdist", "tensorflow", "keras")
-# What autograph makes of a function; only TensorFlow knows the lines that it was made of.
+# A function converted by autograph; only TensorFlow knows its original lines.
 _GENERATED = "__autograph_generated_file"
-# What of TensorFlow stands between a caller and what is called.
-_IN_BETWEEN = re.compile(r"[/\\](autograph|util)[/\\]")
+# TensorFlow's frames between a caller and the called function.
+_WRAPPERS = re.compile(r"[/\\](autograph|util)[/\\]")
 
 
 def of_call() -> str:
     """The file and the line of the innermost frame outside tfdist, TensorFlow and Keras.
 
     Example:
-        >>> from tfdist.collective import place
-        >>> place.of_call()
-        '<doctest place.of_call[1]>:1'
+        >>> from tfdist.collective import call_site
+        >>> call_site.of_call()
+        '<doctest call_site.of_call[1]>:1'
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _package(frame.f_code.co_filename):
@@ -37,19 +36,19 @@ def of_call() -> str:
 
 
 def of_tensorflow_call(*functions: str) -> str:
-    """Where the user calls one of TensorFlow's functions, from which the caller was called.
+    """The line at which the user calls a TensorFlow function that leads to this call.
 
     Args:
-        functions: their names.
+        functions: the names of the TensorFlow functions.
 
     Returns:
-        As `of_call`; "" where the caller was called in another way: what Keras, tfdist and other
-        functions of TensorFlow call stands for many lines of the user's, which may differ.
+        As for `of_call`; "" for calls through Keras, tfdist or other TensorFlow functions, which
+        different lines of user code may lead to.
     """
     frame = sys._getframe(1).f_back
     called = None
     while frame is not None and _package(frame.f_code.co_filename) == "tensorflow":
-        if not _IN_BETWEEN.search(frame.f_code.co_filename):
+        if not _WRAPPERS.search(frame.f_code.co_filename):
             called = frame.f_code.co_name
         frame = frame.f_back
     return _text(frame) if called in functions and _user(frame) else ""
@@ -64,23 +63,23 @@ def _text(frame: FrameType | None) -> str:
         return ""
     file, line = frame.f_code.co_filename, frame.f_lineno
     if _GENERATED in file:
-        written = next((place for place in traced_stack() if not _package(place[0])), (file, line))
-        if _GENERATED in written[0]:
-            # In a thread of its own even TensorFlow does not. The line is one of what was made.
+        original = next((site for site in traced_stack() if not _package(site[0])), (file, line))
+        if _GENERATED in original[0]:
+            # In a separate thread not even TensorFlow knows it. Use the generated line.
             return f"{frame.f_code.co_name.removeprefix('tf__')}:{line}"
-        file, line = written
+        file, line = original
     return f"{_name(file)}:{line}"
 
 
 @functools.cache
 def _name(file: str) -> str:
-    """What a file is called on all hosts: the number of a notebook's cell depends on what ran."""
+    """A file's name, the same on all hosts: without a notebook cell's number, which varies."""
     return re.sub(r"^<ipython-input-\d+-", "<ipython-input-", os.path.basename(file))
 
 
 @functools.cache
 def _package(file: str) -> str:
-    """The one of the packages that a file is of; "" for all others."""
+    """Which of `_PACKAGES` a file belongs to; "" for none."""
     return next((name for name, folder in _folders() if file.startswith(folder)), "")
 
 

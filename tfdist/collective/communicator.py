@@ -1,4 +1,4 @@
-"""What the strategies ask of a collective library: a handful of operations over one group."""
+"""The interface between the strategies and a collective library."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import tensorflow as tf
 
 
 class Communicator(Protocol):
-    """One participant's handle on a group that runs collectives in step.
+    """One participant's handle on a group that runs collectives.
 
     Every participant calls the same operations in the same order, eagerly or while a
-    `tf.function` is traced (then the operation runs whenever the function runs, inside
-    `tf.cond` and `tf.while_loop` too).
+    `tf.function` is traced (the operation then runs whenever the function runs, including inside
+    `tf.cond` and `tf.while_loop`).
 
     Attributes:
         size: the number of participants.
-        rank: this participant's position, from 0.
+        rank: this participant's index, starting at 0.
     """
 
     @property
@@ -30,35 +30,35 @@ class Communicator(Protocol):
         """Sums over the participants.
 
         Args:
-            tensors: of numeric types and of the same shapes on all participants.
-            key: what the sums are for, where several are alike; compared between the participants
-                where that is possible.
+            tensors: tensors of numeric types, with the same shapes on all participants.
+            key: distinguishes sums of the same shapes; compared among the participants if the
+                library supports it.
 
         Returns:
-            The sums, in the order, types and shapes of `tensors`; bitwise equal everywhere.
+            The sums, in the order, types and shapes of `tensors`; bitwise identical everywhere.
         """
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        """This participant's part, along the first axis, of the sum over the participants.
+        """This participant's shard, along the first axis, of the sum over the participants.
 
         Args:
-            tensor: of a numeric type; its first dimension is a multiple of `size`.
+            tensor: a tensor of a numeric type; its first dimension is a multiple of `size`.
         """
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         """Concatenates along the first axis, in rank order.
 
         Args:
-            tensor: of rank one or more; the first dimension may differ between participants.
+            tensor: a tensor of rank >= 1; the first dimension may differ between participants.
             key: as for `all_reduce`.
         """
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Gives everyone rank 0's value, bit for bit; shapes and types must agree."""
+        """Returns rank 0's value, bit for bit, everywhere; shapes and types must agree."""
 
 
 class Alone:
-    """The communicator of a group of one: nothing to do."""
+    """The communicator of a group of one, whose operations are no-ops."""
 
     size = 1
     rank = 0

@@ -1,4 +1,4 @@
-"""All-reduces that send encoded values."""
+"""All-reduce with encoded values."""
 
 from __future__ import annotations
 
@@ -21,19 +21,20 @@ def compressed_all_reduce(
     *,
     within_hosts: bool = False,
 ) -> list[tf.Tensor]:
-    """Sums over the ranks, sending encoded values from host to host.
+    """Sums over the ranks, sending encoded values between hosts.
 
     Args:
-        communicator: over the ranks.
-        tensors: float32, of the same shapes on all ranks.
+        communicator: the ranks' communicator.
+        tensors: float32 tensors, of the same shapes on all ranks.
         encoding: how values are encoded, the same on all ranks.
-        errors: for each tensor a float32 variable of as many values on the host: added to the
-            tensor, and afterwards what encoding it has lost on this rank. None for none.
-        seed: an int64 scalar, of what is random; another one each time.
-        within_hosts: whether values are encoded also from rank to rank of a host.
+        errors: for each tensor a float32 variable on the CPU with the same number of values: it is
+            added to the tensor, and then set to what encoding lost on this rank. Empty for no
+            error feedback.
+        seed: an int64 scalar that seeds random encodings; different in each call.
+        within_hosts: whether to encode values between ranks of the same host as well.
 
     Returns:
-        The sums, bitwise equal on all ranks.
+        The sums, bitwise identical on all ranks.
     """
     with tf.device(communicator.host):
         sums: list[Any] = [None] * len(tensors)
@@ -43,7 +44,7 @@ def compressed_all_reduce(
                 communicator.token,
                 [tensors[i] for i in bucket],
                 [errors[i].handle for i in bucket] if errors else [],
-                # What is random differs from bucket to bucket.
+                # A different seed for each bucket.
                 seed + number * 0x9E3779B9,
                 encoding,
                 within_hosts,

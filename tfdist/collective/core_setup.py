@@ -1,4 +1,4 @@
-"""What the native core is told of a group and of the settings."""
+"""Converts a mesh and the settings to the native core's setup."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tfdist.options import Options
 
 
 def setup_of(mesh: Mesh, options: Options) -> Setup:
-    """The core's setup for a rank that is connected."""
+    """The core's setup for a connected rank."""
 
     def integers(values: Sequence[int]) -> Any:
         return (ctypes.c_int * len(values))(*values)

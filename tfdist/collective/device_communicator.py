@@ -1,4 +1,4 @@
-"""A communicator over the devices of all workers: first those of a worker, then the workers."""
+"""A communicator over the devices of all workers, which reduces within each worker first."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfdist.collective.native_communicator import NativeCommunicator
 class DeviceCommunicator:
     """One device's handle on the group of all devices of all workers.
 
-    The devices of a worker share the traffic between the workers: each takes a part of the sums
-    over the worker's devices and exchanges it with the same device of the other workers.
+    The devices of a worker divide the traffic between workers: each exchanges its shard of the
+    worker's sums with the same device of the other workers.
 
     Args:
-        devices: over this worker's devices.
-        workers: over this device of all workers.
+        devices: the communicator over this worker's devices.
+        workers: the communicator over this device of all workers.
     """
 
     def __init__(self, devices: NativeCommunicator, workers: NativeCommunicator) -> None:
@@ -43,11 +43,11 @@ class DeviceCommunicator:
             parts = []
             for number, bucket in enumerate(buckets):
                 flat = pack([summable[i] for i in bucket])
-                whole = tf.pad(flat, [[0, -tf.size(flat) % group.size]])
+                padded = tf.pad(flat, [[0, -tf.size(flat) % group.size]])
                 parts.append(
-                    native_ops.reduce_scatter(group.token, whole, "sum", group.name, f"{number}")
+                    native_ops.reduce_scatter(group.token, padded, "sum", group.name, f"{number}")
                 )
-            # In the order in which the parts come to be, which is from the last to the first.
+            # `all_reduce` starts with its last tensors, and the first parts are available first.
             parts = self._workers.all_reduce(parts[::-1], key)[::-1]
             for number, (bucket, part) in enumerate(zip(buckets, parts, strict=True)):
                 flat = native_ops.all_gather(group.token, part, group.name, f"{number}")

@@ -1,4 +1,4 @@
-"""Carries every TensorFlow type through collectives that know only a few."""
+"""Converts TensorFlow types to and from those that collectives support."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _BITS = {8: tf.int64, 4: tf.int32, 2: tf.int16, 1: tf.int8}
 def to_summable(tensor: tf.Tensor) -> tf.Tensor:
     """Converts to a type that can be summed without loss of range.
 
-    bfloat16 goes as float32, small integers as int32, complex numbers as pairs of floats.
+    bfloat16 becomes float32, small integers int32, complex numbers pairs of floats.
 
     Raises:
-        ValueError: the type has no sum (strings, resources).
+        ValueError: values of the type cannot be summed (strings, resources).
     """
     dtype = tensor.dtype
     if dtype in REDUCIBLE:
@@ -29,12 +29,12 @@ def to_summable(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def to_native_summable(tensor: tf.Tensor) -> tf.Tensor:
-    """Like `to_summable`, for the native core, which adds up bfloat16 in float32 by itself."""
+    """As `to_summable`, but keeps bfloat16, which the native core sums in float32."""
     return tensor if tensor.dtype == tf.bfloat16 else to_summable(tensor)
 
 
 def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Converts a sum back to the type of the tensor that was given to `to_summable`."""
+    """Converts a sum back to the type of the tensor passed to `to_summable`."""
     dtype = like.dtype
     if dtype == value.dtype:
         return value
@@ -44,7 +44,7 @@ def from_summable(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
 
 
 def to_bits(tensor: tf.Tensor) -> tf.Tensor:
-    """The bit pattern as int32 or int64, so that a sum with zeros keeps every bit."""
+    """The bit pattern as int32 or int64, which a sum with zeros preserves."""
     dtype = tensor.dtype
     if dtype.is_bool:
         return tf.cast(tensor, tf.int32)

@@ -1,11 +1,11 @@
 """Collectives for user code: on tensors and nests of tensors, eagerly and in `tf.function`.
 
 All ranks of a communicator call the same functions in the same order. A strategy with the native
-collectives makes the communicator `"workers"`, which has one rank for each worker;
-`NativeCommunicator.split` makes others.
+collectives creates the communicator `"workers"`, which has one rank per worker;
+`NativeCommunicator.split` creates others.
 
-A collective without a `name` that moves values among all ranks is known by the place of its call,
-file and line: ranks that call it at different lines have to give those calls one name.
+The default name of a collective among all ranks is its call site, file and line: ranks that call
+it at different lines must pass the same `name`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def _as_written(function: _Function) -> _Function:
-    """Keeps autograph from rewriting a function where it is called, which hides who calls it."""
+    """Keeps autograph from converting a function, which would hide its call site."""
     return tf.autograph.experimental.do_not_convert(function)  # type: ignore[no-any-return]
 
 
@@ -34,30 +34,30 @@ def communicator(name: str = _WORKERS) -> NativeCommunicator:
     """This process's handle on a group of ranks: `rank`, `size`, `split`, `traffic`, `abort`.
 
     Raises:
-        ValueError: there is no communicator of this name.
+        ValueError: no communicator has this name.
     """
     return registry.get(name)  # type: ignore[no-any-return]
 
 
 @_as_written
 def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Reduces over the ranks; every rank gets the same bits.
+    """Reduces over the ranks; the result is bitwise identical on all of them.
 
     Args:
         value: a tensor, or a nest of tensors, of bool, (u)int8, int32, int64, float16, bfloat16,
-            float32 or float64; the same shapes and types on all ranks. Half types are added up in
+            float32 or float64; the same shapes and types on all ranks. Half types are summed in
             float32.
-        op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools are taken
-            as 0 and 1: a sum is whether any is true.
+        op: `"sum"`, `"mean"` (floating types), `"min"`, `"max"` or `"product"`. Bools count as 0
+            and 1: a sum is true if any is.
         communicator: the group's name.
-        name: of this call, compared between the ranks; its place in the program by default.
+        name: the name of this call, compared among the ranks; by default the call site.
 
     Returns:
-        The reduced value, of the same structure. `"sum"` and `"mean"` have gradients.
+        The reduced value, of the same structure. `"sum"` and `"mean"` are differentiable.
 
     Raises:
-        ValueError: an unknown `op`, or no communicator of this name.
-        tf.errors.FailedPreconditionError: the ranks do not call the same collective.
+        ValueError: `op` is unknown, or no communicator has this name.
+        tf.errors.FailedPreconditionError: the ranks called different collectives.
         tf.errors.UnavailableError: a rank is lost.
 
     Example:
@@ -72,11 +72,11 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     key = name or call_site.of_call()
     with tf.device(group.host):
         for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
-            mine = [i for i, t in enumerate(tensors) if t.dtype == dtype]
+            indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             reduced = native_ops.all_reduce(
-                group.token, [tensors[i] for i in mine], op, communicator, key
+                group.token, [tensors[i] for i in indices], op, communicator, key
             )
-            for i, result in zip(mine, reduced, strict=True):
+            for i, result in zip(indices, reduced, strict=True):
                 results[i] = result
     return tf.nest.pack_sequence_as(value, results)
 
@@ -85,20 +85,21 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
 def reduce_scatter(
     value: Any, op: str = "sum", *, communicator: str = _WORKERS, name: str = ""
 ) -> Any:
-    """Reduces over the ranks, and gives each its part along the first axis.
+    """Reduces over the ranks and returns this rank's shard along the first axis.
 
     Args:
-        value: a tensor or a nest of them, as for `all_reduce`; the first axis is a multiple of the
-            number of ranks.
+        value: a tensor or a nest of them, as for `all_reduce`; the first dimension is a multiple
+            of the number of ranks.
         op: as for `all_reduce`.
         communicator: the group's name.
-        name: of this call, compared between the ranks; its place in the program by default.
+        name: the name of this call, compared among the ranks; by default the call site.
 
     Returns:
-        Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` have gradients.
+        Rows `[rank * n, (rank + 1) * n)` of the reduced value. `"sum"` and `"mean"` are
+        differentiable.
 
     Raises:
-        As `all_reduce`; tf.errors.InvalidArgumentError for an axis that cannot be cut.
+        As `all_reduce`; tf.errors.InvalidArgumentError if the first dimension is not divisible.
     """
     _check_op(op)
     return _map(
@@ -114,12 +115,12 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
     """Concatenates along the first axis, in rank order.
 
     Args:
-        value: a tensor or a nest of them; ranks may differ in the first dimension.
+        value: a tensor or a nest of them; the first dimension may differ between ranks.
         communicator: the group's name.
-        name: of this call, compared between the ranks; its place in the program by default.
+        name: the name of this call, compared among the ranks; by default the call site.
 
     Returns:
-        The rows of all ranks; has a gradient.
+        The rows of all ranks; differentiable.
     """
     return _map(
         value,
@@ -131,16 +132,16 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
 
 @_as_written
 def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: str = "") -> Any:
-    """Gives every rank the root's value.
+    """Broadcasts the root's value to all ranks.
 
     Args:
         value: a tensor or a nest of them, of the same shapes and types on all ranks.
-        root: a rank.
+        root: the root's rank.
         communicator: the group's name.
-        name: of this call, compared between the ranks; its place in the program by default.
+        name: the name of this call, compared among the ranks; by default the call site.
 
     Returns:
-        The root's value; has a gradient.
+        The root's value; differentiable.
     """
     return _map(
         value,
@@ -157,13 +158,13 @@ def all_to_all(
     """Sends some rows to each rank.
 
     Args:
-        tensor: rows for rank 0, then for rank 1, and so on.
-        rows: for each rank the number of rows that go to it, int64; equal shares by default.
+        tensor: the rows for rank 0, then those for rank 1, and so on.
+        rows: the number of rows for each rank, int64; equal numbers by default.
         communicator: the group's name.
-        name: of this call, compared between the ranks; its place in the program by default.
+        name: the name of this call, compared among the ranks; by default the call site.
 
     Returns:
-        The rows that came, in rank order, and how many came from each rank. Has a gradient.
+        The received rows, in rank order, and the number of rows from each rank. Differentiable.
     """
     group = registry.get(communicator)
     tensor = tf.convert_to_tensor(tensor)
@@ -183,9 +184,9 @@ def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "")
 
     Args:
         value: the tensor.
-        rank: to whom.
+        rank: the receiver's rank.
         communicator: the group's name.
-        name: of this message, compared with the receiver's.
+        name: the name of this message, compared with the receiver's.
     """
     group = registry.get(communicator)
     with tf.device(group.host):
@@ -201,14 +202,14 @@ def receive(
     communicator: str = _WORKERS,
     name: str = "",
 ) -> tf.Tensor:
-    """Receives a tensor that one rank sends.
+    """Receives a tensor from one rank, which calls `send`.
 
     Args:
-        shape: of the tensor; compared with the sender's.
-        dtype: its type.
-        rank: from whom.
+        shape: the tensor's shape, compared with the sender's.
+        dtype: the tensor's type.
+        rank: the sender's rank.
         communicator: the group's name.
-        name: of this message, compared with the sender's.
+        name: the name of this message, compared with the sender's.
 
     Returns:
         The tensor.
@@ -220,11 +221,11 @@ def receive(
 
 @_as_written
 def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
-    """Waits until all ranks have come here.
+    """Waits until all ranks have called it.
 
     Args:
         communicator: the group's name.
-        name: of this call, compared between the ranks.
+        name: the name of this call, compared among the ranks.
     """
     group = registry.get(communicator)
     if group.size > 1:
@@ -233,10 +234,10 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
 
 
 def statistics(communicator: str | None = None) -> Traffic:
-    """What has crossed this process's links so far.
+    """This process's traffic so far.
 
     Args:
-        communicator: a group's name, for its links alone; all groups by default.
+        communicator: a group's name, to count only its traffic; all groups by default.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP

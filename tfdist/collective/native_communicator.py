@@ -1,4 +1,4 @@
-"""A communicator over the native core: shared memory inside a host, TCP between hosts."""
+"""A communicator over the native core: shared memory within a host, TCP between hosts."""
 
 from __future__ import annotations
 
@@ -29,18 +29,17 @@ FIRST_BYTES = 1 << 20
 
 
 class NativeCommunicator:
-    """This process's handle on a group of ranks; `open_communicator` makes it.
+    """This process's handle on a group of ranks; created by `open_communicator`.
 
-    Its operations run eagerly and in `tf.function`, in the same order on all ranks. A lost rank
-    fails those that are pending and all that follow, on every rank, with
-    `tf.errors.UnavailableError`; ranks that do not call the same ones get
-    `tf.errors.FailedPreconditionError`, which names both.
+    Its operations run eagerly and in `tf.function`, in the same order on all ranks. If a rank is
+    lost, all pending and later operations raise `tf.errors.UnavailableError` on every rank. Ranks
+    that call different operations raise `tf.errors.FailedPreconditionError`, which names both.
 
     Args:
         number: the core's number of the communicator.
         mesh: the group.
         options: the settings.
-        session: the job's control connections, for `split`; None where all ranks are threads.
+        session: the job's control connections, for `split`; None if all ranks are threads.
 
     Attributes:
         bucket_bytes: tensors are reduced in collectives of about this size.
@@ -56,10 +55,10 @@ class NativeCommunicator:
         self._session, self._options = session, options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
-        # Only where this strategy's devices are known to TensorFlow.
+        # Set on first use, when TensorFlow's devices are initialized.
         self._host: str | None = None
         self._token: tf.Tensor | None = None
-        self._making = threading.Lock()
+        self._token_lock = threading.Lock()
 
     @property
     def size(self) -> int:
@@ -71,7 +70,7 @@ class NativeCommunicator:
 
     @property
     def hosts(self) -> tuple[int, ...]:
-        """For each rank the number of its host."""
+        """For each rank, the number of its host."""
         return self._hosts
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
@@ -89,8 +88,8 @@ class NativeCommunicator:
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.host):
-            whole = dtypes.to_native_summable(tensor)
-            part = native_ops.reduce_scatter(self.token, whole, "sum", self.name, "")
+            summable = dtypes.to_native_summable(tensor)
+            part = native_ops.reduce_scatter(self.token, summable, "sum", self.name, "")
             return dtypes.from_summable(part, tensor)
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
@@ -103,7 +102,7 @@ class NativeCommunicator:
             return dtypes.from_bits(bits, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        """Gives everyone a rank's value, bit for bit; shapes and types must agree."""
+        """Returns the root's value, bit for bit, on all ranks; shapes and types must agree."""
         if tensor.dtype in (tf.string, tf.resource, tf.variant):
             raise UnsupportedError(
                 f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
@@ -117,38 +116,38 @@ class NativeCommunicator:
 
     @property
     def host(self) -> str:
-        """The device that its operations run on: this process's CPU."""
+        """The device that operations run on: this process's CPU."""
         if self._host is None:
             self._host = str(tf.config.list_logical_devices("CPU")[0].name)
         return self._host
 
     @property
     def token(self) -> tf.Tensor:
-        """What its operations hold, so that they run in order."""
+        """The resource that operations hold so that they run in order."""
         tokens.note_use()
-        with self._making:
+        with self._token_lock:
             if self._token is None:
                 self._token = tokens.make(self.host, tf.float32)
             return self._token
 
     def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
-        """The same communicator, which reduces tensors in collectives of about this size."""
-        _ = self.token  # Made now, so that both have the same.
+        """The same communicator with collectives of about this size."""
+        _ = self.token  # Created now, so that both share it.
         other = copy.copy(self)
         other.bucket_bytes = bucket_bytes
         return other
 
     def plan(self, tensors: Sequence[tf.Tensor]) -> list[list[int]]:
-        """Which tensors it reduces in one collective; see `buckets.plan`."""
+        """Groups tensors into buckets, each reduced by one collective; see `buckets.plan`."""
         bytes_ = self.bucket_bytes
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
 
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
-        """Makes a communicator of some of the job's ranks; all of the job call it together.
+        """Creates a communicator of some of the job's ranks; called by all of them together.
 
         Args:
-            name: of the new group, the same for all; there can be several groups of one name,
-                as long as each process is in one of them.
+            name: the name of the new group, the same on all ranks; several groups may have the
+                same name if each process is in at most one of them.
             members: the job's ranks in this process's group, in the group's order; empty for a
                 process in none.
 
@@ -157,14 +156,14 @@ class NativeCommunicator:
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
-            ValueError: a process of the group has a communicator of this name.
+            ValueError: a process of the group already has a communicator of this name.
         """
         if self._session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
         return open_communicator(self._session, name, members, self._options)
 
     def traffic(self) -> Traffic:
-        """What has crossed the links so far."""
+        """This communicator's traffic so far."""
         statistics = Statistics()
         _check(self._core, self._core.tfd_get_statistics(self._number, ctypes.byref(statistics)))
         return Traffic(
@@ -175,25 +174,25 @@ class NativeCommunicator:
         )
 
     def abort(self, message: str) -> None:
-        """Fails what is pending and what follows, on all ranks, with this message."""
+        """Fails all pending and later operations, on all ranks, with this message."""
         self._core.tfd_abort(self._number, message.encode())
 
     def step_failed(self, message: str) -> None:
-        """Says that this rank's step has failed: who waits for it fails with this message.
+        """Reports that this rank's step failed: ranks that wait for it fail with this message.
 
-        Where the steps of all ranks fail, nobody waits, and the group is as good as before.
+        If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
         self._core.tfd_step_failed(self._number, message.encode())
 
     def at_exit(self) -> None:
-        """Leaves the group as the process ends, and says so if an exception ends it."""
+        """Leaves the group at process exit, and reports the exception that caused it, if any."""
         failure = exit_reason.failure()
         if failure:
             self.abort(f"{self._me} failed: {failure}")
         self.close()
 
     def close(self) -> None:
-        """Waits for what is pending and leaves the group; a second time does nothing."""
+        """Waits for pending operations and leaves the group; idempotent."""
         atexit.unregister(self.at_exit)
         registry.remove(self.name, self)
         self._core.tfd_close(self._number)
@@ -202,11 +201,11 @@ class NativeCommunicator:
 def open_communicator(
     session: Session, name: str, members: Sequence[int], options: Options
 ) -> NativeCommunicator | None:
-    """Connects a group of ranks; all ranks of the session call this together.
+    """Connects a group of ranks; called by all ranks of the session together.
 
     Args:
         session: the job's control connections.
-        name: of the group, the same on all ranks.
+        name: the group's name, the same on all ranks.
         members: the job's ranks in this process's group, in the group's order; empty for a process
             in none.
         options: the settings.
@@ -217,8 +216,8 @@ def open_communicator(
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
         TfdistError: the group is not complete in time; the same error on all ranks.
-        ValueError: there is a communicator of this name in a process of the group; the same error
-            on all ranks. Or `TFDIST_ALGORITHM` names none.
+        ValueError: a process of the group already has a communicator of this name (the same error
+            on all ranks), or `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
     registry.check_free(session, name, members)
     segment_bytes = native.load().library.tfd_segment_bytes
@@ -236,32 +235,32 @@ def open_local_communicators(
     """Connects ranks that are threads of this process.
 
     Args:
-        name: of the group.
-        ranks: what messages call each rank.
+        name: the group's name.
+        ranks: the name of each rank in messages.
         options: the settings.
 
     Returns:
-        For each rank its communicator.
+        The communicator of each rank.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
-        OSError: there is no memory, or there are no descriptors.
-        ValueError: `TFDIST_ALGORITHM` names none.
+        OSError: out of memory or file descriptors.
+        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
     meshes = connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
     try:
         return [open_mesh(mesh, options) for mesh in meshes]
     finally:
         for mesh in meshes:
-            mesh.close()  # Those of no communicator, where one cannot be made.
+            mesh.close()  # Frees those without a communicator after an error.
 
 
 def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
-    """The communicator of a rank that is connected; takes over the mesh's descriptors.
+    """The communicator of a connected rank; takes ownership of the mesh's descriptors.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
-        ValueError: `TFDIST_ALGORITHM` names none.
+        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
     core = native.load().library
     native.load_ops()
@@ -270,7 +269,7 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     mesh.hand_over()
     _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
     communicator = NativeCommunicator(number.value, mesh, options, session)
-    # Otherwise the others would take the end of this process for a loss.
+    # Otherwise the other ranks would report this process as lost when it exits.
     atexit.register(communicator.at_exit)
     return communicator
 

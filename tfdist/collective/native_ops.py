@@ -1,7 +1,7 @@
 """The native collectives as TensorFlow operations, with their gradients.
 
-Each takes a token (see `tokens`) and the name of a communicator; `key` is compared between the
-ranks, so that another order of calls is noticed.
+Each takes a token (see `tokens`) and the name of a communicator; `key` is compared among the ranks
+to detect calls in a different order.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tfdist import native
 from tfdist.collective import registry
 from tfdist.native.encoding import Encoding
 
-# The types that the core knows.
+# The types that the core supports.
 TYPES = frozenset(
     {
         tf.bool,
@@ -77,7 +77,7 @@ def compressed_all_reduce(
 def reduce_scatter(
     token: tf.Tensor, tensor: tf.Tensor, op: str, communicator: str, key: str
 ) -> tf.Tensor:
-    """This rank's part, along the first axis, of what `all_reduce` gives."""
+    """This rank's shard, along the first axis, of the result of `all_reduce`."""
     return _ops().tfdist_reduce_scatter(
         token=token, tensor=tensor, op=op, communicator=communicator, key=key
     )
@@ -94,7 +94,7 @@ def all_gather(token: tf.Tensor, tensor: tf.Tensor, communicator: str, key: str)
 def broadcast(
     token: tf.Tensor, tensor: tf.Tensor, root: int, communicator: str, key: str
 ) -> tf.Tensor:
-    """The root's tensor; all of the same shape."""
+    """The root's tensor; the shapes must agree."""
     return _ops().tfdist_broadcast(
         token=token, tensor=tensor, root=root, communicator=communicator, key=key
     )
@@ -103,7 +103,7 @@ def broadcast(
 def all_to_all(
     token: tf.Tensor, tensor: tf.Tensor, rows: tf.Tensor, communicator: str, key: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sends `rows[r]` rows to each rank r; returns what came, and how many rows from each."""
+    """Sends `rows[r]` rows to each rank r; returns the received rows, and how many from each."""
     received, received_rows = _ops().tfdist_all_to_all(
         token=token, tensor=tensor, rows=rows, communicator=communicator, key=key
     )
@@ -111,7 +111,7 @@ def all_to_all(
 
 
 def send(token: tf.Tensor, tensor: tf.Tensor, rank: int, communicator: str, key: str) -> Any:
-    """Sends to one rank, which receives in the same order."""
+    """Sends to one rank, which must receive in the same order."""
     return _ops().tfdist_send(
         token=token, tensor=tensor, rank=rank, communicator=communicator, key=key
     )
@@ -120,7 +120,7 @@ def send(token: tf.Tensor, tensor: tf.Tensor, rank: int, communicator: str, key:
 def receive(
     token: tf.Tensor, shape: Any, dtype: tf.DType, rank: int, communicator: str, key: str
 ) -> tf.Tensor:
-    """Receives from one rank a tensor of known shape and type."""
+    """Receives a tensor of known shape and type from one rank."""
     return _ops().tfdist_receive(
         token=token,
         shape=tf.cast(shape, tf.int64),
@@ -150,8 +150,8 @@ def _all_reduce_gradient(op: Any, *gradients: tf.Tensor) -> list[Any]:
     kind = op.get_attr("op").decode()
     if kind not in ("sum", "mean"):
         raise LookupError(
-            f"all_reduce has a gradient for 'sum' and 'mean'. Received: {kind!r}. "
-            "Stop the gradient there with tf.stop_gradient."
+            f"all_reduce is differentiable for 'sum' and 'mean'. Received: {kind!r}. "
+            "Apply tf.stop_gradient to its input."
         )
     dense = [tf.convert_to_tensor(g) for g in gradients]
     return [None, *all_reduce(op.inputs[0], dense, kind, *_settings(op))]
@@ -162,14 +162,14 @@ def _reduce_scatter_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
     kind = op.get_attr("op").decode()
     if kind not in ("sum", "mean"):
         raise LookupError(
-            f"reduce_scatter has a gradient for 'sum' and 'mean'. Received: {kind!r}. "
-            "Stop the gradient there with tf.stop_gradient."
+            f"reduce_scatter is differentiable for 'sum' and 'mean'. Received: {kind!r}. "
+            "Apply tf.stop_gradient to its input."
         )
-    whole = all_gather(op.inputs[0], gradient, *_settings(op))
+    full = all_gather(op.inputs[0], gradient, *_settings(op))
     if kind == "mean":
         size = tf.shape(op.inputs[1])[0] / tf.maximum(tf.shape(gradient)[0], 1)
-        whole /= tf.cast(size, whole.dtype)
-    return [None, tf.reshape(whole, tf.shape(op.inputs[1]))]
+        full /= tf.cast(size, full.dtype)
+    return [None, tf.reshape(full, tf.shape(op.inputs[1]))]
 
 
 @tf.RegisterGradient("TfdistAllGather")  # type: ignore[untyped-decorator]

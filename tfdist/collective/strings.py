@@ -1,4 +1,4 @@
-"""Strings as numbers, for collectives that carry numbers only."""
+"""Gathers strings through collectives that support only numbers."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ def gather_strings(tensor: tf.Tensor, all_gather: Callable[[tf.Tensor], tf.Tenso
     """Gathers a string tensor as its bytes and their lengths.
 
     Args:
-        tensor: strings of any shape with rank one or more.
-        all_gather: concatenates numeric tensors of the group along axis 0.
+        tensor: strings of any shape with rank >= 1.
+        all_gather: concatenates the group's numeric tensors along axis 0.
     """
     flat = tf.reshape(tensor, [-1])
     codes = tf.io.decode_raw(tf.strings.reduce_join(flat), tf.uint8)

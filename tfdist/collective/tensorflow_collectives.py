@@ -1,8 +1,8 @@
-"""A communicator over TensorFlow's own collectives: RING on CPUs, NCCL on GPUs.
+"""A communicator over TensorFlow's collectives: RING on CPUs, NCCL on GPUs.
 
-Each collective carries an instance key that must be the same on all participants and new for
-every call. The key comes from a counter variable in the graph, so that functions which the
-participants trace at different times, loops and conditionals keep in step.
+Each collective has an instance key that must be the same on all participants and new in every
+call. It comes from a counter variable in the graph, so that functions which the participants trace
+at different times, loops and conditionals stay in sync.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class TensorFlowCommunicator:
     """One device's handle on a group of devices.
 
     Args:
-        device: the device that takes part, by its full name.
-        rank: its position in the group.
+        device: the full name of the participating device.
+        rank: its rank in the group.
         size: the number of participants.
-        group_key: a number that names the group, the same for all of its members.
+        group_key: a number that identifies the group, the same on all of its members.
         implementation: `"AUTO"`, `"RING"` or `"NCCL"`.
-        timeout: seconds that a collective waits for the others; 0 for ever.
+        timeout: seconds that a collective waits for the other participants; 0 for no limit.
         bucket_bytes: tensors are packed into buckets of about this size.
 
     Raises:
-        UnsupportedError: on an operation that TensorFlow's collectives cannot carry.
+        UnsupportedError: TensorFlow's collectives do not support an operation.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class TensorFlowCommunicator:
         self._bucket_bytes = bucket_bytes
         host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
         self._host = host.to_string()
-        self._place = _place(self._host, device, group_key)
+        self._membership = _membership(self._host, device, group_key)
 
     @property
     def size(self) -> int:
@@ -82,8 +82,8 @@ class TensorFlowCommunicator:
             bits = dtypes.to_bits(tensor)
             counts = self._gather(tf.shape(bits)[:1])
             most = tf.reduce_max(counts)
-            missing = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
-            blocks = self._gather(tf.pad(bits, missing))
+            padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
+            blocks = self._gather(tf.pad(bits, padding))
             gathered = tf.concat(
                 [blocks[i * most : i * most + counts[i]] for i in range(self._size)], axis=0
             )
@@ -132,27 +132,27 @@ class TensorFlowCommunicator:
 
     def _next_instance(self) -> tf.Tensor:
         with tf.device(self._host):
-            tf.raw_ops.AssignAddVariableOp(resource=self._place.counter, value=1)
-            return tf.raw_ops.ReadVariableOp(resource=self._place.counter, dtype=tf.int32)
+            tf.raw_ops.AssignAddVariableOp(resource=self._membership.counter, value=1)
+            return tf.raw_ops.ReadVariableOp(resource=self._membership.counter, dtype=tf.int32)
 
     def _ordering(self) -> list[tf.Tensor]:
-        # NCCL must launch in one order on all ranks; RING may run several at a time.
+        # NCCL must launch in the same order on all ranks; RING can run several at a time.
         tokens.note_use()
-        ordering = self._place.ordering
-        self._place.calls += 1
+        ordering = self._membership.ordering
+        self._membership.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)
-        return [ordering[self._place.calls % concurrent]]
+        return [ordering[self._membership.calls % concurrent]]
 
 
 @dataclass
-class _Place:
-    """A device's place in a group, shared by all communicators that stand on it.
+class _Membership:
+    """A device's membership in a group, shared by all of its communicators for that group.
 
     Attributes:
         counter: the last instance key, a resource on the host.
         ordering: resources on the device; an operation that holds one stays on that device, and
             operations that hold the same one run in order.
-        calls: how many operations have been made.
+        calls: the number of operations created so far.
     """
 
     counter: tf.Tensor
@@ -160,13 +160,13 @@ class _Place:
     calls: int = 0
 
 
-_places: dict[tuple[str, int], _Place] = {}
+_memberships: dict[tuple[str, int], _Membership] = {}
 _CONCURRENT = 4
 
 
-def _place(host: str, device: str, group_key: int) -> _Place:
-    if (device, group_key) not in _places:
+def _membership(host: str, device: str, group_key: int) -> _Membership:
+    if (device, group_key) not in _memberships:
         counter = tokens.make(host, tf.int32)
         ordering = [tokens.make(device, tf.float32) for _ in range(_CONCURRENT)]
-        _places[device, group_key] = _Place(counter, ordering)
-    return _places[device, group_key]
+        _memberships[device, group_key] = _Membership(counter, ordering)
+    return _memberships[device, group_key]

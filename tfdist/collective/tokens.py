@@ -10,22 +10,22 @@ _uses = 0
 
 
 def note_use() -> None:
-    """Notes that a collective is run, or made in a graph."""
+    """Records that a collective is run, or added to a graph."""
     global _uses
     _uses += 1
 
 
 def uses() -> int:
-    """How many have been noted so far."""
+    """The number of uses recorded so far."""
     return _uses
 
 
 def make(device: str, dtype: tf.DType) -> tf.Tensor:
-    """A new resource on a device, a variable of zero.
+    """Creates a resource on a device, a variable with the value zero.
 
-    Operations that hold the same one run in order, and stay on its device.
+    Operations that hold the same resource run in order, on its device.
     """
-    # A bare resource, since a tf.Variable would be mirrored by a strategy in scope.
+    # A bare resource, since a strategy in scope would mirror a tf.Variable.
     with tf.init_scope(), tf.device(device):
         name = f"collective_{uuid.uuid4().hex}"
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)

@@ -1,4 +1,4 @@
-"""What crosses the links of a communicator, in numbers."""
+"""Traffic counters of a communicator."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Traffic:
-    """What has crossed a communicator's links so far.
+    """A communicator's traffic so far.
 
     Attributes:
-        collectives: collectives and messages that have ended.
-        shared_bytes: copied into the memory that this host's ranks share.
-        sent_bytes: written to the connections with other hosts.
-        received_bytes: read from them.
+        collectives: the number of completed collectives and messages.
+        shared_bytes: bytes copied into the memory shared by this host's ranks.
+        sent_bytes: bytes written to connections with other hosts.
+        received_bytes: bytes read from connections with other hosts.
     """
 
     collectives: int

@@ -1,4 +1,4 @@
-"""Gradient compression: fewer bytes for the gradients that cross from host to host.
+"""Gradient compression: fewer bytes for gradients sent between hosts.
 
 ```python
 strategy = tfdist.MultiWorkerMirroredStrategy(compression="int8")

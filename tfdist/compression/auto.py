@@ -1,4 +1,4 @@
-"""Chooses a codec, or none, by what the gradients of a step take on these links."""
+"""Chooses a codec, or none, by measuring how long a step's gradients take on the links."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tfdist.compression.gradient import Shape, count
 from tfdist.compression.measurement import Measurement, measure, probe
 from tfdist.compression.transport import Exchange
 
-# A milder codec is taken where it is nearly as fast as the fastest.
-_NEARLY = 1.1
-# The sum without any, where it is not much slower: beside it stands what the step computes.
-_NONE_NEARLY = 1.3
-# A link has changed that is so many times as fast or as slow.
+# A milder codec is preferred up to this many times the fastest codec's time.
+_MILDER_TOLERANCE = 1.1
+# No codec is preferred up to this factor, since communication is only part of a step.
+_NONE_TOLERANCE = 1.3
+# A link counts as changed if its time changes by this factor.
 _CHANGED = 2.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Auto:
-    """What `compression="auto"` stands for: the fastest of some codecs and none, as measured.
+    """`compression="auto"`: chooses the fastest of some codecs, or none, by measurement.
 
-    Before the first step, all workers sum a sample of the model's gradients by each, on the links
-    as they are and on their own processors, and take the one that is the fastest on the slowest
-    worker; or a milder one that is nearly as fast. None is taken unless a codec saves a quarter of
-    the time, and a codec whose sums are not the same on all workers is not. When an epoch begins
-    and the links have become twice as fast or as slow, they measure again.
+    Before the first step, all workers sum a sample of the model's gradients with each codec, on the
+    actual links and processors, and choose the one that is fastest on the slowest worker, or a
+    milder one that is nearly as fast. Compression stays off unless a codec saves at least 23 % of
+    the time. A codec whose sums differ between workers is excluded. If at the start of an epoch the
+    links have become twice as fast or slow, the workers measure again.
 
     Args:
-        candidates: the codecs, the mildest first. The default ones need no warm-up and no other
-            learning rate; with `PowerSGD`, some models then end at a higher loss all the same.
+        candidates: the codecs, the mildest first. The default ones need no warm-up and no change of
+            the learning rate, although some models reach a higher final loss with `PowerSGD`.
 
     Raises:
-        ValueError: the candidates are no tuple of codecs.
+        ValueError: the candidates are not a tuple of codecs.
     """
 
     candidates: tuple[Codec, ...] = (Int8(), TernGrad(), PowerSGD())
@@ -48,22 +48,22 @@ class Auto:
         fits = isinstance(self.candidates, tuple)
         if not fits or not all(isinstance(codec, Codec) for codec in self.candidates):
             raise ValueError(
-                f"`candidates` is a tuple of codecs. Received: {self.candidates!r}. Write "
-                "(tfdist.compression.Int8(), tfdist.compression.TopK())."
+                f"`candidates` must be a tuple of codecs. Received: {self.candidates!r}. Pass, for "
+                "example, (tfdist.compression.Int8(), tfdist.compression.TopK())."
             )
 
 
 class Choice:
-    """A choice among codecs, the same on all workers, who make it together.
+    """A choice among codecs, made by all workers together and identical on all of them.
 
     Args:
-        auto: among what.
-        exchange: the way to the other workers.
-        device: the replica's.
+        auto: the candidates.
+        exchange: the route to the other workers.
+        device: the replica's device.
 
     Attributes:
-        codec: what was chosen; None for none, and before.
-        measurement: why; None before.
+        codec: the chosen codec; None for none, or before the choice.
+        measurement: the reason for the choice; None before.
     """
 
     def __init__(self, auto: Auto, exchange: Exchange, device: str) -> None:
@@ -74,7 +74,7 @@ class Choice:
         self._candidates: list[Codec] = []
 
     def make(self, optimizer: Any, shapes: list[Shape]) -> None:
-        """Chooses, for an optimizer's gradients of these shapes, unless that is done."""
+        """Chooses for an optimizer's gradients of these shapes, unless already done."""
         if self.measurement is None and shapes:
             self._shapes = shapes
             self._candidates = [c for c in self._auto.candidates if not c.objection(optimizer)]
@@ -82,7 +82,7 @@ class Choice:
                 self._measure()
 
     def reconsider(self) -> bool:
-        """Chooses again where the links have changed; whether something else is chosen now."""
+        """Chooses again if the links have changed; returns whether the choice changed."""
         if self.measurement is None:
             return False
         before, link = self.codec, probe(self._exchange)
@@ -100,7 +100,8 @@ class Choice:
             codec
             for codec in contenders
             if codec in seconds
-            and seconds[codec] <= fastest * (_NONE_NEARLY if codec is None else _NEARLY)
+            and seconds[codec]
+            <= fastest * (_NONE_TOLERANCE if codec is None else _MILDER_TOLERANCE)
         )
         if self._exchange.workers.rank == 0:
             say(self._explanation())
@@ -113,8 +114,8 @@ class Choice:
             for codec, seconds in sorted(self.measurement.seconds.items(), key=lambda item: item[1])
         )
         return (
-            f"tfdist: compression: {_kind(self.codec)} is chosen. A step's {megabytes:.1f} MB of "
-            f"gradients take: {times}."
+            f"tfdist: compression: chose {_kind(self.codec)}. The {megabytes:.1f} MB of gradients "
+            f"of a step take: {times}."
         )
 
 

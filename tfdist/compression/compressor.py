@@ -1,4 +1,4 @@
-"""Sums gradients over all workers, compressed where a policy says so."""
+"""Sums gradients over all workers, compressed according to a policy."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.compression.transport import Exchange
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 Sum = Callable[[list[Any]], list[Any]]
-# For a policy's `within_hosts`, each replica's way to the other workers; all call it together.
+# Creates each replica's route to the other workers, for a policy's `within_hosts`; collective.
 MakeExchanges = Callable[[bool], list[Exchange]]
 
 
@@ -28,12 +28,12 @@ class Compressor:
 
     Args:
         policy: what to compress; None for nothing.
-        make_exchanges: makes the ways to the other workers.
-        devices: of this worker's replicas.
-        agree: checks that all workers have the same policy; all call it together.
+        make_exchanges: creates the routes to the other workers.
+        devices: the devices of this worker's replicas.
+        agree: checks that all workers have the same policy; called by all of them together.
 
     Attributes:
-        given: the policy at first.
+        given: the initial policy.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class Compressor:
         self._make_exchanges = make_exchanges
         self._agree = agree
         self._devices = list(devices)
-        self._made: dict[bool, list[Exchange]] = {}
+        self._exchanges: dict[bool, list[Exchange]] = {}
         self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
         self._policy: Policy | None = None
         self._choice: Choice | None = None
@@ -54,38 +54,38 @@ class Compressor:
         self.change(policy)
 
     def change(self, policy: Policy | None) -> None:
-        """Compresses by another policy from now on; all workers call this together.
+        """Switches to another policy; called by all workers together.
 
-        Functions that were traced before stay as they are.
+        Already traced functions do not change.
 
         Raises:
-            ProgramMismatchError: the workers were given different ones.
+            ProgramMismatchError: the workers have different policies.
         """
         self._agree(policy)
-        if policy is not None and policy.within_hosts not in self._made:
-            self._made[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
+        if policy is not None and policy.within_hosts not in self._exchanges:
+            self._exchanges[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
         self._policy = policy
         self._choice = None
         if policy is not None and isinstance(policy.codec, Auto):
-            exchange = self._made[policy.within_hosts][0]
+            exchange = self._exchanges[policy.within_hosts][0]
             if exchange.compresses:
                 self._choice = Choice(policy.codec, exchange, self._devices[0])
             elif exchange.workers.rank == 0:
-                say("tfdist: compression: none is chosen, as all workers are on one machine.")
+                say("tfdist: compression: chose none, since all workers are on one host.")
 
     @property
     def policy(self) -> Policy | None:
-        """What is compressed now."""
+        """The current policy."""
         return self._policy
 
     @property
     def active(self) -> bool:
-        """Whether there is a policy, and something that it applies to."""
-        return self._policy is not None and self._made[self._policy.within_hosts][0].compresses
+        """Whether a policy is set and has anything to compress."""
+        return self._policy is not None and self._exchanges[self._policy.within_hosts][0].compresses
 
     @property
     def codec(self) -> Codec | None:
-        """The codec in use; None where nothing is compressed, or nothing is chosen yet."""
+        """The codec in use; None if nothing is compressed, or no choice has been made yet."""
         if self._policy is None or not self.active:
             return None
         if isinstance(self._policy.codec, Auto):
@@ -94,12 +94,12 @@ class Compressor:
 
     @property
     def is_automatic(self) -> bool:
-        """Whether the policy leaves the choice to measurement; the same on all workers."""
+        """Whether the codec is chosen by measurement; the same on all workers."""
         return self._policy is not None and isinstance(self._policy.codec, Auto)
 
     @property
     def choice(self) -> Choice | None:
-        """The choice by measurement; None without one."""
+        """The choice by measurement, if any."""
         return self._choice
 
     @property
@@ -108,13 +108,13 @@ class Compressor:
         return name_of(self.codec)
 
     def new_state(self) -> State:
-        """What a codec keeps, of this worker, and nothing in it yet."""
+        """An empty codec state of this worker."""
         assert self._policy is not None
-        workers = self._made[self._policy.within_hosts][0].workers
+        workers = self._exchanges[self._policy.within_hosts][0].workers
         return State(f"{workers.rank} of {workers.size}")
 
     def keeps(self) -> bool:
-        """Whether the codec in use keeps anything from step to step."""
+        """Whether the codec in use has state."""
         return self.codec is not None and bool(self.codec.kept((64, 64)))
 
     def prepare(
@@ -124,21 +124,21 @@ class Compressor:
         sparse: Sequence[Any],
         elsewhere: Sequence[Any] = (),
     ) -> None:
-        """Makes what the optimizer's gradients need, before any conditional is traced.
+        """Creates the codec state for an optimizer, before any conditional is traced.
 
         Args:
-            optimizer: a Keras optimizer; what is kept becomes its attribute `compression_state`.
+            optimizer: a Keras optimizer; its attribute `compression_state` will hold the state.
             variables: all Keras variables that it trains.
             sparse: those whose gradients are sparse.
-            elsewhere: those whose gradients other workers sum.
+            elsewhere: those whose gradients are summed by other workers.
 
         Raises:
-            ValueError: the codec does not go with the optimizer.
+            ValueError: the codec is incompatible with the optimizer.
         """
         if self._policy is None or not self.active:
             return
         left_out = {id(v) for v in [*([] if self._policy.sparse else sparse), *elsewhere]}
-        # A number stays with its variable, whatever the policy is and the gradients are.
+        # A variable's number does not depend on the policy and the gradients.
         known = enumerate(v for v in variables if may_be_compressed(v))
         chosen = {n: v for n, v in known if id(v) not in left_out and self._policy.compresses(v)}
         self._numbers[optimizer] = {id(v): number for number, v in chosen.items()}
@@ -152,11 +152,11 @@ class Compressor:
             raise ValueError(objection)
         if not hasattr(optimizer, "compression_state"):
             optimizer.compression_state = self.new_state()
-        exchange, device = self._here()
+        exchange, device = self._this_replica()
         for number, variable in chosen.items():
             shape = tuple(variable.shape)
-            carries = exchange.devices if codec.kept_by_all else exchange
-            if codec.compresses(shape) and carries.carries(number):
+            keeper = exchange.devices if codec.kept_by_all else exchange
+            if codec.compresses(shape) and keeper.leads(number):
                 for name, kept in codec.kept(shape).items():
                     on = exchange.workers.host if codec.on_host else device
                     optimizer.compression_state.make(name, number, kept, codec.first, on)
@@ -167,13 +167,13 @@ class Compressor:
         """Sums gradients.
 
         Args:
-            optimizer: whose gradients they are.
+            optimizer: the optimizer that will apply them.
             gradients: tensors and `tf.IndexedSlices`.
-            variables: for each gradient its Keras variable.
+            variables: the Keras variable of each gradient.
             exact: sums gradients without compression.
 
         Returns:
-            The sums, in the same order, bitwise equal on all workers.
+            The sums, in the same order, bitwise identical on all workers.
         """
         codec, numbers = self.codec, self._numbers.get(optimizer, {})
         mine: dict[int, Gradient] = {}
@@ -183,14 +183,14 @@ class Compressor:
             if codec is None or number is None or not codec.compresses(tuple(variable.shape)):
                 rest.append(i)
             else:
-                # A gradient's own shape is not always known: a dense layer's of sequences is not.
+                # A gradient's static shape may be unknown, as for a dense layer on sequences.
                 dense = tf.ensure_shape(tf.convert_to_tensor(gradient), variable.shape)
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
             totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
-        # These exist only when the backward pass is over, so they would hold up the others.
+        # These are complete only after the backward pass, so they would delay the others.
         if rest:
             sums.update(zip(rest, exact([gradients[i] for i in rest]), strict=True))
         return [sums[i] for i in range(len(gradients))]
@@ -201,7 +201,7 @@ class Compressor:
         assert self._policy is not None
         step = tf.cast(iterations, tf.int64)
         exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
-        exchange, _ = self._here()
+        exchange, _ = self._this_replica()
 
         def compressed() -> list[tf.Tensor]:
             begun = step - exact_steps
@@ -212,8 +212,8 @@ class Compressor:
         values = [g.value for g in gradients]
         return list(tf.cond(step < exact_steps, lambda: list(exact(values)), compressed))
 
-    def _here(self) -> tuple[Exchange, str]:
-        """This replica's way to the others, and its device."""
+    def _this_replica(self) -> tuple[Exchange, str]:
+        """This replica's route to the other workers, and its device."""
         assert self._policy is not None
         replica = get_current_replica_id_as_int() if len(self._devices) > 1 else 0
-        return self._made[self._policy.within_hosts][replica], self._devices[replica]
+        return self._exchanges[self._policy.within_hosts][replica], self._devices[replica]

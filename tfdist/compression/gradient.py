@@ -1,4 +1,4 @@
-"""A gradient on its way to be compressed."""
+"""A gradient to be compressed."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from collections.abc import Mapping
 import tensorflow as tf
 
 Shape = tuple[int, ...]
-# What is kept of one gradient from step to step, by its name.
+# The codec state of one gradient, by name.
 Kept = Mapping[str, tf.Variable]
 
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient that is compressed.
+    """A gradient to be compressed.
 
     Attributes:
-        value: float32, of the same shape on all workers.
-        number: its place among those that an optimizer has, the same on all workers.
-        kept: what the codec keeps of it on this worker.
+        value: a float32 tensor, of the same shape on all workers.
+        number: its index among the optimizer's gradients, the same on all workers.
+        kept: its codec state on this worker.
     """
 
     value: tf.Tensor
@@ -29,7 +29,7 @@ class Gradient:
 
     @property
     def shape(self) -> Shape:
-        """Its shape, which is known."""
+        """Its static shape."""
         return tuple(self.value.shape)
 
 

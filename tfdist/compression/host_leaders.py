@@ -1,4 +1,4 @@
-"""How neighbours share out gradients: each carries some of them on, for all."""
+"""Divides gradients among neighbors: each leads the exchange of some of them."""
 
 from __future__ import annotations
 
@@ -13,54 +13,54 @@ from tfdist.compression.gradient import Gradient
 
 @dataclasses.dataclass(frozen=True)
 class HostLeaders:
-    """Neighbours whose links are fast: the devices of a worker, or the workers of a host.
+    """Neighbors with fast links: the devices of a worker, or the workers of a host.
 
-    They sum their gradients exactly. Each carries some of the sums to where neighbours like them
-    are, and gives the others what comes of it.
+    They sum their gradients exactly. Each leader exchanges some of the sums with its counterparts
+    among other neighbors, and broadcasts the results to its own.
 
     Attributes:
-        group: their communicator; None for one without neighbours.
-        lanes: how many of them carry gradients.
-        lane: which of those this one is; from `lanes` on, it carries none.
-        stride: consecutive gradients that go together.
+        group: the neighbors' communicator; None for one without neighbors.
+        num_leaders: the number of neighbors that lead gradients.
+        index: this neighbor's index; from `num_leaders` on, it leads none.
+        stride: the number of consecutive gradients with the same leader.
     """
 
     group: NativeCommunicator | None = None
-    lanes: int = 1
-    lane: int = 0
+    num_leaders: int = 1
+    index: int = 0
     stride: int = 1
 
-    def lane_of(self, number: int) -> int:
-        """Which of them carries the gradient of a number."""
-        return number // self.stride % self.lanes
+    def leader_of(self, number: int) -> int:
+        """The index of the leader of a gradient."""
+        return number // self.stride % self.num_leaders
 
-    def carries(self, number: int) -> bool:
-        """Whether this one does."""
-        return self.lane_of(number) == self.lane
+    def leads(self, number: int) -> bool:
+        """Whether this neighbor leads a gradient."""
+        return self.leader_of(number) == self.index
 
     def sum(
         self,
         gradients: Sequence[Gradient],
-        sum_farther: Callable[[list[Gradient]], list[tf.Tensor]],
+        sum_remote: Callable[[list[Gradient]], list[tf.Tensor]],
     ) -> list[tf.Tensor]:
-        """Sums gradients over the neighbours, and farther.
+        """Sums gradients over the neighbors, and then over their counterparts.
 
         Args:
-            gradients: of the same shapes and numbers everywhere.
-            sum_farther: what to do with the neighbours' sums that this one carries.
+            gradients: gradients with the same shapes and numbers everywhere.
+            sum_remote: sums those of the neighbors' sums that this one leads.
 
         Returns:
-            The sums, bitwise equal at all neighbours.
+            The sums, bitwise identical on all neighbors.
         """
         if self.group is None:
-            return sum_farther(list(gradients))
+            return sum_remote(list(gradients))
         sums = self.group.all_reduce([g.value for g in gradients])
-        mine = [i for i, g in enumerate(gradients) if self.carries(g.number)]
+        mine = [i for i, g in enumerate(gradients) if self.leads(g.number)]
         if mine:
-            carried = [dataclasses.replace(gradients[i], value=sums[i]) for i in mine]
-            for i, total in zip(mine, sum_farther(carried), strict=True):
+            local_sums = [dataclasses.replace(gradients[i], value=sums[i]) for i in mine]
+            for i, total in zip(mine, sum_remote(local_sums), strict=True):
                 sums[i] = total
         return [
-            self.group.broadcast(total, root=self.lane_of(g.number))
+            self.group.broadcast(total, root=self.leader_of(g.number))
             for g, total in zip(gradients, sums, strict=True)
         ]

@@ -1,4 +1,4 @@
-"""What the sum of a step's gradients takes, by each codec, on the links as they are."""
+"""Measures how long each codec takes to sum a step's gradients on the actual links."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from tfdist.compression.transport import Exchange
 
 _PROBE_VALUES = 64 << 10
 _PROBES = 5
-_TURNS = 3
-# Of each codec in a turn, without a pause: a link may let the first bytes pass faster than others.
+_ROUNDS = 3
+# Consecutive runs per codec and round: a link may transfer the first bytes faster.
 _RUNS = 3
 _SAMPLE_VALUES = 8 << 20
-# The plain sum is measured by one that takes so long, or is as large as the sample.
+# The uncompressed sum is extrapolated from one that takes this long, or measured in full.
 _PLAIN_SECONDS = 0.2
-# Who needs so many times what the fastest takes, for its bytes alone, is not tried.
-_HOPELESS = 1.5
+# A codec whose bytes alone take this many times the fastest codec's time is skipped.
+_SKIP_FACTOR = 1.5
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """What was measured, the same on all workers.
+    """Measured times, the same on all workers.
 
     Attributes:
-        seconds: for each codec what the gradients of a step take on the slowest worker. Missing is
-            one whose bytes alone take too long, and one whose sums differ between workers. What
-            None takes is an estimate where it takes too long.
-        link_seconds: what a small sum without a codec takes.
+        seconds: for each codec, the time of a step's gradients on the slowest worker. Codecs whose
+            bytes alone take too long, or whose sums differ between workers, are missing. The time
+            without a codec (None) is an estimate if it is too long.
+        link_seconds: the time of a small sum without a codec.
     """
 
     seconds: dict[Codec | None, float]
@@ -45,10 +45,10 @@ class Measurement:
 
 
 def probe(exchange: Exchange) -> float:
-    """Seconds of a small sum over all workers, the same number on all of them, who call it."""
+    """Seconds of a small sum over all workers, all of which call this and get the same number."""
     values = tf.zeros([_PROBE_VALUES])
     run = functools.partial(exchange.workers.all_reduce, [values])
-    # The first one makes the memory.
+    # The first run allocates memory.
     seconds = [_time(exchange, run)[0] for _ in range(1 + _PROBES)][1:]
     return _slowest(exchange, [min(seconds)])[0]
 
@@ -56,35 +56,36 @@ def probe(exchange: Exchange) -> float:
 def measure(
     exchange: Exchange, codecs: Sequence[Codec | None], shapes: Sequence[Shape], device: str
 ) -> Measurement:
-    """Sums gradients by each codec, in turns; all workers call this together.
+    """Sums gradients with each codec, in rounds; called by all workers together.
 
     Args:
-        exchange: the way to the other workers.
-        codecs: None for none.
-        shapes: of all gradients.
-        device: of the replica.
+        exchange: the route to the other workers.
+        codecs: the codecs; None stands for no compression.
+        shapes: the shapes of all gradients.
+        device: the replica's device.
     """
     link = probe(exchange)
     sample = _sample(shapes, _SAMPLE_VALUES)
     plain = _plain_seconds(exchange, sum(map(count, sample)))
-    least = {codec: plain * _share_of_bytes(codec, sample) for codec in codecs}
+    estimates = {codec: plain * _byte_ratio(codec, sample) for codec in codecs}
     runs: dict[Codec | None, _Sum] = {}
     fastest = float("inf")
-    for codec in sorted(codecs, key=lambda codec: least[codec]):
-        if least[codec] > _HOPELESS * fastest:
+    for codec in sorted(codecs, key=lambda codec: estimates[codec]):
+        if estimates[codec] > _SKIP_FACTOR * fastest:
             continue
         runs[codec] = _Sum(exchange, codec, sample, device)
-        _time(exchange, runs[codec])  # The first one makes the memory.
+        _time(exchange, runs[codec])  # The first run allocates memory.
         fastest = min(fastest, *_slowest(exchange, [_time(exchange, runs[codec])[0]]))
-    taken: dict[Codec | None, list[float]] = {codec: [] for codec in runs}
-    marks = dict.fromkeys(runs, 0)
-    for _ in range(_TURNS):
+    samples: dict[Codec | None, list[float]] = {codec: [] for codec in runs}
+    checksums = dict.fromkeys(runs, 0)
+    for _ in range(_ROUNDS):
         for codec, run in runs.items():
-            seconds, marks[codec] = _time(exchange, run, times=_RUNS)
-            taken[codec].append(seconds)
-    medians = _slowest(exchange, [median(times) for times in taken.values()])
-    everyones = exchange.workers.all_gather(tf.constant([list(marks.values())], tf.int64)).numpy()
-    agreed = np.all(everyones == everyones[0], axis=0)
+            seconds, checksums[codec] = _time(exchange, run, times=_RUNS)
+            samples[codec].append(seconds)
+    medians = _slowest(exchange, [median(times) for times in samples.values()])
+    local = tf.constant([list(checksums.values())], tf.int64)
+    gathered = exchange.workers.all_gather(local).numpy()
+    agreed = np.all(gathered == gathered[0], axis=0)
     seconds_of: dict[Codec | None, float] = {None: plain}
     for codec, seconds, equal in zip(runs, medians, agreed, strict=True):
         if equal:
@@ -94,7 +95,7 @@ def measure(
 
 
 def _plain_seconds(exchange: Exchange, values: int) -> float:
-    """What a sum of so many values takes without a codec, from one that may be of fewer."""
+    """Seconds of a sum without a codec, extrapolated from fewer values if it takes long."""
     some = min(values, _PROBE_VALUES)
     while True:
         tensor = tf.zeros([some])
@@ -103,14 +104,14 @@ def _plain_seconds(exchange: Exchange, values: int) -> float:
         if seconds >= _PLAIN_SECONDS:
             return seconds * values / some
         if some == values:
-            # The first one has made the memory.
-            again = [_time(exchange, run)[0] for _ in range(_TURNS)]
+            # The first run has allocated memory.
+            again = [_time(exchange, run)[0] for _ in range(_ROUNDS)]
             return min(seconds, *_slowest(exchange, [min(again)]))
         some = min(values, 4 * some)
 
 
-def _share_of_bytes(codec: Codec | None, shapes: Sequence[Shape]) -> float:
-    """What crosses the network with a codec, over what does without, as its formula has it."""
+def _byte_ratio(codec: Codec | None, shapes: Sequence[Shape]) -> float:
+    """The bytes sent with a codec over those sent without, according to its formula."""
     if codec is None:
         return 1.0
     if not codec.has_fixed_size:
@@ -123,7 +124,7 @@ def _share_of_bytes(codec: Codec | None, shapes: Sequence[Shape]) -> float:
 
 
 class _Sum:
-    """Sums the same gradients again and again by one codec."""
+    """Sums the same gradients repeatedly with one codec."""
 
     def __init__(
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
@@ -159,25 +160,25 @@ class _Sum:
 def _time(
     exchange: Exchange, run: Callable[[], list[tf.Tensor]], times: int = 1
 ) -> tuple[float, int]:
-    """Seconds of a run, and a mark that is another one for other results."""
-    exchange.workers.all_reduce([tf.zeros([1])])  # Together.
+    """Seconds of a run, and a checksum of its results."""
+    exchange.workers.all_reduce([tf.zeros([1])])  # Start together.
     begin = time.perf_counter()
     for _ in range(times):
         arrays = [total.numpy() for total in run()]
     seconds = (time.perf_counter() - begin) / times
-    mark = 0
+    checksum = 0
     for array in arrays:
-        mark = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, mark)
-    return seconds, mark
+        checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
+    return seconds, checksum
 
 
 def _slowest(exchange: Exchange, seconds: list[float]) -> list[float]:
-    everyones = exchange.workers.all_gather(tf.constant([seconds], tf.float64)).numpy()
-    return [float(most) for most in everyones.max(axis=0)]
+    gathered = exchange.workers.all_gather(tf.constant([seconds], tf.float64)).numpy()
+    return [float(most) for most in gathered.max(axis=0)]
 
 
 def _sample(shapes: Sequence[Shape], values: int) -> list[Shape]:
-    """The largest of the shapes, cut along the first axis, until they hold so many values."""
+    """The largest shapes, truncated along the first axis, up to this many values in total."""
     sample: list[Shape] = []
     for shape in sorted(shapes, key=count, reverse=True):
         rows = min(shape[0], max(1, values // max(1, count(shape[1:]))))

@@ -1,4 +1,4 @@
-"""Which gradients are compressed, how, and from when on."""
+"""Which gradients are compressed, how, and from which step."""
 
 from __future__ import annotations
 
@@ -14,19 +14,22 @@ from tfdist.compression.settings import check_types
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """What is compressed by which codec; everything else is summed exactly.
+    """What to compress with which codec; all other gradients are summed exactly.
 
-    Gradients of vectors and scalars (biases, normalisation), of few values and of other types than
-    float32 stay exact, and so do sparse ones (`tf.IndexedSlices`) unless `sparse` is set.
+    Gradients of vectors and scalars (biases, normalization), of few values and of types other than
+    float32 stay exact, as do sparse ones (`tf.IndexedSlices`) unless `sparse` is set.
 
     Args:
-        codec: for all gradients that are compressed, or `Auto()`, which chooses one.
-        exclude: regular expressions; a variable stays exact where one of them is found in its path,
-            such as `"embedding"` or `"^dense_1/kernel$"`.
-        smallest: a gradient of fewer values stays exact.
-        warmup_steps: the optimizer's first steps, all of them exact; or the codec's, if more.
-        within_hosts: compress also between the workers of one machine, to try a codec there.
-        sparse: compress sparse gradients as well, as dense ones; the optimizer gets them dense.
+        codec: the codec for all compressed gradients, or `Auto()`, which chooses one.
+        exclude: regular expressions; a variable stays exact if one of them matches anywhere in its
+            path, such as `"embedding"` or `"^dense_1/kernel$"`.
+        smallest: gradients with fewer values stay exact.
+        warmup_steps: the number of initial steps of the optimizer that are exact; the codec's, if
+            larger.
+        within_hosts: whether to compress between workers of the same host as well, to try out a
+            codec.
+        sparse: whether to compress sparse gradients too, as dense ones; the optimizer then receives
+            dense gradients.
 
     Raises:
         ValueError: an expression or a number is not valid.
@@ -47,31 +50,32 @@ class Policy:
     def __post_init__(self) -> None:
         if not isinstance(self.codec, (Codec, Auto)):
             raise ValueError(
-                "`codec` is a codec such as tfdist.compression.Int8(), or "
+                "`codec` must be a codec such as tfdist.compression.Int8(), or "
                 f"tfdist.compression.Auto(). Received: {self.codec!r}."
             )
         check_types(self)
         if not isinstance(self.exclude, tuple) or not all(isinstance(e, str) for e in self.exclude):
             raise ValueError(
-                "`exclude` is a tuple of regular expressions. "
-                f'Received: {self.exclude!r}. Write ("embedding",).'
+                "`exclude` must be a tuple of regular expressions. "
+                f'Received: {self.exclude!r}. Pass, for example, ("embedding",).'
             )
         for expression in self.exclude:
             try:
                 re.compile(expression)
             except re.error as error:
                 raise ValueError(
-                    f"`exclude` holds regular expressions. Received: {expression!r}: {error}."
+                    "`exclude` must contain valid regular expressions. "
+                    f"Received: {expression!r}: {error}."
                 ) from None
         for name in ("smallest", "warmup_steps"):
             if getattr(self, name) < 0:
-                raise ValueError(f"`{name}` is 0 or more. Received: {getattr(self, name)}.")
+                raise ValueError(f"`{name}` must be >= 0. Received: {getattr(self, name)}.")
 
     def compresses(self, variable: Any) -> bool:
-        """Whether a variable's gradient is compressed, if it is dense.
+        """Whether a variable's gradient is compressed if it is dense.
 
         Args:
-            variable: of Keras; its path is such as `"layer/kernel"`.
+            variable: a Keras variable, with a path such as `"layer/kernel"`.
         """
         if not may_be_compressed(variable) or math.prod(variable.shape) < self.smallest:
             return False
@@ -79,5 +83,5 @@ class Policy:
 
 
 def may_be_compressed(variable: Any) -> bool:
-    """Whether any policy compresses the gradient of a variable of Keras."""
+    """Whether the gradient of a Keras variable can be compressed under any policy."""
     return variable.dtype == "float32" and len(variable.shape) >= 2

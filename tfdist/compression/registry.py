@@ -1,4 +1,4 @@
-"""The codecs by name, and what a user may pass as `compression`."""
+"""The codecs by name, and the values of the argument `compression`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tfdist.compression.codecs.topk import TopK
 from tfdist.compression.policy import Policy
 
 CompressionLike: TypeAlias = str | Codec | Auto | Policy | None
-"""What strategies take as `compression`: a name, a codec, a choice by measurement, or a policy."""
+"""The type of `compression`: a name, a codec, a choice by measurement, or a policy."""
 
 CODECS: dict[str, type[Codec]] = {
     "fp16": FP16,
@@ -48,7 +48,7 @@ CODECS: dict[str, type[Codec]] = {
 
 
 def name_of(codec: Codec | None) -> str:
-    """A codec's name; `"none"` for None, and its type's for one that is not in the registry."""
+    """A codec's name; `"none"` for None, and the class name of an unregistered codec."""
     if codec is None:
         return "none"
     names = (name for name, kind in CODECS.items() if type(codec) is kind)
@@ -56,16 +56,16 @@ def name_of(codec: Codec | None) -> str:
 
 
 def read(compression: CompressionLike) -> Policy | None:
-    """What to compress.
+    """Converts the argument `compression` to a policy.
 
     Args:
-        compression: None, a name of a codec, `"auto"`, a codec, `Auto` or a policy.
+        compression: None, the name of a codec, `"auto"`, a codec, `Auto` or a policy.
 
     Returns:
-        The policy; None where nothing is to be compressed.
+        The policy; None for no compression.
 
     Raises:
-        ValueError: it is nothing of the kind.
+        ValueError: the argument is none of these.
     """
     if compression is None or isinstance(compression, Policy):
         return compression
@@ -76,6 +76,6 @@ def read(compression: CompressionLike) -> Policy | None:
     if isinstance(compression, str) and compression in CODECS:
         return Policy(CODECS[compression]())
     raise ValueError(
-        f"`compression` is one of {', '.join(map(repr, (*CODECS, 'auto')))}, a codec such as "
+        f"`compression` must be one of {', '.join(map(repr, (*CODECS, 'auto')))}, a codec such as "
         f"tfdist.compression.Int8(), or a tfdist.compression.Policy. Received: {compression!r}."
     )

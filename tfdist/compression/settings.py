@@ -1,4 +1,4 @@
-"""Checks the types of settings, which come from users."""
+"""Checks the types of user-supplied settings."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def check_types(settings: Any) -> None:
-    """Checks a dataclass's values that are numbers or switches against its annotations.
+    """Checks the numeric and boolean fields of a dataclass against its annotations.
 
     Raises:
-        ValueError: one is of another type.
+        ValueError: a value has a different type.
     """
     for field in dataclasses.fields(settings):
         names = str(field.type).split(" | ")
@@ -28,6 +28,6 @@ def check_types(settings: Any) -> None:
         kinds = tuple(kind for name in names for kind in _KINDS[name])
         if not isinstance(value, kinds) or (isinstance(value, bool) and "bool" not in names):
             raise ValueError(
-                f"{type(settings).__name__}: `{field.name}` is of type {field.type}. "
+                f"{type(settings).__name__}: `{field.name}` must be of type {field.type}. "
                 f"Received: {value!r}."
             )

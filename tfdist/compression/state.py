@@ -1,4 +1,4 @@
-"""What compressing an optimizer's gradients keeps from step to step."""
+"""The state that codecs keep for an optimizer from step to step."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ First = Callable[[str, tuple[int, ...]], tf.Tensor]
 class State(tf.Module):  # type: ignore[misc]
     """The variables that a worker's codec keeps for an optimizer.
 
-    Each worker has its own: for a codec with error feedback, what compression has lost so far. A
-    `tf.train.Checkpoint` of the optimizer holds them. By names such as `error`, attributes of this
-    object, there are dicts from gradients' numbers, and the worker's, to float32 variables.
+    They differ between workers: with error feedback, they hold what compression has lost so far.
+    A `tf.train.Checkpoint` of the optimizer includes them. Attributes of this object, with names
+    such as `error`, are dicts from the gradients' and the worker's numbers to float32 variables.
 
     Args:
-        owner: whose they are; a checkpoint of another one's is not read.
+        owner: the worker; a checkpoint of a different owner is not read.
     """
 
     def __init__(self, owner: str = "") -> None:
@@ -34,14 +34,14 @@ class State(tf.Module):  # type: ignore[misc]
     def make(
         self, name: str, number: int, shape: tuple[int, ...], first: First, device: str
     ) -> None:
-        """Makes a variable, unless there is one of this shape already.
+        """Creates a variable, unless one of this shape exists.
 
         Args:
-            name: what it is.
-            number: of the gradient that it belongs to.
-            shape: of the variable.
-            first: gives it its first value, unless one was loaded.
-            device: that it is on.
+            name: the name of the state.
+            number: the number of its gradient.
+            shape: the variable's shape.
+            first: returns its initial value, unless one was loaded.
+            device: the variable's device.
         """
         if name not in self._names:
             self._names.append(name)
@@ -59,12 +59,12 @@ class State(tf.Module):  # type: ignore[misc]
             )
 
     def of(self, number: int) -> Kept:
-        """The variables of a gradient, by what they are."""
+        """The variables of a gradient, by name."""
         found = {name: getattr(self, name).get(self._key(number)) for name in self._names}
         return {name: variable for name, variable in found.items() if variable is not None}
 
     def values(self) -> dict[str, np.ndarray[Any, Any]]:
-        """All values, by what they are and the gradients' numbers: `error/0`."""
+        """All values, by name and gradient number, such as `error/0`."""
         return {
             f"{name}/{key.split()[0]}": variable.numpy()
             for name in self._names
@@ -72,7 +72,7 @@ class State(tf.Module):  # type: ignore[misc]
         }
 
     def load(self, values: Mapping[str, np.ndarray[Any, Any]]) -> None:
-        """Sets variables to what `values` gave, those too that are made later."""
+        """Sets variables to the values from `values`, including variables created later."""
         self._loaded.value = dict(values)
         for name in self._names:
             for key, variable in getattr(self, name).items():
@@ -85,7 +85,7 @@ class State(tf.Module):  # type: ignore[misc]
 
 
 class _Untracked:
-    """Keeps something out of checkpoints."""
+    """Excludes a value from checkpoints."""
 
     def __init__(self, value: dict[str, np.ndarray[Any, Any]]) -> None:
         self.value = value

@@ -1,4 +1,4 @@
-"""The way of gradients to the other workers, and what of it is compressed."""
+"""The route of gradients to the other workers, and which part of it is compressed."""
 
 from __future__ import annotations
 
@@ -11,32 +11,32 @@ Split = Callable[[str, list[int]], NativeCommunicator | None]
 
 
 def is_shared_out(hosts: Sequence[int]) -> bool:
-    """Whether workers on these hosts share out gradients: several hosts, some with several.
+    """Whether workers on these hosts divide gradients: several hosts, some with several workers.
 
     Args:
-        hosts: for each worker the number of its host.
+        hosts: the host number of each worker.
     """
     return 1 < len(set(hosts)) < len(hosts)
 
 
 class Exchange:
-    """One replica's way: exact within a worker and a host, compressed from host to host.
+    """One replica's route: exact within a worker and a host, compressed between hosts.
 
     Args:
-        workers: the communicator of this replica with the like one of each worker.
-        within_hosts: whether to compress also between the workers of a host.
-        devices: how the devices of this worker share out gradients.
-        split: makes a communicator of a name with some of the workers; all call it together, with
-            no members where they are in none. Needed, and called for "host" and "carriers", where
-            they do not compress within hosts and `is_shared_out`.
+        workers: the communicator of this replica with its counterparts on the other workers.
+        within_hosts: whether to compress between workers of the same host as well.
+        devices: how the devices of this worker divide gradients.
+        split: creates a communicator with some of the workers under a name; called by all workers
+            together, with no members for a worker in none. Required, and called for "host" and
+            "carriers", unless `within_hosts` is set or `is_shared_out` is false.
 
     Attributes:
         workers: as given.
         within_hosts: as given.
         devices: as given.
-        host: how the workers of this host share out gradients, where the core does not.
-        carriers: the communicator of those workers, one of each host, that carry the same gradients
-            as this one; None for one that carries none.
+        host: how the workers of this host divide gradients, if the core does not.
+        leaders: the communicator of the workers, one per host, that lead the same gradients as this
+            one; None if it leads none.
         compresses: whether there is anything to compress: several hosts, or `within_hosts`.
     """
 
@@ -52,7 +52,7 @@ class Exchange:
         self.within_hosts = within_hosts
         self.devices = devices
         self.host = HostLeaders()
-        self.carriers: NativeCommunicator | None = workers
+        self.leaders: NativeCommunicator | None = workers
         hosts: dict[int, list[int]] = {}
         for rank, host in enumerate(workers.hosts):
             hosts.setdefault(host, []).append(rank)
@@ -60,13 +60,13 @@ class Exchange:
         if within_hosts or not is_shared_out(workers.hosts):
             return
         assert split is not None
-        own = hosts[workers.hosts[workers.rank]]
-        lanes, lane = min(map(len, hosts.values())), own.index(workers.rank)
-        group = split("host", own if len(own) > 1 else [])
-        self.host = HostLeaders(group, lanes, lane, stride=devices.lanes)
-        carriers = [ranks[lane] for ranks in hosts.values()] if lane < lanes else []
-        self.carriers = split("carriers", carriers)
+        colocated = hosts[workers.hosts[workers.rank]]
+        num_leaders, index = min(map(len, hosts.values())), colocated.index(workers.rank)
+        group = split("host", colocated if len(colocated) > 1 else [])
+        self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
+        leaders = [ranks[index] for ranks in hosts.values()] if index < num_leaders else []
+        self.leaders = split("carriers", leaders)
 
-    def carries(self, number: int) -> bool:
-        """Whether this replica carries the gradient of a number from host to host."""
-        return self.devices.carries(number) and self.host.carries(number)
+    def leads(self, number: int) -> bool:
+        """Whether this replica exchanges a gradient with other hosts."""
+        return self.devices.leads(number) and self.host.leads(number)

@@ -1,5 +1,5 @@
-"""The private TensorFlow and Keras APIs that tfdist stands on, gathered in one place.
+"""The private TensorFlow and Keras APIs that tfdist depends on.
 
-No other package imports `tensorflow.python` or `keras.src`. The names here are tested against
-the oldest and the newest supported versions.
+No other package imports `tensorflow.python` or `keras.src`. The names here are tested against the
+oldest and newest supported versions.
 """

@@ -1,7 +1,7 @@
-"""What tfdist replaces in Keras and TensorFlow, with the parameters that it expects there.
+"""The Keras and TensorFlow functions that tfdist replaces, with their expected parameters.
 
-Versions may differ in a parameter list; then all that are known are given. A list that none of them
-matches is a change that someone has to look at, since what depends on it are gradients and files.
+If versions differ in a parameter list, all known lists are given. Any other list is refused, since
+correct gradients and files depend on these functions.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class Target:
 
     Attributes:
         owner: the module or class.
-        name: of the function.
-        parameters: the names of its parameters, in each version that is known.
+        name: the function's name.
+        parameters: its parameter names, in each known version.
     """
 
     owner: Any
@@ -48,7 +48,7 @@ class Target:
 
     @property
     def function(self) -> Any:
-        """What is there now; None where there is nothing."""
+        """The current function; None if it does not exist."""
         return getattr(self.owner, self.name, None)
 
 
@@ -85,7 +85,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     *(
         (name, getattr(keras.layers, name), _MIXES)
         for name in ("MixUp", "CutMix")
-        if hasattr(keras.layers, name)  # Not yet in the oldest Keras.
+        if hasattr(keras.layers, name)  # Missing from the oldest Keras.
     ),
     ("tf.compat.v1", tf.compat.v1, {"reset_default_graph": ""}),
     ("function_context", function_context, {"make_function_context": "scope_type"}),
@@ -182,7 +182,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "save_model": "model, filepath, weights_format, zipped",
             "save_weights_only": (
                 "model, filepath, max_shard_size, objects_to_skip",
-                "model, filepath, objects_to_skip",  # Until Keras 3.9.
+                "model, filepath, objects_to_skip",  # Up to Keras 3.9.
             ),
             "load_weights_only": "model, filepath, skip_mismatch, objects_to_skip",
             "load_model": "filepath, custom_objects, compile, safe_mode",
@@ -231,29 +231,29 @@ _STARS: dict[Any, str] = {
 
 
 def check_targets(targets: dict[str, Target]) -> None:
-    """Checks that the installed Keras and TensorFlow have what tfdist replaces, as it knows it.
+    """Checks that the functions tfdist replaces exist, with the expected parameters.
 
     Raises:
-        UnsupportedError: something is not there, or takes other parameters.
+        UnsupportedError: a function is missing or has different parameters.
     """
     for label, target in targets.items():
         found = parameters_of(target.function)
         if found is not None and found not in target.parameters:
             raise UnsupportedError(
-                "tfdist replaces functions of Keras and TensorFlow, which must be as it knows "
-                f"them: {label}({' or '.join(target.parameters)}). Received: {found}, in Keras "
-                f"{keras.__version__} and TensorFlow {tf.__version__}. Install versions that the "
-                "documentation of tfdist names, or a newer tfdist."
+                "tfdist replaces functions of Keras and TensorFlow, which must have the expected "
+                f"parameters: {label}({' or '.join(target.parameters)}). Received: {found}, in "
+                f"Keras {keras.__version__} and TensorFlow {tf.__version__}. Install versions "
+                "supported by tfdist, or a newer tfdist."
             )
 
 
 def parameters_of(function: Any) -> str | None:
-    """The names of a function's parameters; None where it is not Keras's or TensorFlow's own.
+    """A function's parameter names; None unless it was defined by Keras or TensorFlow.
 
-    Other packages replace functions as well; what they put there is theirs to keep right.
+    Replacements by other packages are not checked.
     """
     if function is None:
-        return "nothing of this name"
+        return "no such function"
     original = inspect.unwrap(function)
     if not str(getattr(original, "__module__", "")).startswith(("keras.", "tensorflow.")):
         return None

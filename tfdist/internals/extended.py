@@ -1,4 +1,4 @@
-"""TensorFlow's engine of mirrored strategies: what tfdist reads of it, by public names."""
+"""Public names for what tfdist uses of TensorFlow's mirrored strategy engine."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tfdist.internals.tensorflow import MirroredExtended, distribute_lib
 
 
 class LocalExtended(MirroredExtended):  # type: ignore[misc]
-    """Mirrored replicas on devices of this process, without collectives of TensorFlow's own.
+    """Mirrored replicas on devices of this process, without TensorFlow's collectives.
 
     Args:
-        container: the strategy that this is the engine of.
-        devices: one replica each.
+        container: the strategy that owns this engine.
+        devices: the devices, one replica each.
     """
 
     def __init__(self, container: tf.distribute.Strategy, devices: Sequence[str]) -> None:
-        # Not the parent's constructor, which reads TF_CONFIG and makes collectives of its own.
+        # Not the parent's constructor, which reads TF_CONFIG and creates TensorFlow's collectives.
         distribute_lib.StrategyExtendedV1.__init__(self, container)
         self._initialize_single_worker(list(devices))
         self._communication_options = tf.distribute.experimental.CommunicationOptions()
@@ -28,22 +28,22 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
 
     @property
     def strategy(self) -> tf.distribute.Strategy:
-        """The strategy that this is the engine of."""
+        """The strategy that owns this engine."""
         return self._container_strategy()
 
     @property
     def replica_count(self) -> int:
-        """The number of replicas of all workers."""
+        """The number of replicas on all workers."""
         return int(self._num_replicas_in_sync)
 
     @property
     def first_replica(self) -> int:
-        """The number, among those of all workers, of the replica on this worker's first device."""
+        """The global index of the replica on this worker's first device."""
         return int(self._get_replica_id_in_sync_group(0))
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver of the cluster; it is where TensorFlow's strategies look for it."""
+        """The cluster resolver, stored where TensorFlow's strategies expect it."""
         return self._cluster_resolver
 
     @cluster_resolver.setter
@@ -51,32 +51,33 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
         self._cluster_resolver = resolver
 
     def input_workers(self, options: Any) -> Any:
-        """The devices that distributed data is for, by a `tf.distribute.InputOptions`."""
+        """The devices that receive distributed data, given a `tf.distribute.InputOptions`."""
         return self._input_workers_with_options(options)
 
 
 def devices_of(variable: Any) -> tuple[str, ...]:
-    """Where the copies of a distributed variable are."""
+    """The devices of a distributed variable's copies."""
     return tuple(variable._devices)
 
 
 def copy_here(variable: Any) -> Any:
-    """The copy of a distributed variable on the current device, or its first one."""
+    """The copy of a distributed variable on the current device, or else the first one."""
     return variable._get_on_device_or_primary()
 
 
 def first_spec(spec: Any) -> Any:
-    """The specification of the first replica's part of a value that each replica has its own of."""
+    """The spec of the first replica's component of a per-replica value."""
     return spec._value_specs[0]
 
 
 def set_batches(distributed: Any, count: int, *, ends_together: bool) -> None:
-    """Sets how a distributed dataset ends.
+    """Sets the number of batches of a distributed dataset and how its end is detected.
 
     Args:
         distributed: a distributed dataset.
-        count: its number of batches, or `tf.data`'s numbers for an unknown one and for no end.
-        ends_together: whether all workers have as many, and need not agree on it before each.
+        count: its number of batches, or `tf.data`'s constants for unknown or infinite.
+        ends_together: whether all workers have the same number of batches, so that they need not
+            agree on the end before each.
     """
     distributed._cardinality = count
     distributed._enable_get_next_as_optional = not ends_together

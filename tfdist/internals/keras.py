@@ -1,4 +1,4 @@
-"""Keras's private names: what `tfdist.trainer` replaces, and how a model's graph is read."""
+"""Private APIs of Keras: those that `tfdist.trainer` replaces, and access to a model's graph."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import tensorflow as tf
 
 if keras.backend.backend() != "tensorflow":
     raise RuntimeError(
-        "tfdist needs Keras on its TensorFlow backend. "
+        "tfdist needs Keras with the TensorFlow backend. "
         f"Received: KERAS_BACKEND={keras.backend.backend()!r}. "
-        "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        "Set the environment variable KERAS_BACKEND=tensorflow before importing Keras."
     )
 
 from keras.src.backend import compute_output_spec
@@ -85,27 +85,27 @@ __all__ = [
 
 
 def made_under(model: Any) -> Any:
-    """The strategy that a model, or an epoch's iterator, was made under; None for none."""
+    """The strategy that a model or an epoch iterator was created under, if any."""
     return model._distribute_strategy
 
 
 def dataset_of(iterator: Any) -> Any:
-    """The distributed dataset that an epoch's iterator goes through."""
+    """The distributed dataset of an epoch iterator."""
     return iterator._distributed_dataset
 
 
 def build_by_spec(model: Any, batch: Any) -> None:
-    """Builds a model, and what it was compiled with, by the shapes and types of a batch."""
+    """Builds a model, and its losses and metrics, from the shapes and types of a batch."""
     model._symbolic_build(data_batch=batch)
 
 
 def compiled_loss_of(model: Any) -> Any:
-    """What computes the loss that was given to `compile`; None for none."""
+    """The object that computes the loss passed to `compile`; None if there is no loss."""
     return model._compile_loss
 
 
 def compiled_metrics_of(model: Any) -> Any:
-    """What updates the metrics that were given to `compile`; None for none."""
+    """The object that updates the metrics passed to `compile`; None if there are no metrics."""
     return model._compile_metrics
 
 
@@ -115,27 +115,27 @@ def loss_tracker_of(model: Any) -> Any:
 
 
 def dropout_shape(inputs: Any, noise_shape: Any) -> Any:
-    """The shape of what dropout draws for its inputs, where the layer gives one with gaps."""
+    """The shape of dropout's noise, with the unknown dimensions of `noise_shape` filled in."""
     return random._get_concrete_noise_shape(inputs, noise_shape)
 
 
 def seed_for_draw(seed: Any) -> Any:
-    """The next two numbers of a seed, an integer or a `SeedGenerator`, as TensorFlow takes them."""
+    """The next two numbers of a seed, an integer or `SeedGenerator`, as TensorFlow expects them."""
     return random._cast_seed(random.draw_seed(seed))
 
 
 def checkpoint_path(callback: Any, epoch: int, batch: int | None, logs: Any) -> Any:
-    """Where a `ModelCheckpoint` writes."""
+    """The path that a `ModelCheckpoint` writes to."""
     return callback._get_file_path(epoch, batch, logs or {})
 
 
 def backup_path(callback: Any) -> Any:
-    """Where a `BackupAndRestore` writes its weights."""
+    """The path that a `BackupAndRestore` writes weights to."""
     return callback._weights_path
 
 
 def graph_of(model: Any) -> Functional | None:
-    """The graph that a model's call runs; None where the call is the user's own, or not built."""
+    """The graph that a model's call runs; None if the call is custom or the model is not built."""
     if type(model).__call__ is not Model.__call__:
         return None
     if isinstance(model, Sequential):
@@ -146,7 +146,7 @@ def graph_of(model: Any) -> Functional | None:
 
 
 def nodes_of(graph: Functional) -> list[Any]:
-    """The calls of a graph in the order in which Keras makes them."""
+    """The calls of a graph, in Keras's execution order."""
     by_depth = graph._nodes_by_depth
     return [
         node
@@ -157,14 +157,14 @@ def nodes_of(graph: Functional) -> list[Any]:
 
 
 def is_transparent(nested: Any, around: Any) -> bool:
-    """Whether a model does nothing but run its graph, where it is called inside another one."""
+    """Whether a model that is nested in another one only runs its graph."""
     return (
         nested.compute_dtype == around.compute_dtype
         and nested.variable_dtype == around.variable_dtype
         and nested.activity_regularizer is None
-        # Of itself a model passes on only the masks that its layers make.
+        # By default a model passes on only the masks that its layers compute.
         and not nested.supports_masking
-        # Since 3.9 a model may compute its activations anew in the backward pass.
+        # Since Keras 3.9 a model may recompute its activations in the backward pass.
         and getattr(nested, "_remat_mode", None) is None
     )
 
@@ -176,32 +176,32 @@ def standardize_inputs(graph: Functional, inputs: Any) -> list[Any]:
 
 
 def call_with_training(operation: Any, training: bool | None) -> Callable[..., Any]:
-    """The operation as a graph calls it: `training` comes before what the call itself says."""
+    """The operation as called by a graph: `training` overrides the argument of the call."""
     called: Callable[..., Any] = operation_fn(operation, training=training)
     return called
 
 
 def sublayers_of(layer: Any) -> list[Any]:
-    """A layer and all those inside it, each once."""
+    """A layer and all of its nested layers, each once."""
     layers: list[Any] = layer._flatten_layers()
     return layers
 
 
 def own_losses(layers: Iterable[Any]) -> list[Any]:
-    """What `add_loss` and activity regularizers left in layers, without the variables' losses."""
+    """The losses of `add_loss` and activity regularizers, without those of variables."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
 
 
 def loss_function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that a loss of Keras calls, and its settings; None where it is another kind."""
+    """The function that a Keras loss wraps, and its arguments; None for other kinds of losses."""
     if isinstance(loss, LossFunctionWrapper) and type(loss).call is LossFunctionWrapper.call:
         return loss.fn, loss._fn_kwargs
     return None, {}
 
 
 def metrics_of(model: Any) -> list[Any]:
-    """A model's metrics, also those given to `compile` that it has not taken up yet."""
+    """A model's metrics, including those passed to `compile` that are not yet tracked."""
     compiled = model._compile_metrics
     given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
     flat = keras.tree.flatten(given)
@@ -209,36 +209,38 @@ def metrics_of(model: Any) -> list[Any]:
 
 
 def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, to be run in another thread with what Keras keeps for each thread by itself.
+    """Wraps a function to run in another thread with the calling thread's Keras state.
 
-    That is what was set by `keras.config`, and the generator for all draws without a seed: what the
-    function makes of it for the first time is the caller's too.
+    This is the state set by `keras.config` and the generator for draws without a seed. State that
+    the function initializes is copied back to the caller.
     """
-    own = vars(global_state.GLOBAL_STATE_TRACKER)
+    caller_state = vars(global_state.GLOBAL_STATE_TRACKER)
     if not tf.executing_eagerly():
-        # As TensorFlow does with a replica's function; it leaves the one around it as it is.
+        # As TensorFlow does with a replica's function; the wrapper is not converted.
         function = autograph.tf_convert(function, autograph_context.control_status_ctx())
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        others = vars(global_state.GLOBAL_STATE_TRACKER)
-        others.update(own)
+        state = vars(global_state.GLOBAL_STATE_TRACKER)
+        state.update(caller_state)
         try:
             return function(*args, **kwargs)
         finally:
-            own.update({name: v for name, v in others.items() if own.get(name) is None})
+            caller_state.update(
+                {name: v for name, v in state.items() if caller_state.get(name) is None}
+            )
 
-    as_it_is: Callable[..., Any] = autograph.autograph_artifact(run)
-    return as_it_is
+    unconverted: Callable[..., Any] = autograph.autograph_artifact(run)
+    return unconverted
 
 
 @contextlib.contextmanager
 def unchanged_state() -> Iterator[None]:
-    """Inside it layers are called and nothing remains of it.
+    """Restores all state after layers are called inside it.
 
-    Variables that wait for their values go on waiting, which Keras would else give them at the
-    end of its next `StatelessScope`, and Keras's generator of seeds, which layers without a seed
-    of their own may use, stays as it is, or unmade. What Keras warns of, it did when the model was
-    built.
+    Variables without values stay uninitialized, although Keras would initialize them at the end of
+    its next `StatelessScope`. Keras's global seed generator, which unseeded layers may use, stays
+    unchanged, or uncreated. Keras's warnings are suppressed, since it issued them when the model
+    was built.
     """
     names = ("uninitialized_variables", "global_seed_generator")
     before = {name: global_state.get_global_attribute(name) for name in names}

@@ -1,4 +1,4 @@
-"""TensorFlow's private names: local mirrored machinery, distributed input, eager context."""
+"""Private APIs of TensorFlow: local mirrored machinery, distributed input, eager context."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ __all__ = [
 
 
 def default_variable_creator(**arguments: Any) -> Any:
-    """What `tf.Variable` makes where no strategy and no function that is traced sees to it."""
+    """Creates a variable as `tf.Variable` does outside of strategies and traced functions."""
     return default_variable_creator_v2(None, **arguments)
 
 
 @contextlib.contextmanager
 def staying_in_scope() -> Iterator[None]:
-    """While it lasts, the default graph may be reset; this thread stays in the scopes it is in."""
+    """Keeps this thread's scopes while the default graph is reset."""
     before = _ops.get_default_graph()
     yield
     _ops.get_default_graph()._thread_local = before._thread_local
@@ -91,7 +91,7 @@ def start_server(
         leader: the collective leader's device name, `/job:…/replica:0/task:…`.
 
     Raises:
-        RuntimeError: TensorFlow has run an operation in this process already.
+        RuntimeError: TensorFlow has already run an operation in this process.
     """
     import tensorflow as tf
 
@@ -123,11 +123,11 @@ def abort_collectives(message: str) -> None:
 def on_function_failure(
     before: Callable[[], Any], failed: Callable[[Any, BaseException, Any], None]
 ) -> None:
-    """Listens to calls of `tf.function`s, from outside of all others, that raise.
+    """Listens for outermost `tf.function` calls that raise.
 
     Args:
         before: called before each call.
-        failed: called with a function, what it raises, and what `before` has returned.
+        failed: called with the function, the exception, and the result of `before`.
     """
     original = Function.__call__
 
@@ -146,11 +146,11 @@ def on_function_failure(
 
 
 def functions_operations(function: Any) -> set[str]:
-    """The names of the operations in what a `tf.function` was traced to so far."""
+    """The operation types in a `tf.function`'s traces so far."""
     names: set[str] = set()
     for concrete in function._list_all_concrete_functions():
         names.update(operation.type for operation in concrete.graph.get_operations())
-        # A graph may be too large to be written down, with the functions that it calls.
+        # A graph and its function library may be too large to serialize.
         with contextlib.suppress(ValueError):
             library = concrete.graph.as_graph_def().library
             names.update(node.op for called in library.function for node in called.node_def)
@@ -158,17 +158,17 @@ def functions_operations(function: Any) -> set[str]:
 
 
 def traced_stack() -> list[tuple[str, int]]:
-    """File and line of each frame, from the innermost, those that autograph has made as written."""
+    """File and line of each frame, innermost first; autograph frames are mapped to the source."""
     return [(frame.filename, frame.lineno) for frame in reversed(_tf_stack.extract_stack())]
 
 
 def global_seed() -> Any:
-    """The seed given to `tf.random.set_seed`, or None."""
+    """The seed passed to `tf.random.set_seed`, or None."""
     return _context.global_seed()
 
 
 def dataset_operations(dataset: Any) -> set[str]:
-    """The names of the dataset classes and operations that a pipeline is made of."""
+    """The names of a pipeline's dataset classes and operations."""
     names: set[str] = set()
     pending = [dataset]
     while pending:
@@ -183,10 +183,10 @@ def dataset_operations(dataset: Any) -> set[str]:
 
 
 def end_in_background(iterator: Any) -> None:
-    """Has a distributed iterator destroyed in a background thread once nobody uses it any more.
+    """Destroys a distributed iterator in a background thread once it is no longer used.
 
-    Destroying it may take most of the time that it has lived, up to a minute: the thread that tunes
-    it can miss its cancellation, and sleeps on. All workers would wait for the slowest.
+    Destruction may take as long as the iterator has existed, up to a minute, since its autotuning
+    thread can miss the cancellation and keep sleeping. All workers would wait for the slowest.
     """
     finalizer = weakref.finalize(iterator, _drop_in_background, iterator._iterators)
     finalizer.atexit = False
@@ -197,6 +197,6 @@ def _drop_in_background(parts: list[Any]) -> None:
 
 
 def discard_next(iterator: Any) -> None:
-    """Takes the next element of a distributed iterator, if there is one, on this worker alone."""
+    """Consumes the next element of a distributed iterator, if any, on this worker only."""
     for part in iterator._iterators:
         part.get_next_as_optional_list()

@@ -1,4 +1,4 @@
-"""Keras variables without values: made so, given one later, lent one, freed again."""
+"""Keras variables without values: creation, materialization, lending and freeing of values."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _WAITING = "uninitialized_variables"
 
 @contextlib.contextmanager
 def deferred_variables() -> Iterator[list[Any]]:
-    """While it lasts, variables are made without values, as `give_value` gives them later.
+    """Creates variables without values, to be materialized later by `give_value`.
 
-    It yields the list of them, which grows. What is assigned to them in the meantime, as from a
-    file, is what they get then. A model that is loaded is not compiled, as its optimizer cannot be
-    built without values.
+    Yields the growing list of these variables. Values assigned to them inside the scope, as from a
+    file, become their initial values. Loaded models are not compiled, since their optimizers cannot
+    be built without values.
     """
     before = global_state.get_global_attribute(_WAITING, [])
     waiting: list[Any] = []
@@ -31,7 +31,7 @@ def deferred_variables() -> Iterator[list[Any]]:
         with (
             _replaced(Trainer, "compile_from_config", lambda model, config: None),
             _replaced(Variable, "__init__", _init_later),
-            # Or a file's values for all stages would fill this one's device.
+            # Otherwise a file's values for all stages would fill this stage's device.
             tf.device("CPU:0"),
             keras.StatelessScope(initialize_variables=False) as scope,
         ):
@@ -41,7 +41,7 @@ def deferred_variables() -> Iterator[list[Any]]:
             if value is not None:
                 variable._initializer = _constant(value)
     finally:
-        # Otherwise the end of the next scope would give values to all of them.
+        # Otherwise the end of the next scope would materialize all of them.
         global_state.set_global_attribute(_WAITING, before)
 
 
@@ -65,7 +65,7 @@ def _constant(value: Any) -> Callable[..., Any]:
 def _init_later(
     self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
 ) -> None:
-    # Keras defers only what an initializer makes, and a constant is ready.
+    # Keras defers only values from initializers, not constants.
     if not callable(initializer) and not isinstance(initializer, str):
         value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
         shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
@@ -74,7 +74,7 @@ def _init_later(
 
 
 def stored_dtype(variable: Any) -> Any:
-    """The type of a variable's value, which `dtype` is not where Keras casts what is read."""
+    """The type of a variable's stored value; `dtype` differs if Keras casts on reading."""
     return variable._dtype
 
 
@@ -84,10 +84,10 @@ def has_value(variable: Any) -> bool:
 
 
 def draw_value(variable: Any) -> None:
-    """Draws the initial value of a variable that has none, and drops it.
+    """Draws and discards the initial value of a variable without a value.
 
-    Only where the initializer takes its numbers from a generator that others use as well, whose
-    values would otherwise be other ones. Those of Keras have a seed of their own.
+    Does so only if the initializer uses a shared random generator, so that later draws from it stay
+    the same. Keras's initializers use separate seeds.
     """
     initializer = variable._initializer
     if variable._value is not None or not callable(initializer):
@@ -100,13 +100,13 @@ def draw_value(variable: Any) -> None:
 
 
 def give_value(variable: Any) -> None:
-    """Gives a variable that has none its initial value."""
+    """Materializes a variable: assigns its initial value if it has none."""
     if variable._value is None:
         variable._deferred_initialize()
 
 
 def lend_value(variable: Any, value: Any) -> None:
-    """Gives a variable that has none a value on the CPU, whatever strategy is in scope."""
+    """Gives a variable without a value one on the CPU, whatever strategy is in scope."""
     with tf.device("CPU:0"):
         variable._value = ResourceVariable(
             value, trainable=variable.trainable, dtype=variable.dtype
@@ -114,11 +114,11 @@ def lend_value(variable: Any, value: Any) -> None:
 
 
 def take_value(variable: Any) -> None:
-    """Frees a variable's value; its shape and type stay, for what is only traced."""
+    """Frees a variable's value; keeps its shape and type, for tracing."""
     variable._value = None
     variable._initializer = keras.initializers.Zeros()
 
 
 def replace_value(variable: Any) -> None:
-    """Gives a variable a new `tf.Variable` of the same value, made where the caller is."""
+    """Replaces a variable's `tf.Variable` by a new one of the same value, in the current scope."""
     variable._initialize(tf.convert_to_tensor(variable._value))

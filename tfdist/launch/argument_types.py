@@ -1,4 +1,4 @@
-"""What the command lines of all subcommands share: complaints in one line, and checked numbers."""
+"""Shared by all subcommands: a parser with one-line errors, and validated number types."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ T = TypeVar("T")
 
 
 class OneLineParser(argparse.ArgumentParser):
-    """A parser that complains in one line, and then exits with code 2."""
+    """A parser that reports errors in one line and exits with code 2."""
 
     def error(self, message: str) -> NoReturn:
-        """Ends the process with a message."""
+        """Prints the message and exits."""
         self.exit(2, f"{self.prog}: error: {message} (see {self.prog} --help)\n")
 
 
 def typed(read: Callable[[str], T]) -> Callable[[str], T]:
-    """Makes argparse show the message of the ValueError that `read` raises."""
+    """Makes argparse show the message of a ValueError raised by `read`."""
 
     def reader(text: str) -> T:
         try:
@@ -30,7 +30,7 @@ def typed(read: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def count(least: int) -> Callable[[str], int]:
-    """Reads a whole number that is not below `least`.
+    """Parses an integer >= `least`.
 
     Example:
         >>> count(1)("4")
@@ -39,14 +39,14 @@ def count(least: int) -> Callable[[str], int]:
 
     def read(text: str) -> int:
         if not (text.isascii() and text.isdecimal() and int(text) >= least):
-            raise ValueError(f"must be a whole number from {least} on. Received: {text!r}")
+            raise ValueError(f"must be an integer >= {least}. Received: {text!r}")
         return int(text)
 
     return typed(read)
 
 
 def seconds(*, zero: bool) -> Callable[[str], float]:
-    """Reads a positive number of seconds, or also 0.
+    """Parses a positive number of seconds; with `zero`, also 0.
 
     Example:
         >>> seconds(zero=True)("0")
@@ -59,7 +59,8 @@ def seconds(*, zero: bool) -> Callable[[str], float]:
         except ValueError:
             value = -1.0
         if not (0 < value < float("inf") or (zero and value == 0)):
-            raise ValueError(f"must be a number of seconds. Received: {text!r}")
+            sign = "non-negative" if zero else "positive"
+            raise ValueError(f"must be a {sign} number of seconds. Received: {text!r}")
         return value
 
     return typed(read)

@@ -17,10 +17,10 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs one subcommand.
 
     Args:
-        arguments: what follows `tfdist` on the command line; `sys.argv[1:]` by default.
+        arguments: the command line without `tfdist`; `sys.argv[1:]` by default.
 
     Returns:
-        The exit code: 0 for success, 2 for a wrong command line, otherwise the subcommand's.
+        The exit code: 0 for success, 2 for a usage error, otherwise the subcommand's.
 
     Example:
         >>> main(["--version"])
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     if first not in COMMANDS:
         print(
-            f"tfdist: error: there is no command {first!r}; choose from {', '.join(COMMANDS)}",
+            f"tfdist: error: unknown command {first!r}; choose from {', '.join(COMMANDS)}",
             file=sys.stderr,
         )
         return _USAGE_ERROR
@@ -56,7 +56,7 @@ def _help_text() -> str:
         "usage: tfdist COMMAND [options]\n\n"
         "Distributed training for Keras 3 on TensorFlow.\n\n"
         f"commands:\n{commands}\n\n"
-        "options:\n  -h, --help  show this text, or a command's own after its name\n"
+        "options:\n  -h, --help  show this help; after a command, that command's help\n"
         "  --version   show the version\n\n"
         "examples:\n"
         "  tfdist run -n 4 train.py --epochs 10\n"

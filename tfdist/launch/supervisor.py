@@ -1,4 +1,4 @@
-"""The launcher's event loop: starts this machine's workers and brings all of them to an end."""
+"""The launcher's event loop: starts this host's workers and supervises them until they exit."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tfdist.launch.job.signals import Signals
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import WorkerProcess
 
-# A failure that may be the consequence of another one waits so long for it.
-_PATIENCE = 1.0
-# A node other than node 0 waits so long for node 0's judgement.
-_PATIENCE_FOR_NODE_0 = 3.0
+# How long a failure that may be the consequence of another one waits for that one.
+_CAUSE_SECONDS = 1.0
+# How long a host other than host 0 waits for host 0's decision.
+_HOST_0_SECONDS = 3.0
 
 
 class Supervisor:
-    """Runs the workers of one machine.
+    """Runs the workers of one host.
 
     Args:
-        plans: what to start.
-        environment: what the workers inherit.
+        plans: the workers to start.
+        environment: the environment that the workers inherit.
         output: where their output goes.
-        team: the other nodes.
-        node: this node's number.
-        watchdog: who kills the workers when this process dies.
-        grace: seconds between two ever harder signals.
+        hosts: the other hosts.
+        host: this host's number.
+        watchdog: kills the workers if this process dies.
+        grace: seconds from one signal to the next, harder one.
     """
 
     def __init__(
@@ -43,29 +43,29 @@ class Supervisor:
         plans: Sequence[WorkerPlan],
         environment: Mapping[str, str],
         output: Output,
-        team: HostGroup,
-        node: int,
+        hosts: HostGroup,
+        host: int,
         watchdog: Watchdog,
         grace: float,
     ) -> None:
         self._plans = plans
         self._environment = environment
         self._output = output
-        self._team = team
-        self._node = node
+        self._hosts = hosts
+        self._host = host
         self._watchdog = watchdog
         self._grace = grace
         self._running: dict[int, WorkerProcess] = {}
-        patience = _PATIENCE if team.judges else _PATIENCE_FOR_NODE_0
-        self._first = FirstFailure(patience, judges=team.judges)
-        self._ladder: SignalEscalation | None = None
+        delay = _CAUSE_SECONDS if hosts.decides else _HOST_0_SECONDS
+        self._first = FirstFailure(delay, decides=hosts.decides)
+        self._escalation: SignalEscalation | None = None
         self._reported_done = False
 
     def run(self) -> Failure | None:
-        """Starts the workers and returns when all have ended.
+        """Starts the workers and returns when all have exited.
 
         Returns:
-            What ended the job; None if all workers of all nodes ended well.
+            The failure that ended the job; None if all workers of all hosts succeeded.
 
         Raises:
             LaunchError: a worker cannot be started.
@@ -74,19 +74,19 @@ class Supervisor:
             try:
                 for plan in self._plans:
                     self._start(plan)
-                while not self._over():
+                while not self._finished():
                     self._wait(signals)
                     now = time.monotonic()
                     for number in signals.take():
-                        self._obey(number, now)
-                    self._listen(now)
-                    self._collect(now)
-                    self._judge(now)
-                    self._push(now)
+                        self._handle_signal(number, now)
+                    self._read(now)
+                    self._reap(now)
+                    self._decide(now)
+                    self._send_signal(now)
             finally:
                 for worker in self._running.values():
                     worker.signal(signal.SIGKILL)
-        return self._team.verdict
+        return self._hosts.failure
 
     def _start(self, plan: WorkerPlan) -> None:
         with self._output.streams(plan.rank) as streams:
@@ -94,12 +94,12 @@ class Supervisor:
                 plan, self._environment, streams, self._watchdog
             )
 
-    def _over(self) -> bool:
+    def _finished(self) -> bool:
         if not self._running:
-            return self._ladder is not None or self._team.finished
-        if self._ladder is not None and self._ladder.exhausted(time.monotonic()):
+            return self._escalation is not None or self._hosts.finished
+        if self._escalation is not None and self._escalation.exhausted(time.monotonic()):
             stuck = ", ".join(f"{rank} (pid {w.pid})" for rank, w in self._running.items())
-            say(f"not even SIGKILL ends worker {stuck}; left as it is")
+            say(f"still running after SIGKILL: worker {stuck}; giving up")
             return True
         return False
 
@@ -109,78 +109,78 @@ class Supervisor:
         poll.register(signals, select.POLLIN)
         for pipe in self._output.pipes().values():
             poll.register(pipe, select.POLLIN)
-        for link in self._team.links().values():
-            poll.register(link, select.POLLIN)
-        due = self._first.deadline if self._ladder is None else self._ladder.next_time
+        for channel in self._hosts.channels().values():
+            poll.register(channel, select.POLLIN)
+        due = self._first.deadline if self._escalation is None else self._escalation.next_time
         poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
 
-    def _obey(self, number: signal.Signals, now: float) -> None:
-        """Stops the workers because this process got a signal."""
+    def _handle_signal(self, number: signal.Signals, now: float) -> None:
+        """Stops the workers because this process received a signal."""
         gentle = number == signal.SIGINT
-        if self._ladder is not None:
-            self._ladder.harden(signal.SIGKILL if gentle else signal.SIGTERM, now)
+        if self._escalation is not None:
+            self._escalation.harden(signal.SIGKILL if gentle else signal.SIGTERM, now)
             return
-        failure = self._first.best() or stopped_by(self._node, number)
-        self._team.report(failure)
-        self._team.announce(failure)
-        self._ladder = SignalEscalation(
+        failure = self._first.most_likely() or stopped_by(self._host, number)
+        self._hosts.report(failure)
+        self._hosts.announce(failure)
+        self._escalation = SignalEscalation(
             signal.SIGINT if gentle else signal.SIGTERM, self._grace, now
         )
 
-    def _listen(self, now: float) -> None:
+    def _read(self, now: float) -> None:
         for rank in _readable(self._output.pipes()):
             self._output.copy(rank)
-        for node in _readable({node: c.fileno() for node, c in self._team.links().items()}):
-            failure = self._team.receive(node)
+        for host in _readable({host: c.fileno() for host, c in self._hosts.channels().items()}):
+            failure = self._hosts.receive(host)
             if failure is not None:
                 self._first.add(failure, now)
 
-    def _collect(self, now: float) -> None:
-        """Takes note of the workers that have ended."""
+    def _reap(self, now: float) -> None:
+        """Handles the workers that have exited."""
         for rank, worker in list(self._running.items()):
-            status = worker.ended()
+            status = worker.exit_code()
             if status is None:
                 continue
             del self._running[rank]
             self._output.finish(rank)
-            if status != 0 and self._ladder is None:
+            if status != 0 and self._escalation is None:
                 failure = worker_failure(
-                    node=self._node,
+                    host=self._host,
                     rank=rank,
                     status=status,
                     tail=self._output.tail(rank),
                     log="" if self._output.inherited(rank) else str(self._output.log(rank)),
                 )
                 self._first.add(failure, now)
-                self._team.report(failure)
-        if not self._running and self._first.best() is None and not self._reported_done:
+                self._hosts.report(failure)
+        if not self._running and self._first.most_likely() is None and not self._reported_done:
             self._reported_done = True
-            self._team.done()
+            self._hosts.done()
 
-    def _judge(self, now: float) -> None:
-        """Begins to stop the workers when it is known what failed first."""
-        if self._ladder is not None:
+    def _decide(self, now: float) -> None:
+        """Begins to stop the workers once the first failure is known."""
+        if self._escalation is not None:
             return
-        if self._team.verdict is None:
-            failure = self._first.verdict(now)
-            if failure is None and not self._running and not self._team.links():
-                failure = self._first.best()  # Nothing can come that would be clearer.
+        if self._hosts.failure is None:
+            failure = self._first.decided(now)
+            if failure is None and not self._running and not self._hosts.channels():
+                failure = self._first.most_likely()  # No clearer one can follow.
             if failure is None:
                 return
-            self._team.announce(failure)
+            self._hosts.announce(failure)
         if self._running:
-            say(f"{self._team.verdict} Stopping the other workers.", below_output=True)
-        self._ladder = SignalEscalation(signal.SIGTERM, self._grace, now)
+            say(f"{self._hosts.failure} Stopping the other workers.", below_output=True)
+        self._escalation = SignalEscalation(signal.SIGTERM, self._grace, now)
 
-    def _push(self, now: float) -> None:
-        number = self._ladder.due(now) if self._ladder is not None else None
+    def _send_signal(self, now: float) -> None:
+        number = self._escalation.due(now) if self._escalation is not None else None
         if number is not None:
             for worker in self._running.values():
                 worker.signal(number)
 
 
 def _readable(descriptors: Mapping[int, int]) -> list[int]:
-    """The keys whose descriptors can be read without waiting."""
+    """The keys whose descriptors can be read without blocking."""
     poll = select.poll()
     keys = {}
     for key, descriptor in descriptors.items():

@@ -1,6 +1,6 @@
-"""The C++ core and TensorFlow ops: compiled on first use, kept, and loaded.
+"""Builds, caches and loads the C++ core and TensorFlow ops.
 
-Nothing here imports TensorFlow but `load_ops`, so that the launcher can build ahead of its workers.
+Only `load_ops` imports TensorFlow, so that the launcher can build before its workers start.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def load() -> Core:
 
 
 def load_ops() -> Any:
-    """The module of TensorFlow's ops; see `loading.load_ops`."""
+    """The module with the TensorFlow ops; see `loading.load_ops`."""
     from tfdist.native import loading
 
     return loading.load_ops()

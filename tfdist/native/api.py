@@ -1,4 +1,4 @@
-"""The core's C functions (csrc/c_api.h) as ctypes calls them; a test compares the two files."""
+"""ctypes declarations of the core's C API (csrc/c_api.h); a test compares the two files."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Setup(ctypes.Structure):
 
 
 class Statistics(ctypes.Structure):
-    """`tfd_statistics`: what has crossed the links."""
+    """`tfd_statistics`: the traffic over the links."""
 
     _fields_ = [
         ("collectives", c_uint64),
@@ -67,13 +67,13 @@ class Codec(ctypes.Structure):
     ]
 
 
-# What `tfd_on_warning` takes. The caller keeps a reference for as long as the core may call it.
+# The callback of `tfd_on_warning`. The caller must keep a reference while the core may call it.
 WARN = CFUNCTYPE(None, c_char_p)
 
-_COMMUNICATOR = (c_int64, c_char_p)  # number, name of the collective
+_COMMUNICATOR = (c_int64, c_char_p)  # communicator number, collective name
 _COUNTS = POINTER(c_size_t)
 
-# Function -> what it returns, what it takes.
+# Function -> return type, argument types.
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_segment_bytes": (c_size_t, (c_int,)),
     "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
@@ -99,7 +99,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 
 
 def declare(library: ctypes.CDLL) -> ctypes.CDLL:
-    """Gives every function its types.
+    """Sets the types of every function.
 
     Raises:
         AttributeError: the library lacks a function.

@@ -1,4 +1,4 @@
-"""A finished build: a folder with the libraries and a file that says what they are."""
+"""A finished build: a directory with the libraries and a manifest that describes them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ MANIFEST = "build.json"
 
 @dataclass(frozen=True)
 class Build:
-    """Where the libraries are, and how they were made.
+    """The location of the libraries, and how they were built.
 
     Attributes:
-        folder: where they are.
-        tensorflow: the version of TensorFlow that they are for.
-        compiler: name and version.
-        libc: the C library that they were linked with, "" where it has no version.
-        seconds: what compiling took.
-        finished: when that ended, in seconds since 1970.
-        stamp: tells this build from all others, also of the same key.
-        sizes: the libraries and their bytes.
+        folder: the directory that contains them.
+        tensorflow: the version of TensorFlow that they were built for.
+        compiler: its name and version.
+        libc: the C library that they were linked against; "" if it has no version.
+        seconds: the compilation time.
+        finished: when it finished, in seconds since the epoch.
+        stamp: unique to this build, even among builds with the same key.
+        sizes: library name -> size in bytes.
     """
 
     folder: Path
@@ -46,18 +46,18 @@ class Build:
 
     @property
     def ops(self) -> Path | None:
-        """The library with TensorFlow's ops, if there are any."""
+        """The library with the TensorFlow ops; None if there are no ops."""
         return self.folder / OPS if OPS in self.sizes else None
 
     @property
     def libraries(self) -> list[Path]:
-        """All of them."""
+        """The paths of all libraries."""
         return [self.folder / name for name in self.sizes]
 
     def runs_here(self) -> bool:
-        """Whether this machine's C library is as new as the one it was linked with.
+        """Whether this host's C library is at least as new as the one it was linked against.
 
-        A home folder or an image can carry a build to an older system.
+        A home directory or an image can bring a build to an older system.
         """
         name, _, number = self.libc.partition(" ")
         here, _, newest = libc().partition(" ")
@@ -65,7 +65,7 @@ class Build:
 
 
 def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> None:
-    """Describes what was compiled into a folder."""
+    """Writes the manifest of a build."""
     sizes = {name: (folder / name).stat().st_size for name in (CORE, OPS) if name in _files(folder)}
     build = Build(
         folder=folder,
@@ -83,7 +83,7 @@ def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> N
 
 
 def read(folder: Path) -> Build | None:
-    """The build in a folder; None if there is none, or if a part of it is missing or cut off."""
+    """The build in a directory; None if there is none, or it is incomplete or truncated."""
     try:
         build = Build(folder=folder, **json.loads((folder / MANIFEST).read_text()))
         sizes = {name: (folder / name).stat().st_size for name in build.sizes}
@@ -93,7 +93,7 @@ def read(folder: Path) -> Build | None:
 
 
 def libc() -> str:
-    """Name and version of this machine's C library.
+    """Name and version of this host's C library.
 
     Example:
         >>> libc()  # doctest: +SKIP

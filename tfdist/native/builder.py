@@ -1,4 +1,4 @@
-"""Finds a build that fits, or makes one: once, while other processes wait."""
+"""Finds a compatible build or compiles one: once, while other processes wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.native.console import say
 from tfdist.native.recipe import SOURCE, Recipe
 from tfdist.options import NativeOptions
 
-# For so long a failure is taken as the answer: the workers of a job would all fail alike.
+# How long a failure is not retried: all workers of a job would fail in the same way.
 _FAILURE_SECONDS = 60.0
 
 
@@ -33,61 +33,61 @@ def ensure(
     announce: Callable[[str], object] = say,
     seconds: float = lock.SECONDS,
 ) -> Build:
-    """Finds a build, or makes one.
+    """Finds a build, or compiles one.
 
     Args:
         options: the compiler and the cache.
-        source: the folder with the C++ sources.
+        source: the directory with the C++ sources.
         rejected: stamps of builds that did not load.
-        force: whether to compile although there is a build.
-        retry: whether to compile although that has failed a moment ago.
-        package: the folder to look in and to compile into instead of the cache.
-        announce: takes lines on what is going on; stderr by default.
-        seconds: how long to wait for another process that compiles.
+        force: whether to compile even if a build exists.
+        retry: whether to compile even if that has just failed.
+        package: the directory to search and to compile into instead of the cache.
+        announce: receives progress messages; prints them to stderr by default.
+        seconds: how long to wait for another process that is compiling.
 
     Returns:
         The build.
 
     Raises:
-        NativeUnavailableError: there is none, and it cannot be compiled.
+        NativeUnavailableError: there is no build, and none can be compiled.
     """
-    began = time.time()
-    what = recipe.read(tensorflow_package.find(), source)
+    start = time.time()
+    wanted = recipe.read(tensorflow_package.find(), source)
     compiler = _compiler(options)
-    if not force and (build := _find(what, compiler, options, rejected, package)):
+    if not force and (build := _find(wanted, compiler, options, rejected, package)):
         return build
     if compiler is None:
-        compiler = compilers.find(options.compiler)  # Raises, with the reason.
+        compiler = compilers.find(options.compiler)  # Raises with the reason.
     if package:
         root = store.writable_package(package)
     else:
         root = store.writable_cache(options, announce)
-    target = root / store.name(what, compiler)
+    target = root / store.name(wanted, compiler)
     log = root / f"{target.name}.log"
     with lock.held(root / store.LOCK, seconds, announce):
         build = builds.read(target)
-        if build and build.stamp not in rejected and (not force or build.finished >= began):
+        if build and build.stamp not in rejected and (not force or build.finished >= start):
             return build
         if not retry:
-            _raise_if_failed(log, began - _FAILURE_SECONDS)
-        _make(what, compiler, target, log, announce)
+            _raise_if_failed(log, start - _FAILURE_SECONDS)
+        _make(wanted, compiler, target, log, announce)
     build = builds.read(target)
     if build is None:
         raise NativeUnavailableError(
-            f"The native collectives have vanished from {target}: try again, and see what removes "
-            f"them there."
+            f"The native collectives have disappeared from {target}: try again, and find out what "
+            f"removes them."
         )
     return build
 
 
 def find(options: NativeOptions, source: Path = SOURCE) -> Build | None:
-    """Looks for a build without making one.
+    """Finds a build without compiling one.
 
     Raises:
         NativeUnavailableError: TensorFlow or the sources are missing.
     """
-    what = recipe.read(tensorflow_package.find(), source)
-    return _find(what, _compiler(options), options, (), None)
+    wanted = recipe.read(tensorflow_package.find(), source)
+    return _find(wanted, _compiler(options), options, (), None)
 
 
 def clean(
@@ -97,16 +97,16 @@ def clean(
     package: Path | None = None,
     announce: Callable[[str], object] = say,
 ) -> list[Path]:
-    """Removes all builds but one, and what failed ones left.
+    """Removes all builds except one, and the remains of failed ones.
 
     Args:
         options: the cache.
-        keep: what stays.
-        package: the folder to clean instead of the cache.
-        announce: takes lines on what is going on; stderr by default.
+        keep: the build to keep.
+        package: the directory to clean instead of the cache.
+        announce: receives progress messages; prints them to stderr by default.
 
     Returns:
-        The folders that are gone.
+        The removed directories.
     """
     removed = []
     for root in [package] if package else store.caches(options):
@@ -120,48 +120,48 @@ def _compiler(options: NativeOptions) -> Compiler | None:
     try:
         return compilers.find(options.compiler)
     except NativeUnavailableError:
-        return None  # A build from another machine does without.
+        return None  # A build from elsewhere needs none.
 
 
 def _find(
-    what: Recipe,
+    wanted: Recipe,
     compiler: Compiler | None,
     options: NativeOptions,
     rejected: Collection[str],
     package: Path | None,
 ) -> Build | None:
     caches = [] if package else store.caches(options)
-    return store.find(what, compiler, caches, [package or store.PACKAGE], rejected)
+    return store.find(wanted, compiler, caches, [package or store.PACKAGE], rejected)
 
 
 def _make(
-    what: Recipe, compiler: Compiler, target: Path, log: Path, announce: Callable[[str], object]
+    wanted: Recipe, compiler: Compiler, target: Path, log: Path, announce: Callable[[str], object]
 ) -> None:
-    # Here, because most processes find a build and need no threads to make one.
+    # Imported here because most processes find a build and need no thread pool.
     from tfdist.native.compilation import CompilationError, compile_into
 
-    announce("compiling the native collectives (once for this machine) ...")
+    announce("compiling the native collectives (once per host) ...")
     start = time.monotonic()
     folder = store.unfinished(target.parent)
     try:
-        (folder / "build.log").write_text(compile_into(folder, what, compiler))
+        (folder / "build.log").write_text(compile_into(folder, wanted, compiler))
         seconds = time.monotonic() - start
-        builds.write(folder, what, compiler, seconds)
+        builds.write(folder, wanted, compiler, seconds)
         store.put(folder, target)
         log.unlink(missing_ok=True)
     except CompilationError as error:
         message = (
             f"The native collectives could not be compiled with {compiler} for TensorFlow "
-            f"{what.tensorflow.version}. Full log: {log}. Set CXX to another compiler, or "
-            f"TFDIST_NATIVE=0 to do without. The compiler's words:\n{error.shown}"
+            f"{wanted.tensorflow.version}. Full log: {log}. Set CXX to another compiler, or "
+            f"TFDIST_NATIVE=0 to disable them. Compiler output:\n{error.shown}"
         )
         with contextlib.suppress(OSError):
             log.write_text(f"{message}\n\n{error.log}")
         raise NativeUnavailableError(message) from error
     except OSError as error:
         raise NativeUnavailableError(
-            f"The native collectives could not be written to {target.parent}: {error}. Make "
-            f"room there, or set TFDIST_CACHE to another folder."
+            f"The native collectives could not be written to {target.parent}: {error}. Free "
+            f"space there, or set TFDIST_CACHE to another directory."
         ) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +169,7 @@ def _make(
 
 
 def _raise_if_failed(log: Path, since: float) -> None:
-    """Raises what another process has found out meanwhile."""
+    """Raises a recent failure of this or another process."""
     with contextlib.suppress(OSError):
         if log.stat().st_mtime >= since:
             raise NativeUnavailableError(log.read_text(errors="replace").partition("\n\n")[0])

@@ -1,4 +1,4 @@
-"""Runs the compiler: all units at once, as far as there are cores, then the two links."""
+"""Runs the compiler on all translation units in parallel, then links the two libraries."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class CompilationError(Exception):
     """The compiler failed.
 
     Attributes:
-        shown: the lines of its output that matter.
-        log: the command, and its whole output.
+        shown: the relevant lines of its output.
+        log: the command and its full output.
     """
 
     def __init__(self, shown: str, log: str) -> None:
@@ -30,12 +30,12 @@ class CompilationError(Exception):
 
 
 def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
-    """Makes the core, and the ops if there are any.
+    """Builds the core, and the ops if there are any.
 
     Args:
-        folder: an empty folder, which will hold the libraries.
-        recipe: what to make.
-        compiler: what to make it with.
+        folder: an empty directory for the libraries.
+        recipe: what to build.
+        compiler: the compiler to use.
 
     Returns:
         The commands and the compiler's warnings.
@@ -43,7 +43,7 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
     Raises:
         CompilationError: the compiler failed.
     """
-    # The ops first: a file with TensorFlow's headers takes ten times as long as one without.
+    # The ops first: a file with TensorFlow's headers takes ten times as long to compile.
     units = [(path, recipe.compile_ops) for path in recipe.ops]
     units += [(path, recipe.compile_core) for path in recipe.core]
     objects = {path: f"{number}.o" for number, (path, _) in enumerate(units)}
@@ -55,14 +55,14 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
             pending.append(pool.submit(_run, (*compiler.command, *flags, *unit), folder))
         logs = [future.result() for future in as_completed(pending)]
     finally:
-        # After a failure, or Ctrl-C, what has not begun need not begin.
+        # After a failure or Ctrl-C, do not start the remaining units.
         pool.shutdown(cancel_futures=True)
     links = [(CORE, recipe.core, recipe.link_core)]
     if recipe.ops:
         links.append((OPS, recipe.ops, recipe.link_ops))
     for library, paths, flags in links:
-        own = (objects[path] for path in paths)
-        logs.append(_run((*compiler.command, *own, "-o", library, *flags), folder))
+        inputs = (objects[path] for path in paths)
+        logs.append(_run((*compiler.command, *inputs, "-o", library, *flags), folder))
     for name in objects.values():
         (folder / name).unlink()
     return "\n".join(logs)
@@ -85,13 +85,13 @@ def _run(command: tuple[str, ...], folder: Path) -> str:
         raise CompilationError(str(error), f"{log}{error}\n") from error
     log += done.stdout
     if done.returncode != 0:
-        ending = f"{command[0]} ended with code {done.returncode}"
-        raise CompilationError(_shown(done.stdout) or ending, f"{log}{ending}\n")
+        failure = f"{command[0]} exited with code {done.returncode}"
+        raise CompilationError(_shown(done.stdout) or failure, f"{log}{failure}\n")
     return log
 
 
 def _shown(output: str) -> str:
-    """A few lines from the first complaint on, which is the cause of the others, or the last."""
+    """A few lines from the first error on, which causes the others; without one, the last lines."""
     lines = [line for line in output.splitlines() if line.strip()]
     end = max(0, len(lines) - _SHOWN_LINES)
     first = min(end, next((i for i, line in enumerate(lines) if "error:" in line), end))

@@ -1,4 +1,4 @@
-"""The C++ compiler of this machine."""
+"""The C++ compiler of this host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _SECONDS = 30.0
 
 @dataclass(frozen=True)
 class Compiler:
-    """A compiler that answers.
+    """A working compiler.
 
     Attributes:
-        command: how it is called.
-        version: the first line of what it says of itself.
+        command: its command line.
+        version: the first line of its --version output.
     """
 
     command: tuple[str, ...]
@@ -30,8 +30,8 @@ class Compiler:
 
     @property
     def key(self) -> str:
-        """Eight characters that tell this compiler's libraries from another's."""
-        # "CXX=g++ -O1" is another compiler than "CXX=g++".
+        """Eight characters that identify this compiler."""
+        # "CXX=g++ -O1" is a different compiler than "CXX=g++".
         text = "\0".join((self.version, *self.command[1:]))
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
@@ -51,11 +51,11 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
     """Finds a compiler.
 
     Args:
-        setting: the command that the user has chosen, with its arguments; "" for none.
-        names: what to look for otherwise, the best first.
+        setting: the command chosen by the user, with its arguments; "" for none.
+        names: the commands to try otherwise, in order of preference.
 
     Raises:
-        NativeUnavailableError: there is none, or the chosen one does not answer.
+        NativeUnavailableError: no compiler is found, or the chosen one does not work.
     """
     command = _words(setting)
     if not command:
@@ -64,7 +64,7 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
         raise NativeUnavailableError(
             f"No C++ compiler was found (looked for {', '.join(names)}). Install one (Debian: "
             f"apt-get install g++; conda: gxx_linux-64 and CXX), or run tfdist build "
-            f"--into-package where there is one and install the wheel made there."
+            f"--into-package on a host that has one and install a wheel built there."
         )
     try:
         done = subprocess.run(
@@ -81,8 +81,8 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
     if problem:
         origin = "given by CXX" if setting else "found in PATH"
         raise NativeUnavailableError(
-            f"The C++ compiler {shlex.join(command)}, {origin}, does not answer to --version "
-            f"({problem}): set CXX to a compiler that works."
+            f"The C++ compiler {shlex.join(command)}, {origin}, does not work: --version "
+            f"failed ({problem}). Set CXX to a working compiler."
         )
     return Compiler(tuple(command), done.stdout.partition("\n")[0])
 

@@ -1,4 +1,4 @@
-"""What compiling says to the user: single lines on stderr."""
+"""Messages about compilation: single lines on stderr."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import sys
 
 
 def say(text: str) -> None:
-    """Writes one line, in one piece so that the lines of several workers do not mix."""
+    """Writes a line at once, so that the lines of several workers do not mix."""
     try:
         sys.stderr.write(f"tfdist: {text}\n")
         sys.stderr.flush()
     except OSError:
-        pass  # Whoever read stderr has gone.
+        pass  # The reader of stderr is gone.

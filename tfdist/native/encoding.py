@@ -1,4 +1,4 @@
-"""The lossy encodings of float32 that the native core knows, and how it is asked for one."""
+"""The lossy float32 encodings of the native core."""
 
 from __future__ import annotations
 
@@ -20,18 +20,19 @@ _HEADER_BITS = {BFLOAT16: 0, TWO_MEANS: 64}
 
 @dataclasses.dataclass(frozen=True)
 class Encoding:
-    """How the core encodes values, block by block.
+    """An encoding that the core applies block by block.
 
-    A block with a value that is not finite decodes to NaN.
+    A block with a non-finite value decodes to NaN.
 
     Attributes:
         form: one of the constants of this module.
-        bits: of `LEVELS`, 2, 4 or 8: a sign, and one of 2^(bits - 1) even steps from 0.
-        stochastic: `LEVELS` are rounded up or down at random, unbiased, not to the nearest.
-        euclidean: the last of the `LEVELS` is the block's norm, not its largest magnitude.
-        unit: `SIGNS` stand for 1 and -1, not for the block's mean magnitude, and so do their sums.
-        clip: standard deviations about zero beyond which `LEVELS` are clipped; 0 for none.
-        block: values that share a header, a multiple of 8 up to 4096.
+        bits: bits per value of `LEVELS`, 2, 4 or 8: a sign and one of 2^(bits - 1) even steps
+            from 0.
+        stochastic: rounds `LEVELS` up or down at random, unbiased, instead of to the nearest.
+        euclidean: scales `LEVELS` so that the last is the block's norm, not its largest magnitude.
+        unit: decodes `SIGNS` (and their sums) to 1 and -1, not to the block's mean magnitude.
+        clip: clips `LEVELS` at this many standard deviations from zero; 0 disables clipping.
+        block: the number of values that share a header, a multiple of 8 up to 4096.
     """
 
     form: int
@@ -44,25 +45,25 @@ class Encoding:
 
     def __post_init__(self) -> None:
         if self.bits not in (2, 4, 8):
-            raise ValueError(f"`bits` is 2, 4 or 8 bits a value. Received: {self.bits!r}.")
+            raise ValueError(f"`bits` must be 2, 4 or 8 bits per value. Received: {self.bits!r}.")
         if not 0 < self.block <= 4096 or self.block % 8:
             raise ValueError(
-                f"`block` is a multiple of 8 values, at most 4096. Received: {self.block!r}."
+                f"`block` must be a positive multiple of 8, at most 4096. Received: {self.block!r}."
             )
         if not 0 <= self.clip < math.inf:
-            raise ValueError(f"`clip` is 0 or positive, and finite. Received: {self.clip!r}.")
+            raise ValueError(f"`clip` must be finite and >= 0. Received: {self.clip!r}.")
 
     @property
     def bits_per_value(self) -> float:
-        """What a value takes on the wire, its share of the header included."""
+        """The encoded size per value, including its share of the header."""
         bits = self.bits if self.form == LEVELS else _BITS[self.form]
         return bits + _HEADER_BITS.get(self.form, 32) / self.block
 
     def bytes(self, count: int) -> int:
-        """The size of so many values, encoded.
+        """The encoded size of `count` values.
 
         Raises:
-            ValueError: there is no such encoding.
+            ValueError: the encoding is invalid.
         """
         size = ctypes.c_size_t()
         _check(_core().tfd_encoded_bytes(self._codec(), count, ctypes.byref(size)))
@@ -75,26 +76,26 @@ class Encoding:
 
         Args:
             values: float32, of any shape.
-            error: float32 of the same shape; added to the values, and afterwards what is lost.
-            seed: of what is random, 32 bits.
+            error: float32 of the same shape, added to the values; on return, the encoding error.
+            seed: 32-bit seed of the random rounding.
 
         Returns:
-            The bytes, uint8.
+            The encoded bytes, uint8.
 
         Raises:
-            ValueError: there is no such encoding, or these are no such arrays.
+            ValueError: the encoding or an array is invalid.
         """
         for array in (values, error):
             if array is not None and (
                 array.dtype != np.float32 or not array.flags.c_contiguous or not array.flags.aligned
             ):
                 raise ValueError(
-                    f"Values are encoded from contiguous float32 arrays. Received: {array.dtype}. "
+                    f"Arrays must be contiguous float32. Received: {array.dtype}. "
                     "Use np.ascontiguousarray(values, np.float32)."
                 )
         if error is not None and (error.shape != values.shape or not error.flags.writeable):
             raise ValueError(
-                f"The error is a writable array of the values' shape {values.shape}. "
+                f"`error` must be a writable array of shape {values.shape}, like `values`. "
                 f"Received: {error.shape}."
             )
         encoded = np.empty(self.bytes(values.size), np.uint8)
@@ -107,10 +108,10 @@ class Encoding:
         return encoded
 
     def decode(self, encoded: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-        """Decodes so many values, float32.
+        """Decodes `count` float32 values.
 
         Raises:
-            ValueError: there is no such encoding, or these are not the bytes of so many values.
+            ValueError: the encoding is invalid, or the number of bytes does not fit `count`.
         """
         encoded = np.ascontiguousarray(encoded, np.uint8)
         if encoded.size != self.bytes(count):

@@ -1,4 +1,4 @@
-"""Loads the libraries, at most once in a process."""
+"""Loads the libraries, at most once per process."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ class Core:
 
     Attributes:
         library: its C functions, with their types.
-        build: what they are from.
+        build: the build they were loaded from.
     """
 
     library: ctypes.CDLL
     build: Build
 
 
-# Loading a library twice makes it no other, and TensorFlow refuses ops that it knows already.
+# Loading a library twice would return the same one, and TensorFlow refuses to register ops twice.
 _lock = threading.RLock()
 _core: Core | None = None
 _ops: Any = None
 
 
 def load() -> Core:
-    """Loads the core, which is compiled first if this machine has not done so yet.
+    """Loads the core, compiling it first if necessary.
 
     Returns:
-        The core, in this process always the same.
+        The core, always the same object in a process.
 
     Raises:
-        NativeUnavailableError: it is switched off, or cannot be compiled or loaded.
-        ValueError: a setting is wrong.
+        NativeUnavailableError: it is disabled, or cannot be compiled or loaded.
+        ValueError: a setting is invalid.
 
     Example:
         >>> load().library.tfd_segment_bytes(2)  # doctest: +SKIP
@@ -57,14 +57,14 @@ def load() -> Core:
 
 
 def load_ops() -> Any:
-    """Loads TensorFlow's ops, and the core before them; imports TensorFlow.
+    """Loads the core and then the TensorFlow ops; imports TensorFlow.
 
     Returns:
-        The module that `tf.load_op_library` makes, in this process always the same.
+        The module returned by `tf.load_op_library`, always the same object in a process.
 
     Raises:
-        NativeUnavailableError: they are switched off, or cannot be compiled or loaded.
-        ValueError: a setting is wrong.
+        NativeUnavailableError: they are disabled, or cannot be compiled or loaded.
+        ValueError: a setting is invalid.
     """
     global _ops
     with _lock:
@@ -74,12 +74,12 @@ def load_ops() -> Any:
 
 
 def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
-    """Loads a core that is found or made.
+    """Finds or compiles a core, and loads it.
 
-    A library that does not load (made for a newer system, or damaged) is passed over: the next
-    one is tried, and at last a new one is compiled.
+    A library that does not load (damaged, or built for a newer system) is skipped: the next build
+    is tried, and finally a new one is compiled.
     """
-    began = time.time()
+    start = time.time()
     rejected: list[str] = []
     while True:
         build = builder.ensure(options, source, rejected=rejected)
@@ -87,32 +87,29 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
             return Core(api.declare(ctypes.CDLL(str(build.core))), build)
         except AttributeError as error:
             raise NativeUnavailableError(
-                f"{build.core} lacks a function ({error}): install tfdist again."
+                f"{build.core} lacks a function ({error}): reinstall tfdist."
             ) from error
         except OSError as error:
-            # One that was made just now will be no better next time.
-            if build.finished >= began or build.stamp in rejected:
+            # Recompiling a new build would not help.
+            if build.finished >= start or build.stamp in rejected:
                 raise NativeUnavailableError(
                     f"The native collectives cannot be loaded: {error}. If {build.folder} is on a "
-                    f"file system without permission to execute, set TFDIST_CACHE to another "
-                    f"folder."
+                    f"file system mounted noexec, set TFDIST_CACHE to another directory."
                 ) from error
             rejected.append(build.stamp)
 
 
 def load_op_library(build: Build) -> Any:
-    """Loads the ops of a build whose core is loaded."""
+    """Loads the ops of a build; its core must be loaded."""
     if build.ops is None:
-        raise NativeUnavailableError(
-            f"{build.folder} has no ops for TensorFlow: install tfdist again."
-        )
+        raise NativeUnavailableError(f"{build.folder} has no ops for TensorFlow: reinstall tfdist.")
     import tensorflow as tf
 
     try:
         return tf.load_op_library(str(build.ops))
     except (tf.errors.OpError, OSError) as error:
         raise NativeUnavailableError(
-            f"TensorFlow {tf.__version__} cannot load {build.ops}, which was made for "
+            f"TensorFlow {tf.__version__} cannot load {build.ops}, which was built for "
             f"{build.tensorflow} ({error}): run tfdist build --force."
         ) from error
 

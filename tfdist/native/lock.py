@@ -1,4 +1,4 @@
-"""A lock between processes, so that one compiles and the others wait for it."""
+"""A lock between processes, so that one compiles while the others wait."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ _POLL_SECONDS = 0.05
 
 @contextlib.contextmanager
 def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Iterator[None]:
-    """Holds the lock; the system frees it if this process ends.
+    """Holds the lock; the system releases it if this process dies.
 
     Args:
-        path: a file, made if it is missing, that stays and then names the last holder.
+        path: the lock file, created if missing and never removed; it names the last holder.
         seconds: how long to wait for another process.
-        announce: takes a line on who is waited for, now and then.
+        announce: periodically receives a message that names the holder.
 
     Raises:
-        NativeUnavailableError: another process has held it all the time.
-        OSError: the file cannot be made.
+        NativeUnavailableError: another process still holds it after `seconds`.
+        OSError: the file cannot be created.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -51,20 +51,20 @@ def _take(descriptor: int, path: Path, seconds: float, announce: Callable[[str],
         except BlockingIOError:
             pass
         except OSError:
-            # A file system without locks. Several processes may then compile the same; each
-            # moves its result into place at once, so that none sees half of it.
+            # A file system without locks. Several processes may then compile the same build; each
+            # moves its result into place atomically, so that none sees a partial one.
             return
         now = time.monotonic()
         holder = os.pread(descriptor, 200, 0).decode(errors="replace") or "another process"
         if now - start > seconds:
             raise NativeUnavailableError(
                 f"The native collectives were not compiled within {seconds:.0f} s by {holder}, "
-                f"which holds {path}: see what it does, end it, and try again."
+                f"which holds {path}: check what it is doing, stop it, and try again."
             )
         if now >= next_line:
             next_line = now + _EVERY_SECONDS
             announce(
-                f"waiting for {holder}, which compiles the native collectives "
+                f"waiting for {holder}, which is compiling the native collectives "
                 f"[{now - start:.0f} s of {seconds:.0f} s]"
             )
         time.sleep(_POLL_SECONDS)

@@ -1,4 +1,4 @@
-"""What the two libraries are made from, and the key that stands for all of it."""
+"""The sources and flags of the two libraries, and the key that identifies them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ SOURCE = Path(__file__).parents[1] / "csrc"
 CORE = "libtfdist_core.so"
 OPS = "libtfdist_ops.so"
 
-# Never -march=native: one home folder, image or wheel serves machines with other processors. What
-# needs newer instructions asks for them function by function. TensorFlow itself is built with
-# NDEBUG, on which its headers depend.
+# Never -march=native: one home directory, image or wheel serves hosts with different processors.
+# Code that needs newer instructions enables them per function. TensorFlow itself is built with
+# NDEBUG, which affects its headers.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
 _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
-# What is missing in the core shows when it is linked, not when it is loaded. libdl holds dlopen in
-# a glibc before 2.34.
+# `-z defs` reports undefined symbols of the core when it is linked, not when it is loaded. Before
+# glibc 2.34, dlopen is in libdl.
 _LINK_CORE = ("-Wl,-z,defs", f"-Wl,-soname,{CORE}", "-ldl")
 _LINK_OPS = (f"-Wl,-soname,{OPS}", f"-l:{CORE}", "-Wl,-rpath,$ORIGIN")
 _SUFFIXES = (".cc", ".h", ".inc")
@@ -29,14 +29,14 @@ _OPS_FOLDER, _TESTS_FOLDER = "tf", "tests"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Sources and flags of the core, and of the ops that make it part of a TensorFlow graph.
+    """Sources and flags of the core, and of the ops that expose it to TensorFlow graphs.
 
     Attributes:
-        source: the folder with the sources.
-        core: the core's compilation units, below `source`.
-        ops: those of the ops; empty where there are none.
-        tensorflow: against what to compile.
-        key: 16 characters that change with anything that changes the libraries, but for the
+        source: the directory with the sources.
+        core: the core's translation units, relative to `source`.
+        ops: those of the ops; empty if there are none.
+        tensorflow: the TensorFlow to compile against.
+        key: 16 characters that change with anything that affects the libraries, except the
             compiler.
     """
 
@@ -48,23 +48,23 @@ class Recipe:
 
     @property
     def compile_core(self) -> tuple[str, ...]:
-        """Flags for a unit of the core."""
-        # The ops use C++ names of the core, so both have one ABI.
+        """Compile flags of the core."""
+        # The ops use C++ symbols of the core, so both need the same ABI.
         return (*_COMPILE, *self.tensorflow.defines, f"-I{self.source}")
 
     @property
     def compile_ops(self) -> tuple[str, ...]:
-        """Flags for a unit of the ops."""
+        """Compile flags of the ops."""
         return (*self.compile_core, *self.tensorflow.includes)
 
     @property
     def link_core(self) -> tuple[str, ...]:
-        """Flags that follow the core's objects."""
+        """Link flags, after the core's objects."""
         return (*_LINK, *_LINK_CORE)
 
     @property
     def link_ops(self) -> tuple[str, ...]:
-        """Flags that follow the ops' objects; the core lies in the current folder."""
+        """Link flags, after the ops' objects; the core is in the current directory."""
         return (*_LINK, "-L.", *_LINK_OPS, *self.tensorflow.link_flags)
 
 
@@ -72,12 +72,12 @@ def read(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
     """Reads the sources.
 
     Args:
-        tensorflow: against what to compile.
-        source: the folder with the sources: the ops in its folder `tf`, the core in all others
-            but `tests`.
+        tensorflow: the TensorFlow to compile against.
+        source: the directory with the sources: the ops in its subdirectory `tf`, the core in all
+            others except `tests`.
 
     Raises:
-        NativeUnavailableError: there are no sources.
+        NativeUnavailableError: the sources are missing.
     """
     files = sorted(
         path.relative_to(source)
@@ -88,11 +88,9 @@ def read(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
     ops = tuple(str(path) for path in units if path.parts[0] == _OPS_FOLDER)
     core = tuple(str(path) for path in units if path.parts[0] != _OPS_FOLDER)
     if not core:
-        raise NativeUnavailableError(
-            f"The C++ sources are missing in {source}: install tfdist again."
-        )
+        raise NativeUnavailableError(f"The C++ sources are missing in {source}: reinstall tfdist.")
     digest = hashlib.sha256()
-    # No paths: where TensorFlow and the sources lie makes no other libraries.
+    # No paths: the locations of TensorFlow and the sources do not affect the libraries.
     flags = (*_COMPILE, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
     for text in (os.uname().machine, tensorflow.version, *flags):
         digest.update(text.encode() + b"\0")

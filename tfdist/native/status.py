@@ -1,4 +1,4 @@
-"""What is known of the native collectives without compiling or loading anything."""
+"""The state of the native collectives, without compiling or loading anything."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from tfdist.options import NativeOptions
 
 @dataclass(frozen=True)
 class Status:
-    """How things stand.
+    """The state of the native collectives.
 
     Attributes:
         enabled: whether they may be used.
-        build: the libraries that would be loaded; None if they are still to be compiled.
-        compiler: name and version of the one that would compile them, "" if there is none.
+        build: the libraries that would be loaded; None if they are not compiled yet.
+        compiler: name and version of the compiler that would be used; "" if none.
         problem: why they can be neither loaded nor compiled, with the remedy; "" if they can.
     """
 
@@ -30,30 +30,30 @@ class Status:
     problem: str = ""
 
     def __str__(self) -> str:
-        """One line.
+        """The state in one line.
 
         Example:
             >>> str(Status(True, compiler="g++ 12.2.0"))
-            'not compiled yet; will be on first use, by g++ 12.2.0'
+            'not compiled yet; will be compiled on first use by g++ 12.2.0'
         """
         if not self.enabled:
             return "switched off by TFDIST_NATIVE=0"
         if self.build:
             return f"compiled: {self.build.folder} ({self.build.compiler})"
         if self.problem:
-            return "not possible"
-        return f"not compiled yet; will be on first use, by {self.compiler}"
+            return "unavailable"
+        return f"not compiled yet; will be compiled on first use by {self.compiler}"
 
 
 def status(options: NativeOptions | None = None, source: Path = SOURCE) -> Status:
-    """Says which libraries would be loaded, or why none would.
+    """Reports which libraries would be loaded, or why none can be.
 
     Args:
         options: the compiler and the cache; from the environment by default.
-        source: the folder with the C++ sources.
+        source: the directory with the C++ sources.
 
     Raises:
-        ValueError: a setting is wrong.
+        ValueError: a setting is invalid.
     """
     options = options or NativeOptions.from_environment()
     if not options.enabled:

@@ -1,4 +1,4 @@
-"""The folders that builds are kept in: the package's own, the user's cache, a temporary one."""
+"""The directories of builds: in the package, in the user's cache, or a temporary one."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tfdist.native.compiler import Compiler
 from tfdist.native.recipe import Recipe
 from tfdist.options import NativeOptions
 
-# What `tfdist build --into-package` makes; wheels built after that contain it.
+# The target of `tfdist build --into-package`; wheels built afterwards include it.
 PACKAGE = Path(__file__).parent / "prebuilt"
 LOCK = "lock"
 _UNFINISHED = ".unfinished-"
@@ -28,7 +28,7 @@ _LOG = re.compile(r"[0-9a-f]{16}-[0-9a-f]{8}\.log")
 
 
 def name(recipe: Recipe, compiler: Compiler) -> str:
-    """The name of a build's folder."""
+    """The name of a build's directory."""
     return f"{recipe.key}-{compiler.key}"
 
 
@@ -39,14 +39,14 @@ def find(
     packages: Collection[Path],
     rejected: Collection[str] = (),
 ) -> Build | None:
-    """Looks for a build that fits.
+    """Finds a compatible build.
 
     Args:
-        recipe: what it is to be made from.
-        compiler: this machine's compiler, which what was compiled here has to be made with, so
-            that another one starts anew; None if it has none.
-        caches: where to look first.
-        packages: where to look then. What came with the package may be from another compiler.
+        recipe: the sources and flags.
+        compiler: this host's compiler, which builds in `caches` must be made with, so that
+            another compiler recompiles; None if there is none.
+        caches: the directories to search first.
+        packages: the directories to search next. Their builds may be from another compiler.
         rejected: stamps of builds that did not load.
     """
     for folder in _candidates(recipe, compiler, caches, packages):
@@ -72,23 +72,23 @@ def _candidates(
 
 
 def caches(options: NativeOptions) -> list[Path]:
-    """The folders that may hold what this machine has compiled; nothing is made."""
+    """The directories that may contain builds of this host, without creating any."""
     temporary = _temporary()
-    own = [options.cache / "native"] if options.cache else []
-    return [*own, temporary] if _is_mine(temporary) else own
+    cache = [options.cache / "native"] if options.cache else []
+    return [*cache, temporary] if _is_mine(temporary) else cache
 
 
 def writable_cache(options: NativeOptions, announce: Callable[[str], object]) -> Path:
-    """The folder to compile into, made if it is missing.
+    """The directory to compile into, created if missing.
 
     Args:
-        options: names it.
-        announce: takes a warning if it cannot be written.
+        options: contain its path.
+        announce: receives a warning if it is not writable.
 
     Raises:
-        NativeUnavailableError: the temporary folder cannot be written either.
+        NativeUnavailableError: the temporary directory is not writable either.
     """
-    problem = "there is no home folder"
+    problem = "there is no home directory"
     if options.cache:
         root = options.cache / "native"
         try:
@@ -103,46 +103,46 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
         _writable(temporary)
     except OSError as error:
         raise NativeUnavailableError(
-            f"There is no folder for the native collectives: {problem}, nor {temporary} "
-            f"({error.strerror}). Set TFDIST_CACHE to one that can be written."
+            f"No writable directory for the native collectives: {problem}, and {temporary} cannot "
+            f"be written ({error.strerror}). Set TFDIST_CACHE to a writable directory."
         ) from error
     announce(
         f"warning: {problem}, so the native collectives are compiled into {temporary}; set "
-        f"TFDIST_CACHE to a folder that stays"
+        f"TFDIST_CACHE to a persistent directory"
     )
     return temporary
 
 
 def writable_package(root: Path = PACKAGE) -> Path:
-    """The package's own folder, to compile into.
+    """The directory in the package to compile into.
 
     Raises:
-        NativeUnavailableError: it cannot be written.
+        NativeUnavailableError: it is not writable.
     """
     try:
         return _writable(root)
     except OSError as error:
         raise NativeUnavailableError(
-            f"{root} cannot be written ({error.strerror}): run this as the user who has "
+            f"{root} cannot be written ({error.strerror}): run this as the user who "
             f"installed tfdist."
         ) from error
 
 
 def unfinished(root: Path) -> Path:
-    """A new folder beside the builds, to compile into; what killed processes left goes away."""
+    """A new directory to compile into, next to the builds; removes abandoned ones."""
     _remove_abandoned(root)
     folder = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=root))
-    # Other users may load what one user, such as an image's root, has compiled.
+    # Other users may load what one user (such as root in an image) has compiled.
     folder.chmod(0o755)
     return folder
 
 
 def put(folder: Path, target: Path) -> None:
-    """Moves a finished folder into its place, at once; what was there goes away."""
+    """Moves a finished directory into place, replacing what was there."""
     if not target.exists():
         folder.rename(target)
         return
-    # A folder that is not empty cannot be renamed over. Processes that have loaded the old
+    # A non-empty directory cannot be replaced by a rename. Processes that have loaded the old
     # libraries keep them.
     aside = Path(tempfile.mkdtemp(prefix=_UNFINISHED, dir=target.parent))
     target.rename(aside / target.name)
@@ -151,10 +151,10 @@ def put(folder: Path, target: Path) -> None:
 
 
 def clean(root: Path, keep: Build) -> list[Path]:
-    """Removes other builds and what failed ones left; who calls it holds the lock.
+    """Removes other builds and the remains of failed ones; the caller must hold the lock.
 
     Returns:
-        The builds that are gone.
+        The removed builds.
     """
     removed = []
     _remove_abandoned(root)
@@ -168,11 +168,11 @@ def clean(root: Path, keep: Build) -> list[Path]:
 
 
 def _remove_abandoned(root: Path) -> None:
-    # Younger ones may be in use where the file system has no locks.
-    for left in root.glob(f"{_UNFINISHED}*"):
+    # Newer ones may be in use if the file system has no locks.
+    for entry in root.glob(f"{_UNFINISHED}*"):
         with contextlib.suppress(OSError):
-            if left.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
-                _remove(left)
+            if entry.stat().st_mtime < time.time() - _ABANDONED_SECONDS:
+                _remove(entry)
 
 
 def _remove(folder: Path) -> None:
@@ -190,7 +190,7 @@ def _temporary() -> Path:
 
 
 def _is_mine(folder: Path) -> bool:
-    """Whether nobody else can have put libraries there; the name can be guessed."""
+    """Whether no other user can have put libraries there; the name is predictable."""
     with contextlib.suppress(OSError):
         status = folder.lstat()
         return (

@@ -1,7 +1,7 @@
-"""The installed TensorFlow as a compiler sees it, found without importing it.
+"""The compile and link flags of the installed TensorFlow, found without importing it.
 
-Importing TensorFlow takes seconds, and the launcher, which builds ahead of its workers, does
-without it. A test holds the flags to `tf.sysconfig`'s.
+Importing TensorFlow takes seconds, which the launcher avoids when it builds before its workers
+start. A test compares the flags with those of `tf.sysconfig`.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 from tfdist.errors import NativeUnavailableError
 
-# The same in all supported versions. Another value would show when the ops are loaded: the names
-# of the symbols depend on the first, and TensorFlow's build sets the second for every processor.
+# Identical in all supported versions. A mismatch would fail when the ops are loaded: symbol names
+# depend on the first, and TensorFlow's build sets the second for every processor.
 _DEFINES = ("-D_GLIBCXX_USE_CXX11_ABI=1", "-DEIGEN_MAX_ALIGN_BYTES=64")
 _FRAMEWORK = "libtensorflow_framework.so.2"
-# Distributions that hold the package `tensorflow`, and none of its companions (tensorflow_hub).
+# Distributions that contain the package `tensorflow`, unlike its companions (tensorflow_hub).
 _METADATA = re.compile(
     r"(?:tensorflow|tensorflow_cpu|tensorflow_gpu|tensorflow_intel|tensorflow_cpu_aws"
     r"|tensorflow_rocm|intel_tensorflow|tf_nightly|tf_nightly_cpu)-(?P<version>[^-]+)"
@@ -30,8 +30,8 @@ class TensorFlowPackage:
     """The installed TensorFlow.
 
     Attributes:
-        folder: where its headers and libraries are.
-        version: as its distribution calls it.
+        folder: the directory with its headers and libraries.
+        version: the version of its distribution.
     """
 
     folder: Path
@@ -39,17 +39,17 @@ class TensorFlowPackage:
 
     @property
     def defines(self) -> tuple[str, ...]:
-        """The macros that what is compiled against its headers has to share with it."""
+        """The macros with which code that includes its headers must be compiled."""
         return _DEFINES
 
     @property
     def includes(self) -> tuple[str, ...]:
-        """Where its headers are; their warnings are not ours to mend."""
+        """The include flags, as system headers to suppress their warnings."""
         return ("-isystem", str(self.folder / "include"))
 
     @property
     def link_flags(self) -> tuple[str, ...]:
-        """What to link ops with."""
+        """The flags to link ops with."""
         return (f"-L{self.folder}", f"-l:{_FRAMEWORK}")
 
 
@@ -57,7 +57,7 @@ def find() -> TensorFlowPackage:
     """Finds the TensorFlow that `import tensorflow` would import.
 
     Raises:
-        NativeUnavailableError: there is none, or it is incomplete.
+        NativeUnavailableError: it is missing or incomplete.
 
     Example:
         >>> find().version  # doctest: +SKIP
@@ -72,12 +72,12 @@ def find() -> TensorFlowPackage:
     framework = folder / _FRAMEWORK
     if not framework.exists():
         raise NativeUnavailableError(
-            f"The TensorFlow in {folder} has no {_FRAMEWORK}: install it again with pip."
+            f"The TensorFlow in {folder} has no {_FRAMEWORK}: reinstall it with pip."
         )
     versions = sorted(
         match["version"]
         for entry in folder.parent.iterdir()
         if (match := _METADATA.fullmatch(entry.name))
     )
-    # A TensorFlow without metadata is told from others by the size of its library.
+    # A TensorFlow without metadata is identified by the size of its library.
     return TensorFlowPackage(folder, "+".join(versions) or f"unknown-{framework.stat().st_size}")

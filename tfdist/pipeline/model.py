@@ -1,4 +1,4 @@
-"""A Keras model in stages, one or more on each worker, that trains under `fit`."""
+"""A Keras model split into stages, one or more per worker, that trains with `fit`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from tfdist.pipeline.placement.trainability import agree_on_trainable
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.train_step import StepRunner
 from tfdist.pipeline.simulation.timeline import Timeline
-from tfdist.pipeline.state.full_model import FullModel, Parts
+from tfdist.pipeline.state.full_model import FullModel, Untracked
 from tfdist.pipeline.state.saving import Files, compile_arguments
 from tfdist.trainer.fit.call_checks import check_variables
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
 class PipelineModel(FullModel):
-    """An ordinary model whose stages are on the workers of a pipeline.
+    """An ordinary Keras model whose stages are spread over the workers of a pipeline.
 
-    It is compiled, fitted, evaluated and used for predictions like the model that it is made of,
-    with the results that one process gives. Every worker makes it and calls the same methods.
+    `compile`, `fit`, `evaluate` and `predict` work as on the ordinary model, with the results of a
+    single process. Every worker creates the model and calls the same methods.
 
     Args:
-        model: a Sequential or Functional model, or the function that makes it. With a function no
-            worker ever holds the variables of the whole model; only what the function reads of a
-            file is in the CPU's memory until the model is cut.
-        cuts: the names of the layers with which stages end, one less than stages; by default the
-            model is cut so that the stages take equally long.
-        by: what that is found out by: `"time"`, measured by the chief, or `"parameters"`, an
-            estimate.
-        remat: whether backward passes run the forward pass again, which saves the memory of
-            what it computes in between.
+        model: a Sequential or Functional model, or a function that returns one. With a function,
+            no worker ever holds the variables of the full model; only values that the function
+            reads from a file stay in CPU memory until the model is cut.
+        cuts: the name of the last layer of each stage but the last; by default the model is cut
+            so that the stages take equally long.
+        by: how to estimate a stage's cost: `"time"`, measured on the chief, or `"parameters"`,
+            computed from the parameter counts.
+        remat: whether backward passes recompute the forward pass, which saves the memory of its
+            intermediate values.
 
     Raises:
-        UnsupportedError: it is made outside of the scope of a pipeline's strategy.
-        PartitionError: the model cannot be cut into so many stages.
+        UnsupportedError: the model is created outside the scope of a pipeline strategy.
+        PartitionError: the model cannot be cut into the required number of stages.
 
     Example:
         ```python
@@ -63,37 +63,38 @@ class PipelineModel(FullModel):
         strategy = tf.distribute.get_strategy()
         if not isinstance(strategy, HybridStrategy):
             raise UnsupportedError(
-                "A PipelineModel belongs to a tfdist.PipelineStrategy or tfdist.HybridStrategy. "
-                f"Received: {type(strategy).__name__}. Make it inside `with strategy.scope():`."
+                "A PipelineModel requires a tfdist.PipelineStrategy or tfdist.HybridStrategy. "
+                f"Received: {type(strategy).__name__}. Create it inside `with strategy.scope():`."
             )
-        whole, made = build(model)
-        check_free(whole, made, strategy.extended.group)
-        super().__init__(name=whole.name, dtype=whole.dtype_policy)
-        partition = choose(whole, strategy, cuts, by)
+        full_model, made = build(model)
+        check_free(full_model, made, strategy.extended.group)
+        super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
+        partition = choose(full_model, strategy, cuts, by)
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]
-        materialize(whole.variables, [v for stage in mine for v in stage.variables], made)
-        self._parts = Parts(whole, partition, remat, Files(whole, partition, strategy))
+        materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
+        files = Files(full_model, partition, strategy)
+        self._untracked = Untracked(full_model, partition, remat, files)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
-        # What a stage's calls read of other layers: a head that is tied to an embedding.
+        # Variables of other layers that a stage reads, as a head tied to an embedding does.
         own = {id(v) for layer in self._own_layers for v in layer.variables}
         read = {id(v): v for stage in mine for v in stage.variables if id(v) not in own}
         self._read_variables = list(read.values())
-        if hasattr(whole, "output_names"):
-            self.output_names = whole.output_names
+        if hasattr(full_model, "output_names"):
+            self.output_names = full_model.output_names
         self._steps: StepRunner | None = None
         self.built = True
 
     def call(self, inputs: Any, training: bool | None = None) -> Any:
-        """Runs all stages; only symbolically, as no worker holds all of them.
+        """Runs all stages; symbolic only, as no worker holds all of them.
 
         Raises:
-            UnsupportedError: it is called on values.
+            UnsupportedError: the model is called eagerly.
         """
         if tf.executing_eagerly() and self.distribute_strategy.pipeline_size > 1:
             raise UnsupportedError(
-                "No worker holds a whole model in stages, so it cannot be called. Use `predict`, "
-                "or `predict_on_batch`, on all workers."
+                "No worker holds all stages of a PipelineModel, so it cannot be called. Use "
+                "`predict` or `predict_on_batch` on all workers."
             )
         graph = self.partition.graph
         values: dict[int, Any] = dict(graph.unpack_inputs(inputs))
@@ -102,31 +103,31 @@ class PipelineModel(FullModel):
         return graph.pack_outputs(values)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """As `keras.Model.compile`; `run_eagerly` and `jit_compile` are not possible."""
+        """Like `keras.Model.compile`; `run_eagerly` and `jit_compile` are not supported."""
         for name in ("run_eagerly", "jit_compile"):
             if kwargs.get(name) is True:
                 raise UnsupportedError(
-                    f"{name}=True is not possible in a pipeline, whose passes are operations of "
+                    f"{name}=True is not supported in a pipeline, whose passes are operations of "
                     "one graph. Leave it out."
                 )
         agree_on_trainable(self.partition, self.distribute_strategy)
-        self._parts.compiled = compile_arguments(args, kwargs)
+        self._untracked.compiled = compile_arguments(args, kwargs)
         kwargs["jit_compile"] = False
         super().compile(*args, **kwargs)
         self._steps = self._new_steps()
 
     def timeline_on_batch(self, *args: Any, **kwargs: Any) -> Timeline:
-        """Trains on a batch, as `train_on_batch`, and tells when each action ran.
+        """Trains on a batch like `train_on_batch`, and returns when each action ran.
 
-        All workers call it. The first call traces the step anew; the times of the second are those
-        of training. Workers on several hosts need clocks that agree.
+        All workers must call it. The first call retraces the step; use the times of the second.
+        Workers on several hosts need synchronized clocks.
 
         Args:
-            *args: as of `keras.Model.train_on_batch`.
-            **kwargs: likewise.
+            *args: arguments of `keras.Model.train_on_batch`.
+            **kwargs: keyword arguments of `keras.Model.train_on_batch`.
 
         Returns:
-            The actions of this pipeline's workers, on all workers.
+            The timeline of this worker's pipeline, on all workers.
 
         Example:
             ```python
@@ -138,7 +139,7 @@ class PipelineModel(FullModel):
             ```
         """
         if self._steps is None:
-            raise ValueError("Only a compiled model trains. Call `compile` first.")
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
         with self._steps.timing() as timed:
             self.train_on_batch(*args, **kwargs)
         return timed()
@@ -153,7 +154,7 @@ class PipelineModel(FullModel):
             metrics.update_state(y, predictions, sample_weight)
 
     def make_train_function(self, force: bool = False) -> Any:
-        """What `fit` calls for each step."""
+        """Makes the function that `fit` calls for each step."""
         check_variables(self)
         take_over_metrics(self)
         if force and self._steps is not None:
@@ -162,13 +163,13 @@ class PipelineModel(FullModel):
         return self.train_function
 
     def make_test_function(self, force: bool = False) -> Any:
-        """What `evaluate` calls for each step."""
+        """Makes the function that `evaluate` calls for each step."""
         take_over_metrics(self)
         self.test_function = self._function("test")
         return self.test_function
 
     def make_predict_function(self, force: bool = False) -> Any:
-        """What `predict` calls for some batches."""
+        """Makes the function that `predict` calls for a list of batches."""
         self._steps = steps = self._steps or self._new_steps()
 
         def predict(batches: list[Any]) -> Any:
@@ -186,7 +187,7 @@ class PipelineModel(FullModel):
             self.partition,
             self._loss_of,
             self._update_metrics,
-            remat=self._parts.remat,
+            remat=self._untracked.remat,
         )
         return StepRunner(self, engine, self.distribute_strategy)
 
@@ -206,13 +207,13 @@ class PipelineModel(FullModel):
         return run
 
     def reset_metrics(self) -> None:
-        """As `keras.Model.reset_metrics`."""
+        """Like `keras.Model.reset_metrics`."""
         super().reset_metrics()
         if self._steps is not None:
             self._steps.logs = {}
 
     def get_metrics_result(self) -> dict[str, Any]:
-        """The metrics so far, on all workers; only those with the last stage update them."""
+        """The metrics so far, on all workers; only workers with the last stage update them."""
         if tf.executing_eagerly() and self._steps is not None and self._steps.logs:
             return dict(self._steps.logs)
         return super().get_metrics_result()  # type: ignore[no-any-return]

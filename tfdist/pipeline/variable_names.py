@@ -1,4 +1,4 @@
-"""The variables that a worker holds, by names that are the same on all that hold a copy."""
+"""The variables that a worker holds, under names identical on all workers with a copy."""
 
 from __future__ import annotations
 
@@ -10,32 +10,33 @@ from tfdist.sharding.sharded import sharded_by
 
 
 def copies_of(model: Any) -> dict[str, Any]:
-    """A model's weights and its optimizer's variables on this worker, of which others have copies.
+    """The weights and optimizer variables on this worker of which other workers have copies.
 
-    Gradients that are accumulated for an update are each replica's own until then, and so are the
-    slots of an optimizer that is shared out.
+    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
+    replicas.
 
     Args:
-        model: of Keras, in stages or not.
+        model: a Keras model; may be a PipelineModel.
 
     Returns:
-        Variables of Keras by names: two workers hold copies of one variable where they have the
-        same name for it.
+        Keras variables by name: workers that use the same name hold copies of the same variable.
     """
     optimizer = getattr(model, "optimizer", None)
-    of_optimizer = _common(optimizer) if optimizer else []
-    place, numbers = 0, {id(v): i for i, v in enumerate(model.weights)}
+    optimizer_variables = _replicated(optimizer) if optimizer else []
+    rank, numbers = 0, {id(v): i for i, v in enumerate(model.weights)}
     if isinstance(model, PipelineModel):
-        place = model.distribute_strategy.place
+        rank = model.distribute_strategy.place
         numbers = {id(v): i for i, v in enumerate(model.partition.graph.model.variables)}
     return {
         **{f"weight {numbers[id(v)]}": v for v in model.weights},
-        **{f"place {place}, optimizer {i}": v for i, v in enumerate(of_optimizer)},
+        **{f"pipeline rank {rank}, optimizer {i}": v for i, v in enumerate(optimizer_variables)},
     }
 
 
-def _common(optimizer: Any) -> list[Any]:
+def _replicated(optimizer: Any) -> list[Any]:
     updating = updating_optimizers(optimizer)
-    apart = {id(v) for own in updating for v in accumulators(own)}
-    apart |= {id(v) for o in updating if sharded_by(o) is not None for v in o.variables if v.shape}
-    return [v for v in optimizer.variables if id(v) not in apart]
+    excluded = {id(v) for own in updating for v in accumulators(own)}
+    excluded |= {
+        id(v) for o in updating if sharded_by(o) is not None for v in o.variables if v.shape
+    }
+    return [v for v in optimizer.variables if id(v) not in excluded]

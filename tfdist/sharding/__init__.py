@@ -1,1 +1,1 @@
-"""An optimizer's state shared out among the workers: each keeps and updates a part (ZeRO-1)."""
+"""Sharded optimizer state (ZeRO-1): each worker keeps and updates one shard."""

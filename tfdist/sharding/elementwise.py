@@ -1,4 +1,4 @@
-"""Which optimizers can work on parts of variables: those that treat each element by itself."""
+"""Which optimizers can be sharded: those that update each element independently."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = (
     "Ftrl",
     "Lion",
 )
-_RULES = (
+_UPDATE_METHODS = (
     "build",
     "update_step",
     "apply",
@@ -33,24 +33,24 @@ _RULES = (
 
 
 def check_elementwise(optimizer: Any) -> None:
-    """Checks that an optimizer's state can be shared out.
+    """Checks that an optimizer's state can be sharded.
 
     Raises:
-        UnsupportedError: its rule needs whole variables, or is not known not to.
+        UnsupportedError: the optimizer is not known to be elementwise.
     """
     kind = type(inner_optimizer(optimizer))
     if _is_elementwise(kind):
         return
     raise UnsupportedError(
-        "With shard_optimizer=True a worker has parts of variables, so the optimizer must treat "
-        f"each element by itself. Received: {kind.__name__}, which is not known to. Choose one of "
-        f"{', '.join(NAMES)}, or leave `shard_optimizer` out; a class of your own that does can "
-        "say so by the class attribute `elementwise = True`."
+        "shard_optimizer=True needs an optimizer that updates each element independently. "
+        f"Received: {kind.__name__}, which is not known to do so. Use one of {', '.join(NAMES)}, "
+        "set the class attribute `elementwise = True` on a custom optimizer that does, or omit "
+        "`shard_optimizer`."
     )
 
 
-def keeps_nothing(optimizer: Any) -> bool:
-    """Whether an optimizer has no state that could be shared out: plain SGD."""
+def is_stateless(optimizer: Any) -> bool:
+    """Whether an optimizer has no state to shard, as plain SGD."""
     optimizer = inner_optimizer(optimizer)
     state = ("momentum", "use_ema", "gradient_accumulation_steps")
     return type(optimizer) is keras.optimizers.SGD and not any(
@@ -59,16 +59,16 @@ def keeps_nothing(optimizer: Any) -> bool:
 
 
 def check_variables(variables: Any) -> None:
-    """Checks that variables can be shared out.
+    """Checks that the optimizer state of variables can be sharded.
 
     Raises:
-        UnsupportedError: one is overwritten with its gradient, as those of float8 layers are.
+        UnsupportedError: a variable is overwritten with its gradient, as in float8 layers.
     """
     for variable in variables:
         if is_overwritten(variable):
             raise UnsupportedError(
-                f"The variable {variable.path!r} is overwritten with its gradient, as float8 "
-                "layers have them, which shard_optimizer=True cannot do. Leave one of them out."
+                f"The variable {variable.path!r} is overwritten with its gradient, as in float8 "
+                "layers, which shard_optimizer=True does not support. Omit one of the two."
             )
 
 
@@ -77,6 +77,6 @@ def _is_elementwise(kind: type) -> bool:
     for owner in kind.__mro__:
         if owner in known or vars(owner).get("elementwise") is True:
             return True
-        if any(name in vars(owner) for name in _RULES):
+        if any(name in vars(owner) for name in _UPDATE_METHODS):
             return False
     return False

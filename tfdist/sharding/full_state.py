@@ -1,4 +1,4 @@
-"""The state that a sharded optimizer would have if it were not, put together from all ranks."""
+"""The full (unsharded) state of a sharded optimizer, gathered from all ranks."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from tfdist.sharding.sharded import sharded_by
 
 
 class WholeSlot:
-    """A slot of a whole variable, of which this rank has parts.
+    """A full slot, of which this rank holds some shards.
 
     Args:
-        like: a variable of its shape and type.
-        parts: the shards of its variable, each with its slot.
+        like: a variable of the same shape and type.
+        parts: this rank's shards of the variable, each with its slot.
     """
 
     def __init__(self, like: Any, parts: Sequence[tuple[Shard, Any]]) -> None:
@@ -27,12 +27,12 @@ class WholeSlot:
         self._value: Any = None
 
     def assign(self, value: Any) -> None:
-        """Gives this rank's parts their elements of a value."""
+        """Assigns this rank's shards their elements of a full value."""
         for shard, slot in self._parts:
             slot.assign(shard.of(value))
 
     def keep(self, value: tf.Tensor) -> None:
-        """Keeps the whole value, as the conversion to a tensor gives it."""
+        """Stores the full value, which the conversion to a tensor returns."""
         self._value = value
 
     def __tf_tensor__(self, dtype: Any = None, name: Any = None) -> tf.Tensor:
@@ -40,18 +40,18 @@ class WholeSlot:
 
 
 class WholeState:
-    """The variables of a sharded optimizer as those of an ordinary one.
+    """The variables of a sharded optimizer, as an unsharded one has them.
 
     Args:
         optimizer: sharded and built.
 
     Attributes:
-        blank: an ordinary optimizer like it, whose variables have no values.
+        blank: the unsharded counterpart, whose variables have no values.
         blanks: its variables.
-        variables: what stands for each of them: a `WholeSlot`, or a variable of the optimizer.
+        variables: for each of these, a `WholeSlot` or a variable of `optimizer`.
 
     Raises:
-        ValueError: one that is made like it has other variables.
+        ValueError: the counterpart has different slots.
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -59,15 +59,15 @@ class WholeState:
         assert sharded is not None
         self._sharded = sharded
         blank, owners = blank_copy(optimizer, sharded.variables)
-        like, own_owners = blank_copy(optimizer, sharded.shards)
-        # Keras does not track all that an optimizer makes inside of one that scales losses.
-        shared = len(optimizer.variables) - sum(owner is not None for owner in own_owners)
+        like, shard_owners = blank_copy(optimizer, sharded.shards)
+        # Keras does not track every variable that the inner optimizer of a loss scaler creates.
+        shared = len(optimizer.variables) - sum(owner is not None for owner in shard_owners)
         expected = _tracked(blank, owners, shared)
-        found = _tracked(like, own_owners, shared)
+        found = _tracked(like, shard_owners, shared)
         self.blank, self.blanks = blank, list(expected.values())
-        self._counts = {number for owner, number in expected if owner is not None}
-        everywhere = range(len(sharded.variables)), range(len(sharded.shards))
-        slots = [{(i, n) for i in all_ for n in self._counts} for all_ in everywhere]
+        self._slot_indices = {index for owner, index in expected if owner is not None}
+        ranges = range(len(sharded.variables)), range(len(sharded.shards))
+        slots = [{(i, n) for i in indices for n in self._slot_indices} for indices in ranges]
         if (
             forms(optimizer.variables) != forms(found.values())
             or slots != [{key for key in keys if key[0] is not None} for keys in (expected, found)]
@@ -78,32 +78,33 @@ class WholeState:
             )
         ):
             raise ValueError(
-                "A sharded optimizer has, for each variable, the same slots of the variable's "
-                "shape and type, and one made anew from its `get_config()` has them too. Received: "
-                f"{type(optimizer).__name__}, with other ones. Train without shard_optimizer=True."
+                "A sharded optimizer must have the same slots for every variable, each of the "
+                "variable's shape and type, and a copy made from its `get_config()` must have them "
+                f"too. Received: {type(optimizer).__name__}, whose slots differ. Train without "
+                "shard_optimizer=True."
             )
-        self._own = dict(zip(found, optimizer.variables, strict=True))
+        self._local = dict(zip(found, optimizer.variables, strict=True))
         shards: dict[int | None, list[int]] = {}
         for i, shard in enumerate(sharded.shards):
             shards.setdefault(shard.piece.variable, []).append(i)
         self._slots = {
             key: WholeSlot(
-                slot, [(sharded.shards[i], self._own[i, key[1]]) for i in shards.get(key[0], [])]
+                slot, [(sharded.shards[i], self._local[i, key[1]]) for i in shards.get(key[0], [])]
             )
             for key, slot in expected.items()
             if key[0] is not None
         }
-        self.variables = [self._slots.get(key) or self._own[key] for key in expected]
+        self.variables = [self._slots.get(key) or self._local[key] for key in expected]
 
     def gather(self, communicator: Communicator, *, keep: bool) -> None:
-        """Puts the slots together; all ranks call it.
+        """Gathers the full slots; called by all ranks.
 
         Args:
-            communicator: of the ranks among which the optimizer is shared out.
-            keep: whether this rank needs them.
+            communicator: over the ranks among which the optimizer is sharded.
+            keep: whether this rank needs the slots.
         """
-        for n in sorted(self._counts):
-            values = [self._own[i, n] for i in range(len(self._sharded.shards))]
+        for n in sorted(self._slot_indices):
+            values = [self._local[i, n] for i in range(len(self._sharded.shards))]
 
             def use(number: int, value: tf.Tensor, n: int = n) -> None:
                 if keep:
@@ -115,13 +116,13 @@ class WholeState:
 def _tracked(
     copy: Any, owners: Sequence[int | None], shared: int
 ) -> dict[tuple[int | None, int], Any]:
-    """The variables of a copy by their keys, with no more that are nobody's slots than given."""
+    """The variables of a copy by their keys: all slots, and the first `shared` other variables."""
     pairs = zip(numbered(owners), copy.variables, strict=True)
     return {key: v for key, v in pairs if key[0] is not None or key[1] < shared}
 
 
 def whole_variables(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer as if it were not sharded, to be assigned whole values."""
+    """An optimizer's variables as if it were unsharded, for assigning full values."""
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return WholeState(optimizer).variables

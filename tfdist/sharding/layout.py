@@ -11,16 +11,16 @@ class Piece:
     """Elements `[start, stop)` of a flat variable.
 
     Attributes:
-        variable: its number.
+        variable: the variable's number.
         start: the first element.
-        stop: the one after the last.
-        at: where they begin in their rank's share of the bucket.
+        stop: one past the last element.
+        offset: the position of the first element in the rank's shard of the bucket.
     """
 
     variable: int
     start: int
     stop: int
-    at: int
+    offset: int
 
     @property
     def size(self) -> int:
@@ -30,18 +30,18 @@ class Piece:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Variables of one type that travel together, one after the other, in equal shares.
+    """Variables of one type, laid end to end and divided into equal shards.
 
-    A share ends where it does, within a variable too; the last ones may hold padding.
+    A shard boundary may fall within a variable; the last shards may contain padding.
 
     Attributes:
-        variables: their numbers.
+        variables: the variables' numbers.
         sizes: their numbers of elements.
-        ranks: the number of shares.
+        ranks: the number of shards.
 
     Example:
         >>> Bucket((0, 1), (5, 2), ranks=2).pieces(1)
-        [Piece(variable=0, start=4, stop=5, at=0), Piece(variable=1, start=0, stop=2, at=1)]
+        [Piece(variable=0, start=4, stop=5, offset=0), Piece(variable=1, start=0, stop=2, offset=1)]
     """
 
     variables: tuple[int, ...]
@@ -54,18 +54,18 @@ class Bucket:
         return sum(self.sizes)
 
     @property
-    def share(self) -> int:
-        """The number of elements in a rank's share, with padding."""
+    def shard_size(self) -> int:
+        """The number of elements in a rank's shard, including padding."""
         return -(-self.size // self.ranks)
 
     @property
     def padding(self) -> int:
-        """By how many elements the shares together are longer."""
-        return self.share * self.ranks - self.size
+        """The number of padding elements in all shards together."""
+        return self.shard_size * self.ranks - self.size
 
     def pieces(self, rank: int) -> list[Piece]:
-        """What is in a rank's share, in order."""
-        first, last = rank * self.share, (rank + 1) * self.share
+        """The contents of a rank's shard, in order."""
+        first, last = rank * self.shard_size, (rank + 1) * self.shard_size
         pieces, begin = [], 0
         for variable, size in zip(self.variables, self.sizes, strict=True):
             start, stop = max(first, begin), min(last, begin + size)
@@ -76,12 +76,12 @@ class Bucket:
 
 
 def cut(sizes: Sequence[int], groups: Sequence[Sequence[int]], ranks: int) -> list[Bucket]:
-    """The buckets of some variables.
+    """Returns the buckets of some variables.
 
     Args:
-        sizes: of all variables, in elements.
-        groups: for each bucket the numbers of its variables.
-        ranks: among how many each is shared out.
+        sizes: the number of elements of every variable.
+        groups: for each bucket, the numbers of its variables.
+        ranks: the number of shards of each bucket.
     """
     filled = [[i for i in group if sizes[i]] for group in groups]
     return [Bucket(tuple(g), tuple(sizes[i] for i in g), ranks) for g in filled if g]

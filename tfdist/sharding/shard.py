@@ -1,4 +1,4 @@
-"""A part of a model's variable, which an optimizer updates in the variable's stead."""
+"""A shard of a model variable, which the optimizer updates in place of the variable."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from tfdist.sharding.layout import Piece
 
 
 class Shard(keras.Variable):  # type: ignore[misc]
-    """Some elements of a variable, flat, under the variable's name.
+    """Some elements of a model variable, flattened, under the variable's name.
 
     Args:
-        variable: the model's.
-        piece: which elements.
-        device: where they are.
+        variable: the model variable.
+        piece: which of its elements.
+        device: the device that holds them.
     """
 
     def __init__(self, variable: Any, piece: Piece, device: str) -> None:
@@ -34,12 +34,12 @@ class Shard(keras.Variable):  # type: ignore[misc]
         self._path = getattr(variable, "path", variable.name)
 
     def of(self, whole: Any) -> tf.Tensor:
-        """The elements of a value of the whole variable's shape."""
+        """This shard's elements of a value of the full variable's shape."""
         flat = tf.reshape(tf.convert_to_tensor(whole), [-1])
         return flat[self.piece.start : self.piece.stop]
 
     def of_slices(self, slices: tf.IndexedSlices) -> tf.IndexedSlices:
-        """The elements of rows, of which one may come several times."""
+        """This shard's elements of slices, whose indices may repeat."""
         row = int(self.variable.shape[1:].num_elements())
         start, stop = self.piece.start, self.piece.stop
         rows = tf.logical_and(slices.indices >= start // row, slices.indices <= (stop - 1) // row)
@@ -47,14 +47,14 @@ class Shard(keras.Variable):  # type: ignore[misc]
         first = tf.cast(tf.boolean_mask(slices.indices, rows), tf.int64) * row
         places = tf.reshape(first[:, tf.newaxis] + tf.range(row, dtype=tf.int64), [-1])
         if start % row or stop % row:
-            mine = tf.logical_and(places >= start, places < stop)
-            values, places = tf.boolean_mask(values, mine), tf.boolean_mask(places, mine)
+            inside = tf.logical_and(places >= start, places < stop)
+            values, places = tf.boolean_mask(values, inside), tf.boolean_mask(places, inside)
         return tf.IndexedSlices(values, places - start, tf.constant([self.piece.size], tf.int64))
 
 
 @contextlib.contextmanager
 def local_variables(device: str) -> Iterator[None]:
-    """Inside it variables are this process's own, whatever strategy is in scope."""
+    """Creates variables local to this process, whatever strategy is in scope."""
 
     def create(next_creator: Any, **kwargs: Any) -> Any:
         known = ("initial_value", "trainable", "name", "dtype", "shape")

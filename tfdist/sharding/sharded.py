@@ -1,4 +1,4 @@
-"""A model's variables, of which each rank keeps its share up to date, and what crosses ranks."""
+"""Model variables of which each rank updates its shard, and the collectives this takes."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from tfdist.collective.communicator import Communicator
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
 from tfdist.internals.keras import BaseOptimizer
 from tfdist.internals.optimizer import inner_optimizer, strategy_of, trainable_variables_of
-from tfdist.sharding.elementwise import keeps_nothing
+from tfdist.sharding.elementwise import is_stateless
 from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.shard import Shard
 from tfdist.strategies.reduction import all_gather_slices
 
 
 class ShardedVariables:
-    """The variables that an optimizer trains, shared out among the ranks.
+    """The variables that an optimizer trains, sharded among the ranks.
 
-    The gradients of a bucket are summed by a reduce-scatter as soon as they exist, and its updated
-    elements spread by an all-gather. Together these carry what an all-reduce does.
+    The gradients of a bucket are reduce-scattered as soon as they are available, and its updated
+    elements are all-gathered. Together these transfer as many bytes as an all-reduce.
 
     Args:
-        variables: the model's.
-        communicator: of the replicas.
-        device: this replica's.
+        variables: the model variables.
+        communicator: over the replicas.
+        device: this replica's device.
 
     Attributes:
-        variables: the model's.
-        shards: this rank's, those of one bucket after the other.
+        variables: the model variables.
+        shards: this rank's shards, bucket by bucket.
     """
 
     def __init__(self, variables: Sequence[Any], communicator: Communicator, device: str) -> None:
@@ -54,11 +54,11 @@ class ShardedVariables:
         self._owners = {id(key): s.variable for s in self.shards for key in (s, s.value)}
 
     def owner_of(self, variable: Any) -> Any:
-        """The model's variable that a shard is part of; any other one is its own."""
+        """The model variable that a shard is part of; any other variable itself."""
         return self._owners.get(id(variable), variable)
 
     def refresh(self) -> None:
-        """Takes the variables' values, which anyone may have assigned."""
+        """Copies the variables' values, which may have been assigned, to the shards."""
         for shard in self.shards:
             shard.assign(shard.of(shard.variable))
 
@@ -66,21 +66,22 @@ class ShardedVariables:
         """Sums gradients over the ranks.
 
         Args:
-            gradients: for each variable this replica's, a tensor, `tf.IndexedSlices` or None.
+            gradients: this replica's gradient of each variable: a tensor, `tf.IndexedSlices` or
+                None.
 
         Returns:
-            For each of `shards` its elements of the sum.
+            For each of `shards`, its elements of the sum.
         """
         results: list[Any] = [None] * len(self.shards)
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        for bucket, own in self._buckets:
+        for bucket, shard_numbers in self._buckets:
             if all(dense[i] is None for i in bucket.variables):
                 continue
-            share = self._communicator.reduce_scatter(self._lay(bucket, dense))
-            for number in own:
+            total = self._communicator.reduce_scatter(self._flatten(bucket, dense))
+            for number in shard_numbers:
                 piece = self.shards[number].piece
                 if dense[piece.variable] is not None:
-                    results[number] = share[piece.at : piece.at + piece.size]
+                    results[number] = total[piece.offset : piece.offset + piece.size]
         sparse = {i: g for i, g in enumerate(gradients) if isinstance(g, tf.IndexedSlices)}
         slices = {i: all_gather_slices(self._communicator, g) for i, g in sparse.items()}
         for number, shard in enumerate(self.shards):
@@ -89,7 +90,7 @@ class ShardedVariables:
         return results
 
     def of(self, values: Sequence[Any]) -> list[Any]:
-        """For each of `shards` its elements of a value, or of None, of its whole variable."""
+        """For each of `shards`, its elements of its variable's full value, or None for None."""
         results: list[Any] = []
         for shard in self.shards:
             value = values[shard.piece.variable]
@@ -106,39 +107,39 @@ class ShardedVariables:
         numbers: set[int] | None = None,
         communicator: Communicator | None = None,
     ) -> None:
-        """Puts whole values together from all ranks' parts, bucket by bucket.
+        """Gathers full values from all ranks' shards, bucket by bucket.
 
         Args:
-            values: for each of `shards` this rank's part.
-            use: is called with the number of each variable and its whole value.
-            numbers: of the variables whose values are wanted; all by default.
-            communicator: another one of the same ranks.
+            values: for each of `shards`, its value.
+            use: called with the number of each variable and its full value.
+            numbers: the variables to gather; all by default.
+            communicator: an alternative communicator over the same ranks.
         """
         communicator = communicator or self._communicator
-        for bucket, own in self._buckets:
+        for bucket, shard_numbers in self._buckets:
             wanted = [n for n in bucket.variables if numbers is None or n in numbers]
             if not wanted:
                 continue
             dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
-            parts = [tf.convert_to_tensor(values[number]) for number in own]
-            missing = bucket.share - sum(self.shards[number].piece.size for number in own)
-            if missing:
-                parts.append(tf.zeros([missing], dtype))
-            whole = communicator.all_gather(parts[0] if len(parts) == 1 else pack(parts))
-            whole = tf.ensure_shape(whole, [bucket.share * bucket.ranks])
+            parts = [tf.convert_to_tensor(values[number]) for number in shard_numbers]
+            padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
+            if padding:
+                parts.append(tf.zeros([padding], dtype))
+            full = communicator.all_gather(parts[0] if len(parts) == 1 else pack(parts))
+            full = tf.ensure_shape(full, [bucket.shard_size * bucket.ranks])
             sizes = [*bucket.sizes, bucket.padding] if bucket.padding else list(bucket.sizes)
-            flats = [whole] if len(sizes) == 1 else tf.split(whole, sizes)
+            flats = [full] if len(sizes) == 1 else tf.split(full, sizes)
             for number, flat in zip(bucket.variables, flats, strict=False):
                 if number in wanted:
                     use(number, tf.reshape(flat, self.variables[number].shape))
 
     def publish(self, values: Sequence[Any], numbers: set[int] | None = None, **how: Any) -> None:
-        """Gives the variables, on all ranks, the values whose parts the ranks hold.
+        """Assigns the variables, on all ranks, the values gathered from the ranks' shards.
 
         Args:
-            values: for each of `shards` its part.
-            numbers: of the variables that get them; all by default.
-            **how: as for `gather`.
+            values: for each of `shards`, its value.
+            numbers: the variables to assign; all by default.
+            **how: passed to `gather`.
         """
         self.gather(values, lambda n, value: self.variables[n].assign(value), numbers, **how)
 
@@ -146,8 +147,8 @@ class ShardedVariables:
         """The sum over the ranks."""
         return self._communicator.all_reduce([tensor])[0]
 
-    def _lay(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
-        """The gradients of a bucket one after the other, zero where there is none."""
+    def _flatten(self, bucket: Bucket, gradients: Sequence[Any]) -> tf.Tensor:
+        """The gradients of a bucket laid end to end, with zeros for missing ones."""
         flats = []
         dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
         for number, size in zip(bucket.variables, bucket.sizes, strict=True):
@@ -166,31 +167,31 @@ _sharded: weakref.WeakKeyDictionary[Any, ShardedVariables] = weakref.WeakKeyDict
 
 
 def note_sharded(optimizer: Any, sharded: ShardedVariables) -> None:
-    """Remembers what an optimizer has been built for."""
+    """Records the sharded variables that an optimizer was built for."""
     _sharded[optimizer] = sharded
 
 
 def sharded_by(optimizer: Any) -> ShardedVariables | None:
-    """What an optimizer has been built for; None for one that is not sharded, or not built."""
-    # A model's attribute of this name may be anything.
+    """The sharded variables an optimizer was built for; None if it is unsharded or unbuilt."""
+    # A model's `optimizer` attribute may be anything.
     if not isinstance(optimizer, BaseOptimizer):
         return None
     return _sharded.get(inner_optimizer(optimizer))
 
 
 def may_shard(optimizer: Any) -> bool:
-    """Whether an optimizer is of a strategy that shares out what optimizers keep."""
+    """Whether an optimizer belongs to a strategy that shards optimizer state."""
     extended = getattr(strategy_of(optimizer), "extended", None)
     return bool(getattr(extended, "shards_optimizers", False))
 
 
 def is_sharded(optimizer: Any) -> bool:
-    """Whether an optimizer that is made already is shared out among the ranks."""
-    return may_shard(optimizer) and not keeps_nothing(optimizer)
+    """Whether an existing optimizer is sharded among the ranks."""
+    return may_shard(optimizer) and not is_stateless(optimizer)
 
 
 def trained_by(optimizer: Any) -> list[Any]:
-    """The model's variables that an optimizer was built for."""
+    """The model variables that an optimizer was built for."""
     sharded = sharded_by(optimizer)
     if sharded is not None:
         return list(sharded.variables)

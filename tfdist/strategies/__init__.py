@@ -1,1 +1,1 @@
-"""tf.distribute strategies that carry Keras's `fit`."""
+"""`tf.distribute` strategies for Keras's `fit`."""

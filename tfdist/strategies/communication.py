@@ -1,4 +1,4 @@
-"""Which collectives a strategy uses, and the communicators that go with them."""
+"""Chooses the collectives of a strategy and creates its communicators."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ COMMUNICATIONS = ("auto", "tensorflow", "native")
 
 
 def choose(group: Group, communication: str) -> str:
-    """Chooses the collectives, the same on all workers.
+    """Chooses the collectives, the same on all workers, all of which call this.
 
     Args:
-        group: the workers; all of them call this.
-        communication: what this worker asked for, one of `COMMUNICATIONS`.
+        group: the workers.
+        communication: this worker's setting, one of `COMMUNICATIONS`.
 
     Returns:
         `"native"` or `"tensorflow"`.
 
     Raises:
-        NativeUnavailableError: the native ones were asked for and cannot be had.
-        UnsupportedError: TensorFlow's would send in the clear what is to go in TLS.
+        NativeUnavailableError: the native collectives were requested and are unavailable.
+        UnsupportedError: TLS is set, and TensorFlow's collectives would send unencrypted.
     """
     group.agree("communication", communication)
     tls = group.options.tls
@@ -47,7 +47,7 @@ def choose(group: Group, communication: str) -> str:
         if tls:
             raise UnsupportedError(f'{_IN_THE_CLEAR} Choose communication="native", or {_UNSET}.')
         return "tensorflow"
-    # In TLS there is no other choice, also for GPUs.
+    # With TLS the native collectives are the only choice, even for GPUs.
     obstacle = _obstacle(group.options, gpus=tls or communication == "native")
     obstacles = [text for text in group.exchange("native collectives", obstacle) if text]
     if not obstacles:
@@ -57,7 +57,7 @@ def choose(group: Group, communication: str) -> str:
     if tls:
         raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
     if obstacles[0] != _GPUS and group.topology.rank == 0:
-        say(f"{obstacles[0]} TensorFlow's collectives are used instead, which are slower.")
+        say(f"{obstacles[0]} Falling back to TensorFlow's collectives, which are slower.")
     return "tensorflow"
 
 
@@ -70,10 +70,10 @@ def _obstacle(options: Options, *, gpus: bool) -> str:
     """Why this worker cannot use the native collectives; "" if it can.
 
     Args:
-        options: those for TLS are used.
-        gpus: whether the gradients of a GPU may pass through the host's memory.
+        options: the settings, of which those for TLS are used.
+        gpus: whether gradients on a GPU may pass through host memory.
     """
-    # Listing the logical devices would start TensorFlow too early for its server.
+    # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not gpus and tf.config.list_physical_devices("GPU"):
         return _GPUS
     try:
@@ -88,14 +88,14 @@ def _obstacle(options: Options, *, gpus: bool) -> str:
 
 
 def local_devices(group: Group) -> list[str]:
-    """This process's replicas' devices: its GPUs, else its logical CPU devices."""
+    """The devices of this process's replicas: its GPUs, else its logical CPU devices."""
     kind = "GPU" if tf.config.list_logical_devices("GPU") else "CPU"
     names = [device.name for device in tf.config.list_logical_devices(kind)]
     group.agree("number of devices", f"{len(names)} {kind}")
     return names
 
 
-# TensorFlow names a group of devices by a number, the same on all of them.
+# TensorFlow identifies a group of devices by a number, the same on all of them.
 _WORKERS_KEY = 0x7FD0001
 _REPLICAS_KEY = 0x7FD0002
 _DEFAULT_BUCKET_BYTES = 4 << 20
@@ -121,7 +121,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
 def replica_communicators(
     group: Group, devices: list[str], workers: Communicator, options: Any
 ) -> list[Communicator]:
-    """For each device a communicator over the replicas of all workers."""
+    """For each device, a communicator over the replicas of all workers."""
     size = len(devices) * group.topology.size
     if size == 1:
         return [Alone()]
@@ -130,10 +130,10 @@ def replica_communicators(
         return [workers]
     if native:
         timeout = options.timeout_seconds
-        lanes = [group.native(f"device {i}", timeout) for i in range(len(devices))]
+        remote = [group.native(f"device {i}", timeout) for i in range(len(devices))]
         return [
-            DeviceCommunicator(local, _sized(lane, options))
-            for local, lane in zip(group.native_devices(devices), lanes, strict=True)
+            DeviceCommunicator(local, _sized(workers_of_device, options))
+            for local, workers_of_device in zip(group.native_devices(devices), remote, strict=True)
         ]
     local_key = hash(tuple(devices)) % 2**30
     return [
@@ -157,18 +157,18 @@ def make_compressor(
     workers: Communicator,
     options: Any,
 ) -> Compressor | None:
-    """What compresses the gradients; None where the workers are one, or cannot compress.
+    """The gradient compressor; None for a single worker and for TensorFlow's collectives.
 
     Args:
         group: the workers; all of them call this.
-        policy: what this worker was asked to compress; None for nothing, so far.
-        devices: of this worker's replicas.
+        policy: this worker's initial policy; None to compress nothing.
+        devices: the devices of this worker's replicas.
         workers: the communicator with one participant per worker.
         options: a `tf.distribute.experimental.CommunicationOptions`.
 
     Raises:
-        ProgramMismatchError: the workers are to compress in different ways.
-        UnsupportedError: there is a policy, and these workers cannot compress.
+        ProgramMismatchError: the workers have different policies.
+        UnsupportedError: a policy is set, and these workers cannot compress.
     """
     if not isinstance(workers, NativeCommunicator):
         group.agree("compression", repr(policy))
@@ -200,14 +200,14 @@ def make_compressor(
 
 
 def cannot_compress(asked_by: str) -> UnsupportedError:
-    """What to raise where TensorFlow's collectives are to compress.
+    """The error for compression over TensorFlow's collectives.
 
     Args:
-        asked_by: what the user may leave out.
+        asked_by: what the user can omit.
     """
     return UnsupportedError(
         "Compression needs the native collectives, and these workers use TensorFlow's. "
-        f"See `tfdist doctor`, or leave {asked_by} out."
+        f"Run `tfdist doctor` for the reason, or omit {asked_by}."
     )
 
 

@@ -1,10 +1,10 @@
-"""Gives every worker its share of a dataset.
+"""Distributes datasets among workers.
 
-A dataset that every worker can read whole keeps its global batches: each replica takes its rows
-of each batch, the first ones one row more where they do not divide. So all workers see the same
-batches that one process would, in the same order. A dataset of files, one that is not to be
-sharded, and the user's own function give each worker batches of its own; then the workers agree
-before each step on whether any of them has rows left.
+If every worker can read the whole dataset, its global batches are kept: each replica takes its
+rows of each batch, and the first replicas take one row more if the rows do not divide evenly. All
+workers then see the same batches as a single process, in the same order. With a dataset of files,
+an auto-shard policy of OFF or a dataset function, each worker reads separate batches, and the
+workers agree before each step on whether any of them has rows left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tfdist.internals.tensorflow import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
 )
-from tfdist.strategies.first_batch import watching
+from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
 
 _FILE_READERS = (
@@ -35,7 +35,7 @@ _FILE_READERS = (
 
 
 def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, options: Any) -> Any:
-    """The distributed form of a dataset of global batches.
+    """Distributes a dataset of global batches.
 
     Raises:
         ValueError: the elements are not batches.
@@ -61,9 +61,10 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
         return distributed
     first = extended.first_replica
-    watch = watching()
-    whole = watch.watch(dataset, own_data=not _in_order()) if watch else dataset
-    shares = split_batches(whole, first, len(extended.worker_devices), extended.replica_count)
+    watcher = current_watcher()
+    per_worker_hint = not _in_order()
+    watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
+    shares = split_batches(watched, first, len(extended.worker_devices), extended.replica_count)
     distributed = get_distributed_dataset(
         shares,
         extended.input_workers(options),
@@ -71,7 +72,11 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         options=options,
     )
     agree_on_end(
-        extended, distributed, int(dataset.cardinality()), same_data=True, own_data=not _in_order()
+        extended,
+        distributed,
+        int(dataset.cardinality()),
+        same_data=True,
+        per_worker_hint=per_worker_hint,
     )
     return distributed
 
@@ -79,7 +84,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
 def distribute_datasets_from_function(
     extended: tf.distribute.StrategyExtended, dataset_fn: Callable[[Any], Any], options: Any
 ) -> Any:
-    """The distributed form of the per-worker datasets that the user's function makes."""
+    """Distributes the per-worker datasets that the user's function returns."""
     options = options or _default_options(extended)
     distributed = get_distributed_datasets_from_function(
         dataset_fn,
@@ -96,8 +101,8 @@ def distribute_datasets_from_function(
 def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
         return None
-    # A plain iterator. The usual one, made to feed several devices, also has the process return
-    # memory to the kernel after every step.
+    # A plain iterator. The default one, made to feed several devices, also makes the process
+    # return memory to the kernel after every step.
     return tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
@@ -106,9 +111,9 @@ def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
 
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
-    """While it lasts, distributed datasets share out batches whatever their policy says.
+    """Makes distributed datasets split their batches, whatever their auto-shard policy.
 
-    So the rows of all workers, put together, are in the dataset's order.
+    The concatenated rows of all workers are then in the dataset's order.
     """
     _local.in_order = True
     try:
@@ -117,7 +122,7 @@ def in_order() -> Iterator[None]:
         _local.in_order = False
 
 
-# Autograph takes longer to read such functions than TensorFlow to trace them.
+# Autograph takes longer to convert such functions than TensorFlow to trace them.
 _as_written = tf.autograph.experimental.do_not_convert
 _local = threading.local()
 
@@ -127,9 +132,9 @@ def _in_order() -> bool:
 
 
 def splits_batches(dataset: Any) -> bool:
-    """Whether workers share out each batch, rather than the files or nothing.
+    """Whether workers split each batch, rather than shard the files or nothing.
 
-    As in TensorFlow, the policy AUTO shards files where there are any.
+    As in TensorFlow, the policy AUTO shards files if the dataset reads any.
     """
     if _in_order():
         return True
@@ -143,16 +148,16 @@ def splits_batches(dataset: Any) -> bool:
 
 
 def split_batches(dataset: Any, first: int, count: int, replicas: int) -> Any:
-    """Cuts every batch for this worker's replicas.
+    """Splits every batch for this worker's replicas.
 
     Args:
-        dataset: elements are global batches; every component's first axis is the rows.
+        dataset: yields global batches; the first axis of every component is the rows.
         first: this worker's first replica.
         count: the number of its replicas.
         replicas: the number of all replicas.
 
     Returns:
-        A dataset with `count` elements for each batch, the replicas' rows in order.
+        A dataset with `count` elements per batch: the rows of each replica, in order.
     """
 
     def cut(replica: Any, *batch: Any) -> Any:
@@ -194,7 +199,7 @@ def take_share(batch: Any, replica: Any, replicas: int) -> Any:
 
 
 def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
-    """The half-open range of rows that a replica takes; the first replicas take the excess.
+    """The half-open range of rows of a replica; the first replicas take the excess.
 
     Example:
         >>> [share_of_rows(5, r, 3) for r in range(3)]
@@ -210,10 +215,10 @@ def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
 
 
 def fixed_rows(rows: int | None, replicas: int) -> int | None:
-    """The static number of rows of each replica's share; None where a model must not see it.
+    """The static number of rows per replica; None if the model must not see it.
 
-    A model sees sizes that it could meet in one process too, the same in all replicas. None and one
-    row are cases of their own in much code.
+    A model sees only sizes that could also occur in one process, the same in all replicas. Much
+    code treats None and one row as special cases.
     """
     if rows is None or rows % replicas or rows < 2 * replicas:
         return None
@@ -221,7 +226,7 @@ def fixed_rows(rows: int | None, replicas: int) -> int | None:
 
 
 def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor, of which a function that is traced does not know the number of rows."""
+    """The tensor with an unknown number of rows while a function is traced."""
     if not tf.is_symbolic_tensor(tensor) or not tensor.shape.rank or tensor.shape[0] is None:
         return tensor
     shape = [None, *tensor.shape[1:]]
@@ -256,8 +261,8 @@ def _require_batches(dataset: Any) -> None:
         shape = getattr(spec, "shape", None)
         if shape is not None and shape.rank == 0:
             raise ValueError(
-                "A dataset must yield batches to be shared out among replicas: the first axis of "
-                f"every component is the rows. Received: an element with a scalar, {spec}. "
+                "A dataset must yield batches to be split among replicas: the first axis of every "
+                f"component is the rows. Received: an element with a scalar, {spec}. "
                 "Call `.batch(global_batch_size)` on the dataset."
             )
 

@@ -1,7 +1,7 @@
-"""The engine under both strategies: TensorFlow's local mirrored machinery plus communicators.
+"""The engine of the strategies: TensorFlow's local mirrored machinery plus communicators.
 
-What happens among this process's devices is TensorFlow's; everything that crosses replicas or
-workers goes through a `Communicator`, so that another one can take its place.
+TensorFlow manages this process's devices; everything that crosses replicas or workers goes through
+an exchangeable `Communicator`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from tfdist.strategies.variable_creation import create_variable
 
 
 class ReplicatedExtended(LocalExtended):
-    """Replicas on the devices of one or more workers, equal at all times.
+    """Replicas on the devices of one or more workers, identical at all times.
 
     Args:
-        container: the strategy that this is the engine of.
+        container: the strategy that owns this engine.
         devices: this worker's devices, one replica each.
-        replicas: for each device a communicator over all replicas of all workers.
+        replicas: for each device, a communicator over all replicas of all workers.
         workers: a communicator with one participant per worker.
-        group: the workers, for what Python code has to agree on.
+        group: the workers, for agreement among their Python programs.
         cross_device_ops: how to reduce among this worker's devices outside of a replica.
     """
 
-    in_stages = False  # Whether the workers hold parts of the model.
+    in_stages = False  # Whether the workers hold different stages of the model.
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class ReplicatedExtended(LocalExtended):
 
     @property
     def replicas(self) -> tuple[Communicator, ...]:
-        """For each of this worker's devices a communicator over all replicas."""
+        """For each of this worker's devices, a communicator over all replicas."""
         return self._replicas
 
     @property
@@ -92,7 +92,7 @@ class ReplicatedExtended(LocalExtended):
 
     @property
     def process_count(self) -> int:
-        """The number of processes that run the program, whatever each of them holds."""
+        """The number of processes that run the program, whichever part of the model they hold."""
         return self.group.topology.size
 
     def _in_multi_worker_mode(self) -> bool:
@@ -117,17 +117,17 @@ class ReplicatedExtended(LocalExtended):
         return self._workers.rank == 0
 
     def _use_merge_call(self) -> bool:
-        # Replicas of one process run one after the other when eager, so a collective that one of
-        # them waits in would never end; then their values are merged before they cross workers.
+        # Eager replicas of one process run one after another, so a collective inside a replica
+        # would never complete. Their values are merged before they cross workers instead.
         return tf.executing_eagerly() and len(self._devices) > 1
 
     def _call_for_each_replica(self, fn: Any, args: Any, kwargs: Any) -> Any:
-        # A replica runs in a thread of its own. TensorFlow traces a `tf.function` around that.
+        # Each replica runs in a separate thread. A `tf.function` is traced outside of these.
         compiled = isinstance(fn, tf.types.experimental.PolymorphicFunction)
         if not compiled:
             fn = in_callers_state(fn)
         if not tf.executing_eagerly():
-            tokens.note_use()  # To come, whatever else is traced first.
+            tokens.note_use()  # In advance, whatever is traced before the collective.
             return super()._call_for_each_replica(fn, args, kwargs)
         with running_step(self.group, eager=not compiled):
             return super()._call_for_each_replica(fn, args, kwargs)
@@ -142,7 +142,7 @@ class ReplicatedExtended(LocalExtended):
 
     def _broadcast_to(self, tensor: Any, destinations: Any) -> Any:
         if isinstance(tensor, (float, int)):
-            return tensor  # It takes on the type of the variable it is for.
+            return tensor  # It is converted to the type of its variable.
         if not destinations:
             copies = []
             for device in self._devices:
@@ -173,8 +173,8 @@ class ReplicatedExtended(LocalExtended):
         called = call_site.of_tensorflow_call("all_reduce")
         step = current_step()
         if step is not None:
-            own = step.zero_without_rows(tf.nest.flatten(value))
-            value = tf.nest.pack_sequence_as(value, own)
+            flat = step.zero_without_rows(tf.nest.flatten(value))
+            value = tf.nest.pack_sequence_as(value, flat)
         return self.reduce_over_replicas(reduce_op, value, options, called)
 
     def reduce_over_replicas(
@@ -186,7 +186,7 @@ class ReplicatedExtended(LocalExtended):
             reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
             value: the nest.
             options: a `tf.distribute.experimental.CommunicationOptions`.
-            called: where the user calls for it, if at all.
+            called: the call site in the user's code; "" for internal calls.
         """
         if self._use_merge_call():
             return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(
@@ -197,10 +197,10 @@ class ReplicatedExtended(LocalExtended):
         return reduction.all_reduce(communicator, reduce_op, value, replicas, called)
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
-        """Concatenates rows of this worker's replicas, and then those of all workers.
+        """Concatenates the rows of this worker's replicas, then those of all workers.
 
         Args:
-            parts: one dense or ragged tensor for each local replica.
+            parts: one dense or ragged tensor per local replica.
         """
         return reduction.gather_rows(self._workers, parts)
 
@@ -228,13 +228,13 @@ class ReplicatedExtended(LocalExtended):
                 results.append(reduction.reduce_mirrored(reduce_op, value, replicas))
             elif isinstance(value, DistributedValues) or self._workers.size > 1:
                 crossing.append(len(results))
-                results.append(reduction.add_up_locally(value, self._local_ops))
+                results.append(reduction.sum_locally(value, self._local_ops))
             elif reduce_op == tf.distribute.ReduceOp.MEAN or len(self._devices) == 1:
                 results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))
             else:
-                results.append(reduction.multiply_plain(value, len(self._devices)))
+                results.append(reduction.sum_plain(value, len(self._devices)))
         key = reduction.key_of(reduce_op, called)
-        sums = reduction.sum_up(self._workers, [results[i] for i in crossing], key)
+        sums = reduction.sum_values(self._workers, [results[i] for i in crossing], key)
         for i, reduced in zip(crossing, sums, strict=True):
             value, destinations = value_destination_pairs[i]
             if reduce_op == tf.distribute.ReduceOp.MEAN:

@@ -1,4 +1,4 @@
-"""A few numbers that tell an array from others."""
+"""Short numeric fingerprints for comparing arrays."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ import zlib
 
 import numpy as np
 
-# Of arrays that are larger, some rows stand for all.
+# Larger arrays are sampled by rows.
 _COMPARED_BYTES = 2**20
 
-# By what processors of different kinds may differ where they compute floating-point numbers.
+# The relative difference allowed between floats computed on different kinds of processors.
 _TOLERANCE = 1e-5
 
 
-def form_of(values: np.ndarray) -> str:
+def spec_of(values: np.ndarray) -> str:
     """The type and shape of an array, as text."""
     name = "string" if values.dtype.hasobject else values.dtype.name
     return f"{name}{list(values.shape)}"
 
 
 def checksum(values: np.ndarray, before: int = 0) -> int:
-    """A number that is another one for other values, bit by bit.
+    """A checksum of the exact bits of an array.
 
     Args:
         values: the array.
-        before: the checksum of what comes before it.
+        before: the checksum of the preceding data.
     """
     values = _some(values)
     # Strings are objects.
@@ -34,18 +34,18 @@ def checksum(values: np.ndarray, before: int = 0) -> int:
 
 
 def fingerprint(values: np.ndarray) -> list[float]:
-    """Numbers to be compared by `alike`, which fit into JSON."""
+    """JSON-serializable numbers, to be compared by `matches`."""
     if values.dtype.kind not in "fV":  # V: bfloat16 and float8.
         return [checksum(values)]
     flat = _some(values).reshape(-1).astype(np.float64)
     places = np.arange(1, flat.size + 1)
-    with np.errstate(all="ignore"):  # What is not finite is the model's to judge.
-        # Sums with weights that no two places share, and what their rounding goes by.
+    with np.errstate(all="ignore"):  # Non-finite values are not checked here.
+        # Sums with a different weight for each position, and a scale for their rounding errors.
         sums = [float(flat @ np.sin(step * places)) for step in (1, 2)]
         return [*sums, float(np.abs(flat).sum())]
 
 
-def alike(one: list[float], other: list[float]) -> bool:
+def matches(one: list[float], other: list[float]) -> bool:
     """Whether two fingerprints are of the same array, or of floats that differ by rounding."""
     if len(one) < 2 or len(other) < 2:
         return one == other

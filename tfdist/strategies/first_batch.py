@@ -1,8 +1,8 @@
-"""Checks that all workers read the same global batches, by the first one of each epoch.
+"""Checks that all workers read the same global batches, by comparing the first of each epoch.
 
-Each worker takes its rows of every batch, so data that a user has sharded by hand would lose rows
-without a word. The batch is looked at on its way through the input pipeline, which runs once: its
-first element is made twice, and the worker takes one of them before the epoch begins.
+Each worker takes its rows of every batch, so data sharded by hand would silently lose rows. The
+check does not run the input pipeline a second time: the first element is duplicated, and the
+worker takes one copy before the epoch begins.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
 from tfdist.internals.tensorflow import dataset_operations, discard_next
-from tfdist.strategies.fingerprint import alike, fingerprint, form_of
+from tfdist.strategies.fingerprint import fingerprint, matches, spec_of
 from tfdist.strategies.group import Group
 
-# What draws random numbers while the data is read. Where batches are made in parallel, it is
-# chance which of them gets which numbers.
-_DRAWING = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
-# Keras shuffles arrays by it, in order.
+# Operations that draw random numbers while data is read. If batches are produced in parallel, the
+# order of their draws is not deterministic.
+_RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
+# Used by Keras to shuffle arrays, in a deterministic order.
 _SHUFFLES_IN_ORDER = "RandomShuffle"
 _PYTHON = "PyFunc"
 
@@ -34,7 +34,7 @@ _NAMES = ("x", "y", "sample_weight")
 
 
 class FirstBatch:
-    """The first batch of each pass through a dataset, compared among the workers.
+    """Compares the first batch of each pass through a dataset among the workers.
 
     Args:
         group: the workers.
@@ -43,19 +43,19 @@ class FirstBatch:
     def __init__(self, group: Group) -> None:
         self._group = group
         self._watches = False
-        self._own_data = True
-        # Not the iterator itself, whose dataset holds this one.
+        self._per_worker_hint = True
+        # A weak reference, since the iterator's dataset refers to this object.
         self._begun: Callable[[], Any] = lambda: None
         self._seen: list[Any] = []
 
-    def watch(self, dataset: Any, *, own_data: bool) -> Any:
-        """The dataset, whose first element comes twice, as `compare` expects.
+    def watch(self, dataset: Any, *, per_worker_hint: bool) -> Any:
+        """Returns the dataset with its first element duplicated, as `compare` expects.
 
         Args:
-            dataset: of global batches.
-            own_data: whether the workers may be told to read data of their own.
+            dataset: yields global batches.
+            per_worker_hint: whether an error suggests how to read separate data on each worker.
         """
-        self._watches, self._own_data = True, own_data
+        self._watches, self._per_worker_hint = True, per_worker_hint
         leaves = _leaves(dataset)
 
         def note(*values: np.ndarray) -> np.int64:
@@ -74,11 +74,11 @@ class FirstBatch:
         return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
 
     def compare(self, iterator: Any) -> None:
-        """Compares the first batch of an iterator that has not been used yet; all call it.
+        """Compares the first batch of a new iterator; called by all workers.
 
         Args:
-            iterator: over the distributed form of what `watch` has given; one that has begun is
-                left as it is.
+            iterator: over the distributed form of a dataset from `watch`; one that was already
+                compared is left unchanged.
 
         Raises:
             ProgramMismatchError: the workers read different data.
@@ -93,56 +93,59 @@ class FirstBatch:
         for rank, batch in enumerate(batches):
             difference = _difference(batches[0], batch)
             if difference:
-                raise different_data(self._group, rank, *difference, own_data=self._own_data)
+                raise different_data(
+                    self._group, rank, *difference, per_worker_hint=self._per_worker_hint
+                )
 
 
 def different_data(
-    group: Group, rank: int, chiefs: str, others: str, *, own_data: bool
+    group: Group, rank: int, chiefs: str, others: str, *, per_worker_hint: bool
 ) -> ProgramMismatchError:
-    """What to raise where a worker reads other data than the chief.
+    """The error for a worker that reads different data than the chief.
 
     Args:
         group: the workers.
-        rank: of the worker.
+        rank: the worker's rank.
         chiefs: what the chief reads.
         others: what the worker reads.
-        own_data: whether the workers may be told to read data of their own.
+        per_worker_hint: whether to suggest how to read separate data on each worker.
     """
     workers = group.topology.workers
     return ProgramMismatchError(
         f"The workers read different data: {workers[0]} has {chiefs} where {workers[rank]} has "
-        f"{others}. Every worker must read the same global batches, of which tfdist gives it its "
-        "rows: don't shard the data by hand, give all workers the same batch size, and shuffle "
-        "with a seed, or make the data after the strategy." + (_OWN_DATA if own_data else "")
+        f"{others}. Every worker must read the same global batches, from which tfdist selects its "
+        "rows: don't shard the data by hand, use the same batch size on all workers, and shuffle "
+        "with a seed, or create the data after the strategy."
+        + (_PER_WORKER_HINT if per_worker_hint else "")
     )
 
 
-_OWN_DATA = (
-    " Where each worker is to read batches of its own, pass a tf.data.Dataset whose options set "
-    "the auto_shard_policy to OFF, or use strategy.distribute_datasets_from_function."
+_PER_WORKER_HINT = (
+    " To read separate batches on each worker, pass a tf.data.Dataset whose options set the "
+    "auto_shard_policy to OFF, or use strategy.distribute_datasets_from_function."
 )
 
 
 @contextlib.contextmanager
 def first_batch_watched(group: Group) -> Iterator[FirstBatch]:
-    """While it lasts, datasets that are distributed in this thread are watched."""
-    _local.watching = FirstBatch(group)
+    """Watches the datasets that are distributed in this thread."""
+    _local.watcher = FirstBatch(group)
     try:
-        yield _local.watching
+        yield _local.watcher
     finally:
-        _local.watching = None
+        _local.watcher = None
 
 
-def watching() -> FirstBatch | None:
-    """What watches over the datasets that are distributed in this thread, if anything."""
-    return getattr(_local, "watching", None)
+def current_watcher() -> FirstBatch | None:
+    """The watcher of datasets distributed in this thread, if any."""
+    return getattr(_local, "watcher", None)
 
 
 _local = threading.local()
 
 
 def _is_data(leaf: Any) -> bool:
-    # Not the optionals that stand for None.
+    # Not the optionals that represent None.
     return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant
 
 
@@ -151,9 +154,9 @@ class _Leaf:
     """A tensor of an element.
 
     Attributes:
-        name: of the part of the batch that it belongs to.
-        same_rows: whether there are as many rows of it on all workers.
-        same_values: whether it is the same altogether.
+        name: the name of its part of the batch.
+        same_rows: whether it has the same number of rows on all workers.
+        same_values: whether it is identical on all workers.
     """
 
     name: str
@@ -161,22 +164,22 @@ class _Leaf:
     same_values: bool
 
     def seen(self, values: np.ndarray) -> list[Any]:
-        """Its name, its form and its fingerprint, as far as these are the same on all workers."""
+        """Its name, spec and fingerprint, as far as they are the same on all workers."""
         if self.same_values:
-            return [self.name, form_of(values), fingerprint(values)]
+            return [self.name, spec_of(values), fingerprint(values)]
         return [self.name, f"{len(values)} rows" if self.same_rows else "", []]
 
 
 def _leaves(dataset: Any) -> list[_Leaf]:
-    """The tensors of an element, and what of them is the same on all workers.
+    """The tensors of an element, and which of their properties are the same on all workers.
 
-    Where inputs are augmented at random, the targets are the same still. Where TensorFlow draws
-    the numbers, they may have been mixed too, but not if they are integers.
+    If inputs are randomly augmented, the targets are still the same. With TensorFlow's random
+    operations, floating-point targets may have been mixed as well, but not integers.
     """
     spec = dataset.element_spec
     parts = spec if isinstance(spec, tuple) else (spec,)
     operations = dataset_operations(dataset) - {_SHUFFLES_IN_ORDER}
-    draws = any(name in op for op in operations for name in _DRAWING)
+    draws = any(name in op for op in operations for name in _RANDOM_OPS)
     by_python = any(_PYTHON in op for op in operations)
     leaves = []
     for i, part in enumerate(parts):
@@ -195,14 +198,14 @@ def _leaves(dataset: Any) -> list[_Leaf]:
 def _difference(chiefs: list[Any], others: list[Any]) -> tuple[str, str] | None:
     if len(chiefs) != len(others):
         return _described(chiefs), _described(others)
-    for (name, form, values), (_, other_form, other_values) in zip(chiefs, others, strict=True):
-        if form != other_form:
-            return f"{name} of {form} in the first batch", f"{name} of {other_form}"
-        if not alike(values, other_values):
-            return f"{name} of {form} in the first batch", "other values"
+    for (name, spec, values), (_, other_spec, other_values) in zip(chiefs, others, strict=True):
+        if spec != other_spec:
+            return f"{name} of {spec} in the first batch", f"{name} of {other_spec}"
+        if not matches(values, other_values):
+            return f"{name} of {spec} in the first batch", "other values"
     return None
 
 
 def _described(batch: list[Any]) -> str:
-    forms = ", ".join(f"{name} of {form}" for name, form, _ in batch)
-    return f"a first batch of {forms}" if batch else "no batch"
+    specs = ", ".join(f"{name} of {spec}" for name, spec, _ in batch)
+    return f"a first batch of {specs}" if batch else "no batch"

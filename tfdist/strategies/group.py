@@ -34,7 +34,7 @@ class Group:
     """The workers of one job, as seen by one of them.
 
     Attributes:
-        topology: who they are.
+        topology: the workers and this process's rank.
         session: the control connections among them.
         options: the settings from the environment.
     """
@@ -53,11 +53,14 @@ class Group:
         self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
-        """A native communicator of all workers, made at the first call; all of them call it.
+        """The native communicator of all workers under a name, created at the first call.
+
+        All workers call this.
 
         Args:
-            name: there is one for each name.
-            timeout: seconds a collective may take, for one that is made now; the setting's without.
+            name: the communicator's name.
+            timeout: seconds a collective may take, if the communicator is created by this call;
+                by default the value in the settings.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
@@ -75,11 +78,14 @@ class Group:
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None
     ) -> NativeCommunicator | None:
-        """A native communicator of some workers, made at the first call; all workers call it.
+        """A native communicator of some workers, created at the first call.
+
+        All workers call this.
 
         Args:
-            name: there is one for each name and members, and one name for each worker's group.
-            members: of this worker's group; empty for a worker in none.
+            name: the name of the groups, the same on all workers; there is one communicator per
+                name and members.
+            members: the ranks in this worker's group; empty for a worker in none.
             timeout: as for `native`.
 
         Raises:
@@ -94,7 +100,7 @@ class Group:
         return self._parts[key]
 
     def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
-        """For each device of this worker its handle on the native communicator of them all.
+        """For each device of this worker, its handle on the native communicator of all of them.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
@@ -110,7 +116,7 @@ class Group:
         """Starts TensorFlow's server, through which its collectives reach the other workers.
 
         Raises:
-            UnsupportedError: TensorFlow ran an operation before.
+            UnsupportedError: TensorFlow has already run an operation.
         """
         if self._serves_tensorflow or self.topology.size == 1:
             return
@@ -120,16 +126,16 @@ class Group:
             start_server(self.topology.jobs, me.task_type, me.task_index, leader)
         except RuntimeError as error:
             raise UnsupportedError(
-                "TensorFlow ran an operation before the strategy was made, so its collectives "
-                "cannot reach the other workers any more. Make the strategy first, right after "
-                "the imports."
+                "TensorFlow ran an operation before the strategy was created, so its collectives "
+                "can no longer reach the other workers. Create the strategy first, right after the "
+                "imports."
             ) from error
         self._serves_tensorflow = True
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
     def close(self) -> None:
-        """Leaves the group, as the end of the process does."""
+        """Leaves the group, as happens at process exit."""
         for communicator in (*self._native.values(), *self._parts.values(), *self._devices):
             if communicator is not None:
                 communicator.close()
@@ -156,7 +162,7 @@ class Group:
 
     @contextlib.contextmanager
     def naming_lost_workers(self) -> Iterator[None]:
-        """Says which worker was lost where a collective fails for that.
+        """Names the lost worker when a collective fails because of it.
 
         Raises:
             tf.errors.UnavailableError: a worker was lost; the message names it.
@@ -168,8 +174,8 @@ class Group:
         except _FAILURES as error:
             if not self._serves_tensorflow:
                 raise type(error)(None, None, plain(error)) from error
-            # TensorFlow may notice a moment before the control connection does.
-            if self.topology.size > 1 and self._lost.wait(_NEWS_SECONDS):
+            # TensorFlow may notice the loss just before the control connection does.
+            if self.topology.size > 1 and self._lost.wait(_LOSS_REPORT_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
             raise
         finally:
@@ -178,29 +184,29 @@ class Group:
 
     @property
     def in_step(self) -> bool:
-        """Whether this thread is in what `naming_lost_workers` goes around."""
+        """Whether this thread is inside `naming_lost_workers`."""
         return getattr(self._here, "in_step", False)
 
     def fail(self, message: str) -> None:
-        """Has the workers fail that wait for this one in native collectives, with a message."""
+        """Fails the workers that wait for this one in native collectives, with a message."""
         for communicator in (*registry.every(), *self._devices):
             if isinstance(communicator, NativeCommunicator):
                 communicator.step_failed(message)
 
     def end(self, cause: str) -> None:
-        """Ends the group if its collectives are TensorFlow's, which would be of no use again."""
+        """Ends the group if it uses TensorFlow's collectives, which do not recover from errors."""
         if self._serves_tensorflow and not self._lost.is_set():
             abort_collectives(cause)
             self.session.close(cause)
 
     def exchange(self, topic: str, text: str) -> list[str]:
-        """Every worker's text for a topic, in rank order; all of them call it."""
+        """Every worker's text for a topic, in rank order; called by all workers."""
         if self.topology.size == 1:
             return [text]
         return [t.decode() for t in self.session.exchange(topic, text.encode())]
 
     def agree(self, topic: str, text: str) -> None:
-        """Checks that all workers hold the same text for a topic.
+        """Checks that all workers pass the same text for a topic.
 
         Raises:
             ProgramMismatchError: they do not; the message names the first two that differ.
@@ -226,7 +232,7 @@ _FAILURES = (
 )
 
 
-_NEWS_SECONDS = 2.0
+_LOSS_REPORT_SECONDS = 2.0
 _LAST_STEP_SECONDS = 5.0
 _joined: Group | None = None
 
@@ -235,17 +241,17 @@ def join(topology: Topology) -> Group:
     """Joins the group, or returns the membership that this process already has.
 
     Args:
-        topology: the cluster and this process's place in it.
+        topology: the cluster and this process's rank in it.
 
     Raises:
-        ClusterError: the process is a member of another group already.
-        RendezvousError: the others did not come in time.
+        ClusterError: the process is already a member of another group.
+        RendezvousError: not all workers connected in time.
     """
     global _joined
     if topology.size == 1:
         options = Options.from_environment()
         if _joined is None:
-            # In a job the name is that of all its workers.
+            # In a job, "workers" is the communicator of all its workers.
             registry.put("workers", Alone())
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
@@ -257,7 +263,7 @@ def join(topology: Topology) -> Group:
     ):
         raise ClusterError(
             f"This process is {_joined.topology.me} of a running group and cannot become "
-            f"{topology.me} of another one. Start a new process for another cluster."
+            f"{topology.me} of another. Start a new process for another cluster."
         )
     return _joined
 
@@ -277,10 +283,10 @@ def _join(topology: Topology) -> Group:
 
 
 def share_randomness(group: Group) -> None:
-    """Gives all workers the chief's random states, so that they draw the same orders.
+    """Gives all workers the chief's random states, so that they shuffle in the same order.
 
-    Covers Python's `random`, NumPy's global generator and TensorFlow's seed: what shuffles arrays
-    and datasets. Workers that were seeded alike are left as they are.
+    Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
+    arrays and datasets are shuffled. Workers with the same seeds are left unchanged.
     """
     if group.topology.size == 1:
         return

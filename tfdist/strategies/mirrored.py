@@ -20,7 +20,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     Args:
         devices: device names; by default all GPUs, else all logical CPU devices.
         cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
-            inside them TensorFlow's collectives are used.
+            replicas use TensorFlow's collectives.
 
     Example:
         ```python

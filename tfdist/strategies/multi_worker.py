@@ -1,4 +1,4 @@
-"""The strategy for many workers: every one holds a copy of the model, gradients are summed."""
+"""Multi-worker data parallelism: every worker holds a copy of the model; gradients are summed."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from tfdist.strategies.group import Group, join, share_randomness
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
-    """Synchronous data parallelism over the workers of a cluster, for `model.fit` unchanged.
+    """Synchronous data parallelism over the workers of a cluster, with `model.fit` unchanged.
 
-    Each worker has a replica of the model on each of its GPUs, or on its CPU. A global batch is
-    shared out among all replicas; the result is the one that a single process gives.
+    Each worker has a replica of the model on each of its GPUs, or on its CPU. Each global batch is
+    split among all replicas; the result is the same as in a single process.
 
     Args:
-        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`; without one,
+        cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`; by default
             `TF_CONFIG` is read, and without that the process trains alone.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
-            collectives take its `bytes_per_pack` and `timeout_seconds`.
-        communication: `"native"` for tfdist's collectives (shared memory and TCP),
-            `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs); `"auto"` takes the
-            native ones for workers without GPUs, if they can be had on all of them.
-        compression: how to make the gradients smaller that cross from host to host: a name such as
-            `"int8"`, a codec of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends
-            them as they are.
-        shard_optimizer: whether each worker keeps the state of the optimizer, and updates the
-            weights, for a share of the elements alone, of equal size on all workers.
+            collectives use its `bytes_per_pack` and `timeout_seconds`.
+        communication: `"native"` for tfdist's collectives (shared memory and TCP), `"tensorflow"`
+            for TensorFlow's (RING on CPUs, NCCL on GPUs), or `"auto"` for the native ones if no
+            worker has a GPU and they are available on all workers.
+        compression: how to compress gradients sent between hosts: a name such as `"int8"`, a codec
+            of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
+        shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps
+            the state, and updates the weights, of an equal share of the elements.
 
     Raises:
-        ClusterError: the cluster's description is wrong.
-        RendezvousError: not all workers came within `TFDIST_START_TIMEOUT` seconds.
-        NativeUnavailableError: `communication="native"`, and they cannot be compiled or loaded.
-        UnsupportedError: TensorFlow's collectives are to be used, and TensorFlow ran an operation
-            before the strategy was made; or these workers' gradients cannot be compressed, or
-            their optimizers not be shared out.
-        ProgramMismatchError: the workers are to compress in different ways, or differ elsewhere.
+        ClusterError: the description of the cluster is invalid.
+        RendezvousError: not all workers connected within `TFDIST_START_TIMEOUT` seconds.
+        NativeUnavailableError: `communication="native"`, and the core cannot be compiled or
+            loaded.
+        UnsupportedError: TensorFlow's collectives are used, and TensorFlow ran an operation before
+            the strategy was created; or these workers cannot compress gradients or shard
+            optimizers.
+        ProgramMismatchError: the workers differ in their compression or other arguments.
 
     Example:
         ```python
@@ -85,7 +85,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         share_randomness(group)
         native = choose(group, communication) == "native"
         if native:
-            _tell_of_implementation(group, options)
+            _warn_of_implementation(group, options)
         else:
             group.serve_tensorflow()
         devices = local_devices(group)
@@ -101,36 +101,36 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
     @property
     def cluster_resolver(self) -> Any:
-        """The resolver of the cluster, as TensorFlow's strategy has it."""
+        """The cluster resolver, as in TensorFlow's strategy."""
         return self.extended.cluster_resolver
 
 
-def _tell_of_implementation(group: Group, options: Any) -> None:
+def _warn_of_implementation(group: Group, options: Any) -> None:
     chosen = options.implementation
     automatic = tf.distribute.experimental.CommunicationImplementation.AUTO
     if chosen != automatic and group.topology.is_chief:
         say(
             f"`implementation` of `communication_options` is for TensorFlow's collectives. "
-            f"Received: {chosen.name}, and the native ones are used, which choose by size and "
-            'hosts. Leave it out, or pass communication="tensorflow"; TFDIST_ALGORITHM sets the '
-            "native ones."
+            f"Received: {chosen.name}, but this strategy uses the native ones, which choose their "
+            'algorithm by size and hosts. Omit it, or pass communication="tensorflow"; '
+            "TFDIST_ALGORITHM sets the native algorithm."
         )
 
 
 def cannot_shard(devices: list[str]) -> UnsupportedError:
-    """What to raise where a worker with several devices is to share out its optimizer."""
+    """The error for sharding the optimizer of a worker with several devices."""
     return UnsupportedError(
         f"shard_optimizer=True needs workers with one device each. Received: {len(devices)} in "
-        "this process. Start a worker for each device, with CUDA_VISIBLE_DEVICES or "
-        "`tfdist run --gpus-per-worker`, or leave `shard_optimizer` out."
+        "this process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
+        "`tfdist run --gpus-per-worker`, or omit `shard_optimizer`."
     )
 
 
 def read_cluster(cluster_resolver: Any) -> tuple[cluster.Topology, Any]:
-    """The cluster of a resolver, or of `TF_CONFIG` without one; and the resolver.
+    """The topology from a resolver, or by default from `TF_CONFIG`, and the resolver.
 
     Raises:
-        ClusterError: the cluster's description is wrong.
+        ClusterError: the description of the cluster is invalid.
     """
     if cluster_resolver is not None:
         return cluster.from_resolver(cluster_resolver), cluster_resolver

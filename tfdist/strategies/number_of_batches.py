@@ -1,4 +1,4 @@
-"""How many batches the workers have, and how they notice the end of their data."""
+"""The workers' numbers of batches, and how they detect the end of their data."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ def agree_on_end(
     batches: int,
     *,
     same_data: bool = False,
-    own_data: bool = True,
+    per_worker_hint: bool = True,
 ) -> None:
-    """Sets, alike on all workers, how many batches there are and how their end is noticed.
+    """Sets the number of batches and how their end is detected, the same on all workers.
 
-    Where all workers run out at the same step they need not agree on it before each.
+    If all workers run out of data at the same step, they need not agree on it before each step.
 
     Args:
-        extended: of the strategy.
+        extended: the strategy's engine.
         distributed: the distributed dataset.
-        batches: this worker's number of them, or TensorFlow's word for an unknown one.
+        batches: this worker's number of batches, or TensorFlow's constant for an unknown number.
         same_data: whether all workers read the same batches.
-        own_data: whether they may be told to read batches of their own.
+        per_worker_hint: whether an error suggests how to read separate data on each worker.
 
     Raises:
-        ProgramMismatchError: the workers are to read the same data, and do not.
+        ProgramMismatchError: the workers must read the same data, and do not.
     """
     texts = extended.group.exchange("number of batches", json.dumps([batches, same_data]))
-    said = [tuple(json.loads(text)) for text in texts]
-    for rank, other in enumerate(said):
-        if other != said[0] and (same_data or other[1]):
-            both = _batches(*said[0]), _batches(*other)
-            raise different_data(extended.group, rank, *both, own_data=own_data)
-    counts = [count for count, _ in said]
+    answers = [tuple(json.loads(text)) for text in texts]
+    for rank, answer in enumerate(answers):
+        if answer != answers[0] and (same_data or answer[1]):
+            both = _batches(*answers[0]), _batches(*answer)
+            raise different_data(extended.group, rank, *both, per_worker_hint=per_worker_hint)
+    counts = [count for count, _ in answers]
     known = min(counts) >= 0
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
     same = endless or (known and len(set(counts)) == 1)
@@ -49,7 +49,7 @@ def agree_on_end(
 
 def _batches(count: int, same_data: bool) -> str:
     if not same_data:
-        return "batches of its own"
+        return "separate batches"
     if count == tf.data.INFINITE_CARDINALITY:
-        return "batches without end"
+        return "infinitely many batches"
     return "an unknown number of batches" if count < 0 else f"{count} batches"

@@ -11,19 +11,19 @@ from tfdist.collective.communicator import Communicator
 from tfdist.internals.tensorflow import DistributedValues
 
 
-def key_of(reduce_op: Any, place: str) -> str:
-    """What a reduction is known by on all workers: the way, and where the user calls it, if so.
+def key_of(reduce_op: Any, call_site: str) -> str:
+    """Identifies a reduction on all workers, by its operation and its call site.
 
     Args:
-        reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`, which is a sum that is then divided.
-        place: in the user's program; "" where the call is not the user's own.
+        reduce_op: `tf.distribute.ReduceOp.SUM`, or `MEAN`, which is a sum that is then divided.
+        call_site: the location in the user's code; "" for internal calls.
     """
-    way = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else ""
-    return " at ".join(filter(None, [way, place]))
+    op = "mean" if reduce_op == tf.distribute.ReduceOp.MEAN else ""
+    return " at ".join(filter(None, [op, call_site]))
 
 
 def all_reduce(
-    communicator: Communicator, reduce_op: Any, value: Any, replicas: int, place: str = ""
+    communicator: Communicator, reduce_op: Any, value: Any, replicas: int, call_site: str = ""
 ) -> Any:
     """Reduces a nest of tensors and `tf.IndexedSlices` over a group.
 
@@ -31,20 +31,20 @@ def all_reduce(
         communicator: the group.
         reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
         value: a nest of this participant's values.
-        replicas: what a mean divides the sum by.
-        place: as for `key_of`.
+        replicas: the divisor for a mean.
+        call_site: as for `key_of`.
 
     Returns:
-        The same nest of sums or means. A sum of `IndexedSlices` holds the slices of all
+        The same nest of sums or means. A sum of `IndexedSlices` contains the slices of all
         participants, in rank order.
     """
-    reduced = sum_up(communicator, tf.nest.flatten(value), key_of(reduce_op, place))
+    reduced = sum_values(communicator, tf.nest.flatten(value), key_of(reduce_op, call_site))
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         reduced = [divide(v, replicas) for v in reduced]
     return tf.nest.pack_sequence_as(value, reduced)
 
 
-def sum_up(communicator: Communicator, values: Sequence[Any], key: str = "") -> list[Any]:
+def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "") -> list[Any]:
     """The sums of tensors and `tf.IndexedSlices` over a group; see `all_reduce`."""
     dense = [tf.convert_to_tensor(v) for v in values if not _is_sparse(v)]
     sums = iter(communicator.all_reduce(dense, key) if dense else [])
@@ -54,10 +54,10 @@ def sum_up(communicator: Communicator, values: Sequence[Any], key: str = "") -> 
 
 
 def sum_over_replicas(value: Any) -> Any:
-    """The sums of a nest of tensors and `tf.IndexedSlices` over all replicas, in each of them.
+    """The sums of a nest of tensors and `tf.IndexedSlices` over all replicas.
 
-    They are not to be differentiated. Those of `tf.distribute.ReplicaContext.all_reduce` are,
-    by a function that TensorFlow keeps for ever, and with it the graph of the step.
+    Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but through a function that
+    TensorFlow never releases, and with it the graph of the step.
     """
     extended = tf.distribute.get_strategy().extended
     return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value)
@@ -75,23 +75,23 @@ def all_gather_slices(
 
 
 def all_gather(
-    communicator: Communicator, tensor: tf.Tensor, axis: Any, place: str = ""
+    communicator: Communicator, tensor: tf.Tensor, axis: Any, call_site: str = ""
 ) -> tf.Tensor:
     """Concatenates along any axis, in rank order; the sizes along it may differ."""
     if communicator.size == 1:
         return tensor
     if isinstance(axis, int) and axis == 0:
-        return communicator.all_gather(tensor, place)
+        return communicator.all_gather(tensor, call_site)
     rank = tf.rank(tensor)
     axis = tf.where(axis < 0, axis + rank, axis)
     order = tf.concat([[axis], tf.range(axis), tf.range(axis + 1, rank)], axis=0)
     front = tf.ensure_shape(tf.transpose(tensor, order), [None] * tensor.shape.rank)
-    gathered = communicator.all_gather(front, place)
+    gathered = communicator.all_gather(front, call_site)
     return tf.transpose(gathered, tf.math.invert_permutation(order))
 
 
 def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
-    """The rows of this worker's parts, dense or ragged, and then those of the other workers."""
+    """Concatenates this worker's parts, dense or ragged, and then the rows of all workers."""
     local = parts[0] if len(parts) == 1 else tf.concat(parts, axis=0)
     if not isinstance(local, tf.RaggedTensor):
         return communicator.all_gather(local)
@@ -101,12 +101,12 @@ def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
     )
 
 
-def add_up_locally(value: Any, local_ops: Any) -> Any:
-    """The sum of a value over this worker's replicas, or the value where it is plain.
+def sum_locally(value: Any, local_ops: Any) -> Any:
+    """The sum of a value over this worker's replicas; a plain value itself.
 
     Args:
-        value: of one replica or of each.
-        local_ops: a `tf.distribute.CrossDeviceOps` that adds up; None to add here.
+        value: a plain or per-replica value.
+        local_ops: the `tf.distribute.CrossDeviceOps` to use; by default `tf.add_n`.
     """
     if not isinstance(value, DistributedValues):
         return to_tensor(value)
@@ -136,8 +136,8 @@ def add(values: Sequence[Any]) -> Any:
     return tf.add_n(values)
 
 
-def multiply_plain(value: Any, replicas: int) -> Any:
-    """The sum of one plain value over replicas that all hold it; only zero has an obvious one."""
+def sum_plain(value: Any, replicas: int) -> Any:
+    """The sum of a plain value over replicas, which is well-defined only for zero."""
     if not tf.is_tensor(value) and value == 0:
         return value
     raise ValueError(
@@ -147,12 +147,12 @@ def multiply_plain(value: Any, replicas: int) -> Any:
 
 
 def to_tensor(value: Any) -> Any:
-    """A tensor of a value or variable; `tf.IndexedSlices` stay as they are."""
+    """Converts a value or variable to a tensor; `tf.IndexedSlices` are left unchanged."""
     return value if _is_sparse(value) else tf.convert_to_tensor(value)
 
 
 def divide(value: Any, count: int) -> Any:
-    """A mean from a sum, dense or sparse; of integers in float64, as `/` does."""
+    """Divides a sum, dense or sparse, by a count; integers become float64, as with `/`."""
     if _is_sparse(value):
         return tf.IndexedSlices(divide(value.values, count), value.indices, value.dense_shape)
     return value / tf.cast(count, value.dtype)

@@ -1,4 +1,4 @@
-"""The training step that a replica is in: its share of the global batch, what it has written."""
+"""The training step of a replica: its share of the global batch, and the variables it assigned."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from tfdist.strategies import reduction
 
 
 class Step:
-    """One replica's part of one step over a global batch; a context manager.
+    """One replica's part of a step over a global batch; a context manager.
 
     Inside it, a loss is the mean over the replica's rows, and its gradient is weighted by the
-    replica's share of the rows: summed over the replicas, it is that of the global batch.
+    replica's share of the rows: the sum over the replicas is the gradient of the global batch.
 
     Args:
-        rows: the rows of this replica, an int32 scalar.
-        total: the rows of the global batch, an int32 scalar.
-        first_row: the place of this replica's first row in the global batch, an int32 scalar.
+        rows: the number of rows of this replica, an int32 scalar.
+        total: the number of rows of the global batch, an int32 scalar.
+        first_row: the index of this replica's first row in the global batch, an int32 scalar.
 
     Attributes:
-        rows: of this replica.
-        total: of the global batch.
-        first_row: of this replica in the global batch.
-        share: rows of this replica / rows of the global batch, a float32 scalar.
+        rows: the number of rows of this replica.
+        total: the number of rows of the global batch.
+        first_row: the index of this replica's first row.
+        share: `rows / total`, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
-        key: tells what is traced in this step from what is traced elsewhere.
-        weighed: whether gradients are weighted when they come out of the backward pass.
-        agreed_on_overflow: whether all replicas have gradients that are not finite, or none.
+        key: identifies this step among traces.
+        weighed: whether gradients come out of the backward pass already weighted.
+        agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
     """
 
-    knows_all_rows = True  # Whether values of the batch's other parts can be had.
+    knows_all_rows = True  # Whether values of the other parts of the batch are available.
 
     def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
         self.rows = rows
@@ -49,29 +49,29 @@ class Step:
         self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
-        """Adds up numbers over the parts of the global batch."""
-        own = self.zero_without_rows([tf.stop_gradient(v) for v in values])
-        return reduction.sum_over_replicas(own)
+        """Sums values over the parts of the global batch."""
+        local = self.zero_without_rows([tf.stop_gradient(v) for v in values])
+        return reduction.sum_over_replicas(local)
 
     def totals_of_mask(self, mask: Any) -> Any:
-        """The number of a mask's entries in the global batch, and of those that count."""
+        """The number of entries of a mask in the global batch, and of those that are set."""
         entries = tf.cast(tf.size(mask), tf.float32)
         return self.totals([entries, tf.reduce_sum(tf.cast(mask, tf.float32))])
 
     def clip_by_global_norm(
         self, gradients: Sequence[Any], variables: Sequence[Any], norm: float
     ) -> list[Any]:
-        """Clips the summed gradients by the norm of all of them together.
+        """Clips the summed gradients by their global norm.
 
         Args:
             gradients: dense or `tf.IndexedSlices`.
-            variables: whose gradients they are.
-            norm: the largest norm that stays.
+            variables: their variables.
+            norm: the maximum norm.
         """
         return clip_by_norm(gradients, norm, tf.linalg.global_norm(gradients))
 
     def sums(self, variable: Any) -> bool:
-        """Whether this replica sums the gradients of a variable, rather than others for it."""
+        """Whether this replica, rather than another on its behalf, sums a variable's gradients."""
         return True
 
     def sum_over_replicas(
@@ -83,30 +83,30 @@ class Step:
         """Sums gradients over the replicas.
 
         Args:
-            add_up: sums gradients, given with their variables.
+            add_up: sums gradients, called with these and their variables.
             gradients: dense or `tf.IndexedSlices`.
-            variables: whose gradients they are.
+            variables: their variables.
         """
         return add_up(gradients, variables)
 
     def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
-        """The sum of the squares of all elements of gradients, of all parts of the model.
+        """The sum of squares of all gradient elements, over all parts of the model.
 
         Args:
-            gradients: dense or `tf.IndexedSlices`, those of this part.
-            variables: whose gradients they are.
+            gradients: the gradients of this part, dense or `tf.IndexedSlices`.
+            variables: their variables.
         """
         return sum_of_squares(gradients)
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        """What the update of a variable waits for, beside its gradient."""
+        """What the update of a variable waits for besides its gradient."""
         return []
 
     def updated(self, variable: Any) -> None:
-        """Notes that a variable's update has been added."""
+        """Records that a variable's update has been added to the graph."""
 
-    def weigh(self, value: tf.Tensor) -> tf.Tensor:
-        """Multiplies by the share; a replica without rows counts for nothing, NaN or not."""
+    def scale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
+        """Multiplies by the share; zero for a replica without rows, even if the value is NaN."""
         share = tf.cast(self.share, value.dtype)
         return tf.where(self.share > 0, value * share, tf.zeros_like(value))
 
@@ -116,7 +116,7 @@ class Step:
 
     @contextlib.contextmanager
     def of_one_loss(self) -> Iterator[None]:
-        """While it lasts all gradients are those of the one loss that `weigh_loss` is given."""
+        """Declares that all gradients are of the single loss passed to `weigh_loss`."""
         before = self._one_loss, self.weighed
         self._one_loss, self.weighed = True, False
         try:
@@ -125,50 +125,50 @@ class Step:
             self._one_loss, self.weighed = before
 
     def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """The loss, weighted before the backward pass where that weighs all gradients."""
+        """Weights the loss before the backward pass, if that weights all gradients."""
         if not self._one_loss or self.weighed:
             return loss
         self.weighed = True
-        return self.weigh(loss)
+        return self.scale_by_rows(loss)
 
     def weigh_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Gradients as the backward pass gives them, weighted by the share; None stays None."""
+        """Weights gradients from the backward pass by the share; None stays None."""
         if self.weighed:
             return self.zero_without_rows(gradients)
         return self._of_rows(gradients, lambda v: v * tf.cast(self.share, v.dtype))
 
     def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:
-        """The values, or zeros on a replica without rows, where they may be NaN."""
+        """The values; zeros on a replica without rows, where they may be NaN."""
         return self._of_rows(values, lambda v: v)
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The largest of each element that any replica with rows has.
+        """The elementwise maximum over the replicas that have rows.
 
         Args:
-            values: not negative.
+            values: non-negative.
         """
         context = tf.distribute.get_replica_context()
         replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
-        own = self.zero_without_rows(values)
-        rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in own]
-        everyones = [tf.tensordot(row, v, 0) for row, v in zip(rows, own, strict=True)]
-        return [tf.reduce_max(v, axis=0) for v in reduction.sum_over_replicas(everyones)]
+        local = self.zero_without_rows(values)
+        rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in local]
+        stacked = [tf.tensordot(row, v, 0) for row, v in zip(rows, local, strict=True)]
+        return [tf.reduce_max(v, axis=0) for v in reduction.sum_over_replicas(stacked)]
 
     def _of_rows(
         self, values: Sequence[Any], change: Callable[[tf.Tensor], tf.Tensor]
     ) -> list[Any]:
-        """The values changed, zero on a replica without rows; None stays None."""
+        """Applies `change` to the values; zeros on a replica without rows; None stays None."""
         results = list(values)
         dense = []
         for i, value in enumerate(results):
-            if isinstance(value, tf.IndexedSlices):  # Of no rows there are none.
+            if isinstance(value, tf.IndexedSlices):  # No rows, no slices.
                 count = tf.where(self.share > 0, tf.shape(value.indices)[0], 0)
                 results[i] = tf.IndexedSlices(
                     change(value.values)[:count], value.indices[:count], value.dense_shape
                 )
             elif value is not None:
                 dense.append(i)
-        # One conditional, in which each waits for itself alone.
+        # One conditional for all; each value still depends only on itself.
         chosen = tf.cond(
             self.share > 0,
             lambda: [change(values[i]) for i in dense],
@@ -192,10 +192,10 @@ class Step:
 
 
 class WholeBatch(Step):
-    """What runs on all rows of the global batch, in each replica: there is nothing to add up.
+    """A step in which each replica processes the entire global batch, so nothing is summed.
 
     Args:
-        rows: of the global batch, an int32 scalar.
+        rows: the number of rows of the global batch, an int32 scalar.
     """
 
     def __init__(self, rows: tf.Tensor) -> None:
@@ -206,19 +206,19 @@ class WholeBatch(Step):
 
 
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:
-    """Clips gradients by a norm that is known; as in Keras sparse ones become dense.
+    """Clips gradients by a known norm; as in Keras, sparse ones become dense.
 
     Args:
         gradients: dense or `tf.IndexedSlices`.
-        norm: the largest that is left as it is.
-        found: what it is.
+        norm: the maximum norm.
+        found: the actual norm.
     """
     dense = [tf.convert_to_tensor(g) for g in gradients]
     return list(tf.clip_by_global_norm(dense, norm, use_norm=found)[0])
 
 
 def sum_of_squares(gradients: Sequence[Any]) -> tf.Tensor:
-    """The sum of the squares of all elements, a float32 scalar."""
+    """The sum of squares of all elements, a float32 scalar."""
     values = [tf.cast(getattr(g, "values", g), tf.float32) for g in gradients]
     return tf.add_n([tf.zeros([]), *(tf.reduce_sum(v * v) for v in values)])
 

@@ -1,4 +1,4 @@
-"""A step that fails on one worker: those who wait for it fail too, and name it and the cause."""
+"""Propagates a failed step: workers that wait for the failed one raise too, and name the cause."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from tfdist.internals.tensorflow import functions_operations, on_function_failur
 from tfdist.strategies.error_cause import cause, plain
 from tfdist.strategies.group import Group, joined_group
 
-# The end of the data, and what all workers raise together.
+# The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)
+# Part of the native core's error messages.
 _NOTICED = " It was noticed in "
 _COLLECTIVES = ("Tfdist", "Collective")
 _listening = False
@@ -23,15 +24,15 @@ _listening = False
 
 @contextlib.contextmanager
 def running_step(group: Group, *, eager: bool) -> Iterator[None]:
-    """Runs a step of this worker: where it raises, those who wait for the worker are told why.
+    """Runs a step of this worker and, if it raises, reports the cause to the waiting workers.
 
     Args:
         group: the workers.
-        eager: whether what raises has run, rather than been traced, if it is no operation.
+        eager: whether an error other than an operation's comes from running, not tracing, the step.
 
     Raises:
-        tf.errors.UnavailableError: another worker was lost, or its step has failed; the message
-            names it.
+        tf.errors.UnavailableError: another worker was lost, or its step failed; the message names
+            it.
     """
     if group.in_step:
         yield
@@ -40,12 +41,12 @@ def running_step(group: Group, *, eager: bool) -> Iterator[None]:
         with group.naming_lost_workers():
             yield
     except (Exception, KeyboardInterrupt) as error:
-        _tell(group, error, eager=eager)
+        _report(group, error, eager=eager)
         raise
 
 
 def listen() -> None:
-    """Begins to listen to functions of the user's own that fail; a second time does nothing."""
+    """Starts listening for failures of user-defined `tf.function`s; idempotent."""
     global _listening
     if not _listening:
         _listening = True
@@ -56,18 +57,18 @@ def _function_failed(function: Any, error: BaseException, uses: int) -> None:
     group = joined_group()
     if group is None or group.in_step:
         return
-    # It may not have been traced to its end.
+    # The trace may be incomplete.
     used = tokens.uses() > uses
     if used or any(name.startswith(_COLLECTIVES) for name in functions_operations(function)):
-        _tell(group, error, eager=False)
+        _report(group, error, eager=False)
 
 
-def _tell(group: Group, error: BaseException, *, eager: bool) -> None:
+def _report(group: Group, error: BaseException, *, eager: bool) -> None:
     if isinstance(error, _NO_FAILURES) or group.topology.size == 1:
         return
     message = plain(error) if isinstance(error, tf.errors.OpError) else ""
     if _NOTICED in message:
-        # Those who share nothing with the worker that has failed may not have heard of it.
+        # Forward it to workers that share no communicator with the failed one.
         group.fail(message.split(_NOTICED)[0])
         return
     why = cause(error).rstrip(".")

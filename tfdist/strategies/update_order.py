@@ -1,4 +1,4 @@
-"""When the update of a variable begins."""
+"""Controls when the update of a variable starts."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tfdist.strategies.step import current_step
 
 @contextlib.contextmanager
 def updating(variable: Any, arguments: Sequence[Any]) -> Iterator[None]:
-    """What is added while it lasts updates a variable, and waits for what it takes.
+    """Makes operations that update a variable wait for the update's arguments.
 
-    Otherwise all that a rule computes of its slots alone would be computed when a step begins, and
-    stay in memory until the gradients come.
+    Otherwise everything that an update rule computes from its slots alone would be computed at the
+    start of the step and stay in memory until the gradients are available.
 
     Args:
-        variable: of the strategy.
-        arguments: the gradient, and whatever else the update takes.
+        variable: a variable of the strategy.
+        arguments: the gradient and the other arguments of the update.
     """
     step = current_step()
     before = [a for a in arguments if isinstance(a, (tf.Tensor, tf.IndexedSlices))]

@@ -1,4 +1,4 @@
-"""How variables come into being under a strategy: on every replica, the same on all workers."""
+"""Creates variables under a strategy: on every replica, with the same value on all workers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _local = threading.local()
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """While it lasts, what this thread does is this worker's own: its variables are plain ones.
+    """Makes this thread create plain, local variables.
 
-    So nothing that one worker does by itself inside the strategy's scope, such as saving a model,
-    waits for the others.
+    One worker can then do work by itself inside the strategy's scope, such as saving a model,
+    without waiting for the other workers.
     """
     outer, _local.alone = getattr(_local, "alone", False), True
     try:
@@ -39,14 +39,14 @@ def alone() -> Iterator[None]:
 def create_variable(
     extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
 ) -> Any:
-    """A variable with a copy on each device of this worker, and on all workers the chief's value.
+    """Creates a variable with a copy on each device and, on all workers, the chief's value.
 
-    One that is made while a function is traced is made outside of it, as `tf.init_scope` does:
-    what a model builds in its first step stays.
+    While a function is traced, the variable is lifted out of it, as with `tf.init_scope`, so that
+    variables which a model builds in its first step persist.
 
     Args:
-        extended: the engine of the strategy whose variable it is.
-        next_creator: makes a copy.
+        extended: the engine of the variable's strategy.
+        next_creator: creates a copy.
         kwargs: the arguments of `tf.Variable`.
     """
     if getattr(_local, "alone", False):
@@ -88,7 +88,7 @@ def _create_mirrored(
                     first = copies[0]
                     copy = tf.zeros_like if summed else tf.identity
                     kwargs["initial_value"] = lambda first=first, copy=copy: copy(first.value())
-                    # The slash at the end makes the name absolute.
+                    # The trailing slash makes the name absolute.
                     kwargs["name"] = f"{first.name.split(':')[0]}/replica_{i}/"
                 else:
                     kwargs["initial_value"] = _first_value(extended, summed, kwargs)
@@ -121,7 +121,7 @@ def _first_value(
         with _naming(name):
             extended.agree_on_variable(f"{name} {value.dtype.name}{value.shape}")
         if summed and workers.rank > 0:
-            return tf.zeros_like(value)  # The chief's copy alone holds the sum so far.
+            return tf.zeros_like(value)  # Only the chief's copy holds the sum so far.
         if summed or not value.shape.num_elements():
             return value
         return workers.broadcast(value)
@@ -135,7 +135,7 @@ def _naming(variable: str) -> Iterator[None]:
         yield
     except RendezvousError as error:
         raise RendezvousError(
-            f"The variable {variable!r} was made inside `strategy.scope()`, and not by all "
-            f"workers: {error} Make models and optimizers on all workers, or those of one worker "
-            "alone outside of the scope."
+            f"The variable {variable!r} was created inside `strategy.scope()`, but not on all "
+            f"workers: {error} Create models and optimizers on all workers, or those of a single "
+            "worker outside of the scope."
         ) from error

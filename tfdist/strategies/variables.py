@@ -1,4 +1,4 @@
-"""Variables with a copy on every replica: kept equal, or summed when they are read."""
+"""Variables with a copy on every replica: kept identical, or summed when read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import tensorflow as tf
 from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
-from tfdist.strategies.increments import is_no_sum
+from tfdist.strategies.increments import is_replacement
 from tfdist.strategies.step import current_step
 from tfdist.strategies.warn_once import warn_once
 
 
 class _Variable:
-    """What both kinds are to Python, and TensorFlow's distributed variables are not."""
+    """What both kinds add to TensorFlow's distributed variables: conversions and a clear error."""
 
     name: str
     read_value: Any
@@ -25,16 +25,16 @@ class _Variable:
         """The resource of the replica's copy.
 
         Raises:
-            ValueError: the caller is no replica.
+            ValueError: the caller is not a replica.
         """
         try:
             return super().handle  # type: ignore[misc]
         except ValueError as error:
             raise ValueError(
-                f"The variable {self.name!r} has a copy on each replica: a step of your own that "
-                "takes its gradient or updates it runs in all of them, inside `strategy.run`. "
-                "Received: its use outside of it. Call `strategy.run(step, args=(batch,))` with "
-                "batches of `strategy.experimental_distribute_dataset`, or `model.fit`."
+                f"The variable {self.name!r} has a copy on each replica, so a custom step that "
+                "differentiates or updates it must run inside `strategy.run`. Received: use "
+                "outside of it. Call `strategy.run(step, args=(batch,))` with batches from "
+                "`strategy.experimental_distribute_dataset`, or `model.fit`."
             ) from error
 
     def __int__(self) -> int:
@@ -45,11 +45,11 @@ class _Variable:
 
 
 class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
-    """A mirrored variable that can be assigned inside `tf.cond`, and tells the step of it.
+    """A mirrored variable that can be assigned inside `tf.cond` and reports this to the step.
 
-    Assigned by a replica, a variable without aggregation changes on that replica alone, as in
-    TensorFlow; the step in progress averages such variables when it ends. One that takes the
-    first replica's value takes the replica's own: replicas run the same program.
+    A replica's assignment to a variable without aggregation changes that replica's copy only, as in
+    TensorFlow; the current step averages such variables when it ends. With ONLY_FIRST_REPLICA each
+    replica uses its local value, since replicas run the same program.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
@@ -63,23 +63,23 @@ class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
         ):
             return update_fn(local, value, **kwargs)
         if self.aggregation == tf.VariableAggregation.MEAN and step is not None:
-            value = step.weigh(tf.convert_to_tensor(value, local.dtype))
+            value = step.scale_by_rows(tf.convert_to_tensor(value, local.dtype))
             return update_fn(local, reduction.sum_over_replicas(value), **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
 
 
 class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
-    """A variable that each replica changes by itself, read as the sum: a metric's state.
+    """A variable that each replica changes independently, read as the sum, such as metric state.
 
-    Reading one takes a collective, in which all workers must join. A step of `fit` sums the
-    metrics anyway and leaves the total here, so that one worker can read it by itself.
+    Reading it is a collective that all workers must join. A step of `fit` sums the metrics anyway
+    and stores the total here, so that a single worker can read it.
     """
 
     _total: tf.Tensor | None = None
     _changed_elsewhere = False
 
     def know_total(self, total: tf.Tensor) -> None:
-        """Keeps the sum, until the variable changes."""
+        """Stores the sum until the variable changes."""
         self._total = None if self._changed_elsewhere else total
 
     def _get_cross_replica(self) -> Any:
@@ -89,7 +89,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if current_step() is None:
-            # A function of the user's changes it, whenever that runs.
+            # A user-defined function changes it, whenever that runs.
             self._changed_elsewhere = True
         self._total = None
         return super()._update_replica(update_fn, value, **kwargs)
@@ -100,22 +100,22 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             self._check_sum(value)
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)
-        # One replica holds the whole value, for a part of it may be inexact.
-        whole = tf.convert_to_tensor(value, self.dtype)
+        # One replica holds the full value, since dividing it may be inexact.
+        full = tf.convert_to_tensor(value, self.dtype)
         first = self.distribute_strategy.extended.worker_rank == 0
         for i, copy in enumerate(self.values):
             with tf.device(copy.device):
-                copy.assign(whole if first and i == 0 else tf.zeros_like(whole))
+                copy.assign(full if first and i == 0 else tf.zeros_like(full))
         return self
 
     def _check_sum(self, value: Any) -> None:
         copy = copy_here(self)
-        if tf.is_symbolic_tensor(value) and is_no_sum(value, copy):
+        if tf.is_symbolic_tensor(value) and is_replacement(value, copy):
             warn_once(
-                f"The metric's variable {self.name!r} is assigned something else than its old "
-                "value plus an increment, such as a maximum or a last value. With several replicas "
-                "it is the sum of what each replica assigns. Compute the value from all rows, by "
-                "tfdist.global_batch.rows, total or mean, and make the variable with "
+                f"The metric variable {self.name!r} is assigned a value other than its old value "
+                "plus an increment, such as a maximum or a last value. With several replicas it "
+                "becomes the sum of what each replica assigns. Compute the value from all rows, "
+                "with tfdist.global_batch.rows, total or mean, and create the variable with "
                 "aggregation='only_first_replica'."
             )
 

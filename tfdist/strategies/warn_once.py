@@ -1,4 +1,4 @@
-"""Warnings of what differs from one process, each given once."""
+"""Warnings about differences from a single process, each issued once."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import warnings
 
 @functools.cache
 def warn_once(message: str) -> None:
-    """Warns, unless the same was said before.
+    """Warns, unless the same warning was issued before.
 
     Args:
-        message: what differs, and the remedy.
+        message: the difference and the remedy.
     """
     warnings.warn(message, stacklevel=4)

@@ -1,6 +1,6 @@
-"""How Keras's `fit`, `evaluate` and `predict` run under a tfdist strategy.
+"""Keras's `fit`, `evaluate` and `predict` under a tfdist strategy.
 
-Keras was written for replicas that TensorFlow merges by itself; where its way does not give the
-result of one process, the hooks here replace it. They act only under a tfdist strategy, and
-everything else goes on as before.
+Keras relies on TensorFlow to merge the replicas; where this does not produce the result of a single
+process, the hooks here replace Keras's code. They act only under a tfdist strategy; everything else
+is unchanged.
 """

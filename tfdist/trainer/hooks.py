@@ -1,4 +1,4 @@
-"""Puts all hooks into Keras, once."""
+"""Installs all hooks into Keras, once."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import threading
 from tfdist.internals.contract import TARGETS, check_targets
 from tfdist.trainer.patching import LAYERS
 
-_installing = threading.Lock()
+_lock = threading.Lock()
 _installed = False
 
 
 def install() -> None:
-    """Makes Keras's training right under tfdist strategies; elsewhere it stays as it is.
+    """Makes Keras train correctly under tfdist strategies; otherwise it is unchanged.
 
     Raises:
-        UnsupportedError: Keras or TensorFlow are not as they are known; nothing is replaced.
+        UnsupportedError: this version of Keras or TensorFlow is unknown; nothing is replaced.
     """
     global _installed
-    with _installing:
+    with _lock:
         if _installed:
             return
         check_targets(TARGETS)

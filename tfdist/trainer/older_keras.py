@@ -1,8 +1,7 @@
-"""What Keras has learned since its oldest supported version.
+"""Backports of newer Keras behavior to the oldest supported version.
 
-Before 3.10 the variables of metrics did not synchronise when they are read: every update of a
-metric would sum its whole state over the replicas. And `fit` did not know all of
-`tf.distribute`'s datasets.
+Before Keras 3.10, metric variables did not synchronize on read, so every update of a metric would
+sum its full state over the replicas, and `fit` did not recognize all of `tf.distribute`'s datasets.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Gives an older Keras the newer behaviour."""
+    """Installs the newer behavior in an older Keras."""
     _install_datasets()
     if "synchronization" in inspect.signature(Variable.__init__).parameters:
         return

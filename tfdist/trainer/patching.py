@@ -1,9 +1,8 @@
-"""Replaces functions of Keras and TensorFlow, each layer once.
+"""Wraps functions of Keras and TensorFlow, once per layer.
 
-What is replaced, and with which parameters, is in `tfdist.internals.contract`. Several modules may
-go around the same function; `LAYERS` says in which order. A replacement is marked by its layer, so
-that one that is there already is not put around itself: not by another thread, and not where a
-module is reloaded.
+The targets and their parameters are listed in `tfdist.internals.contract`. Several modules may wrap
+the same function, in the order of `LAYERS`. Each wrapper is marked with its layer, so that no layer
+is applied twice, neither by another thread nor when a module is reloaded.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 from tfdist.internals.contract import TARGETS, Target
 
-# The modules of `tfdist.trainer` that replace anything, from the innermost to the outermost.
+# The modules of `tfdist.trainer` that patch anything, from the innermost to the outermost.
 LAYERS = (
     "losses.reductions",
     "losses.coupled_losses",
@@ -33,7 +32,7 @@ LAYERS = (
     "fit.loops",
     "fit.call_checks",
     "fit.epochs",
-    "fit.own_callbacks",
+    "fit.added_callbacks",
     "saving.files",
     "saving.sharded_files",
     "saving.compression_files",
@@ -43,34 +42,34 @@ _MARK = "__tfdist_layer__"
 
 
 def patch(name: str, wrap: Callable[[Any], Any]) -> None:
-    """Replaces a function by one that goes around it.
+    """Replaces a function with a wrapper around it.
 
     Args:
-        name: of a target in the contract.
-        wrap: takes the function that is there and returns the other one. Its module is the layer.
+        name: the name of a target in the contract.
+        wrap: maps the current function to its replacement. Its module is the layer.
 
     Raises:
-        RuntimeError: a layer that belongs around this one is there already.
+        RuntimeError: an outer layer is installed already.
     """
-    put_around(TARGETS[name], wrap)
+    patch_target(TARGETS[name], wrap)
 
 
-def put_around(target: Target, wrap: Callable[[Any], Any]) -> None:
-    """Does what `patch` does, to any target."""
+def patch_target(target: Target, wrap: Callable[[Any], Any]) -> None:
+    """Like `patch`, for any target."""
     layer = wrap.__module__.removeprefix("tfdist.trainer.")
     current = _without_stale(target.function)
-    there = layers_around(current)
-    if layer in there:
+    installed = layers_of(current)
+    if layer in installed:
         return
-    if any(LAYERS.index(other) > LAYERS.index(layer) for other in there):
-        raise RuntimeError(f"The hooks of {layer!r} go inside of those of {there}: {target}.")
-    around = functools.update_wrapper(wrap(current), current)
-    setattr(around, _MARK, layer)
-    setattr(target.owner, target.name, around)
+    if any(LAYERS.index(other) > LAYERS.index(layer) for other in installed):
+        raise RuntimeError(f"The hooks of {layer!r} must go inside those of {installed}: {target}.")
+    wrapper = functools.update_wrapper(wrap(current), current)
+    setattr(wrapper, _MARK, layer)
+    setattr(target.owner, target.name, wrapper)
 
 
-def layers_around(function: Any) -> list[str]:
-    """The layers around a function, the innermost first."""
+def layers_of(function: Any) -> list[str]:
+    """The layers that wrap a function, innermost first."""
     marks = [vars(part)[_MARK] for part in _chain(function) if _MARK in vars(part)]
     return list(dict.fromkeys(reversed(marks)))
 
@@ -82,7 +81,7 @@ def _chain(function: Any) -> Iterator[Any]:
 
 
 def _without_stale(function: Any) -> Any:
-    """The function, or what it replaces where its modules have been imported anew since then."""
+    """The function without the wrappers of modules that have since been reloaded."""
     parts = list(_chain(function))
     marked = [i for i, part in enumerate(parts) if _MARK in vars(part)]
     if all(_is_live(parts[i]) for i in marked):
@@ -93,6 +92,6 @@ def _without_stale(function: Any) -> Any:
 def _is_live(function: Any) -> bool:
     namespace = getattr(function, "__globals__", None)
     if namespace is None:
-        return True  # Made by another package around one of these.
+        return True  # Another package's wrapper around one of these.
     module = sys.modules.get(namespace["__name__"])
     return module is not None and vars(module) is namespace

@@ -152,7 +152,7 @@ def of_a_train_step(strategy):
     read = [float(m.result()) for m in metrics]
     said = [str(w.message) for w in told if "replicas" in str(w.message)]
     assert len(said) == (1 if strategy else 0), said
-    assert all("'total' (keras.metrics.Sum) gets one number" in text for text in said)
+    assert all("'total' (keras.metrics.Sum) is updated with a scalar" in text for text in said)
     return outcome(model, history, read=read)
 
 

@@ -219,7 +219,8 @@ def batches_that_only_the_step_knows(strategy):
 
 def made_by_one_worker_alone(strategy):
     """What is said where the others do not come to make a variable too."""
-    missing = RendezvousError("exchange 'variable' waited 600 s in vain for 1 of 2 workers.")
+    line = "exchange 'variable' timed out after 600 s waiting for 1 of 2 workers."
+    missing = RendezvousError(line)
     session = strategy.extended.group.session
     with strategy.scope(), mock.patch.object(session, "exchange", side_effect=missing):
         try:

@@ -1,1 +1,1 @@
-"""How two workers identify and authenticate one another when they connect."""
+"""Identification and authentication of two workers when they connect."""

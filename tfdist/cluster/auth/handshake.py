@@ -1,4 +1,4 @@
-"""The first words on a connection between two workers: each says and proves who it is."""
+"""The handshake on a new connection: both workers identify and authenticate themselves."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tfdist.errors import ClusterError, TlsError
 
 MAGIC = b"tfdist\r\n"
 TLS_MAGIC = b"tfdists\n"
-"""Instead of `MAGIC`, by those who go on in TLS."""
+"""Sent instead of `MAGIC` by a worker that uses TLS."""
 HELLO_SECONDS = 5.0
 
-_DIALLER = "tfdist worker that dials"
+_DIALER = "tfdist worker that dials"
 _LISTENER = "tfdist worker that listens"
 
 
@@ -35,34 +35,33 @@ def handshake(
     admit: Callable[[Identity], None] | None = None,
     name: str = "the other end",
 ) -> Identity:
-    """Learns who is at the other end, and proves in both directions that both hold the secret.
+    """Identifies the peer and authenticates both ends with the job's secret.
 
-    Both say hello with a challenge. Then each proves the secret over both hellos, the one that
-    dialled first; the other answers only to a hello, and proves nothing to one that did not prove
-    itself. Without a secret the proofs are made with an empty one.
+    Both ends send a hello with a challenge. Then each proves, over both hellos, that it has the
+    secret: first the dialer, then the listener. The listener sends nothing before it has received a
+    hello, and no proof to a peer whose own proof failed. Without a secret, an empty one is used.
 
-    On a `TlsSocket` all of this is said in TLS, once both have shown certificates that the other
-    trusts.
+    On a `TlsSocket` all of this happens inside TLS, after both ends have verified each other's
+    certificates.
 
     Args:
-        sock: a connection that has just been made.
-        mine: what this process says of itself.
+        sock: a newly established connection.
+        mine: the identity of this process.
         secret: the job's secret; "" for none.
         deadline: the `time.monotonic()` at which to give up.
-        first: whether this process dialled.
-        admit: looks at the other's hello once it is proven, and raises WireError to refuse it. At
-            the end that was dialled this comes before the word that the other is accepted.
-        name: what messages call the other, where this process dialled.
+        first: whether this process is the dialer.
+        admit: inspects the peer's identity once it is authenticated, and raises WireError to reject
+            it. A listener calls this before it sends its own proof.
+        name: how the dialer's messages refer to the peer.
 
     Returns:
-        What the other process says of itself. Nothing of it is checked but its form, its protocol
-        and that it holds the secret.
+        The peer's identity. Only its form, its protocol and its proof of the secret are checked.
 
     Raises:
-        ClusterError: the one that was dialled holds another secret, or has another protocol.
-        TlsError: the one that was dialled does not trust this process, or the other way round, or
-            only one of the two uses TLS.
-        WireError: the other is no tfdist worker, or one that does not fit.
+        ClusterError: this process dialed, and the peer has another secret or protocol.
+        TlsError: this process dialed, and one of the two does not trust the other or does not use
+            TLS.
+        WireError: the peer is not a tfdist worker, or was rejected.
         OSError: the connection ended, or the deadline passed.
     """
     try:
@@ -73,7 +72,7 @@ def handshake(
         reason, remedy = explain(error) or "", REMEDY
         if not reason:
             raise
-    # The other end is about to read why.
+    # Let the peer read the reason.
     end_gently(sock)
     if first:
         raise TlsError(f"{mine}: no TLS with {name}: {reason}. {remedy}.")
@@ -84,7 +83,7 @@ _ALL_OR_NONE = f"Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
 
 
 class _TlsMismatch(Exception):
-    """Only one of the two uses TLS."""
+    """Only one of the two ends uses TLS."""
 
 
 def _handshake(
@@ -103,7 +102,7 @@ def _handshake(
         if not first:
             sock.sendall(TLS_MAGIC)
         if theirs_magic != TLS_MAGIC:
-            raise _TlsMismatch("it does not use TLS, and this worker does")
+            raise _TlsMismatch("it does not use TLS, but this worker does")
         sock.secure(deadline)
         opening = hello
     else:
@@ -113,7 +112,7 @@ def _handshake(
     if not isinstance(sock, TlsSocket) and _read_magic(sock, deadline) != MAGIC:
         if not first:
             sock.sendall(MAGIC)
-        raise _TlsMismatch("it uses TLS, and this worker does not")
+        raise _TlsMismatch("it uses TLS, but this worker does not")
     header, _ = read_frame(sock, HELLO_LIMIT, deadline)
     theirs = Identity.from_header(header)
     error = protocols_differ(mine, theirs)
@@ -123,57 +122,57 @@ def _handshake(
         sock.sendall(opening)
     if error is not None:
         raise error if first else WireError(str(error))
-    # What was understood is proven rather than what was sent: JSON has many ways to write it.
-    said = (hello, encode(header)) if first else (encode(header), hello)
+    # The proof covers the decoded hello, re-encoded: JSON has many encodings of the same value.
+    transcript = (hello, encode(header)) if first else (encode(header), hello)
     if first:
-        _prove(sock, secret, _DIALLER, said)
-        _check(sock, secret, _LISTENER, said, deadline, mine, theirs)
+        _prove(sock, secret, _DIALER, transcript)
+        _check(sock, secret, _LISTENER, transcript, deadline, mine, theirs)
         if admit:
             admit(theirs)
     else:
-        _check(sock, secret, _DIALLER, said, deadline, mine, theirs)
+        _check(sock, secret, _DIALER, transcript, deadline, mine, theirs)
         if admit:
             admit(theirs)
-        _prove(sock, secret, _LISTENER, said)
+        _prove(sock, secret, _LISTENER, transcript)
     return theirs
 
 
 def _read_magic(sock: socket.socket, deadline: float) -> bytes:
-    """Reads byte by byte, so that one who speaks another protocol is found out at once."""
-    said = b""
-    while len(said) < len(MAGIC):
-        said += read_exactly(sock, 1, deadline)
-        if not MAGIC.startswith(said) and not TLS_MAGIC.startswith(said):
-            raise WireError("it is no tfdist worker")
-    return said
+    """Reads byte by byte, so that a peer with another protocol is detected immediately."""
+    magic = b""
+    while len(magic) < len(MAGIC):
+        magic += read_exactly(sock, 1, deadline)
+        if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
+            raise WireError("it is not a tfdist worker")
+    return magic
 
 
-def _prove(sock: socket.socket, secret: str, role: str, said: tuple[bytes, bytes]) -> None:
-    sock.sendall(encode({"kind": "proof", "proof": prove(secret, role, *said)}))
+def _prove(sock: socket.socket, secret: str, role: str, transcript: tuple[bytes, bytes]) -> None:
+    sock.sendall(encode({"kind": "proof", "proof": prove(secret, role, *transcript)}))
 
 
 def _check(
     sock: socket.socket,
     secret: str,
     role: str,
-    said: tuple[bytes, bytes],
+    transcript: tuple[bytes, bytes],
     deadline: float,
     mine: Identity,
     theirs: Identity,
 ) -> None:
-    """Reads the other's proof, and tells the one that dialled where it is wrong."""
+    """Checks the peer's proof; a listener tells the dialer if it is wrong."""
     header, _ = read_frame(sock, HELLO_LIMIT, deadline)
     if role == _LISTENER and header["kind"] == "refused":
-        own = "one is set here" if secret else "none is set here"
+        here = "one is set here" if secret else "none is set here"
         raise ClusterError(
-            f"{theirs} refused {mine}: the two do not hold the same secret ({own}). Set the same "
-            f"{VARIABLE} on all workers."
+            f"{theirs} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on "
+            f"all workers."
         )
-    if header["kind"] == "proof" and proves(header.get("proof"), secret, role, *said):
+    if header["kind"] == "proof" and proves(header.get("proof"), secret, role, *transcript):
         return
-    if role == _DIALLER:
+    if role == _DIALER:
         send_at_once(sock, encode({"kind": "refused"}))
     raise WireError(
-        f"it says that it is {theirs}, and does not hold the secret; set the same {VARIABLE} on "
-        f"all workers"
+        f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
+        f"workers"
     )

@@ -1,4 +1,4 @@
-"""Proves that a process holds the job's secret, without telling it."""
+"""Proves that a process has the job's secret, without revealing it."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import hmac
 import secrets
 
 VARIABLE = "TFDIST_SECRET"
-"""Where the secret comes from; named in messages, which never hold the secret itself."""
+"""The variable with the secret; messages name the variable and never contain the secret."""
 
 _HEX = frozenset("0123456789abcdef")
 _CHALLENGE_BYTES = 32
 
 
 def new_secret() -> str:
-    """A secret for one job."""
+    """A new random secret for one job."""
     return secrets.token_hex(32)
 
 
 def new_challenge() -> str:
-    """What the other end has to bring into its proof; made anew for every connection."""
+    """A random value that the peer's proof must cover; a new one for every connection."""
     return secrets.token_hex(_CHALLENGE_BYTES)
 
 
@@ -32,26 +32,26 @@ def prove(secret: str, role: str, *transcript: bytes) -> str:
     """The proof of one end of a connection.
 
     Args:
-        secret: the job's secret; "" where it has none.
-        role: which end gives the proof, and in which protocol; so what one end has said is no
-            answer that the other could give back.
-        transcript: all that was said so far, the challenges of both ends included.
+        secret: the job's secret; "" for none.
+        role: the protocol, and which end proves itself, so that neither end's proof can be
+            reflected as the other's.
+        transcript: everything sent so far, including the challenges of both ends.
 
     Returns:
         An HMAC-SHA256 (RFC 2104) in hexadecimal digits.
 
     Example:
-        >>> prove("s", "dialler", b"a") == prove("s", "listener", b"a")
+        >>> prove("s", "dialer", b"a") == prove("s", "listener", b"a")
         False
     """
-    # Digests have one length, so no two transcripts run together into the same text.
+    # Digests have a fixed length, so different transcripts never concatenate to the same bytes.
     parts = [hashlib.sha256(part).digest() for part in (role.encode(), *transcript)]
     key = secret.encode(errors="surrogateescape")
     return hmac.new(key, b"".join(parts), hashlib.sha256).hexdigest()
 
 
 def proves(proof: object, secret: str, role: str, *transcript: bytes) -> bool:
-    """Whether a value is the proof of these; takes the same time however much of it is right."""
+    """Whether a value is the proof that `prove` returns; compares in constant time."""
     expected = prove(secret, role, *transcript).encode()
     return isinstance(proof, str) and hmac.compare_digest(
         proof.encode(errors="surrogatepass"), expected

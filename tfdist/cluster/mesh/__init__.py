@@ -1,1 +1,1 @@
-"""Full meshes: a connection between any two ranks of a group, and memory shared on each host."""
+"""Full meshes: connections between all ranks of a group, and shared memory on each host."""

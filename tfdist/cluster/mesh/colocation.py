@@ -1,4 +1,4 @@
-"""Which workers are on one host: those that can share memory and reach one another within it."""
+"""Decides which workers are on the same host, where they can share memory."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Hashable, Sequence
 from tfdist.options import Options
 
 MEMORY = "/dev/shm"
-"""Where files are memory that processes share."""
+"""The folder of shared memory files."""
 
 _BOOT = "/proc/sys/kernel/random/boot_id"
 _NETWORK = "/proc/self/ns/net"
 
 
 def host_key(options: Options) -> str:
-    """Names this process's host, so that two processes with the same name share it.
+    """A key that two processes share exactly if they are on the same host.
 
-    Containers on one machine count as one host only where they share the network and /dev/shm.
+    Containers on one machine count as one host only if they share the network and /dev/shm.
 
     Args:
-        options: `host` takes the place of what the system tells.
+        options: `host` overrides automatic detection.
 
     Returns:
-        Any text; only whether two are equal means something.
+        An opaque string, only to be compared for equality.
 
     Example:
         >>> host_key(Options(host="a"))
@@ -36,7 +36,7 @@ def host_key(options: Options) -> str:
 
 
 def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
-    """Numbers hosts in the order in which they first come.
+    """Numbers hosts in order of first appearance.
 
     Example:
         >>> numbered(["a", "b", "a", "c"])
@@ -47,7 +47,7 @@ def numbered(keys: Sequence[Hashable]) -> tuple[int, ...]:
 
 
 def _boot() -> str:
-    """Differs between machines, and between a machine and itself before a restart."""
+    """Identifies a machine, until it is restarted."""
     try:
         with open(_BOOT) as file:
             return file.read().strip()
@@ -65,5 +65,5 @@ def _network() -> str:
 def _memory() -> str:
     try:
         return str(os.stat(MEMORY).st_dev)
-    except OSError:  # nothing can be shared there, which the segment's maker will say
+    except OSError:  # nothing can be shared; creating the segment will report it
         return "none"

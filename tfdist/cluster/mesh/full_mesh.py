@@ -1,4 +1,4 @@
-"""Connects every rank of a group with every other one: dials those before it, awaits the others."""
+"""Connects a rank with all others of its group: dials lower ranks, accepts higher ones."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from functools import partial
 from tfdist.cluster.auth.compatibility import disagreement
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.mesh.subgroups import Subgroup
-from tfdist.cluster.net.descriptors import not_for_children
+from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.tls_socket import in_the_clear
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
 from tfdist.cluster.rendezvous.acceptor import Acceptor
 from tfdist.cluster.rendezvous.connector import Connector, Endpoint
-from tfdist.cluster.session.lockstep import Said
+from tfdist.cluster.session.lockstep import Report
 from tfdist.cluster.spec.topology import Topology
 from tfdist.options import Options
 
 CONTROL = "control"
 DATA = "data"
 
-_Place = tuple[int, str]
-"""Which rank of the group a connection leads to, and which of the two it is."""
+_Key = tuple[int, str]
+"""The peer's rank in the group, and the kind of the connection."""
 
 
 class FullMeshConnector:
-    """This rank's part in connecting a group.
+    """Opens this rank's connections within a group.
 
     Args:
         topology: the session's ranks.
         group: the group of this process.
-        listeners: listening sockets, which do not block; the caller closes them.
+        listeners: non-blocking listening sockets; the caller closes them.
         options: `start_timeout` and `secret` are used.
-        tls: to talk with the others in TLS until they have proven themselves; None for not at all.
-        announce: takes lines on strangers, and on who is missing.
+        tls: the TLS contexts for the handshakes; None for handshakes without TLS.
+        announce: called with each line about strangers and missing workers.
     """
 
     def __init__(
@@ -57,37 +57,37 @@ class FullMeshConnector:
         self._subject = f"mesh {group.identity}"
         self._progress = WaitMessages(topology.me, options.start_timeout, announce)
         self._mine = Identity.of(topology, self._subject)
-        self._changed = threading.Condition()  # guards the next four
-        self._sockets: dict[_Place, socket.socket] = {}
+        self._changed = threading.Condition()  # guards the next three
+        self._sockets: dict[_Key, socket.socket] = {}
         self._missing = {
-            (rank, kind): "nothing was heard of it"
+            (rank, kind): "no attempt was received"
             for rank in range(group.size)
             if rank != group.rank
             for kind in self._kinds(rank)
         }
         self._error: Exception | None = None
-        self._bell, self._ringer = socket.socketpair()
-        not_for_children(self._bell)
-        not_for_children(self._ringer)
-        self._awaited = {
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        close_on_fork(self._wake_receiver)
+        close_on_fork(self._wake_sender)
+        self._expected = {
             self._purpose(rank, group.rank, kind): (rank, kind)
             for rank, kind in self._missing
             if rank > group.rank
         }
-        self._reception = Acceptor(
-            self._mine, options.secret, tls, 2 * group.size, self._screen, self._welcome, announce
+        self._acceptor = Acceptor(
+            self._mine, options.secret, tls, 2 * group.size, self._screen, self._accepted, announce
         )
-        self._listening = threading.Thread(target=self._listen, args=(listeners,), daemon=True)
-        self._dialler = Connector(options.secret, tls, self._deadline)
+        self._listener = threading.Thread(target=self._listen, args=(listeners,), daemon=True)
+        self._connector = Connector(options.secret, tls, self._deadline)
 
     def start(self) -> None:
-        """Begins to listen and to dial; apart from the constructor so that `close` can follow."""
-        self._listening.start()
+        """Starts to listen and dial; separate from the constructor so that `close` can follow."""
+        self._listener.start()
         for rank in range(self._group.rank):
-            self._dialler.start([self._call(rank, kind) for kind in self._kinds(rank)])
+            self._connector.start([self._endpoint(rank, kind) for kind in self._kinds(rank)])
 
     def wait(self, seconds: float) -> None:
-        """Waits until all connections are made or none will be, or until so much has passed."""
+        """Waits until all connections are open, or one cannot be, or `seconds` have passed."""
         end = min(self._deadline, time.monotonic() + seconds)
         with self._changed:
             while self._missing and self._error is None and (left := end - time.monotonic()) > 0:
@@ -97,11 +97,11 @@ class FullMeshConnector:
             workers = [self._topology.workers[self._group.members[rank]] for rank in missing]
             self._progress.report(f"connections with {named(workers)}")
 
-    def status(self) -> Said:
-        """Says which connections this rank lacks, by the session's ranks from and to.
+    def status(self) -> Report:
+        """Reports this rank's missing connections, as pairs of ranks in the session.
 
         Raises:
-            Exception: a connection will never be made.
+            Exception: a connection cannot be opened.
         """
         members = self._group.members
         me = members[self._group.rank]
@@ -116,93 +116,93 @@ class FullMeshConnector:
             ]
         return {"missing": missing, "late": time.monotonic() >= self._deadline}
 
-    def finish(self) -> dict[_Place, socket.socket]:
-        """Ends the threads where all ranks have all connections.
+    def finish(self) -> dict[_Key, socket.socket]:
+        """Stops the threads, once all ranks have all connections.
 
         Returns:
-            The connections, which do not block.
+            The connections, in non-blocking mode.
         """
-        self._end()
+        self._stop()
         for sock in self._sockets.values():
             sock.setblocking(False)
         return self._sockets
 
     def close(self) -> None:
-        """Gives up, and closes all connections."""
-        self._end()
+        """Stops the threads and closes all connections."""
+        self._stop()
         for sock in self._sockets.values():
             sock.close()
 
-    def _end(self) -> None:
-        self._dialler.close()
-        self._ringer.send(b"!")
-        if self._listening.is_alive():
-            self._listening.join()
-        # Welcomes those still that were told that they are accepted.
-        self._reception.close()
-        self._bell.close()
-        self._ringer.close()
+    def _stop(self) -> None:
+        self._connector.close()
+        self._wake_sender.send(b"!")
+        if self._listener.is_alive():
+            self._listener.join()
+        # Peers that know that they are accepted still complete their handshakes.
+        self._acceptor.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     def _kinds(self, rank: int) -> tuple[str, ...]:
-        apart = self._group.hosts[rank] != self._group.hosts[self._group.rank]
-        return (CONTROL, DATA) if apart else (CONTROL,)
+        colocated = self._group.hosts[rank] == self._group.hosts[self._group.rank]
+        return (CONTROL,) if colocated else (CONTROL, DATA)
 
-    def _purpose(self, dialler: int, dialled: int, kind: str) -> str:
-        return f"{self._subject} {kind} {dialler}>{dialled}"
+    def _purpose(self, dialer: int, listener: int, kind: str) -> str:
+        return f"{self._subject} {kind} {dialer}>{listener}"
 
     def _listen(self, listeners: Sequence[socket.socket]) -> None:
         with selectors.DefaultSelector() as selector:
-            for sock in (*listeners, self._bell):
+            for sock in (*listeners, self._wake_receiver):
                 selector.register(sock, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is self._bell:
+                    if key.fileobj is self._wake_receiver:
                         return
-                    self._reception.accept(key.fileobj)  # type: ignore[arg-type]
+                    self._acceptor.accept(key.fileobj)  # type: ignore[arg-type]
 
     def _screen(self, hello: Identity) -> None:
-        """Refuses a newcomer that is not one of the awaited connections."""
+        """Rejects a peer that is not expected here."""
         if error := disagreement(self._mine, hello):
             raise WireError(str(error))
-        place = self._awaited.get(hello.purpose)
-        if place is None or hello.rank != self._group.members[place[0]]:
-            raise WireError(f"{hello} came for {hello.purpose!r}, which is not awaited here")
+        key = self._expected.get(hello.purpose)
+        if key is None or hello.rank != self._group.members[key[0]]:
+            raise WireError(f"{hello} connected for {hello.purpose!r}, which is not expected here")
 
-    def _welcome(self, sock: socket.socket, hello: Identity) -> None:
-        # Who comes again for a place did not get our word the first time.
-        self._made(self._awaited[hello.purpose], sock)
+    def _accepted(self, sock: socket.socket, hello: Identity) -> None:
+        # A peer that connects again did not learn that its first connection was accepted.
+        self._connected(self._expected[hello.purpose], sock)
 
-    def _call(self, rank: int, kind: str) -> Endpoint:
-        place = (rank, kind)
+    def _endpoint(self, rank: int, kind: str) -> Endpoint:
+        key = (rank, kind)
         return Endpoint(
             name=str(self._topology.workers[self._group.members[rank]]),
             address=self._group.addresses[rank],
             ports=self._group.ports[rank],
             hello=Identity.of(self._topology, self._purpose(self._group.rank, rank, kind)),
-            screen=partial(self._screen_dialled, rank),
-            made=partial(self._made, place),
-            failed=partial(self._failed, place),
+            screen=partial(self._screen_listener, rank),
+            on_connected=partial(self._connected, key),
+            on_failed=partial(self._failed, key),
         )
 
-    def _screen_dialled(self, rank: int, hello: Identity) -> None:
+    def _screen_listener(self, rank: int, hello: Identity) -> None:
         if hello.rank != self._group.members[rank] or hello.purpose != self._subject:
             raise WireError(f"{hello} answers there")
 
-    def _made(self, place: _Place, sock: socket.socket) -> None:
-        # The core cannot take over Python's TLS; it begins its own.
-        sock = not_for_children(in_the_clear(sock))
+    def _connected(self, key: _Key, sock: socket.socket) -> None:
+        # The core cannot take over Python's TLS state; it performs its own handshake.
+        sock = close_on_fork(in_the_clear(sock))
         with self._changed:
-            if known := self._sockets.get(place):
-                known.close()
-            self._sockets[place] = sock
-            self._missing.pop(place, None)
+            if replaced := self._sockets.get(key):
+                replaced.close()
+            self._sockets[key] = sock
+            self._missing.pop(key, None)
             self._changed.notify_all()
 
-    def _failed(self, place: _Place, error: Exception) -> None:
-        """Keeps why an attempt to dial failed; a final error is that of the whole group."""
+    def _failed(self, key: _Key, error: Exception) -> None:
+        """Records why dialing failed; a final error fails the whole group."""
         with self._changed:
             if isinstance(error, (OSError, WireError)):
-                self._missing[place] = getattr(error, "strerror", None) or str(error)
+                self._missing[key] = getattr(error, "strerror", None) or str(error)
                 return
             self._error = error
             self._changed.notify_all()

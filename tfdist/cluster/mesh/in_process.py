@@ -1,4 +1,4 @@
-"""Connects ranks that are threads of this process, as `mesh` does those of several processes."""
+"""Connects ranks that are threads of this process; `mesh` connects processes."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Sequence
 
 from tfdist.cluster.mesh.mesh import Mesh
 from tfdist.cluster.mesh.shared_memory import SegmentBytes
-from tfdist.cluster.net.descriptors import Descriptor, not_for_children
+from tfdist.cluster.net.descriptors import Descriptor, close_on_fork
 
 
 def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes) -> list[Mesh]:
     """Connects ranks of this process with each other.
 
     Args:
-        name: of the group, for messages.
+        name: name of the group, for messages.
         ranks: what messages call each rank.
-        segment_bytes: how many bytes so many ranks share, at least one.
+        segment_bytes: returns the size of the memory shared by a number of ranks, >= 1.
 
     Returns:
-        For each rank its mesh.
+        The mesh of each rank.
 
     Raises:
-        OSError: there is no memory, or there are no descriptors.
+        OSError: out of memory or descriptors.
 
     Example:
         >>> from tfdist.cluster.mesh.in_process import connect_threads
@@ -38,11 +38,11 @@ def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes
         for rank, peer, sock in zip(pair, reversed(pair), socket.socketpair(), strict=True):
             sock.setblocking(False)
             control[rank][peer] = sock.fileno()
-            owned[rank].append(not_for_children(sock))
+            owned[rank].append(close_on_fork(sock))
     memory = os.memfd_create("tfdist", os.MFD_CLOEXEC)
     try:
         os.posix_fallocate(memory, 0, segment_bytes(size))
-        segments = [not_for_children(Descriptor(os.dup(memory))) for _ in ranks]
+        segments = [close_on_fork(Descriptor(os.dup(memory))) for _ in ranks]
     finally:
         os.close(memory)
     return [

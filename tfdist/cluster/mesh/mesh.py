@@ -1,4 +1,4 @@
-"""Connects every rank of a group with every other one, for a core that moves tensors."""
+"""Builds the full mesh over which the native core moves tensors."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.cluster.mesh.colocation import host_key
 from tfdist.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
 from tfdist.cluster.mesh.shared_memory import HostMemory, SegmentBytes
 from tfdist.cluster.mesh.subgroups import Subgroup, check_members, group_of
-from tfdist.cluster.net.descriptors import Owned, not_for_children
+from tfdist.cluster.net.descriptors import Owner, close_on_fork
 from tfdist.cluster.net.listener import listen_near, ports
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce, say
-from tfdist.cluster.session.lockstep import Lockstep, Said
+from tfdist.cluster.session.lockstep import Lockstep, Report
 from tfdist.cluster.session.session import Session
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
@@ -27,22 +27,22 @@ _NAMED = 4
 
 @dataclass(frozen=True)
 class Mesh:
-    """The descriptors by which one rank reaches the others of its group; `connect` makes it.
+    """The descriptors that connect a rank to the others of its group; created by `connect`.
 
-    Ranks are numbered within the group. The sockets are connected TCP streams that do not block, in
-    the clear: where the options ask for TLS, it has served to prove who is at the other end, and
-    whoever takes the sockets over begins anew, the lower rank as the server.
+    Ranks are numbered within the group. The sockets are non-blocking TCP connections in the clear:
+    if TLS is enabled, it only authenticated the peers, and the new owner of the sockets starts TLS
+    again, with the lower rank as the server.
 
     Attributes:
-        name: of the group, for messages.
-        rank: of this process.
-        size: ranks in the group.
+        name: name of the group, for messages.
+        rank: rank of this process.
+        size: number of ranks in the group.
         ranks: what messages call each rank.
-        hosts: for each rank the number of its host.
-        control: for each rank a socket; -1 for this process.
-        data: for each rank of another host a socket; else -1.
-        segment: memory shared by the ranks of this host; -1 for a rank alone on it.
-        segment_bytes: its size; all of it is zero at first.
+        hosts: host number of each rank.
+        control: control socket to each rank; -1 for this process.
+        data: data socket to each rank on another host; -1 for the others.
+        segment: memory shared with the colocated ranks; -1 for a rank alone on its host.
+        segment_bytes: its size; initially zero-filled.
     """
 
     name: str
@@ -54,17 +54,17 @@ class Mesh:
     data: tuple[int, ...]
     segment: int
     segment_bytes: int
-    _owned: tuple[Owned, ...] = field(default=(), repr=False, compare=False)
+    _owned: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
 
     def hand_over(self) -> None:
-        """Gives all descriptors to the caller: neither `close` nor a forked child closes them."""
-        for owned in self._owned:
-            owned.detach()
+        """Releases all descriptors to the caller: `close` and forked children keep them open."""
+        for owner in self._owned:
+            owner.detach()
 
     def close(self) -> None:
-        """Closes the descriptors, unless they were handed over; a second time does nothing."""
-        for owned in self._owned:
-            owned.close()
+        """Closes the descriptors, unless handed over; calling this again has no effect."""
+        for owner in self._owned:
+            owner.close()
 
 
 def connect(
@@ -76,29 +76,29 @@ def connect(
     *,
     announce: Announce = say,
 ) -> Mesh | None:
-    """Connects the ranks of a group; all ranks of the session call this together.
+    """Connects the ranks of a group; all ranks of the session must call this together.
 
-    Between any two ranks there is one connection for control, and one for data where they are on
-    different hosts; the ranks of one host share memory. Each connection is proven by the job's
-    secret, and strangers are refused with a line. The session splits into as many groups as there
-    are different lists.
+    Any two ranks get a control connection, and a data connection if they are on different hosts;
+    colocated ranks share memory. Each connection is authenticated with the job's secret; strangers
+    are rejected with a line. The session splits into one group per distinct list of members.
 
     Args:
         session: the connections to all ranks.
-        name: of the group, for messages; the same on all ranks.
-        members: the ranks of the session in this process's group, in the group's order; empty for
-            a process in no group.
-        options: `start_timeout` is how many seconds to wait; `secret`, `host` and those for TLS are
-            used.
-        segment_bytes: how many bytes so many ranks of one host share, at least one.
-        announce: takes lines on strangers and on who is missing; stderr by default.
+        name: name of the group, for messages; the same on all ranks.
+        members: session ranks of this process's group, in the group's order; empty for a process
+            in no group.
+        options: `start_timeout` is the number of seconds to wait; `secret`, `host` and the TLS
+            options are used.
+        segment_bytes: returns the size of the memory shared by a number of colocated ranks, >= 1.
+        announce: called with each line about strangers and missing workers; writes to stderr by
+            default.
 
     Returns:
-        What the core needs; None for a process in no group.
+        The mesh; None for a process in no group.
 
     Raises:
-        TfdistError: the group is not connected; the same error on all ranks of the session, in
-            all groups. The session can be used still, unless it was the session that failed.
+        TfdistError: the group could not be connected; the same error on all ranks of the session,
+            in all groups. The session remains usable, unless it failed itself.
 
     Example:
         >>> from tfdist.cluster import Topology, meet
@@ -113,12 +113,12 @@ def connect(
         listeners: list[socket.socket] = []
         tls: list[Tls | None] = []
 
-        def prepare() -> Said:
+        def prepare() -> Report:
             check_members(members, topology)
             tls.append(Tls.load(options))
             if len(members) > 1:
                 for sock in listen_near(topology.me.address, str(topology.me)):
-                    listeners.append(not_for_children(listening.enter_context(sock)))
+                    listeners.append(close_on_fork(listening.enter_context(sock)))
             return {
                 "members": list(members),
                 "identity": secrets.token_hex(8),
@@ -126,72 +126,74 @@ def connect(
                 "ports": ports(listeners),
             }
 
-        group = group_of(topology, steps.take("members", prepare), subject)
-        sharing = HostMemory(group, segment_bytes, announce)
-        unfinished.callback(sharing.close)
-        sharing.share(steps)
-        group = sharing.group
-        weaving = None
+        group = group_of(topology, steps.run("members", prepare), subject)
+        memory = HostMemory(group, segment_bytes, announce)
+        unfinished.callback(memory.close)
+        memory.share(steps)
+        group = memory.group
+        connector = None
         if group is not None and group.size > 1:
-            weaving = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
-            unfinished.callback(weaving.close)
-        _weave(steps, session, weaving, subject, options.start_timeout)
-        sockets = weaving.finish() if weaving else {}
+            connector = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
+            unfinished.callback(connector.close)
+        _wait_connected(steps, session, connector, subject, options.start_timeout)
+        sockets = connector.finish() if connector else {}
         unfinished.pop_all()
     if group is None:
         return None
-    return _mesh(name, group, sockets, sharing)
+    return _mesh(name, group, sockets, memory)
 
 
-def _weave(
+def _wait_connected(
     steps: Lockstep,
     session: Session,
-    weaving: FullMeshConnector | None,
+    connector: FullMeshConnector | None,
     subject: str,
     seconds: float,
 ) -> None:
     """Waits until all groups are connected.
 
-    The ranks look at one another's progress round by round, so that none waits for one that has
-    failed, and all hear the same of those that are missing.
+    The ranks compare their progress round by round, so that none waits for one that has failed, and
+    all report the same missing connections.
     """
 
-    def work() -> Said:
-        if weaving is None:
+    def work() -> Report:
+        if connector is None:
             return {"missing": [], "late": False}
         if not started:
-            weaving.start()
+            connector.start()
             started.append(True)
-        weaving.wait(_ROUND_SECONDS)
-        return weaving.status()
+        connector.wait(_ROUND_SECONDS)
+        return connector.status()
 
     started: list[bool] = []
     while True:
-        said = steps.take("connections", work)
-        if not any(one["missing"] for one in said):
+        reports = steps.run("connections", work)
+        if not any(report["missing"] for report in reports):
             return
-        if any(one["late"] for one in said):
-            raise _late(session, said, subject, seconds)
+        if any(report["late"] for report in reports):
+            raise _timeout_error(session, reports, subject, seconds)
 
 
-def _late(session: Session, said: list[Said], subject: str, seconds: float) -> RendezvousError:
-    """Names the connections that were not made; who dials knows the reason."""
-    lacking: dict[tuple[int, int], str] = {}
-    for dialled in (True, False):
-        for rank, one in enumerate(said):
-            for start, end, _, why in one["missing"]:
-                if (start == rank) == dialled:
-                    lacking.setdefault((start, end), why)
+def _timeout_error(
+    session: Session, reports: list[Report], subject: str, seconds: float
+) -> RendezvousError:
+    """Names the missing connections, preferably with the dialer's reason."""
+    reasons: dict[tuple[int, int], str] = {}
+    for by_dialer in (True, False):
+        for rank, report in enumerate(reports):
+            for start, end, _, reason in report["missing"]:
+                if (start == rank) == by_dialer:
+                    reasons.setdefault((start, end), reason)
     workers = session.topology.workers
-    lacks = [
-        f"{workers[start]} does not reach {workers[end]} ({why})"
-        for (start, end), why in sorted(lacking.items())
+    missing = [
+        f"{workers[start]} cannot reach {workers[end]} ({reason})"
+        for (start, end), reason in sorted(reasons.items())
     ]
-    more = f" and {len(lacks) - _NAMED} more" if len(lacks) > _NAMED else ""
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
     return RendezvousError(
-        f"{subject} is not complete after {seconds:g} s: {'; '.join(lacks[:_NAMED])}{more}. Let "
-        f"the workers reach one another through firewalls, at the ports of TF_CONFIG and others "
-        f"where those are taken, or set TFDIST_START_TIMEOUT to wait longer."
+        f"{subject} is incomplete after {seconds:g} s: {'; '.join(missing[:_NAMED])}{more}. Allow "
+        f"connections between the workers in all firewalls, to the ports of TF_CONFIG and, where "
+        f"those are taken, to other ports, or increase TFDIST_START_TIMEOUT."
     )
 
 
@@ -199,22 +201,22 @@ def _mesh(
     name: str,
     group: Subgroup,
     sockets: dict[tuple[int, str], socket.socket],
-    sharing: HostMemory,
+    memory: HostMemory,
 ) -> Mesh:
-    def numbers(kind: str) -> tuple[int, ...]:
-        found = [sockets.get((rank, kind)) for rank in range(group.size)]
-        return tuple(-1 if sock is None else sock.fileno() for sock in found)
+    def descriptors(kind: str) -> tuple[int, ...]:
+        by_rank = [sockets.get((rank, kind)) for rank in range(group.size)]
+        return tuple(-1 if sock is None else sock.fileno() for sock in by_rank)
 
-    memory = sharing.descriptor
+    segment = memory.descriptor
     return Mesh(
         name=name,
         rank=group.rank,
         size=group.size,
         ranks=group.names,
         hosts=group.hosts,
-        control=numbers(CONTROL),
-        data=numbers(DATA),
-        segment=-1 if memory is None else memory.fileno(),
-        segment_bytes=sharing.size,
-        _owned=(*sockets.values(), *([memory] if memory else [])),
+        control=descriptors(CONTROL),
+        data=descriptors(DATA),
+        segment=-1 if segment is None else segment.fileno(),
+        segment_bytes=memory.size,
+        _owned=(*sockets.values(), *([segment] if segment else [])),
     )

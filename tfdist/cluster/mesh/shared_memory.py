@@ -1,4 +1,4 @@
-"""Gives the ranks of each host one piece of memory, or notes that they have none."""
+"""Shares one memory segment among the ranks of each host, if possible."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from tfdist.cluster.mesh.shm_segment import Segment, open_segment, remedy
 from tfdist.cluster.mesh.subgroups import Subgroup
 from tfdist.cluster.net.descriptors import Descriptor
 from tfdist.cluster.net.wait_messages import Announce
-from tfdist.cluster.session.lockstep import Lockstep, Said
+from tfdist.cluster.session.lockstep import Lockstep, Report
 from tfdist.errors import ClusterError
 
-_OWN_FAULT = (errno.EMFILE, errno.ENFILE)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 SegmentBytes = Callable[[int], int]
-"""How much memory this many ranks of one host share, in bytes."""
+"""Returns the size in bytes of the memory shared by a number of colocated ranks."""
 
 
 class HostMemory:
-    """The memory of this rank's host: its first rank makes it, the others open it.
+    """The memory of this rank's host: its first rank creates it, the others open it.
 
     Args:
-        group: the group of this process; None where it is in none.
-        segment_bytes: how much memory they share.
-        announce: takes a line where there is none.
+        group: the group of this process; None if it is in no group.
+        segment_bytes: returns the size of the memory.
+        announce: called with a line if the memory cannot be created.
 
     Attributes:
-        descriptor: the memory; None for a rank without.
-        size: its bytes; 0 without.
-        group: the group; ranks without memory count as alone on their hosts.
+        descriptor: the memory; None if there is none.
+        size: its size in bytes; 0 if there is none.
+        group: the group; ranks without shared memory count as alone on their hosts.
     """
 
     def __init__(
@@ -44,64 +44,64 @@ class HostMemory:
         self.size = 0
         self._announce = announce
         self._segment_bytes = segment_bytes
-        self._made: Segment | None = None
+        self._created: Segment | None = None
         self._name: str | None = None
         self._first = 0
 
     def share(self, steps: Lockstep) -> None:
-        """Makes and opens the memory, which then has no name any more.
+        """Creates and opens the memory, and then unlinks its name.
 
         Args:
-            steps: taken with all ranks of the session.
+            steps: run with all ranks of the session.
 
         Raises:
-            TfdistError: some rank cannot open it, or as `Lockstep.take`.
+            TfdistError: some rank cannot open it; also see `Lockstep.run`.
         """
         try:
-            self._read(steps.take("memory", self._make))
-            steps.take("shared memory", self._open)
+            self._read(steps.run("memory", self._create))
+            steps.run("shared memory", self._open)
         except BaseException:
             self.close()
             raise
         finally:
-            if self._made is not None:
-                self._made.unlink()
+            if self._created is not None:
+                self._created.unlink()
 
     def close(self) -> None:
-        """Gives the memory back."""
+        """Closes the memory."""
         if self.descriptor is not None:
             self.descriptor.close()
 
-    def _make(self) -> Said:
+    def _create(self) -> Report:
         if self.group is None:
             return {}
-        local = self.group.neighbours(self.group.rank)
-        if len(local) == 1:
+        colocated = self.group.colocated(self.group.rank)
+        if len(colocated) == 1:
             return {}
-        self.size = self._segment_bytes(len(local))
+        self.size = self._segment_bytes(len(colocated))
         if self.size < 1:
-            raise ValueError(f"segment_bytes must return one byte or more. Received: {self.size}.")
-        if self.group.rank != local[0]:
+            raise ValueError(f"segment_bytes must return a size >= 1. Received: {self.size}.")
+        if self.group.rank != colocated[0]:
             return {}
         try:
-            self._made = Segment(self.size)
+            self._created = Segment(self.size)
         except OSError as error:
-            if error.errno in _OWN_FAULT:
+            if error.errno in _OUT_OF_DESCRIPTORS:
                 raise
             self._announce(
-                f"tfdist: {len(local)} workers on this machine cannot share {self.size} bytes in "
+                f"tfdist: {len(colocated)} workers on this host cannot share {self.size} bytes in "
                 f"{MEMORY} ({error.strerror or error}) and use slower TCP instead. {remedy(error)}"
             )
             return {}
-        self.descriptor = self._made.descriptor
-        return {"name": self._made.name}
+        self.descriptor = self._created.descriptor
+        return {"name": self._created.name}
 
-    def _read(self, said: list[Said]) -> None:
-        """Learns the name of the memory, and which ranks of the group have none."""
+    def _read(self, reports: list[Report]) -> None:
+        """Determines the name of the memory, and which ranks of the group have none."""
         if self.group is None:
             return
-        names = [said[member].get("name") for member in self.group.members]
-        firsts = [self.group.neighbours(rank)[0] for rank in range(self.group.size)]
+        names = [reports[member].get("name") for member in self.group.members]
+        firsts = [self.group.colocated(rank)[0] for rank in range(self.group.size)]
         self._first = firsts[self.group.rank]
         self._name = names[self._first]
         without = [rank for rank, first in enumerate(firsts) if names[first] is None]
@@ -109,8 +109,8 @@ class HostMemory:
         if self._name is None:
             self.size = 0
 
-    def _open(self) -> Said:
-        if self.group is None or self._name is None or self._made is not None:
+    def _open(self) -> Report:
+        if self.group is None or self._name is None or self._created is not None:
             return {}
         try:
             self.descriptor = open_segment(self._name, self.size)
@@ -118,9 +118,9 @@ class HostMemory:
             names = self.group.names
             reason = getattr(error, "strerror", None) or error
             raise ClusterError(
-                f"{names[self.group.rank]} cannot open the memory that {names[self._first]} "
-                f"shares with it ({reason}). Run the same version of tfdist as the same user on "
-                f"one machine; where these are two machines, set TFDIST_HOST to a name of its own "
-                f"on each."
+                f"{names[self.group.rank]} cannot open the shared memory of "
+                f"{names[self._first]} ({reason}). Run the same version of tfdist as the same user "
+                f"on all workers of a host; if these are different hosts, set TFDIST_HOST to a "
+                f"different name on each."
             ) from None
         return {}

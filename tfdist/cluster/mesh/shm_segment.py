@@ -1,4 +1,4 @@
-"""Memory that the processes of one host share: a file in /dev/shm that soon has no name."""
+"""Memory shared by processes of one host: a file in /dev/shm that is soon unlinked."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ import stat
 import time
 
 from tfdist.cluster.mesh.colocation import MEMORY
-from tfdist.cluster.net.descriptors import Descriptor, not_for_children
+from tfdist.cluster.net.descriptors import Descriptor, close_on_fork
 
 _NAME = re.compile(r"tfdist-[0-9a-f]{32}")
-# A name is there for moments only, and its maker holds a lock all the while but for the first one.
+# A file exists only briefly, and its creator holds a lock on it for all but the first moment.
 _ABANDONED_SECONDS = 60.0
 
 
 class Segment:
-    """Memory that this process has made; all of it is zero.
+    """Memory created by this process, zero-filled.
 
-    Whoever makes some removes what processes of this user have left that were killed before
+    Creating a segment also removes the files of this user's processes that were killed before
     `unlink`.
 
     Args:
-        size: its bytes, at least one. They are reserved truly: where the memory is full, that is
-            an error here and not the death of a process that writes to it later.
+        size: its size in bytes, >= 1. The space is actually reserved, so that a full file system
+            raises an error here, instead of killing a process that writes to the memory later.
 
     Attributes:
-        name: by which the other processes of this user open it, until `unlink`; nobody guesses it.
+        name: an unguessable name by which other processes of this user open it, until `unlink`.
         descriptor: the memory.
 
     Raises:
-        OSError: it cannot be made.
+        OSError: it cannot be created.
     """
 
     def __init__(self, size: int) -> None:
         _remove_abandoned()
         self.name = f"tfdist-{secrets.token_hex(16)}"
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        self.descriptor = not_for_children(Descriptor(os.open(_path(self.name), flags, 0o600)))
+        self.descriptor = close_on_fork(Descriptor(os.open(_path(self.name), flags, 0o600)))
         try:
-            with contextlib.suppress(OSError):  # without locks nobody can remove it either
+            with contextlib.suppress(OSError):  # without locks, no process can remove it either
                 fcntl.flock(self.descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(self.descriptor.fileno(), 0, size)
         except BaseException:
@@ -52,45 +52,45 @@ class Segment:
             raise
 
     def unlink(self) -> None:
-        """Takes the name away; who has opened the memory keeps it. A second time does nothing."""
+        """Removes the name; open descriptors stay valid. Calling this again has no effect."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(_path(self.name))
 
 
 def open_segment(name: str, size: int) -> Descriptor:
-    """Opens the memory that another process has made.
+    """Opens memory created by another process.
 
     Args:
         name: its name.
-        size: the bytes that it must have.
+        size: its expected size in bytes.
 
     Returns:
         The memory.
 
     Raises:
-        OSError: it is not there, or belongs to another user.
-        ValueError: it is something else.
+        OSError: it does not exist, or belongs to another user.
+        ValueError: it is not a segment of this size.
     """
     if not _NAME.fullmatch(name):
-        raise ValueError("it has another name than shared memory of tfdist")
+        raise ValueError("it does not have the name of a tfdist segment")
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = not_for_children(Descriptor(os.open(_path(name), flags)))
+    descriptor = close_on_fork(Descriptor(os.open(_path(name), flags)))
     status = os.fstat(descriptor.fileno())
     if not stat.S_ISREG(status.st_mode) or status.st_size != size:
         descriptor.close()
-        raise ValueError(f"it has {status.st_size} bytes here and not {size}")
+        raise ValueError(f"it has {status.st_size} bytes here instead of {size}")
     return descriptor
 
 
 def remedy(error: OSError) -> str:
-    """What to do where memory could not be made."""
+    """The remedy for a failure to create a segment."""
     if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return f"Give {MEMORY} more space; for a container that is docker run --shm-size=1g."
-    return f"Make {MEMORY} a writable tmpfs; a container has one by docker run --shm-size=1g."
+        return f"Enlarge {MEMORY}; for a container, use docker run --shm-size=1g."
+    return f"Make {MEMORY} a writable tmpfs; for a container, use docker run --shm-size=1g."
 
 
 def _remove_abandoned() -> None:
-    """Removes memory whose maker has died, in whatever container: the system has freed its lock."""
+    """Removes files whose creator has died, in any container: the system has released its lock."""
     with contextlib.suppress(OSError):
         for name in filter(_NAME.fullmatch, os.listdir(MEMORY)):
             with contextlib.suppress(OSError):
@@ -100,7 +100,7 @@ def _remove_abandoned() -> None:
 
 def _remove_unless_locked(name: str) -> None:
     flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-    descriptor = not_for_children(Descriptor(os.open(_path(name), flags)))
+    descriptor = close_on_fork(Descriptor(os.open(_path(name), flags)))
     try:
         fcntl.flock(descriptor.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.unlink(_path(name))

@@ -1,4 +1,4 @@
-"""Who forms a group with whom, worked out by every rank from what all of them say."""
+"""The groups into which a session splits, computed by every rank from the reports of all."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from dataclasses import dataclass, replace
 
 from tfdist.cluster.mesh.colocation import numbered
 from tfdist.cluster.net.listener import Ports
-from tfdist.cluster.session.lockstep import Said
+from tfdist.cluster.session.lockstep import Report
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import ProgramMismatchError
 
 
 @dataclass(frozen=True)
 class Subgroup:
-    """A group of ranks, numbered anew from 0.
+    """A group of ranks, renumbered from 0.
 
     Attributes:
-        identity: differs between any two groups.
-        members: for each rank of the group its rank in the session.
+        identity: unique to the group.
+        members: session rank of each rank of the group.
         rank: this process's rank in the group.
         names: what messages call each rank.
-        addresses: each rank's entry in the cluster; none for a process alone.
-        ports: where each rank listens.
-        hosts: for each rank the number of its host, in the order in which they first come.
+        addresses: each rank's entry in the cluster; empty for a single process.
+        ports: the ports at which each rank listens.
+        hosts: host number of each rank; hosts are numbered in order of first appearance.
     """
 
     identity: str
@@ -39,70 +39,70 @@ class Subgroup:
         """The number of ranks."""
         return len(self.members)
 
-    def neighbours(self, rank: int) -> list[int]:
-        """All ranks on the host of this one, itself included."""
+    def colocated(self, rank: int) -> list[int]:
+        """All ranks on the same host as this one, including itself."""
         return [other for other in range(self.size) if self.hosts[other] == self.hosts[rank]]
 
     def without_memory(self, ranks: Sequence[int]) -> Subgroup:
-        """The group where these ranks share nothing, as if each were on a host of its own."""
+        """The group with these ranks sharing nothing, as if each were on a separate host."""
         keys = [("rank", r) if r in ranks else ("host", h) for r, h in enumerate(self.hosts)]
         return replace(self, hosts=numbered(keys))
 
 
 def check_members(members: Sequence[int], topology: Topology) -> None:
-    """Checks one rank's own list.
+    """Checks this rank's list of members.
 
     Raises:
-        ValueError: it can be no group of this rank.
+        ValueError: the list is invalid for this rank.
     """
     known = range(topology.size)
     if len(set(members)) != len(members) or any(member not in known for member in members):
         raise ValueError(
-            f"members must be different ranks from 0 to {topology.size - 1}. "
-            f"Received: {list(members)}. Give each rank of the group once."
+            f"members must be distinct ranks from 0 to {topology.size - 1}. "
+            f"Received: {list(members)}. List each rank of the group once."
         )
     if members and topology.rank not in members:
         raise ValueError(
-            f"members must hold this process's own rank {topology.rank}, or be empty. "
-            f"Received: {list(members)}. Give each rank the list of its own group."
+            f"members must contain this process's rank {topology.rank}, or be empty. "
+            f"Received: {list(members)}. Pass each rank the members of its group."
         )
 
 
-def group_of(topology: Topology, said: Sequence[Said], subject: str) -> Subgroup | None:
+def group_of(topology: Topology, reports: Sequence[Report], subject: str) -> Subgroup | None:
     """The group of this process.
 
     Args:
         topology: the session's ranks.
-        said: for each of them `"members"`, `"identity"`, `"host"` and `"ports"`.
-        subject: what the group is for, in messages.
+        reports: `"members"`, `"identity"`, `"host"` and `"ports"` of each of them.
+        subject: what messages call the group.
 
     Returns:
-        The group; None where this process is in none.
+        The group; None if this process is in no group.
 
     Raises:
-        ProgramMismatchError: two ranks of one group name different members; on all ranks.
+        ProgramMismatchError: two ranks of one group passed different members; raised on all ranks.
     """
-    for rank, one in enumerate(said):
-        for other in one["members"]:
-            if said[other]["members"] != one["members"]:
+    for rank, report in enumerate(reports):
+        for other in report["members"]:
+            if reports[other]["members"] != report["members"]:
                 raise ProgramMismatchError(
-                    f"{subject}: {_name(topology, rank)} names the members {one['members']}, but "
-                    f"{_name(topology, other)} names {said[other]['members']}. Give the same list "
-                    f"on all its members."
+                    f"{subject}: {_name(topology, rank)} passed the members {report['members']}, "
+                    f"but {_name(topology, other)} passed {reports[other]['members']}. Pass the "
+                    f"same list on all members."
                 )
-    members = tuple(said[topology.rank]["members"])
+    members = tuple(reports[topology.rank]["members"])
     if not members:
         return None
     return Subgroup(
-        identity=said[members[0]]["identity"],
+        identity=reports[members[0]]["identity"],
         members=members,
         rank=members.index(topology.rank),
         names=tuple(_name(topology, member) for member in members),
         addresses=tuple(topology.workers[member].address for member in members)
         if topology.workers
         else (),
-        ports=tuple(said[member]["ports"] for member in members),
-        hosts=numbered([said[member]["host"] for member in members]),
+        ports=tuple(reports[member]["ports"] for member in members),
+        hosts=numbered([reports[member]["host"] for member in members]),
     )
 
 

@@ -1,1 +1,1 @@
-"""Addresses, sockets, TLS and frames, which the connections between workers are made of."""
+"""Building blocks of the connections between workers: addresses, sockets, TLS and frames."""

@@ -1,4 +1,4 @@
-"""Claims this process's own address before anything is awaited, and explains why it cannot."""
+"""Binds this process's address before waiting for others, and explains why that fails."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfdist.cluster.net.local_addresses import local_addresses, port_holder
 from tfdist.cluster.spec.host_port import shown, split
 from tfdist.errors import ClusterError
 
-_ELSEWHERE = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
+_NOT_LOCAL = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def check_own(address: str, *, name: str | None = None) -> None:
-    """Checks that this process can listen at its own address.
+    """Checks that this process can listen at its address.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
         name: what to call it in an error message; the address by default.
 
     Raises:
-        ClusterError: the name does not resolve, the address belongs to another machine, the port
-            is in use (the message names the process where it is known) or needs privileges.
+        ClusterError: the name does not resolve, the address is not local, or the port is in use
+            (the message names the process if it is known) or requires privileges.
 
     Example:
         >>> check_own("127.0.0.1:50123")
@@ -34,12 +34,12 @@ def check_own(address: str, *, name: str | None = None) -> None:
 
 
 def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
-    """Binds sockets to this process's own address, without listening.
+    """Binds sockets to this process's address, without listening.
 
-    The sockets set SO_REUSEADDR: another process that does so too and does not listen may hold
-    the port (the launcher reserves ports this way), and a listener may follow us on the port while
-    connections that we accepted are still open. While they are held, the kernel gives the port to
-    no outgoing connection.
+    The sockets set SO_REUSEADDR. The port may therefore be bound by another process that sets it
+    and does not listen (the launcher reserves ports this way), and another listener may use it
+    later while connections accepted here are still open. As long as the sockets are bound, the
+    kernel does not assign the port to outgoing connections.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
@@ -49,7 +49,7 @@ def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
         One bound socket for each family of the address; the caller closes them.
 
     Raises:
-        ClusterError: as `check_own`.
+        ClusterError: see `check_own`.
 
     Example:
         >>> [s.close() for s in claim("127.0.0.1:50123")]
@@ -63,13 +63,13 @@ def claim(address: str, *, name: str | None = None) -> list[socket.socket]:
 
 
 def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> list[socket.socket]:
-    """Binds sockets as `claim` does, once.
+    """Binds sockets as `claim` does, to endpoints that are already resolved.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
         endpoints: what it resolves to.
-        port: another port to bind; 0 for one that the system chooses, which may be another one
-            for each family.
+        port: a different port to bind; 0 lets the system choose one, possibly a different one for
+            each family.
 
     Returns:
         One bound socket for each family of the address; the caller closes them.
@@ -80,10 +80,10 @@ def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> li
     bound: list[socket.socket] = []
     for family, sockaddr in _endpoints_to_bind(address, endpoints):
         try:
-            place = sockaddr if port is None else (sockaddr[0], port, *sockaddr[2:])
-            bound.append(_bind(family, place))
+            target = sockaddr if port is None else (sockaddr[0], port, *sockaddr[2:])
+            bound.append(_bind(family, target))
         except OSError as error:
-            if error.errno in _ELSEWHERE:
+            if error.errno in _NOT_LOCAL:
                 continue
             for other in bound:
                 other.close()
@@ -94,10 +94,10 @@ def bind(address: str, endpoints: list[Endpoint], port: int | None = None) -> li
 
 
 def explain(error: OSError, address: str, subject: str) -> ClusterError:
-    """Turns the failure to bind or listen at this process's own address into advice.
+    """Turns a failure to bind or listen at this process's address into advice.
 
     Args:
-        error: what the system said.
+        error: the system's error.
         address: the address.
         subject: what to call it in the message.
 
@@ -113,33 +113,33 @@ def explain(error: OSError, address: str, subject: str) -> ClusterError:
     if error.errno == errno.EADDRINUSE:
         holder = port_holder(port) or "another process"
         return ClusterError(
-            f"{subject}: port {port} is in use by {holder}. {received} End that process, or give "
+            f"{subject}: port {port} is in use by {holder}. {received} Stop that process, or give "
             f"this worker another port in the cluster of all workers; if it is a worker of this "
             f"job, two processes have the same task index."
         )
     if error.errno == errno.EACCES:
         return ClusterError(
             f"{subject}: this user may not listen on port {port}. {received} "
-            f"Choose a port of 1024 or more in the cluster of all workers."
+            f"Choose a port >= 1024 in the cluster of all workers."
         )
-    if error.errno in _ELSEWHERE:
+    if error.errno in _NOT_LOCAL:
         known = ", ".join(local_addresses()) or "unknown"
         return ClusterError(
-            f"{subject}: this process's own address is not on this machine "
-            f"({socket.gethostname()}, whose addresses are {known}). {received} Start the process "
-            f"on that machine, or correct the task's type and index, or the cluster."
+            f"{subject}: this process's address is not on this machine ({socket.gethostname()}, "
+            f"with the addresses {known}). {received} Start the process on the machine with that "
+            f"address, or correct the task type and index, or the cluster."
         )
     return ClusterError(
-        f"{subject}: this process cannot listen at its own address "
+        f"{subject}: this process cannot listen at its address "
         f"({error.strerror or error}). {received} Correct the address in the cluster."
     )
 
 
 def _endpoints_to_bind(address: str, endpoints: list[Endpoint]) -> list[Endpoint]:
-    """Where to listen so that the others reach us.
+    """Where to listen so that the other workers can reach this one.
 
-    Many systems resolve a machine's own name to loopback, which other machines cannot reach; they
-    resolve it to an interface. Then only the wildcard address serves both.
+    Many systems resolve their own name to loopback, while other machines resolve it to an
+    interface. Only the wildcard address serves both.
     """
     host, port = split(address)
     loopback = any(ipaddress.ip_address(ip.split("%")[0]).is_loopback for _, (ip, *_) in endpoints)

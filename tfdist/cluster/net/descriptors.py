@@ -1,4 +1,4 @@
-"""Descriptors that are Python's until they are handed over, and never a forked child's."""
+"""Descriptors that Python owns until they are handed over, and that forked children close."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import weakref
 from typing import Protocol, TypeVar
 
 
-class Owned(Protocol):
-    """What owns a descriptor, as a socket does."""
+class Owner(Protocol):
+    """Anything that owns a descriptor, like a socket."""
 
     def fileno(self) -> int: ...
 
@@ -18,7 +18,7 @@ class Owned(Protocol):
 
 
 class Descriptor:
-    """Owns a descriptor that is no socket.
+    """Owns a descriptor that is not a socket.
 
     Args:
         number: an open descriptor; -1 for none.
@@ -28,42 +28,42 @@ class Descriptor:
         self._number = number
 
     def fileno(self) -> int:
-        """The descriptor; -1 where it is closed or was handed over."""
+        """The descriptor; -1 once it is closed or detached."""
         return self._number
 
     def detach(self) -> int:
-        """Gives the descriptor away without closing it."""
+        """Releases the descriptor without closing it."""
         number, self._number = self._number, -1
         return number
 
     def close(self) -> None:
-        """Closes the descriptor; a second time does nothing."""
+        """Closes the descriptor; calling this again has no effect."""
         if (number := self.detach()) >= 0:
             os.close(number)
 
 
-_T = TypeVar("_T", bound=Owned)
-_ours: weakref.WeakSet[Owned] = weakref.WeakSet()
+_T = TypeVar("_T", bound=Owner)
+_owners: weakref.WeakSet[Owner] = weakref.WeakSet()
 
 
-def not_for_children(owned: _T) -> _T:
-    """Closes a descriptor in every child that is forked while it is Python's.
+def close_on_fork(owner: _T) -> _T:
+    """Closes a descriptor in every child forked while Python owns it.
 
     A child's copy would keep the connection open after this process has died.
 
     Args:
-        owned: owns the descriptor.
+        owner: the owner of the descriptor.
 
     Returns:
-        The same.
+        The owner.
     """
-    _ours.add(owned)
-    return owned
+    _owners.add(owner)
+    return owner
 
 
 def _after_fork() -> None:
-    for owned in list(_ours):
-        owned.close()
+    for owner in list(_owners):
+        owner.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

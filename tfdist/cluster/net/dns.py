@@ -1,4 +1,4 @@
-"""Resolves host names within a deadline, however long the name service takes."""
+"""Resolves host names before a deadline, even if the name service hangs."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.cluster.spec.host_port import shown, split
 from tfdist.errors import ClusterError
 
 _LOOKUP_SECONDS = 5.0
-_PATIENCE_SECONDS = 8.0
+_RETRY_FOR_SECONDS = 8.0
 _RETRY_SECONDS = 0.5
 
 Endpoint = tuple[socket.AddressFamily, Any]
-"""A family, and an address as `socket.connect` takes it in that family."""
+"""A family, and an address as `socket.connect` accepts it for that family."""
 
 
 def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
@@ -27,10 +27,10 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
         seconds: how long the name service may take.
 
     Returns:
-        Where to connect to, the preferred first.
+        The endpoints to connect to, in order of preference.
 
     Raises:
-        OSError: the name does not resolve, or not in time.
+        OSError: the name does not resolve in time.
 
     Example:
         >>> resolve("127.0.0.1:2222")[0][1]
@@ -51,7 +51,7 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
             answer.append(OSError("it is not a valid host name"))
         done.set()
 
-    # getaddrinfo can take minutes and cannot be interrupted, so it runs where it holds up nobody.
+    # getaddrinfo can take minutes and cannot be interrupted, so it runs in a daemon thread.
     threading.Thread(target=ask, name="tfdist-resolve", daemon=True).start()
     if not done.wait(seconds):
         raise TimeoutError(f"no answer from the name service in {seconds:.0f} s")
@@ -61,17 +61,17 @@ def resolve(address: str, seconds: float = _LOOKUP_SECONDS) -> list[Endpoint]:
 
 
 def check_resolvable(
-    address: str, *, name: str | None = None, patience: float | None = None
+    address: str, *, name: str | None = None, timeout: float | None = None
 ) -> list[Endpoint]:
-    """Checks that an address resolves, trying again for a while.
+    """Checks that an address resolves, retrying for a while.
 
     Args:
         address: `"host:port"`.
         name: what to call it in an error message; the address by default.
-        patience: seconds until the error; 8 by default.
+        timeout: seconds to keep trying; 8 by default.
 
     Returns:
-        Where to connect to, the preferred first.
+        The endpoints to connect to, in order of preference.
 
     Raises:
         ClusterError: it still does not resolve.
@@ -80,7 +80,7 @@ def check_resolvable(
         >>> len(check_resolvable("127.0.0.1:2222"))
         1
     """
-    end = time.monotonic() + (_PATIENCE_SECONDS if patience is None else patience)
+    end = time.monotonic() + (_RETRY_FOR_SECONDS if timeout is None else timeout)
     while True:
         try:
             return resolve(address, min(_LOOKUP_SECONDS, max(0.1, end - time.monotonic())))
@@ -90,7 +90,7 @@ def check_resolvable(
                 continue
             raise ClusterError(
                 f"{name or address}: the host name does not resolve ({error.strerror or error}). "
-                f"Received: {shown(address)}. Correct it in TF_CONFIG, or the name service of "
+                f"Received: {shown(address)}. Correct it in TF_CONFIG, or fix the name service of "
                 f"this machine ({socket.gethostname()})."
             ) from None
 

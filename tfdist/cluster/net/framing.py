@@ -1,4 +1,4 @@
-"""Frames on a control connection: a JSON header and bytes, of bounded length, never unpickled."""
+"""Frames on a control connection: a JSON header and a payload, bounded and never unpickled."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ HELLO_LIMIT = 64 * 1024
 FRAME_LIMIT = 128 * 1024 * 1024
 
 _LENGTHS = struct.Struct("!II")
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 
 Header = dict[str, Any]
 Frame = tuple[Header, bytes]
 
 
 class WireError(ValueError):
-    """What came over a connection is no frame."""
+    """The bytes received are not what the protocol expects."""
 
 
 def encode(header: Header, payload: bytes = b"") -> bytes:
-    """The bytes of a frame.
+    """Encodes a frame.
 
     Args:
-        header: what JSON can hold.
+        header: a JSON-serializable header.
         payload: any bytes.
 
     Returns:
-        Two lengths of 4 bytes, the header as JSON, the payload.
+        Two 4-byte lengths, the header as JSON, and the payload.
 
     Example:
         >>> Decoder(100).feed(encode({"kind": "beat"}))
@@ -43,10 +43,10 @@ def encode(header: Header, payload: bytes = b"") -> bytes:
 
 
 class Decoder:
-    """Cuts a stream of bytes into frames.
+    """Splits a stream of bytes into frames.
 
     Args:
-        limit: the length in bytes that a header and its payload may have together.
+        limit: the maximum size of a header and its payload together, in bytes.
     """
 
     def __init__(self, limit: int) -> None:
@@ -54,7 +54,7 @@ class Decoder:
         self._pending = bytearray()
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Takes what has arrived and returns the frames that are now complete.
+        """Consumes the bytes received and returns the frames completed by them.
 
         Args:
             data: the next bytes of the stream.
@@ -63,7 +63,7 @@ class Decoder:
             The frames, each a header and a payload.
 
         Raises:
-            WireError: the stream holds no frames.
+            WireError: the stream does not consist of frames.
         """
         self._pending += data
         frames = []
@@ -78,18 +78,18 @@ class Decoder:
 
 
 def read_frame(sock: socket.socket, limit: int, deadline: float) -> Frame:
-    """Reads one frame and not a byte more.
+    """Reads exactly one frame.
 
     Args:
         sock: a connected socket.
-        limit: as for `Decoder`.
+        limit: see `Decoder`.
         deadline: the `time.monotonic()` at which to give up.
 
     Returns:
         The header and the payload.
 
     Raises:
-        WireError: what came is no frame.
+        WireError: the bytes are not a frame.
         OSError: the connection ended, or the deadline passed.
     """
     lengths = read_exactly(sock, _LENGTHS.size, deadline)
@@ -103,15 +103,15 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     """Reads `count` bytes; raises OSError at the end of the stream or at the deadline."""
     data = bytearray()
     while len(data) < count:
-        # Short slices: a signal that another thread received is still obeyed.
+        # Poll: the main thread must still handle signals that another thread received.
         left = deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("it was silent or too slow")
-        if not readable(sock, min(left, _SLICE)):
+        if not readable(sock, min(left, _POLL_SECONDS)):
             continue
         try:
             part = sock.recv(min(count - len(data), 64 * 1024), socket.MSG_DONTWAIT)
-        except BlockingIOError:  # a part of what TLS can decrypt only whole
+        except BlockingIOError:  # an incomplete TLS record
             continue
         if not part:
             raise ConnectionError("connection closed")
@@ -120,7 +120,7 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:
-    """Waits until a socket has something to read, or has ended."""
+    """Waits until a socket has data to read, or has ended."""
     if isinstance(sock, ssl.SSLSocket) and sock.pending():
         return True
     poll = select.poll()
@@ -129,10 +129,10 @@ def readable(sock: socket.socket, seconds: float) -> bool:
 
 
 def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
-    """Where the header and where the payload end of the frame at the start of `data`."""
+    """The ends of the header and of the payload of the frame at the start of `data`."""
     header, payload = _LENGTHS.unpack_from(data)
     if header + payload > limit:
-        raise WireError(f"it announced {header + payload} bytes where {limit} are allowed")
+        raise WireError(f"it announced {header + payload} bytes, but only {limit} are allowed")
     return _LENGTHS.size + header, _LENGTHS.size + header + payload
 
 

@@ -1,4 +1,4 @@
-"""Listens where the other workers can reach this one, though its own port may be taken."""
+"""Listens where the other workers can reach this one, even if its port is taken."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from tfdist.cluster.net.dns import Endpoint, check_resolvable, resolve
 BACKLOG = 512
 
 Ports = dict[str, int]
-"""The port for each family, by the family's name."""
+"""The port of each address family, by the family's name."""
 
 
 def listen_near(address: str, name: str) -> list[socket.socket]:
-    """Listens at this process's own address, or beside it where something else listens there.
+    """Listens at this process's address, or at another port of it if that one is taken.
 
-    Firewalls let the port of the address through; but by the time that connections are made,
-    TensorFlow's server may have it. Then the system chooses another port of the same interface.
+    Firewalls allow the port of the address, but TensorFlow's server may already use it. The system
+    then chooses another port on the same interface.
 
     Args:
         address: `"host:port"`, this process's entry in the cluster.
@@ -27,12 +27,12 @@ def listen_near(address: str, name: str) -> list[socket.socket]:
         A listening socket for each family of the address; the caller closes them.
 
     Raises:
-        ClusterError: this process can listen neither at the address nor beside it.
+        ClusterError: this process cannot listen at the address, at any port.
     """
     endpoints = check_resolvable(address, name=name)
     try:
         return _listen(address, endpoints, None)
-    except OSError:  # whatever is the matter with the port, the interface is what counts
+    except OSError:  # whatever the cause, another port may work
         pass
     try:
         return _listen(address, endpoints, 0)
@@ -41,22 +41,22 @@ def listen_near(address: str, name: str) -> list[socket.socket]:
 
 
 def ports(listeners: list[socket.socket]) -> Ports:
-    """Where the sockets listen, to be told to those who are to dial."""
+    """The ports at which the sockets listen, to send to the workers that dial."""
     return {sock.family.name: sock.getsockname()[1] for sock in listeners}
 
 
-def places(address: str, listening: Ports) -> list[Endpoint]:
-    """Where to dial a worker.
+def dial_endpoints(address: str, listening: Ports) -> list[Endpoint]:
+    """The endpoints at which to dial a worker.
 
     Args:
         address: its entry in the cluster.
-        listening: what it said of its `ports`.
+        listening: its `ports`.
 
     Returns:
-        What to connect to, the preferred first.
+        The endpoints to connect to, in order of preference.
 
     Raises:
-        OSError: its name does not resolve, or to nothing where it listens.
+        OSError: its name does not resolve, or not to an address at which it listens.
     """
     found = [
         (family, (sockaddr[0], listening[family.name], *sockaddr[2:]))

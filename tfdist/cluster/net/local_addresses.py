@@ -1,4 +1,4 @@
-"""What this machine can say about its own addresses and about who holds a port (Linux)."""
+"""This machine's addresses, and the process that listens on a port (Linux only)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def local_addresses(proc: str = "/proc") -> list[str]:
         proc: where the proc file system is mounted.
 
     Returns:
-        The addresses; empty where the system does not tell.
+        The addresses; empty if they are unknown.
 
     Example:
         >>> local_addresses()  # doctest: +SKIP
@@ -36,8 +36,8 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
         proc: where the proc file system is mounted.
 
     Returns:
-        For example `"process 4711 (python train.py)"`; None where that cannot be known: another
-        system, or another user's process.
+        For example `"process 4711 (python train.py)"`; None if it is unknown, as on other systems
+        and for another user's process.
 
     Example:
         >>> port_holder(2222)  # doctest: +SKIP
@@ -54,7 +54,7 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ")
                 text = " ".join(command.decode(errors="replace").split())
                 return f"process {process.name} ({text[:120]})"
-        except OSError:  # it has ended, or is not ours to read
+        except OSError:  # it has exited, or belongs to another user
             continue
     return None
 
@@ -62,7 +62,7 @@ def port_holder(port: int, proc: str = "/proc") -> str | None:
 def _target(descriptor: Path) -> str:
     try:
         return os.readlink(descriptor)
-    except OSError:  # closed meanwhile
+    except OSError:  # closed in the meantime
         return ""
 
 
@@ -74,7 +74,7 @@ def _lines(path: str) -> list[str]:
 
 
 def _listeners(port: int, proc: str) -> Iterator[str]:
-    """The inodes of the sockets that listen on a port."""
+    """The inodes of the sockets listening on a port."""
     for table in ("tcp", "tcp6"):
         for line in _lines(f"{proc}/net/{table}")[1:]:
             fields = line.split()

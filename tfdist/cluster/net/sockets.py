@@ -1,4 +1,4 @@
-"""Settings of the control connections, and their making."""
+"""Opening, configuring and closing control connections."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
 
 def tune(sock: socket.socket) -> None:
-    """Sends small frames at once, and notices in time that the other machine has gone."""
+    """Disables Nagle's algorithm, and enables keepalive to detect an unreachable machine."""
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:
@@ -27,11 +27,11 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
     """Connects to the first endpoint that answers.
 
     Args:
-        endpoints: where to try, in order.
+        endpoints: the endpoints to try, in order.
         deadline: the `time.monotonic()` at which to give up.
 
     Returns:
-        The connection, blocking.
+        The connection, in blocking mode.
 
     Raises:
         OSError: no endpoint answered; the last one's error.
@@ -40,13 +40,13 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
     for family, sockaddr in endpoints:
         sock = socket.socket(family, socket.SOCK_STREAM)
         try:
-            # The kernel may choose another worker's port as ours; then that worker can still bind.
+            # The kernel may pick another worker's port as the source; it can then still bind to it.
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             sock.settimeout(max(0.1, min(_CONNECT_SECONDS, deadline - time.monotonic())))
             sock.connect(sockaddr)
             if sock.getsockname() == sock.getpeername():
-                # The kernel chose the very port that we dial: TCP then connects us to ourselves.
-                raise ConnectionRefusedError("nobody listens")
+                # The kernel picked the dialed port as the source: a TCP self-connection.
+                raise ConnectionRefusedError("nothing listens there")
             tune(sock)
             return sock
         except OSError as error:
@@ -59,7 +59,7 @@ def send_at_once(sock: socket.socket, data: bytes) -> bool:
     """Sends a small frame without waiting.
 
     Returns:
-        Whether all of it went; otherwise the connection is of no more use.
+        Whether all of it was sent; if not, the connection is unusable.
     """
     with contextlib.suppress(OSError):
         return sock.send(data, socket.MSG_DONTWAIT) == len(data)
@@ -67,7 +67,7 @@ def send_at_once(sock: socket.socket, data: bytes) -> bool:
 
 
 def end_gently(sock: socket.socket) -> None:
-    """Lets the other end read the last words; a connection closed on unread bytes loses them."""
+    """Lets the peer read the last frame; closing with unread input would discard it."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_WR)
         deadline = time.monotonic() + _LINGER_SECONDS
@@ -78,7 +78,7 @@ def end_gently(sock: socket.socket) -> None:
 
 
 def has_ended(sock: socket.socket) -> bool:
-    """Whether the other end has closed a connection on which nothing waits to be read."""
+    """Whether the peer has closed the connection and nothing is left to read."""
     try:
         return not sock.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

@@ -1,4 +1,4 @@
-"""TLS between the workers, each of which proves to be one of the job by a certificate of its CA."""
+"""Mutual TLS between the workers, with certificates signed by the job's CA."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from tfdist.options import Options
 
 CERTIFICATE, KEY, CA = "TFDIST_TLS_CERTIFICATE", "TFDIST_TLS_KEY", "TFDIST_TLS_CA"
 
-_TO_AND_FRO = 10
+_MAX_ROUNDS = 10
 
 
 @dataclass(frozen=True)
 class Tls:
-    """What one worker needs for TLS; `load` makes it.
+    """The TLS contexts of a worker; created by `load`.
 
     Attributes:
-        server: for the connections that it is dialled on.
-        client: for those that it dials.
-        subject: whom the certificate is for.
-        expires: when it expires.
+        server: context for the connections that it accepts.
+        client: context for the connections that it dials.
+        subject: subject of the certificate.
+        expires: expiration date of the certificate.
     """
 
     server: ssl.SSLContext
@@ -34,17 +34,17 @@ class Tls:
 
     @classmethod
     def load(cls, options: Options) -> Tls | None:
-        """Reads the files, and tries whether a worker that has the same would be trusted.
+        """Reads the files, and checks that two workers using them would trust each other.
 
         Args:
             options: `tls_certificate`, `tls_key` and `tls_ca` are used.
 
         Returns:
-            The contexts; None where TLS is not set.
+            The contexts; None if TLS is not configured.
 
         Raises:
-            TlsError: a file is missing or not what it should be, or the three do not fit together,
-                or the certificate has expired.
+            TlsError: a file is missing or invalid, the three do not match, or the certificate has
+                expired.
         """
         if not options.tls:
             return None
@@ -52,23 +52,23 @@ class Tls:
             _context(protocol, options)
             for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
-        server.num_tickets = 0  # no connection is resumed
-        return cls(server, client, *_seen_by_another(server, client, options))
+        server.num_tickets = 0  # TLS sessions are never resumed
+        return cls(server, client, *_check_trusted(server, client, options))
 
-    def wrap(self, sock: socket.socket, *, dialled: bool) -> TlsSocket:
-        """The connection with TLS, which is still in the clear.
+    def wrap(self, sock: socket.socket, *, dialed: bool) -> TlsSocket:
+        """Wraps a connection, which stays in the clear until `TlsSocket.secure`.
 
         Args:
-            sock: a connected socket, which is taken over.
-            dialled: whether this process dialled.
+            sock: a connected socket; the result takes ownership of it.
+            dialed: whether this process dialed.
 
         Raises:
             OSError: the connection has ended.
         """
-        context = self.client if dialled else self.server
+        context = self.client if dialed else self.server
         try:
             wrapped = context.wrap_socket(
-                sock, server_side=not dialled, do_handshake_on_connect=False
+                sock, server_side=not dialed, do_handshake_on_connect=False
             )
         except BaseException:
             sock.close()
@@ -78,10 +78,10 @@ class Tls:
 
 
 def explain(error: ssl.SSLError) -> str | None:
-    """Why two workers do not trust one another, in words about the other one.
+    """Why two workers do not trust each other, phrased about the peer.
 
     Returns:
-        The reason; None where the error has another cause, such as a connection that ended.
+        The reason; None if the error has another cause, such as a connection that ended.
     """
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted here ({error.verify_message})"
@@ -90,15 +90,13 @@ def explain(error: ssl.SSLError) -> str | None:
     if alert:
         return f"it does not accept this worker's certificate ({_words(words)})"
     if "DID_NOT_RETURN_A_CERTIFICATE" in reason:
-        return "it brought no certificate"
+        return "it sent no certificate"
     if not reason or isinstance(error, ssl.SSLEOFError) or "EOF" in reason:
         return None
     return f"the two cannot agree on TLS ({_words(reason)})"
 
 
-REMEDY = (
-    f"Give all workers certificates that have not expired, signed by the CA that {CA} names on all"
-)
+REMEDY = f"Give all workers unexpired certificates signed by the CA that {CA} names on all of them"
 
 
 def _words(reason: str) -> str:
@@ -110,11 +108,11 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     context.sslsocket_class = TlsSocket
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION
-    # Workers go by addresses; it is the job's own CA that tells who is one of them.
+    # Workers are known by address; the job's CA alone decides who is one of them.
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
     _trust(context, CA, options.tls_ca)
-    # Only to see whether it is one: the message of `load_cert_chain` names neither file.
+    # Only to validate it: the errors of `load_cert_chain` do not name the file.
     _trust(ssl.SSLContext(protocol), CERTIFICATE, options.tls_certificate)
     _read(KEY, options.tls_key)
     try:
@@ -122,19 +120,18 @@ def _context(protocol: int, options: Options) -> ssl.SSLContext:
     except ssl.SSLError as error:
         if "MISMATCH" in str(error.reason):
             raise TlsError(
-                f"The key in {options.tls_key} is not that of the certificate in "
+                f"The key in {options.tls_key} does not match the certificate in "
                 f"{options.tls_certificate}: correct {KEY} or {CERTIFICATE}."
             ) from None
         raise TlsError(
-            f"{KEY}: {options.tls_key} holds no private key in PEM that can be used without a "
-            f"passphrase: correct the path, or write the key anew with `openssl pkey -in ... -out "
-            f"...`."
+            f"{KEY}: {options.tls_key} contains no PEM private key usable without a passphrase: "
+            f"correct the path, or rewrite the key with `openssl pkey -in ... -out ...`."
         ) from None
     return context
 
 
 def _no_passphrase() -> str:
-    """Instead of asking at the terminal."""
+    """Prevents OpenSSL from prompting on the terminal."""
     return " "
 
 
@@ -144,7 +141,7 @@ def _trust(context: ssl.SSLContext, variable: str, path: str) -> None:
         context.load_verify_locations(cadata=content.decode("ascii"))
     except (ssl.SSLError, ValueError):
         raise TlsError(
-            f"{variable}: {path} holds no certificate in PEM: correct the path."
+            f"{variable}: {path} contains no PEM certificate: correct the path."
         ) from None
 
 
@@ -154,18 +151,18 @@ def _read(variable: str, path: str) -> bytes:
             return file.read()
     except OSError as error:
         raise TlsError(
-            f"{variable}: {path} cannot be read ({error.strerror}): correct the path, or let this "
-            f"user read the file."
+            f"{variable}: {path} cannot be read ({error.strerror}): correct the path, or make the "
+            f"file readable by this user."
         ) from None
 
 
-def _seen_by_another(
+def _check_trusted(
     server: ssl.SSLContext, client: ssl.SSLContext, options: Options
 ) -> tuple[str, str]:
-    """Connects both contexts in memory; whom the certificate is for, and when it expires."""
+    """Connects both contexts in memory; returns the certificate's subject and expiration date."""
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True))
-    for _ in range(_TO_AND_FRO):
+    for _ in range(_MAX_ROUNDS):
         for end in ends:
             try:
                 end.do_handshake()
@@ -175,9 +172,9 @@ def _seen_by_another(
                 reason = getattr(error, "verify_message", None) or _words(str(error.reason))
                 raise TlsError(
                     f"{CERTIFICATE}: other workers would not trust {options.tls_certificate} "
-                    f"({reason}): renew it if it has expired, and let the CA of {CA} "
-                    f"({options.tls_ca}) sign it."
+                    f"({reason}): renew it if it has expired, and have it signed by the CA of {CA} "
+                    f"({options.tls_ca})."
                 ) from None
-    seen: dict[str, Any] = ends[0].getpeercert() or {}
-    names = [f"{key}={value}" for pairs in seen.get("subject", ()) for key, value in pairs]
-    return ", ".join(names), str(seen.get("notAfter", ""))
+    certificate: dict[str, Any] = ends[0].getpeercert() or {}
+    names = [f"{key}={value}" for pairs in certificate.get("subject", ()) for key, value in pairs]
+    return ", ".join(names), str(certificate.get("notAfter", ""))

@@ -1,4 +1,4 @@
-"""A connection that is in the clear at first, and TLS from then on."""
+"""A connection that starts in the clear and switches to TLS."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from typing import Any
 
 
 class TlsSocket(ssl.SSLSocket):
-    """What a context of `Tls` makes of a connected socket.
+    """A connected socket wrapped by a context of `Tls`.
 
-    Like a socket in the clear it raises BlockingIOError where it would have to wait, and can be
-    shut down for writing alone. One thread at a time may use it.
+    Like a plain socket it raises BlockingIOError when it would block, and can be shut down for
+    writing only. It is not thread-safe.
     """
 
     _secured = False
 
     def secure(self, deadline: float) -> None:
-        """Begins TLS, at both ends at the same time.
+        """Performs the TLS handshake; both ends call this at the same time.
 
         Args:
             deadline: the `time.monotonic()` at which to give up.
 
         Raises:
-            ssl.SSLError: the two do not trust one another, or do not fit.
+            ssl.SSLError: the two do not trust each other, or are incompatible.
             OSError: the connection ended, or the deadline passed.
         """
         seconds = self.gettimeout()
@@ -38,7 +38,7 @@ class TlsSocket(ssl.SSLSocket):
         self._secured = True
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
-        """Reads what has come; with MSG_PEEK, looks at it as it came over the wire."""
+        """Reads decrypted data; with MSG_PEEK, peeks at the raw data received."""
         if not self._secured or flags & socket.MSG_PEEK:
             return socket.socket.recv(self, buflen, flags)
         seconds = self.gettimeout()
@@ -53,7 +53,7 @@ class TlsSocket(ssl.SSLSocket):
                 self.settimeout(seconds)
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """Sends all or nothing; after BlockingIOError, what comes next begins with the same."""
+        """Sends all or nothing; after BlockingIOError, the same data must be sent again."""
         if not self._secured:
             return socket.socket.send(self, data, flags)
         seconds = self.gettimeout()
@@ -68,10 +68,10 @@ class TlsSocket(ssl.SSLSocket):
                 self.settimeout(seconds)
 
     def shutdown(self, how: int) -> None:
-        """Ends a direction of the connection; what comes in the other one is still decrypted."""
+        """Shuts down one direction; data arriving in the other is still decrypted."""
         socket.socket.shutdown(self, how)
 
 
 def in_the_clear(sock: socket.socket) -> socket.socket:
-    """The connection without TLS, where both ends have read all that was said under it."""
+    """Removes TLS from a connection, once both ends have read everything sent in it."""
     return socket.socket(fileno=sock.detach()) if isinstance(sock, TlsSocket) else sock

@@ -1,4 +1,4 @@
-"""Says on stderr for whom a worker waits: soon at first, then seldom."""
+"""Reports what a worker is waiting for, soon at first and then less often."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ Announce = Callable[[str], object]
 
 
 def say(line: str) -> None:
-    """Writes a line to stderr, in one piece so that the lines of several workers do not mix."""
+    """Writes a line to stderr in one call, so that the lines of several workers do not mix."""
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def named(workers: Sequence[Worker]) -> str:
-    """The workers' names, the first few where they are many.
+    """The workers' names; of many, only the first few.
 
     Example:
         >>> named([Worker("worker", 2, "h2:2222"), Worker("worker", 3, "h3:2222")])
@@ -33,12 +33,12 @@ def named(workers: Sequence[Worker]) -> str:
 
 
 class WaitMessages:
-    """Announces what is waited for, after 3 seconds and then every 10.
+    """Reports what a worker is waiting for, after 3 seconds and then every 10.
 
     Args:
-        me: who waits.
+        me: the waiting worker.
         timeout: seconds that it will wait.
-        announce: takes the lines.
+        announce: called with each line.
     """
 
     def __init__(self, me: Worker, timeout: float, announce: Announce) -> None:
@@ -49,10 +49,10 @@ class WaitMessages:
         self._next = self._start + FIRST_SECONDS
 
     def report(self, waiting: str) -> None:
-        """Announces it if the time has come.
+        """Reports it if a report is due.
 
         Args:
-            waiting: what is waited for.
+            waiting: what the worker is waiting for.
         """
         now = time.monotonic()
         if now < self._next:

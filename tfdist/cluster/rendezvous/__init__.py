@@ -1,1 +1,1 @@
-"""How the workers find one another: rank 0 serves, the others dial it."""
+"""The rendezvous, by which workers find one another: rank 0 listens, the others dial it."""

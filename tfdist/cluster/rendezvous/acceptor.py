@@ -1,4 +1,4 @@
-"""Receives those who dial this process: greets each in a thread of its own."""
+"""Accepts connections, and performs the handshake of each in a separate thread."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from collections.abc import Callable
 
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.descriptors import not_for_children
+from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.sockets import tune
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce
 
-_STRANGERS = 256
+_MAX_STRANGERS = 256
 _PAUSE = 0.01
 
 
 class Acceptor:
-    """Learns who the newcomers are; a silent or slow stranger holds up nobody.
+    """Authenticates incoming connections; silent or slow strangers delay no one else.
 
     Args:
-        mine: what this process says of itself.
+        mine: the identity of this process.
         secret: the job's secret.
-        tls: for connections with TLS; None for those in the clear.
-        expected: how many may well come at one time; there is room for some strangers besides.
-        screen: looks at a newcomer that has proven itself, and raises WireError to refuse it.
-        welcome: takes a newcomer that was told that it is accepted. Like `screen` it is called
-            from the newcomer's thread.
-        announce: takes a line on each one that was refused.
+        tls: the TLS contexts; None for connections without TLS.
+        expected: how many workers may connect at the same time; strangers get extra room.
+        screen: inspects the identity of an authenticated peer, and raises WireError to reject it.
+        on_accepted: receives a connection once the peer knows that it is accepted. Like `screen` it
+            is called from the connection's thread.
+        announce: called with a line for each rejected connection.
     """
 
     def __init__(
@@ -41,53 +41,53 @@ class Acceptor:
         tls: Tls | None,
         expected: int,
         screen: Callable[[Identity], None],
-        welcome: Callable[[socket.socket, Identity], None],
+        on_accepted: Callable[[socket.socket, Identity], None],
         announce: Announce,
     ) -> None:
         self._mine = mine
         self._secret = secret
         self._tls = tls
-        self._most = _STRANGERS + expected
+        self._max_threads = _MAX_STRANGERS + expected
         self._screen = screen
-        self._welcome = welcome
+        self._on_accepted = on_accepted
         self._announce = announce
         self._lock = threading.Lock()  # guards the next three
-        self._unproven: set[socket.socket] = set()
+        self._unauthenticated: set[socket.socket] = set()
         self._threads: set[threading.Thread] = set()
-        self._over = False
+        self._closed = False
 
     def accept(self, listener: socket.socket) -> None:
-        """Takes the next connection; the listener does not block."""
+        """Accepts the next connection of a non-blocking listener."""
         try:
             sock, peer = listener.accept()
             if self._tls:
-                sock = self._tls.wrap(sock, dialled=False)
-        except OSError:  # it has gone again, or descriptors are used up for now
+                sock = self._tls.wrap(sock, dialed=False)
+        except OSError:  # the peer is gone, or no descriptors are left for now
             time.sleep(_PAUSE)
             return
-        not_for_children(sock)
+        close_on_fork(sock)
         name = f"{peer[0]}:{peer[1]}"
-        thread = threading.Thread(target=self._greet, args=(sock, name), daemon=True)
+        thread = threading.Thread(target=self._handshake, args=(sock, name), daemon=True)
         with self._lock:
-            if self._over or len(self._threads) >= self._most:
+            if self._closed or len(self._threads) >= self._max_threads:
                 sock.close()
                 return
-            self._unproven.add(sock)
+            self._unauthenticated.add(sock)
             self._threads.add(thread)
         thread.start()
 
     def close(self) -> None:
-        """Turns away those that have not proven themselves; the others are welcomed still."""
+        """Drops unauthenticated connections; the handshakes of the others complete."""
         with self._lock:
-            self._over = True
-            for sock in self._unproven:
-                with contextlib.suppress(OSError):  # the newcomer was faster
+            self._closed = True
+            for sock in self._unauthenticated:
+                with contextlib.suppress(OSError):  # the peer was faster
                     sock.shutdown(socket.SHUT_RDWR)
             threads = list(self._threads)
         for thread in threads:
             thread.join(HELLO_SECONDS)
 
-    def _greet(self, sock: socket.socket, peer: str) -> None:
+    def _handshake(self, sock: socket.socket, peer: str) -> None:
         try:
             try:
                 sock.settimeout(HELLO_SECONDS)
@@ -104,10 +104,10 @@ class Acceptor:
             except (OSError, WireError) as error:
                 self._drop(sock, peer, error)
             except BaseException:
-                self._drop(sock, peer, WireError("it upset this process"))
+                self._drop(sock, peer, WireError("it caused an unexpected error"))
                 raise
             else:
-                self._welcome(sock, hello)
+                self._on_accepted(sock, hello)
         finally:
             with self._lock:
                 self._threads.discard(threading.current_thread())
@@ -115,14 +115,14 @@ class Acceptor:
     def _admit(self, sock: socket.socket, hello: Identity) -> None:
         self._screen(hello)
         with self._lock:
-            if self._over:
-                raise WireError("it came too late")
-            self._unproven.discard(sock)
+            if self._closed:
+                raise WireError("it connected too late")
+            self._unauthenticated.discard(sock)
 
     def _drop(self, sock: socket.socket, peer: str, error: Exception) -> None:
         with self._lock:
-            self._unproven.discard(sock)
+            self._unauthenticated.discard(sock)
             sock.close()
-            over = self._over
-        if not over:
+            closed = self._closed
+        if not closed:
             self._announce(f"tfdist: dropped a connection from {peer}: {error}")

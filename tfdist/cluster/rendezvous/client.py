@@ -1,4 +1,4 @@
-"""The other ranks' side of the rendezvous: dials rank 0 until it says go."""
+"""The rendezvous on all ranks but 0: dials rank 0 until it signals that all have arrived."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from tfdist.options import Options
 _BACK_OFF = (0.05, 1.0)
 _SILENCE_SECONDS = 10 * STATUS_SECONDS
 _GRACE_SECONDS = 2.0
-_SLICE = 0.2
+_POLL_SECONDS = 0.2
 
 
 class RendezvousClient:
-    """One worker's search for rank 0.
+    """One worker's attempt to join rank 0.
 
     Args:
-        topology: the group; this process is not its rank 0.
+        topology: the group; this process is not rank 0.
         options: `start_timeout` and `secret` are used.
-        tls: for a connection with TLS; None for one in the clear.
-        announce: takes the lines on who is missing.
+        tls: the TLS contexts; None for a connection without TLS.
+        announce: called with each line about missing workers.
     """
 
     def __init__(
@@ -44,24 +44,23 @@ class RendezvousClient:
         self._mine = Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._deadline = time.monotonic() + timeout
-        self._problem = "did not answer yet"
+        self._problem = "has not answered yet"
         self._missing: list[int] | None = None
 
     def run(self) -> socket.socket:
-        """Dials until rank 0 says that all are there.
+        """Dials until rank 0 signals that all workers have arrived.
 
         Returns:
             The connection to rank 0.
 
         Raises:
-            ClusterError: rank 0 found that the workers do not fit together, or holds another
-                secret.
-            TlsError: rank 0 and this worker do not trust one another, or only one uses TLS.
-            RendezvousError: not all came in time.
+            ClusterError: rank 0 found that the workers are incompatible, or has a different secret.
+            TlsError: rank 0 and this worker do not trust each other, or only one uses TLS.
+            RendezvousError: some worker did not arrive in time.
         """
         pause = _BACK_OFF[0]
         while time.monotonic() < self._deadline:
-            sock = self._reach()
+            sock = self._dial()
             if sock is not None:
                 pause = _BACK_OFF[0]
                 try:
@@ -75,27 +74,27 @@ class RendezvousClient:
             time.sleep(max(0.0, min(pause, self._deadline - time.monotonic())))
             pause = min(2 * pause, _BACK_OFF[1])
         raise RendezvousError(
-            f"{self._topology.me} waited {self._timeout:g} s in vain for {self._waiting()}. Start "
-            f"the missing workers, see in their logs why they ended, or set TFDIST_START_TIMEOUT "
-            f"to wait longer."
+            f"{self._topology.me} timed out after {self._timeout:g} s waiting for "
+            f"{self._waiting()}. Start the missing workers, check in their logs why they exited, "
+            f"or increase TFDIST_START_TIMEOUT."
         )
 
     def _waiting(self) -> str:
-        """What is waited for, in words."""
+        """Describes what this worker is waiting for."""
         chief = self._topology.chief
         if self._missing is None:
             return f"{chief}, which {self._problem}"
         missing = [self._topology.workers[rank] for rank in self._missing]
         return f"{len(missing)} of {self._topology.size} workers: {named(missing)}"
 
-    def _reach(self) -> socket.socket | None:
-        """Makes one attempt; a failure is remembered for the announcements."""
+    def _dial(self) -> socket.socket | None:
+        """Makes one attempt; a failure is kept for the progress reports."""
         self._missing = None
         try:
             endpoints = resolve(self._topology.chief.address)
             sock = connect(endpoints, self._deadline)
             if self._tls:
-                sock = self._tls.wrap(sock, dialled=True)
+                sock = self._tls.wrap(sock, dialed=True)
         except OSError as error:
             self._problem = f"cannot be reached ({error.strerror or error})"
             return None
@@ -120,13 +119,13 @@ class RendezvousClient:
         return sock
 
     def _await_go(self, sock: socket.socket) -> bool:
-        """Listens to rank 0 until it says go; False where the connection is of no more use."""
-        heard = time.monotonic()
-        # Rank 0 has started at about the same time, and its word on who is missing is better.
+        """Waits until rank 0 says go; returns False if the connection has become unusable."""
+        last_heard = time.monotonic()
+        # Rank 0 times out at about the same time, and its error names the missing workers better.
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
             self._progress.report(self._waiting())
-            if not readable(sock, _SLICE):
-                if time.monotonic() - heard > _SILENCE_SECONDS:
+            if not readable(sock, _POLL_SECONDS):
+                if time.monotonic() - last_heard > _SILENCE_SECONDS:
                     self._problem = f"has been silent for {_SILENCE_SECONDS:g} s"
                     break
                 continue
@@ -135,9 +134,9 @@ class RendezvousClient:
                 if self._is_go(header):
                     return True
             except (OSError, WireError) as error:
-                self._problem = f"went away ({error})"
+                self._problem = f"disconnected ({error})"
                 break
-            heard = time.monotonic()
+            last_heard = time.monotonic()
         else:
             return False
         self._missing = None
@@ -150,11 +149,11 @@ class RendezvousClient:
             missing = header.get("missing")
             known = range(self._topology.size)
             if not isinstance(missing, list) or any(rank not in known for rank in missing):
-                raise WireError("it sent an unreadable list")
+                raise WireError("it sent an invalid list of missing workers")
             self._missing = missing
         return bool(header["kind"] == "go")
 
 
 def _screen(hello: Identity) -> None:
     if hello.rank != 0 or hello.purpose != JOIN:
-        raise WireError(f"it is {hello}, and does not let workers join the job")
+        raise WireError(f"it is {hello}, and does not accept workers of the job")

@@ -1,4 +1,4 @@
-"""Dials other ranks in threads, again and again until they answer as they should."""
+"""Dials other ranks in threads, retrying until they answer correctly."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.descriptors import not_for_children
+from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.framing import WireError
-from tfdist.cluster.net.listener import Ports, places
+from tfdist.cluster.net.listener import Ports, dial_endpoints
 from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.net.tls import Tls
 
@@ -22,17 +22,17 @@ _BACK_OFF = (0.05, 1.0)
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One connection to make.
+    """A connection to open.
 
     Attributes:
-        name: what messages call the other.
-        address: the other's entry in the cluster.
-        ports: where the other listens.
-        hello: what this process says of itself.
-        screen: looks at the other's hello, and raises WireError to refuse it.
-        made: takes the connection.
-        failed: takes why an attempt failed: OSError or WireError, after which comes another one,
-            or any other error, after which comes none.
+        name: what messages call the peer.
+        address: the peer's entry in the cluster.
+        ports: the ports at which the peer listens.
+        hello: the identity of this process.
+        screen: inspects the peer's identity, and raises WireError to reject it.
+        on_connected: receives the connection.
+        on_failed: receives the error of a failed attempt; OSError and WireError are retried, any
+            other error is final.
     """
 
     name: str
@@ -40,16 +40,16 @@ class Endpoint:
     ports: Ports
     hello: Identity
     screen: Callable[[Identity], None]
-    made: Callable[[socket.socket], None]
-    failed: Callable[[Exception], None]
+    on_connected: Callable[[socket.socket], None]
+    on_failed: Callable[[Exception], None]
 
 
 class Connector:
-    """Makes connections until it is closed.
+    """Opens connections until it is closed.
 
     Args:
         secret: the job's secret.
-        tls: for connections with TLS; None for those in the clear.
+        tls: the TLS contexts; None for connections without TLS.
         deadline: the `time.monotonic()` at which to give up.
     """
 
@@ -57,67 +57,67 @@ class Connector:
         self._secret = secret
         self._tls = tls
         self._deadline = deadline
-        self._over = threading.Event()
-        self._lock = threading.Lock()  # guards what follows
-        self._talking: set[socket.socket] = set()
+        self._closed = threading.Event()
+        self._lock = threading.Lock()  # guards the next one
+        self._handshaking: set[socket.socket] = set()
         self._threads: list[threading.Thread] = []
 
-    def start(self, calls: list[Endpoint]) -> None:
-        """Makes these connections one after the other, beside all others."""
-        thread = threading.Thread(target=self._run, args=(calls,), daemon=True)
+    def start(self, endpoints: list[Endpoint]) -> None:
+        """Opens these connections one after the other, concurrently with those of other calls."""
+        thread = threading.Thread(target=self._run, args=(endpoints,), daemon=True)
         self._threads.append(thread)
         thread.start()
 
     def close(self) -> None:
-        """Ends all attempts that still go on."""
+        """Stops all pending attempts."""
         with self._lock:
-            self._over.set()
-            for sock in self._talking:
-                with contextlib.suppress(OSError):  # the other was faster
+            self._closed.set()
+            for sock in self._handshaking:
+                with contextlib.suppress(OSError):  # the peer was faster
                     sock.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
             thread.join(HELLO_SECONDS)
 
-    def _run(self, calls: list[Endpoint]) -> None:
-        for call in calls:
+    def _run(self, endpoints: list[Endpoint]) -> None:
+        for endpoint in endpoints:
             pause = _BACK_OFF[0]
-            while not self._over.is_set():
+            while not self._closed.is_set():
                 try:
-                    call.made(self._reach(call))
+                    endpoint.on_connected(self._connect(endpoint))
                     break
                 except (OSError, WireError) as error:
-                    call.failed(error)
+                    endpoint.on_failed(error)
                 except Exception as error:
-                    call.failed(error)
+                    endpoint.on_failed(error)
                     return
-                self._over.wait(pause)
+                self._closed.wait(pause)
                 pause = min(2 * pause, _BACK_OFF[1])
 
-    def _reach(self, call: Endpoint) -> socket.socket:
-        sock = connect(places(call.address, call.ports), self._deadline)
+    def _connect(self, endpoint: Endpoint) -> socket.socket:
+        sock = connect(dial_endpoints(endpoint.address, endpoint.ports), self._deadline)
         if self._tls:
-            sock = self._tls.wrap(sock, dialled=True)
-        not_for_children(sock)
+            sock = self._tls.wrap(sock, dialed=True)
+        close_on_fork(sock)
         try:
             with self._lock:
-                if self._over.is_set():
+                if self._closed.is_set():
                     raise TimeoutError("it is too late")
-                self._talking.add(sock)
+                self._handshaking.add(sock)
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
             handshake(
                 sock,
-                call.hello,
+                endpoint.hello,
                 self._secret,
                 deadline,
                 first=True,
-                admit=call.screen,
-                name=call.name,
+                admit=endpoint.screen,
+                name=endpoint.name,
             )
         except BaseException:
             with self._lock:
-                self._talking.discard(sock)
+                self._handshaking.discard(sock)
                 sock.close()
             raise
         with self._lock:
-            self._talking.discard(sock)
+            self._handshaking.discard(sock)
         return sock

@@ -1,4 +1,4 @@
-"""Gathers all workers at rank 0's address before TensorFlow starts a server there."""
+"""Performs the rendezvous at rank 0's address, before TensorFlow starts a server there."""
 
 from __future__ import annotations
 
@@ -18,30 +18,31 @@ _BACKLOG = 512
 
 
 def meet(topology: Topology, options: Options, *, announce: Announce = say) -> Session:
-    """Waits until every worker of the group has come, and connects them.
+    """Waits for every worker of the group, and connects them.
 
-    Each worker first checks its own address. Then rank 0 listens at its address and the others
-    dial it. Where this returns, all are there and have proven to one another that they hold the
-    job's secret, they hold the same cluster and run the same version of tfdist, and every worker's
-    address is free for TensorFlow's server. The connections to rank 0 stay open for the life of the
-    session; they use TLS where the options say so.
+    Each worker first checks its address. Rank 0 then listens at its address, and the others dial
+    it. When this returns, all workers have arrived and authenticated with the job's secret, they
+    have the same cluster and the same version of tfdist, and every worker's address is free for
+    TensorFlow's server. The connections to rank 0 stay open for the lifetime of the session, and
+    use TLS if the options enable it.
 
     Args:
-        topology: the group and this process's place in it.
-        options: `start_timeout` is how many seconds to wait, `secret` is what all have to know,
-            `tls_certificate`, `tls_key` and `tls_ca` are by what they trust one another; the others
-            are for the session.
-        announce: takes a line on who is missing, now and then; stderr by default.
+        topology: the group and this process's rank.
+        options: `start_timeout` is the number of seconds to wait, `secret` authenticates the
+            workers, and `tls_certificate`, `tls_key` and `tls_ca` enable TLS; the session uses the
+            other options.
+        announce: called now and then with a line about missing workers; writes to stderr by
+            default.
 
     Returns:
-        The session; a trivial one without connections for a process alone.
+        The session; without connections for a single process.
 
     Raises:
-        ClusterError: an address cannot be used, or the workers do not fit together, or rank 0
-            holds another secret.
-        TlsError: this worker's certificate is of no use, or rank 0 and this worker do not trust one
-            another, or only one of the two uses TLS.
-        RendezvousError: not all came in time.
+        ClusterError: an address cannot be used, the workers are incompatible, or rank 0 has a
+            different secret.
+        TlsError: this worker's certificate is unusable, rank 0 and this worker do not trust each
+            other, or only one of them uses TLS.
+        RendezvousError: some worker did not arrive in time.
 
     Example:
         >>> meet(Topology(), Options()).exchange("greeting", b"hello")

@@ -1,4 +1,4 @@
-"""The other ranks' part in a session: one connection, to rank 0."""
+"""The side of a session on all ranks but 0: a single connection, to rank 0."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from socket import socket
 
 from tfdist.cluster.net.framing import Header, encode
 from tfdist.cluster.session.connections import Connections
-from tfdist.cluster.session.coordinator import ended, loss
+from tfdist.cluster.session.coordinator import left_message, loss_message
 from tfdist.cluster.session.error_codec import decode_error
 from tfdist.cluster.session.state import SessionState
 from tfdist.cluster.spec.topology import Worker
@@ -15,23 +15,27 @@ from tfdist.errors import PeerLostError
 
 
 class Agent:
-    """The connection of a rank to rank 0.
+    """A rank's connection to rank 0.
 
     Args:
         workers: the group in rank order.
         sock: the connection.
-        state: what this process knows, to be kept up to date.
-        silence: seconds without a sign of life after which rank 0 counts as lost.
+        state: this process's state, which the agent updates.
+        heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
     """
 
     def __init__(
-        self, workers: Sequence[Worker], sock: socket, state: SessionState, silence: float
+        self,
+        workers: Sequence[Worker],
+        sock: socket,
+        state: SessionState,
+        heartbeat_timeout: float,
     ) -> None:
         self._workers = workers
         self._chief = workers[0]
         self._state = state
-        self._links = Connections({0: sock}, self, silence)
-        self._links.start()
+        self._connections = Connections({0: sock}, self, heartbeat_timeout)
+        self._connections.start()
 
     def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
         """Joins an exchange."""
@@ -42,18 +46,18 @@ class Agent:
             "timeout": timeout,
             "variable": variable,
         }
-        self._links.send(0, encode(header, payload))
+        self._connections.send(0, encode(header, payload))
 
     def notify(self, key: str, text: str) -> None:
-        """Only rank 0 posts."""
+        """Raises an error: only rank 0 posts notices."""
         raise ValueError(
-            f"notify() is for rank 0; the others wait_notified(). Received: {key!r} on another "
-            f"rank. Call it where session.rank == 0."
+            f"notify() is for rank 0; the other ranks call wait_notified(). Received: {key!r} on "
+            f"another rank. Call it only if session.rank == 0."
         )
 
-    def close(self, farewell: str | None, linger: float) -> None:
+    def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connection."""
-        self._links.close(encode({"kind": "bye", "failure": farewell}), linger)
+        self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         kind = header["kind"]
@@ -70,16 +74,16 @@ class Agent:
         elif kind == "lost":
             self._state.lose(str(decode_error(header)))
         elif kind == "left":
-            self._state.leave(ended(header["rank"], self._workers[header["rank"]]))
+            self._state.leave(left_message(header["rank"], self._workers[header["rank"]]))
         elif kind == "bye":
-            self._links.drop(0)
+            self._connections.drop(0)
             if header["failure"] is not None:
-                self._state.lose(loss(0, self._chief, f"failed: {header['failure']}"))
+                self._state.lose(loss_message(0, self._chief, f"failed: {header['failure']}"))
                 return
-            self._state.leave(ended(0, self._chief))
+            self._state.leave(left_message(0, self._chief))
             self._state.fail(
                 PeerLostError(
-                    f"rank 0, {self._chief}, has ended, and nothing passes between the workers "
+                    f"rank 0, {self._chief}, has left the job, and the workers cannot communicate "
                     f"without it. Run the same number of steps on all workers."
                 )
             )
@@ -87,7 +91,7 @@ class Agent:
             raise ValueError(kind)
 
     def on_end(self, rank: int, reason: str) -> None:
-        self._state.lose(loss(0, self._chief, f"is lost: {reason}"))
+        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"))
 
     def on_tick(self, now: float) -> None:
-        """Nothing is due here: rank 0 watches over the deadlines."""
+        """Does nothing: rank 0 tracks the deadlines."""

@@ -1,4 +1,4 @@
-"""Keeps the control connections: one thread reads, writes and watches over all of them."""
+"""The control connections of a process, all served and monitored by one thread."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from tfdist.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireError, 
 
 _BEAT = encode({"kind": "beat"})
 _BEAT_SECONDS = 5.0
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 _CHUNK = 256 * 1024
 
 
 class Handler(Protocol):
-    """What happens on the connections; all of it called from the thread of `Connections`."""
+    """Receives the events of the connections, in the thread of `Connections`."""
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
-        """A frame came. KeyError, TypeError and ValueError mean that it was malformed."""
+        """A frame arrived. KeyError, TypeError and ValueError mean that it was malformed."""
 
     def on_end(self, rank: int, reason: str) -> None:
-        """A connection broke; called once, and not for one that was dropped or closed."""
+        """A connection broke; called once, and never after `drop` or `close`."""
 
     def on_tick(self, now: float) -> None:
         """Called about twice a second with `time.monotonic()`."""
 
 
-class _Link:
-    """One connection with what waits to be sent over it."""
+class _Connection:
+    """One connection and its outgoing data."""
 
     def __init__(self, sock: socket.socket, now: float) -> None:
         self.sock = sock
         self.decoder = Decoder(FRAME_LIMIT)
         self.lock = threading.Lock()  # guards `out` and the socket
         self.out = bytearray()
-        self.heard = now
+        self.last_heard = now
         self.dropped = False
         self.shut = False
 
     def send(self, data: bytes) -> None:
-        """Sends what goes without waiting, and keeps the rest."""
+        """Sends as much as possible without blocking, and buffers the rest."""
         with self.lock:
             if self.shut:
                 return
@@ -55,7 +55,7 @@ class _Link:
                     del self.out[: self.sock.send(self.out[:_CHUNK])]
             except BlockingIOError:
                 pass
-            except OSError:  # reading will say what is the matter
+            except OSError:  # the next read reports the reason
                 self.out.clear()
 
 
@@ -64,116 +64,119 @@ class Connections:
 
     Args:
         sockets: a connected socket for each rank.
-        handler: is told what happens.
-        silence: seconds without a sign of life after which a connection counts as broken.
+        handler: receives the events.
+        heartbeat_timeout: seconds without a heartbeat after which a connection is considered
+            broken.
     """
 
     def __init__(
-        self, sockets: Mapping[int, socket.socket], handler: Handler, silence: float
+        self, sockets: Mapping[int, socket.socket], handler: Handler, heartbeat_timeout: float
     ) -> None:
         now = time.monotonic()
-        self._links = {rank: _Link(sock, now) for rank, sock in sockets.items()}
+        self._by_rank = {rank: _Connection(sock, now) for rank, sock in sockets.items()}
         self._handler = handler
-        self._silence = silence
-        self._beat = min(_BEAT_SECONDS, silence / 4)
+        self._timeout = heartbeat_timeout
+        self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
         self._leaving = False
         self._close_by: float | None = None
-        self._bell, self._ringer = socket.socketpair()
-        for sock in (self._bell, self._ringer, *sockets.values()):
+        self._wake_receiver, self._wake_sender = socket.socketpair()
+        for sock in (self._wake_receiver, self._wake_sender, *sockets.values()):
             sock.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="tfdist-links", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="tfdist-connections", daemon=True)
         _alive.add(self)
 
     def start(self) -> None:
-        """Begins to read; apart from the constructor so that the handler can be made ready."""
-        if self._links:
+        """Starts the thread; separate from the constructor, so that the handler can be set up."""
+        if self._by_rank:
             self._thread.start()
         else:
-            self.forget()
+            self.close_descriptors()
 
     def send(self, rank: int, frame: bytes) -> None:
-        """Sends a frame to a rank, from any thread and without waiting."""
-        if link := self._links.get(rank):
-            link.send(frame)
-            if link.out:
-                self._ring()
+        """Sends a frame to a rank, from any thread and without blocking."""
+        if connection := self._by_rank.get(rank):
+            connection.send(frame)
+            if connection.out:
+                self._wake()
 
     def broadcast(self, frame: bytes) -> None:
         """Sends a frame to every rank that is still connected."""
-        for rank in list(self._links):
+        for rank in list(self._by_rank):
             self.send(rank, frame)
 
     def drop(self, rank: int) -> None:
-        """Closes a connection without a word; only from within the handler."""
-        self._links[rank].dropped = True
+        """Closes a connection without calling `on_end`; only from within the handler."""
+        self._by_rank[rank].dropped = True
 
-    def close(self, farewell: bytes, linger: float) -> None:
-        """Sends what waits and a last frame, closes all connections and ends the thread.
+    def close(self, last_frame: bytes, linger: float) -> None:
+        """Sends buffered data and a last frame, closes all connections and stops the thread.
 
         Args:
-            farewell: the last frame. Who has read it closes the connection, so that from now on
-                an end is no news.
+            last_frame: sent to all ranks. A peer closes its connection once it has read this frame,
+                so `on_end` is no longer called.
             linger: seconds that this may take.
         """
         self._leaving = True
-        self.broadcast(farewell)
+        self.broadcast(last_frame)
         self._close_by = time.monotonic() + linger
-        self._ring()
+        self._wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(linger + 1.0)
 
-    def forget(self) -> None:
-        """Closes this process's descriptors and nothing else; in a forked child, its copies.
+    def close_descriptors(self) -> None:
+        """Closes the descriptors and nothing else, which is what a forked child needs.
 
-        A child's copies would keep the connections open after this process has died.
+        A child's copies would keep the connections open after its parent has died.
         """
-        for sock in (self._bell, self._ringer, *(link.sock for link in self._links.values())):
+        sockets = (connection.sock for connection in self._by_rank.values())
+        for sock in (self._wake_receiver, self._wake_sender, *sockets):
             sock.close()
 
-    def _ring(self) -> None:
+    def _wake(self) -> None:
         try:
-            self._ringer.send(b"!")
-        except OSError:  # it rings already, or the thread has ended
+            self._wake_sender.send(b"!")
+        except OSError:  # a wake-up is already pending, or the thread has ended
             pass
 
     def _run(self) -> None:
         with selectors.DefaultSelector() as selector:
-            selector.register(self._bell, selectors.EVENT_READ)
-            for rank, link in self._links.items():
-                selector.register(link.sock, selectors.EVENT_READ, rank)
+            selector.register(self._wake_receiver, selectors.EVENT_READ)
+            for rank, connection in self._by_rank.items():
+                selector.register(connection.sock, selectors.EVENT_READ, rank)
             last = next_beat = time.monotonic()
-            while self._links and not self._closed():
-                for rank, link in self._links.items():
-                    wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if link.out else 0)
-                    selector.modify(link.sock, wanted, rank)
-                events = selector.select(min(_SLICE, self._beat))
+            while self._by_rank and not self._closed():
+                for rank, connection in self._by_rank.items():
+                    write = selectors.EVENT_WRITE if connection.out else 0
+                    selector.modify(connection.sock, selectors.EVENT_READ | write, rank)
+                events = selector.select(min(_POLL_SECONDS, self._interval))
                 now = time.monotonic()
                 self._handle(selector, events, now)
-                if now - last > self._silence / 2:  # this process was stopped: it cannot judge
-                    for link in self._links.values():
-                        link.heard = now
+                # After this process was suspended, the silence of the others means nothing.
+                if now - last > self._timeout / 2:
+                    for connection in self._by_rank.values():
+                        connection.last_heard = now
                 last = now
                 if not self._leaving:
                     self._watch(selector, now)
                 if now >= next_beat:
-                    next_beat = now + self._beat
+                    next_beat = now + self._interval
                     self.broadcast(_BEAT)
-            for rank in list(self._links):
+            for rank in list(self._by_rank):
                 self._end(selector, rank)
-        self._bell.close()
-        self._ringer.close()
+        self._wake_receiver.close()
+        self._wake_sender.close()
 
     def _closed(self) -> bool:
-        """Whether closing is over; on the way there, ends each stream once all of it is sent."""
+        """Whether closing has finished; shuts down each stream once its data is sent."""
         if self._close_by is None:
             return False
-        for link in self._links.values():
-            with link.lock:
-                if not link.out and not link.shut:
-                    link.shut = True
+        for connection in self._by_rank.values():
+            with connection.lock:
+                if not connection.out and not connection.shut:
+                    connection.shut = True
                     try:
-                        link.sock.shutdown(socket.SHUT_WR)
-                    except OSError:  # the other end was faster
+                        connection.sock.shutdown(socket.SHUT_WR)
+                    except OSError:  # the peer was faster
                         pass
         return time.monotonic() >= self._close_by
 
@@ -186,24 +189,24 @@ class Connections:
         for key, event in events:
             rank: int | None = key.data
             if rank is None:
-                self._bell.recv(4096)
+                self._wake_receiver.recv(4096)
                 continue
-            link = self._links[rank]
+            connection = self._by_rank[rank]
             if event & selectors.EVENT_WRITE:
-                link.send(b"")
+                connection.send(b"")
             if event & selectors.EVENT_READ:
-                link.heard = now
-                reason = self._read(rank, link)
-                if reason or link.dropped:
+                connection.last_heard = now
+                reason = self._read(rank, connection)
+                if reason or connection.dropped:
                     self._end(selector, rank)
-                if reason and not link.dropped and not self._leaving:
+                if reason and not connection.dropped and not self._leaving:
                     self._handler.on_end(rank, reason)
 
-    def _read(self, rank: int, link: _Link) -> str | None:
-        """Reads what has come; returns why the connection is of no more use."""
+    def _read(self, rank: int, connection: _Connection) -> str | None:
+        """Reads the available data; returns why the connection is unusable, if it is."""
         try:
-            with link.lock:
-                data = link.sock.recv(_CHUNK)
+            with connection.lock:
+                data = connection.sock.recv(_CHUNK)
         except BlockingIOError:
             return None
         except OSError as error:
@@ -211,34 +214,34 @@ class Connections:
         if not data:
             return "connection closed"
         try:
-            for header, payload in link.decoder.feed(data):
-                if not self._leaving and not link.dropped and header["kind"] != "beat":
+            for header, payload in connection.decoder.feed(data):
+                if not self._leaving and not connection.dropped and header["kind"] != "beat":
                     self._handler.on_frame(rank, header, payload)
         except (WireError, KeyError, TypeError, ValueError) as error:
-            return f"it sent what tfdist does not understand ({error!r})"
+            return f"it sent a malformed frame ({error!r})"
         return None
 
     def _watch(self, selector: selectors.BaseSelector, now: float) -> None:
-        for rank, link in list(self._links.items()):
-            if now - link.heard > self._silence:
-                self._handler.on_end(rank, f"no sign of life for {self._silence:g} s")
+        for rank, connection in list(self._by_rank.items()):
+            if now - connection.last_heard > self._timeout:
+                self._handler.on_end(rank, f"no sign of life for {self._timeout:g} s")
                 self._end(selector, rank)
         self._handler.on_tick(now)
 
     def _end(self, selector: selectors.BaseSelector, rank: int) -> None:
-        link = self._links[rank]
-        selector.unregister(link.sock)
-        # A copy, because other threads go through the links meanwhile.
-        self._links = {other: kept for other, kept in self._links.items() if other != rank}
-        link.sock.close()
+        connection = self._by_rank[rank]
+        selector.unregister(connection.sock)
+        # A copy, because other threads may be iterating over it.
+        self._by_rank = {other: kept for other, kept in self._by_rank.items() if other != rank}
+        connection.sock.close()
 
 
 _alive: weakref.WeakSet[Connections] = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for links in list(_alive):
-        links.forget()
+    for connections in list(_alive):
+        connections.close_descriptors()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -1,4 +1,4 @@
-"""Rank 0's part in a session: completes exchanges, passes on notices, tells all of a loss."""
+"""Rank 0's side of a session: completes exchanges, posts notices, reports lost workers."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, TfdistError
 
 
-def loss(rank: int, worker: Worker, what: str) -> str:
-    """The line that says which worker is lost and how."""
+def loss_message(rank: int, worker: Worker, what: str) -> str:
+    """The message that a worker is lost, and why."""
     return f"rank {rank}, {worker} {what}; see its log"
 
 
-def ended(rank: int, worker: Worker) -> str:
-    """The line that says which worker has ended normally."""
-    return f"rank {rank}, {worker}, has ended; run the same number of steps on all workers"
+def left_message(rank: int, worker: Worker) -> str:
+    """The message that a worker has left normally."""
+    return f"rank {rank}, {worker}, has left the job; run the same number of steps on all workers"
 
 
 class Coordinator:
-    """The connections of rank 0 to all others.
+    """Rank 0's connections to all other ranks.
 
     Args:
         workers: the group in rank order.
-        sockets: the connection to each other rank; none for a process alone.
-        state: what this process knows, to be kept up to date.
-        silence: seconds without a sign of life after which a worker counts as lost.
-        patience: seconds after which a line says for whom an exchange waits.
+        sockets: the connection to each other rank; none for a single process.
+        state: this process's state, which the coordinator updates.
+        heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost.
+        stall_warning: seconds after which a line reports whom an exchange is waiting for.
     """
 
     def __init__(
@@ -43,18 +43,18 @@ class Coordinator:
         workers: Sequence[Worker],
         sockets: Mapping[int, socket],
         state: SessionState,
-        silence: float,
-        patience: float,
+        heartbeat_timeout: float,
+        stall_warning: float,
     ) -> None:
         self._workers = workers
         self._state = state
-        self._ledger = PendingExchanges(workers)
-        self._patience = patience
-        self._lock = threading.RLock()  # guards the ledger, and keeps frames in its order
+        self._exchanges = PendingExchanges(workers)
+        self._stall_warning = stall_warning
+        self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
         self._failed = False
         self._lost = False
-        self._links = Connections(sockets, self, silence)
-        self._links.start()
+        self._connections = Connections(sockets, self, heartbeat_timeout)
+        self._connections.start()
 
     def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
         """Joins an exchange as rank 0."""
@@ -62,12 +62,12 @@ class Coordinator:
 
     def notify(self, key: str, text: str) -> None:
         """Posts a notice to all others."""
-        self._links.broadcast(encode({"kind": "notice", "key": key, "text": text}))
+        self._connections.broadcast(encode({"kind": "notice", "key": key, "text": text}))
         self._state.notice(key, text)
 
-    def close(self, farewell: str | None, linger: float) -> None:
+    def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connections."""
-        self._links.close(encode({"kind": "bye", "failure": farewell}), linger)
+        self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
 
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         if header["kind"] == "join":
@@ -75,27 +75,28 @@ class Coordinator:
             variable = str(header["variable"])
             self._join(rank, int(sequence), str(tag), payload, float(timeout), variable)
         elif header["kind"] == "bye":
-            self._links.drop(rank)
+            self._connections.drop(rank)
             if header["failure"] is not None:
-                self._lose(loss(rank, self._workers[rank], f"failed: {header['failure']}"))
+                worker = self._workers[rank]
+                self._lose(loss_message(rank, worker, f"failed: {header['failure']}"))
                 return
             with self._lock:
-                self._ledger.leave(rank)
+                self._exchanges.leave(rank)
                 self.on_tick(time.monotonic())
-            self._links.broadcast(encode({"kind": "left", "rank": rank}))
-            self._state.leave(ended(rank, self._workers[rank]))
+            self._connections.broadcast(encode({"kind": "left", "rank": rank}))
+            self._state.leave(left_message(rank, self._workers[rank]))
         else:
             raise ValueError(header["kind"])
 
     def on_end(self, rank: int, reason: str) -> None:
-        self._lose(loss(rank, self._workers[rank], f"is lost: {reason}"))
+        self._lose(loss_message(rank, self._workers[rank], f"is lost: {reason}"))
 
     def on_tick(self, now: float) -> None:
         with self._lock:
-            if error := self._ledger.stuck(now):
+            if error := self._exchanges.stuck(now):
                 self._fail(error)
             if not self._failed:
-                for line in self._ledger.slow(now, self._patience):
+                for line in self._exchanges.slow(now, self._stall_warning):
                     say(line)
 
     def _join(
@@ -103,10 +104,10 @@ class Coordinator:
     ) -> None:
         now = time.monotonic()
         with self._lock:
-            if self._failed:  # that rank is about to hear of it
+            if self._failed:  # that rank is being told
                 return
             try:
-                payloads = self._ledger.join(
+                payloads = self._exchanges.join(
                     rank,
                     sequence,
                     tag,
@@ -123,22 +124,22 @@ class Coordinator:
                 return
             sizes = [len(part) for part in payloads]
             header = {"kind": "result", "sequence": sequence, "sizes": sizes}
-            self._links.broadcast(encode(header, b"".join(payloads)))
+            self._connections.broadcast(encode(header, b"".join(payloads)))
             self._state.deliver(sequence, payloads)
 
     def _fail(self, error: TfdistError) -> None:
-        """Ends the group on all ranks; the first error stays."""
+        """Fails the session on all ranks; only the first error counts."""
         with self._lock:
             if not self._failed:
                 self._failed = True
-                self._links.broadcast(encode(encode_error("failed", error)))
+                self._connections.broadcast(encode(encode_error("failed", error)))
                 self._state.fail(error)
 
     def _lose(self, message: str) -> None:
-        """Tells all ranks that a worker is lost; the first loss stays."""
+        """Tells all ranks that a worker is lost; only the first loss counts."""
         with self._lock:
             if self._lost:
                 return
             self._failed = self._lost = True
-            self._links.broadcast(encode(encode_error("lost", PeerLostError(message))))
+            self._connections.broadcast(encode(encode_error("lost", PeerLostError(message))))
         self._state.lose(message)

@@ -1,4 +1,4 @@
-"""Sends an error from one worker to another, so that both raise the same."""
+"""Encodes errors for other workers, so that all raise the same error."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TYPES: dict[str, type[TfdistError]] = {
 
 
 def encode_error(kind: str, error: TfdistError) -> Header:
-    """The header of a frame of this kind that carries the error."""
+    """The header of a frame of the given kind that carries the error."""
     return {"kind": kind, "type": type(error).__name__, "message": str(error)}
 
 
@@ -35,9 +35,9 @@ def decode_error(header: Header) -> TfdistError:
     """The error that a frame carries.
 
     Raises:
-        WireError: it carries none.
+        WireError: the header carries no known error.
     """
     kind, message = header.get("type"), header.get("message")
     if kind not in _TYPES or not isinstance(message, str):
-        raise WireError("it sent an error that is none")
+        raise WireError("it sent an invalid error")
     return _TYPES[kind](message)

@@ -1,17 +1,17 @@
-"""Remembers an uncaught exception, so that the last word to the others can name it."""
+"""Records an uncaught exception, so that the goodbye to the other workers can name it."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
 
-_LONGEST = 300
+_MAX_LENGTH = 300
 _failure: str | None = None
 _watching = False
 
 
 def watch() -> None:
-    """Begins to watch; the exception hook that is in place is still called."""
+    """Installs an exception hook; the previous hook is still called."""
     global _watching
     if _watching:
         return
@@ -27,7 +27,7 @@ def watch() -> None:
 
 
 def failure() -> str | None:
-    """The exception that is ending this process; None where none does."""
+    """The uncaught exception that is terminating this process, if any."""
     return _failure
 
 
@@ -40,4 +40,4 @@ def describe(error: BaseException) -> str:
     """
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return text[:_LONGEST]
+    return text[:_MAX_LENGTH]

@@ -1,4 +1,4 @@
-"""Steps that all ranks of a session take together, where the error of one is that of all."""
+"""Steps that all ranks of a session run together; if one fails, all raise its error."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from tfdist.cluster.session.exit_reason import describe
 from tfdist.cluster.session.session import Session
 from tfdist.errors import ClusterError, RendezvousError, TfdistError
 
-Said = dict[str, Any]
-"""What one rank tells the others, as JSON can hold it."""
+Report = dict[str, Any]
+"""What one rank reports to the others; JSON-serializable."""
 
 _VARIABLE = "TFDIST_START_TIMEOUT"
 
 
 class Lockstep:
-    """Takes one step after the other.
+    """Runs one step after the other.
 
     Args:
         session: the connections to all ranks.
-        subject: what the steps are for; in tags and messages.
-        timeout: seconds that one step may wait for the others.
+        subject: what the steps are for, in tags and messages.
+        timeout: seconds that a step may wait for the other ranks.
     """
 
     def __init__(self, session: Session, subject: str, timeout: float) -> None:
@@ -31,23 +31,23 @@ class Lockstep:
         self._subject = subject
         self._timeout = timeout
 
-    def take(self, step: str, work: Callable[[], Said]) -> list[Said]:
-        """Does this rank's work, and tells the others what came of it.
+    def run(self, step: str, work: Callable[[], Report]) -> list[Report]:
+        """Runs this rank's work and exchanges the results.
 
         Args:
-            step: what is done, the same on all ranks.
-            work: returns what the others are to know, or raises what they are to raise too.
+            step: name of the step, the same on all ranks.
+            work: returns this rank's report, or raises an error that all ranks are to raise.
 
         Returns:
-            What every rank has to say, in rank order.
+            The reports of all ranks, in rank order.
 
         Raises:
-            TfdistError: the work failed on some rank; the same on all ranks, that of the first
-                one. Or the session has ended.
+            TfdistError: the work failed on some rank (all ranks raise the error of the lowest such
+                rank), or the session has ended.
         """
         failure: Exception | None = None
         try:
-            message: Said = {"said": work()}
+            message: Report = {"report": work()}
         except Exception as error:
             failure = error
             message = {"error": encode_error("error", self._error(error))}
@@ -58,7 +58,7 @@ class Lockstep:
         for message in messages:
             if "error" in message:
                 raise decode_error(message["error"]) from failure
-        return [message["said"] for message in messages]
+        return [message["report"] for message in messages]
 
     def _error(self, error: Exception) -> TfdistError:
         if isinstance(error, TfdistError):

@@ -1,4 +1,4 @@
-"""Who has joined which exchange, and when one can no longer complete; holds no communication."""
+"""Tracks which ranks joined which exchange, and when one can no longer complete; does no I/O."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
 
 
 @dataclass
-class _Round:
+class _Exchange:
     """One exchange that some ranks have joined."""
 
     tag: str
@@ -22,15 +22,15 @@ class _Round:
     timeout: float
     variable: str
     payloads: dict[int, bytes] = field(default_factory=dict)
-    began: float = 0.0
-    warned: float = 0.0  # after how many seconds
+    started: float = 0.0
+    warned: float = 0.0  # seconds waited at the last warning
 
 
 class PendingExchanges:
-    """Rank 0's record of the exchanges.
+    """The exchanges that rank 0 has yet to complete.
 
     Args:
-        workers: the group in rank order; one unnamed process where it is empty.
+        workers: the group in rank order; empty for a single process.
 
     Example:
         >>> PendingExchanges(()).join(0, 0, "greeting", b"hello", deadline=1.0, timeout=1.0)
@@ -40,7 +40,7 @@ class PendingExchanges:
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._size = max(1, len(workers))
-        self._rounds: dict[int, _Round] = {}
+        self._pending: dict[int, _Exchange] = {}
         self._gone: set[int] = set()
 
     def join(
@@ -57,22 +57,22 @@ class PendingExchanges:
         """Records that a rank joins an exchange.
 
         Args:
-            rank: who joins.
-            sequence: the number of the exchange on that rank, from 0.
-            tag: what that rank calls it.
-            payload: what it brings.
-            deadline: when it gives up, on the caller's clock.
-            timeout: how many seconds after joining that is.
-            variable: the environment variable that sets these seconds.
+            rank: the joining rank.
+            sequence: number of the exchange on that rank, starting at 0.
+            tag: that rank's tag for it.
+            payload: that rank's payload.
+            deadline: when that rank gives up, on the caller's clock.
+            timeout: seconds from joining to the deadline.
+            variable: the environment variable that sets the timeout.
 
         Returns:
-            All payloads in rank order where this was the last rank, else None.
+            All payloads in rank order once the last rank has joined, else None.
 
         Raises:
-            ProgramMismatchError: another rank calls the exchange otherwise.
+            ProgramMismatchError: another rank used a different tag.
         """
-        fresh = _Round(tag, rank, deadline, timeout, variable, began=deadline - timeout)
-        current = self._rounds.setdefault(sequence, fresh)
+        new = _Exchange(tag, rank, deadline, timeout, variable, started=deadline - timeout)
+        current = self._pending.setdefault(sequence, new)
         if tag != current.tag:
             raise ProgramMismatchError(
                 f"The workers run different programs: exchange {sequence} is {current.tag!r} at "
@@ -84,46 +84,46 @@ class PendingExchanges:
         current.payloads[rank] = payload
         if len(current.payloads) < self._size:
             return None
-        del self._rounds[sequence]
+        del self._pending[sequence]
         return [current.payloads[number] for number in range(self._size)]
 
     def leave(self, rank: int) -> None:
-        """Records that a rank has ended normally and joins no more."""
+        """Records that a rank has left normally and joins no more exchanges."""
         self._gone.add(rank)
 
     def stuck(self, now: float) -> TfdistError | None:
-        """Why an exchange cannot complete; None while all still can.
+        """The reason why an exchange cannot complete; None while all can.
 
         Args:
-            now: the time on the clock of the deadlines.
+            now: the current time, on the clock of the deadlines.
         """
-        for current in self._rounds.values():
+        for current in self._pending.values():
             missing = self._missing(current)
             gone = [rank for rank in missing if rank in self._gone]
             if gone:
                 return PeerLostError(
-                    f"rank {gone[0]}, {self._name(gone[0])}, has ended and never joins exchange "
-                    f"{current.tag!r}. Run the same number of steps on all workers."
+                    f"rank {gone[0]}, {self._name(gone[0])}, has left the job without joining "
+                    f"exchange {current.tag!r}. Run the same number of steps on all workers."
                 )
             if now >= current.deadline:
                 return RendezvousError(
-                    f"exchange {current.tag!r} waited {current.timeout:g} s in vain for "
-                    f"{self._names(missing)}. See what they do; where they are only slow, set "
-                    f"{current.variable} to wait longer."
+                    f"exchange {current.tag!r} timed out after {current.timeout:g} s waiting for "
+                    f"{self._names(missing)}. Check what they are doing; if they are only slow, "
+                    f"increase {current.variable}."
                 )
         return None
 
-    def slow(self, now: float, patience: float) -> list[str]:
-        """A line for each exchange that has waited long, and again each time this has doubled.
+    def slow(self, now: float, stall_warning: float) -> list[str]:
+        """Warnings for stalled exchanges, repeated each time the wait has doubled.
 
         Args:
-            now: the time on the clock of the deadlines.
-            patience: seconds until the first line.
+            now: the current time, on the clock of the deadlines.
+            stall_warning: seconds until the first warning.
         """
         lines = []
-        for current in self._rounds.values():
-            waited = now - current.began
-            if waited >= max(patience, 2 * current.warned):
+        for current in self._pending.values():
+            waited = now - current.started
+            if waited >= max(stall_warning, 2 * current.warned):
                 current.warned = waited
                 lines.append(
                     f"tfdist: exchange {current.tag!r} has waited {waited:.0f} s for "
@@ -131,7 +131,7 @@ class PendingExchanges:
                 )
         return lines
 
-    def _missing(self, current: _Round) -> list[int]:
+    def _missing(self, current: _Exchange) -> list[int]:
         return [rank for rank in range(self._size) if rank not in current.payloads]
 
     def _names(self, ranks: Sequence[int]) -> str:

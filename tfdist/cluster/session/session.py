@@ -1,4 +1,4 @@
-"""The group while it runs: exchanges small byte strings, and notices when a worker is lost."""
+"""The running group: exchanges small byte strings and detects lost workers."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
 from tfdist.options import Options
 
-MOST_BYTES = 64 * 1024 * 1024
+MAX_BYTES = 64 * 1024 * 1024
 _GRACE_SECONDS = 5.0
 _LINGER_SECONDS = 1.0
 
 
 class Session:
-    """The connections of this process to its group; `meet` makes it.
+    """This process's connections to its group; created by `meet`.
 
-    A thread of its own watches over them: a worker that dies, or is silent for
-    `options.heartbeat_timeout`, ends the session on every rank with the same message. A process
-    that ends normally says goodbye by itself; one that ends by an uncaught exception says that it
-    failed and why. A forked child must not use it.
+    A background thread monitors them: if a worker dies, or is silent for
+    `options.heartbeat_timeout`, the session fails on every rank with the same message. A process
+    that exits says goodbye automatically, and reports the uncaught exception that terminated it,
+    if any. A forked child must not use the session.
 
     Args:
-        topology: the group and this process's place in it.
-        sockets: rank 0 has a connection to each other rank, the others have one to rank 0, a
-            process alone has none.
+        topology: the group and this process's rank.
+        sockets: on rank 0 a connection to each other rank, on the others one to rank 0, and none
+            for a single process.
         options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
 
     Example:
@@ -48,25 +48,25 @@ class Session:
         self.topology = topology
         self._options = options
         self._state = SessionState()
-        self._turn = threading.Lock()  # one exchange at a time
+        self._exchange_lock = threading.Lock()  # one exchange at a time
         self._sequence = 0
         self._closing = threading.Lock()
         self._pid = os.getpid()
-        silence = options.heartbeat_timeout
+        timeout = options.heartbeat_timeout
         self._role: Coordinator | Agent
         if topology.rank == 0:
             self._role = Coordinator(
-                topology.workers, sockets, self._state, silence, options.stall_warning
+                topology.workers, sockets, self._state, timeout, options.stall_warning
             )
         else:
-            self._role = Agent(topology.workers, sockets[0], self._state, silence)
+            self._role = Agent(topology.workers, sockets[0], self._state, timeout)
         if sockets:
             exit_reason.watch()
             atexit.register(self._at_exit)
 
     @property
     def rank(self) -> int:
-        """This process's position in the group."""
+        """This process's rank in the group."""
         return self.topology.rank
 
     @property
@@ -82,56 +82,56 @@ class Session:
         *,
         variable: str = COLLECTIVE_TIMEOUT,
     ) -> list[bytes]:
-        """Brings a small byte string from every rank to every rank.
+        """Gathers a small byte string from every rank on every rank.
 
-        Every rank calls this in the same order with the same tags.
+        All ranks must call this in the same order with the same tags.
 
         Args:
-            tag: what the exchange is for; compared between the ranks.
-            payload: this rank's bytes; 64 MiB at most over all ranks.
+            tag: what the exchange is for; must match on all ranks.
+            payload: this rank's bytes; at most 64 MiB in total over all ranks.
             timeout: seconds to wait for the others; `options.collective_timeout` by default.
-            variable: the environment variable that sets these seconds, for the error's remedy.
+            variable: the environment variable that sets the timeout, for error messages.
 
         Returns:
             The payloads in rank order.
 
         Raises:
-            ProgramMismatchError: another rank called this with another tag.
-            PeerLostError: a worker is lost, or has ended.
-            RendezvousError: a worker did not join in time. As after every error, the session is
-                then of no more use, on any rank.
-            ValueError: the payload is too long.
+            ProgramMismatchError: another rank passed a different tag.
+            PeerLostError: a worker is lost, or has left.
+            RendezvousError: a worker did not join in time. After this, as after any other error,
+                the session is unusable on all ranks.
+            ValueError: the payload is too large.
 
         Example:
             >>> session.exchange("batch size", b"32")  # doctest: +SKIP
             [b'32', b'32']
         """
-        if len(payload) * self.size > MOST_BYTES:
+        if len(payload) * self.size > MAX_BYTES:
             raise ValueError(
-                f"exchange() is for small payloads, {MOST_BYTES // self.size} bytes at most on "
+                f"exchange() is for small payloads of at most {MAX_BYTES // self.size} bytes on "
                 f"each of {self.size} workers. Received: {len(payload)} bytes. Send less."
             )
         seconds = self._options.collective_timeout if timeout is None else timeout
-        with self._turn:
+        with self._exchange_lock:
             self._state.check()
             sequence = self._sequence
             self._sequence += 1
             self._state.expect(sequence)
             self._role.join(sequence, tag, bytes(payload), seconds, variable)
-            # Rank 0 keeps the time and names who is missing; this is only the second line.
-            late = RendezvousError(
-                f"exchange {tag!r} waited {seconds:g} s in vain, and {self._chief()} did not say "
-                f"for whom. See what it does."
+            # A fallback: rank 0 tracks the deadline and names the missing workers.
+            timeout_error = RendezvousError(
+                f"exchange {tag!r} timed out after {seconds:g} s, and {self._chief()} did not "
+                f"report why. Check what it is doing."
             )
             deadline = time.monotonic() + seconds + _GRACE_SECONDS
-            return self._state.result(sequence, deadline, late)
+            return self._state.result(sequence, deadline, timeout_error)
 
     def notify(self, key: str, text: str = "") -> None:
-        """Posts a notice to every rank, without waiting; only on rank 0.
+        """Posts a notice to every rank, without blocking; rank 0 only.
 
         Args:
-            key: what the notice is about.
-            text: what it says.
+            key: the topic of the notice.
+            text: its content.
 
         Raises:
             ValueError: this is not rank 0.
@@ -142,45 +142,45 @@ class Session:
         self._role.notify(key, text)
 
     def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[str]:
-        """Waits until rank 0 has posted so many notices with this key since the start.
+        """Waits until rank 0 has posted `count` notices with this key in total.
 
         Args:
-            key: what the notices are about.
-            count: how many, all that came so far included.
+            key: the topic of the notices.
+            count: the number of notices since the session started.
             timeout: seconds to wait; `options.collective_timeout` by default.
 
         Returns:
-            The texts of all notices with this key so far, in order.
+            The texts of all notices with this key, in order.
 
         Raises:
-            PeerLostError: a worker is lost, or rank 0 has ended.
+            PeerLostError: a worker is lost, or rank 0 has left.
             RendezvousError: rank 0 did not post in time.
 
         Example:
             >>> session.wait_notified("checkpoint written", 1)  # doctest: +SKIP
         """
         seconds = self._options.collective_timeout if timeout is None else timeout
-        late = RendezvousError(
-            f"waited {seconds:g} s in vain for notice {count} of {key!r} from {self._chief()}. "
-            f"See what it does; where it is only slow, set TFDIST_COLLECTIVE_TIMEOUT to wait "
-            f"longer."
+        timeout_error = RendezvousError(
+            f"timed out after {seconds:g} s waiting for notice {count} of {key!r} from "
+            f"{self._chief()}. Check what it is doing; if it is only slow, increase "
+            f"TFDIST_COLLECTIVE_TIMEOUT."
         )
-        slow = (
-            f"tfdist: rank {self.rank} waits for {self._chief()} to post {key!r}; it fails after "
-            f"{seconds:g} s"
+        warning = (
+            f"tfdist: rank {self.rank} is waiting for {self._chief()} to post {key!r}; it fails "
+            f"after {seconds:g} s"
         )
         now = time.monotonic()
         return self._state.notices(
-            key, count, now + seconds, late, (now + self._options.stall_warning, slow)
+            key, count, now + seconds, timeout_error, (now + self._options.stall_warning, warning)
         )
 
     def on_peer_lost(self, callback: Callable[[str], object]) -> None:
-        """Registers what to do when a worker is lost.
+        """Registers a callback for the loss of a worker.
 
         Args:
-            callback: called once, with a line that names rank, worker, address and what happened.
-                It runs in the thread that watches over the connections; at once and in this one
-                where a worker is lost already.
+            callback: called once, with a line that names the rank, worker, address and cause. It
+                runs in the thread that monitors the connections, or immediately in the calling
+                thread if a worker is already lost.
 
         Example:
             >>> session.on_peer_lost(print)  # doctest: +SKIP
@@ -188,11 +188,11 @@ class Session:
         self._state.on_lost(callback)
 
     def on_peer_left(self, callback: Callable[[str], object]) -> None:
-        """Registers what to do when a worker ends normally.
+        """Registers a callback for workers that leave normally.
 
         Args:
-            callback: called for each, with a line that names it, in the thread that watches over
-                the connections; at once for those that have ended already.
+            callback: called for each such worker, with a line that names it, in the thread that
+                monitors the connections; immediately for workers that have already left.
 
         Example:
             >>> session.on_peer_left(print)  # doctest: +SKIP
@@ -200,11 +200,11 @@ class Session:
         self._state.on_left(callback)
 
     def close(self, failure: str | None = None) -> None:
-        """Says goodbye and closes the connections; takes a second at most, and works once.
+        """Says goodbye and closes the connections, within a second; further calls have no effect.
 
         Args:
-            failure: why this worker fails, which ends the session on all others; None where it ends
-                in good order.
+            failure: why this worker failed, which fails the session on all other ranks; None if it
+                leaves normally.
         """
         self._close(failure)
 

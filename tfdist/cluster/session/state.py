@@ -1,4 +1,4 @@
-"""What one process knows of its group: results, notices, and the error that ended it."""
+"""The state of a session in one process: results, notices, and the error that ended it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import TypeVar
 from tfdist.cluster.net.wait_messages import say
 from tfdist.errors import PeerLostError, TfdistError
 
-_SLICE = 0.5
+_POLL_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
 class SessionState:
-    """Shared between the thread that reads the connections and the threads that wait."""
+    """Shared by the thread that reads the connections and the threads that wait."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -31,37 +31,37 @@ class SessionState:
         self._left_callbacks: list[Callable[[str], object]] = []
 
     def check(self) -> None:
-        """Raises the error that ended the group, if one did."""
+        """Raises the error that ended the session, if any."""
         with self._changed:
             self._check()
 
     def expect(self, sequence: int) -> None:
-        """Says which exchange's result is waited for; those of others are dropped."""
+        """Sets which exchange's result is expected; all others are discarded."""
         with self._changed:
             self._awaited = sequence
             self._results.clear()
 
     def deliver(self, sequence: int, payloads: list[bytes]) -> None:
-        """Hands over the result of an exchange."""
+        """Stores the result of an exchange."""
         with self._changed:
             if sequence == self._awaited:
                 self._results[sequence] = payloads
                 self._changed.notify_all()
 
     def notice(self, key: str, text: str) -> None:
-        """Keeps a notice."""
+        """Stores a notice."""
         with self._changed:
             self._notices[key].append(text)
             self._changed.notify_all()
 
     def fail(self, error: TfdistError) -> None:
-        """Ends the group with an error; the first one stays."""
+        """Ends the session with an error; only the first one counts."""
         with self._changed:
             self._error = self._error or error
             self._changed.notify_all()
 
     def lose(self, message: str) -> None:
-        """Ends the group because a worker is lost, and calls the callbacks, once."""
+        """Ends the session because a worker is lost, and calls the callbacks once."""
         self.fail(PeerLostError(message))
         with self._changed:
             if self._lost is not None:
@@ -72,7 +72,7 @@ class SessionState:
             _call(callback, message)
 
     def on_lost(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback; called at once where a worker is lost already."""
+        """Registers a callback; called immediately if a worker is already lost."""
         with self._changed:
             if self._lost is None:
                 self._callbacks.append(callback)
@@ -80,7 +80,7 @@ class SessionState:
         _call(callback, self._lost)
 
     def leave(self, message: str) -> None:
-        """Tells the callbacks that a worker has ended normally."""
+        """Reports to the callbacks that a worker has left normally."""
         with self._changed:
             self._left.append(message)
             callbacks = list(self._left_callbacks)
@@ -88,47 +88,47 @@ class SessionState:
             _call(callback, message)
 
     def on_left(self, callback: Callable[[str], object]) -> None:
-        """Registers a callback; called at once for each worker that has ended already."""
+        """Registers a callback; called immediately for each worker that has already left."""
         with self._changed:
             self._left_callbacks.append(callback)
             left = list(self._left)
         for message in left:
             _call(callback, message)
 
-    def result(self, sequence: int, deadline: float, late: TfdistError) -> list[bytes]:
-        """Waits for the result of an exchange; raises `late` at the deadline."""
-        return self._wait(lambda: self._results.pop(sequence, None), deadline, late)
+    def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
+        """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
+        return self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
 
     def notices(
         self,
         key: str,
         count: int,
         deadline: float,
-        late: TfdistError,
-        slow: tuple[float, str],
+        timeout_error: TfdistError,
+        warning: tuple[float, str],
     ) -> list[str]:
-        """Waits for the `count`-th notice with this key; raises `late` at the deadline.
+        """Waits for the `count`-th notice with this key; raises `timeout_error` at the deadline.
 
         Args:
-            key: what the notices are about.
-            count: how many.
-            deadline: when to give up, on the clock of `time.monotonic()`.
-            late: raised then.
-            slow: when to say that it waits, and the line that says so.
+            key: the topic of the notices.
+            count: the number of notices to wait for.
+            deadline: the `time.monotonic()` at which to give up.
+            timeout_error: the error to raise then.
+            warning: the `time.monotonic()` at which to print a line while waiting, and that line.
         """
 
         def enough() -> list[str] | None:
             texts = self._notices[key]
             return list(texts) if len(texts) >= count else None
 
-        return self._wait(enough, deadline, late, slow)
+        return self._wait(enough, deadline, timeout_error, warning)
 
     def _wait(
         self,
         get: Callable[[], _T | None],
         deadline: float,
-        late: TfdistError,
-        slow: tuple[float, str] | None = None,
+        timeout_error: TfdistError,
+        warning: tuple[float, str] | None = None,
     ) -> _T:
         with self._changed:
             while (value := get()) is None:
@@ -136,12 +136,12 @@ class SessionState:
                 now = time.monotonic()
                 left = deadline - now
                 if left <= 0:
-                    raise late
-                if slow is not None and now >= slow[0]:
-                    say(slow[1])
-                    slow = None
-                # Short slices: a signal that another thread received is still obeyed.
-                self._changed.wait(min(left, _SLICE))
+                    raise timeout_error
+                if warning is not None and now >= warning[0]:
+                    say(warning[1])
+                    warning = None
+                # Poll: the main thread must still handle signals that another thread received.
+                self._changed.wait(min(left, _POLL_SECONDS))
             return value
 
     def _check(self) -> None:
@@ -152,5 +152,5 @@ class SessionState:
 def _call(callback: Callable[[str], object], message: str) -> None:
     try:
         callback(message)
-    except Exception:  # the thread that reads the connections must go on
+    except Exception:  # the thread that reads the connections must survive
         traceback.print_exc()

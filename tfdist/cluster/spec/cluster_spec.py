@@ -1,4 +1,4 @@
-"""Turns a cluster's jobs and this process's task into a Topology, whoever described them."""
+"""Turns a cluster's jobs and this process's task into a Topology, whatever their source."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from tfdist.cluster.spec.topology import Topology, Worker
 from tfdist.errors import ClusterError
 
 _JOBS = ("chief", "worker", "evaluator")
-_NO_SERVERS = "parameter servers ('ps') take no part in this strategy: every worker holds the model"
+_NO_SERVERS = "this strategy has no parameter servers ('ps'): every worker holds the model"
 
 
 @dataclass(frozen=True)
 class Source:
-    """What the parts of a description are called where the user wrote them.
+    """What error messages call the parts of a cluster description.
 
     Attributes:
-        cluster: the jobs, for example `TF_CONFIG["cluster"]`.
-        task_type: this process's job.
-        task_index: its index.
+        cluster: name of the jobs, for example `TF_CONFIG["cluster"]`.
+        task_type: name of this process's job.
+        task_index: name of its index.
     """
 
     cluster: str
@@ -30,19 +30,19 @@ class Source:
 
 
 def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Source) -> Topology:
-    """Checks a description of the cluster and puts it in rank order.
+    """Validates a cluster description and puts the workers in rank order.
 
     Args:
-        jobs: job name to its addresses, a list or a dict of index to address.
+        jobs: maps each job to its addresses, a list or a dict of index to address.
         task_type: this process's job.
         index: its index in that job, an integer or its digits.
-        at: how error messages call the three.
+        at: what error messages call the three.
 
     Returns:
         The workers in rank order, the chief first; without workers for an evaluator.
 
     Raises:
-        ClusterError: the description is wrong; the message says where and what to do.
+        ClusterError: the description is invalid; the message says where and how to fix it.
 
     Example:
         >>> at = Source("cluster", "type", "index")
@@ -57,20 +57,20 @@ def topology(jobs: Mapping[Any, Any], task_type: object, index: object, at: Sour
     if task_type not in _JOBS:
         raise ClusterError(
             f"{at.task_type} must be one of {_listed()}. Received: {shown(task_type)}. "
-            f"Set it to the job that this process has in {at.cluster}."
+            f"Set it to this process's job in {at.cluster}."
         )
     addresses = _addresses(jobs, at)
-    own = str(task_type)
-    position = _index(index, own, addresses, at)
-    if own == "evaluator":
-        return Topology(task_type=own, task_index=position)
+    job = str(task_type)
+    position = _index(index, job, addresses, at)
+    if job == "evaluator":
+        return Topology(task_type=job, task_index=position)
     workers = tuple(
-        Worker(job, number, address)
-        for job in ("chief", "worker")
-        for number, address in enumerate(addresses.get(job, ()))
+        Worker(name, number, address)
+        for name in ("chief", "worker")
+        for number, address in enumerate(addresses.get(name, ()))
     )
-    rank = position + (len(addresses.get("chief", ())) if own == "worker" else 0)
-    return Topology(workers, rank, own, position)
+    rank = position + (len(addresses.get("chief", ())) if job == "worker" else 0)
+    return Topology(workers, rank, job, position)
 
 
 def _listed() -> str:
@@ -78,7 +78,7 @@ def _listed() -> str:
 
 
 def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
-    """The addresses of each job in order, every one checked."""
+    """The validated addresses of each job, in order."""
     addresses: dict[str, list[str]] = {}
     places: dict[tuple[str, int], str] = {}
     for job, entries in jobs.items():
@@ -89,7 +89,7 @@ def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
             )
         if job not in _JOBS:
             raise ClusterError(
-                f"{at.cluster} has an unknown job; known are {_listed()}. "
+                f"{at.cluster} has an unknown job; known jobs are {_listed()}. "
                 f"Received: {shown(job)}. Rename or remove it."
             )
         where = f'{at.cluster}["{job}"]'
@@ -100,7 +100,7 @@ def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
             if place != f'"{job}"[{number}]':
                 raise ClusterError(
                     f'{at.cluster} gives {place} and "{job}"[{number}] the same address. '
-                    f"Received: {shown(address)}. Give each process an address of its own."
+                    f"Received: {shown(address)}. Give each process its own address."
                 )
     if len(addresses.get("chief", ())) > 1:
         raise ClusterError(
@@ -111,13 +111,13 @@ def _addresses(jobs: Mapping[Any, Any], at: Source) -> dict[str, list[str]]:
 
 
 def _entries(entries: object, where: str) -> list[str]:
-    """A job's addresses in order of index, from a list or from a dict of index to address."""
+    """A job's addresses in index order, from a list or from a dict of index to address."""
     if isinstance(entries, Mapping):
         numbered = {_number(key): address for key, address in entries.items()}
         if len(numbered) != len(entries) or set(numbered) != set(range(len(entries))):
             raise ClusterError(
-                f"{where} must number its processes 0, 1, 2, … without a gap. "
-                f"Received: {shown(list(entries))}. Renumber them, or give a list."
+                f"{where} must number its processes 0, 1, 2, … without gaps. "
+                f"Received: {shown(list(entries))}. Renumber them, or use a list."
             )
         entries = [numbered[number] for number in range(len(numbered))]
     if not isinstance(entries, (list, tuple)):
@@ -128,7 +128,7 @@ def _entries(entries: object, where: str) -> list[str]:
     if not entries:
         raise ClusterError(
             f"{where} is empty. Received: {shown(entries)}. "
-            f"Name the processes of this job, or remove the job."
+            f"List the processes of this job, or remove the job."
         )
     return list(entries)
 
@@ -137,7 +137,7 @@ def _index(index: object, job: str, addresses: Mapping[str, list[str]], at: Sour
     number = _number(index)
     if number is None:
         raise ClusterError(
-            f"{at.task_index} must be an integer of 0 or more. Received: {shown(index)}. "
+            f"{at.task_index} must be an integer >= 0. Received: {shown(index)}. "
             f"Set it to this process's position in {at.cluster}[{job!r}]."
         )
     if job == "evaluator" and job not in addresses:
@@ -151,13 +151,13 @@ def _index(index: object, job: str, addresses: Mapping[str, list[str]], at: Sour
     if number >= count:
         raise ClusterError(
             f"{at.task_index} must be below {count}, the number of processes in "
-            f"{at.cluster}[{job!r}]. Received: {number}. Correct it, or add this process there."
+            f"{at.cluster}[{job!r}]. Received: {number}. Correct it, or add this process."
         )
     return number
 
 
 def _number(value: object) -> int | None:
-    """The value as an index, from an integer of 0 or more or from its digits."""
+    """The value as an index, if it is an integer >= 0 or its digits."""
     if isinstance(value, str) and value.isascii() and value.isdecimal():
         return int(value)
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:

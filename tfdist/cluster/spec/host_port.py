@@ -1,4 +1,4 @@
-"""Splits `host:port` and says what is wrong with one that is not so."""
+"""Parses `host:port`, with helpful errors."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _REMEDY = 'Write it as "host:port", for example "10.0.0.7:2222" or "[fd00::7]:22
 
 
 def shown(value: object, limit: int = 200) -> str:
-    """The value as an error message quotes it: its repr on one line, cut to `limit` characters."""
+    """The value as quoted in an error message: its repr, truncated to `limit` characters."""
     text = repr(value)
     return text if len(text) <= limit else f"{text[:limit]}…"
 
@@ -17,14 +17,14 @@ def split(address: object, where: str = "the address") -> tuple[str, int]:
     """Splits an address into host and port.
 
     Args:
-        address: `"host:port"`; an IPv6 host stands in brackets.
-        where: the place of the address, for the error message.
+        address: `"host:port"`, with an IPv6 host in brackets.
+        where: what the error message calls the address.
 
     Returns:
         The host without brackets, and the port.
 
     Raises:
-        ClusterError: the address is not of this form.
+        ClusterError: the address does not have this form.
 
     Example:
         >>> split("[::1]:2222")
@@ -37,7 +37,7 @@ def split(address: object, where: str = "the address") -> tuple[str, int]:
     if not isinstance(address, str):
         raise wrong("must be a string")
     if address != "".join(address.split()) or not address.isprintable():
-        raise wrong("must not contain white space")
+        raise wrong("must not contain whitespace")
     if "/" in address:
         raise wrong("must not contain a scheme or a path")
     host, colon, port = address.rpartition(":")
@@ -45,7 +45,7 @@ def split(address: object, where: str = "the address") -> tuple[str, int]:
     if not colon or (address.startswith("[") and not bracketed):
         raise wrong("has no port")
     if ":" in host and not bracketed:
-        raise wrong("is ambiguous: an IPv6 host must stand in brackets")
+        raise wrong("is ambiguous: an IPv6 host must be in brackets")
     host = host[1:-1] if bracketed else host
     if not host:
         raise wrong("has no host")

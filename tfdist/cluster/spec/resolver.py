@@ -1,4 +1,4 @@
-"""Reads the cluster from a tf.distribute ClusterResolver, or anything shaped like one."""
+"""Reads the cluster from a tf.distribute ClusterResolver or a compatible object."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ClusterSpec(Protocol):
     """The part of `tf.train.ClusterSpec` that is used."""
 
     def as_dict(self) -> Mapping[str, Any]:
-        """Job name to its addresses, a list or a dict of index to address."""
+        """Maps each job to its addresses, a list or a dict of index to address."""
 
 
 class ClusterResolver(Protocol):
@@ -44,11 +44,11 @@ def from_resolver(resolver: ClusterResolver) -> Topology:
         resolver: its `cluster_spec()`, `task_type` and `task_id` are used.
 
     Returns:
-        The topology; a process alone where the cluster is empty.
+        The topology; that of a single process if the cluster is empty.
 
     Raises:
-        ClusterError: the resolver does not know this process's task, or describes a cluster that
-            is wrong.
+        ClusterError: the resolver does not know this process's task, or describes an invalid
+            cluster.
 
     Example:
         >>> from_resolver(tf.distribute.cluster_resolver.SlurmClusterResolver())  # doctest: +SKIP
@@ -61,9 +61,10 @@ def from_resolver(resolver: ClusterResolver) -> Topology:
         if value is None:
             kind = type(resolver).__name__
             raise ClusterError(
-                f"{kind} describes a cluster but not which process of it this is: "
+                f"{kind} describes a cluster but not this process's task: "
                 f"its {name} is None. Received: {shown(dict(cluster))}. Pass task_type= and "
-                f"task_id= to it; a resolver that does not take them (KubernetesClusterResolver) "
-                f"has to be told: resolver.task_type = 'worker'; resolver.task_id = 0."
+                f"task_id= to it; on a resolver that does not accept them "
+                f"(KubernetesClusterResolver), set resolver.task_type = 'worker' and "
+                f"resolver.task_id = 0."
             )
     return cluster_spec.topology(cluster, resolver.task_type, resolver.task_id, _AT)

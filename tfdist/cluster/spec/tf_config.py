@@ -23,13 +23,13 @@ def from_environment(environ: Mapping[str, str] | None = None) -> Topology:
     """Reads the cluster from the environment variable TF_CONFIG.
 
     Args:
-        environ: where to read; this process's environment by default.
+        environ: variables to read; this process's environment by default.
 
     Returns:
-        The topology; a process alone where TF_CONFIG is not set.
+        The topology; that of a single process if TF_CONFIG is not set.
 
     Raises:
-        ClusterError: TF_CONFIG is wrong; see `from_tf_config`.
+        ClusterError: TF_CONFIG is invalid; see `from_tf_config`.
 
     Example:
         >>> from_environment({}).size
@@ -42,16 +42,16 @@ def from_tf_config(text: str | None) -> Topology:
     """Reads the cluster from the text of TF_CONFIG.
 
     The chief is rank 0 and the workers follow in order; without a chief, worker 0 is rank 0. An
-    evaluator stands outside the group. Keys other than `cluster` and `task` are ignored.
+    evaluator is not part of the group. Keys other than `cluster` and `task` are ignored.
 
     Args:
-        text: the JSON text; None, empty, `{}` or an empty cluster mean a process alone.
+        text: the JSON text; None, empty text, `{}` or an empty cluster mean a single process.
 
     Returns:
         The topology.
 
     Raises:
-        ClusterError: a mistake in the text; the line says what, where, and what to do.
+        ClusterError: the text is invalid; the message says what, where, and how to fix it.
 
     Example:
         >>> from_tf_config('{"cluster": {"worker": ["a:1", "b:1"]}, '

@@ -1,4 +1,4 @@
-"""The cluster as tfdist sees it: who takes part, in which order, and which one this process is."""
+"""The cluster as tfdist sees it: its workers in rank order, and this process's rank."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Worker:
     Attributes:
         task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
         task_index: its index within that job.
-        address: `"host:port"` where it listens.
+        address: the `"host:port"` at which it listens.
     """
 
     task_type: str
@@ -26,13 +26,13 @@ class Worker:
 
 @dataclass(frozen=True)
 class Topology:
-    """Every worker of the group in rank order, and this process's place among them.
+    """The workers of the group in rank order, and this process's rank.
 
     Attributes:
-        workers: all processes of the group; the chief is rank 0. Empty for a process alone
-            (no cluster, or an evaluator, which stands outside the group).
+        workers: all processes of the group; the chief is rank 0. Empty for a single process
+            (without a cluster, or an evaluator, which is not part of the group).
         rank: this process's position in `workers`.
-        task_type: this process's job, `"evaluator"` included; None without a cluster.
+        task_type: this process's job, possibly `"evaluator"`; None without a cluster.
         task_index: its index within that job; None without a cluster.
 
     Example:
@@ -48,33 +48,33 @@ class Topology:
 
     @property
     def size(self) -> int:
-        """The number of processes in the group, at least one."""
+        """The number of processes in the group, at least 1."""
         return max(1, len(self.workers))
 
     @property
     def is_chief(self) -> bool:
-        """Whether this process writes what one process of the group has to write."""
+        """Whether this process writes files and prints on behalf of the group."""
         return self.rank == 0
 
     @property
     def me(self) -> Worker:
-        """This process; only where there is a cluster."""
+        """This process; requires a cluster."""
         return self.workers[self.rank]
 
     @property
     def chief(self) -> Worker:
-        """Rank 0; only where there is a cluster."""
+        """Rank 0; requires a cluster."""
         return self.workers[0]
 
     @property
     def jobs(self) -> dict[str, list[str]]:
-        """The addresses by job, as TensorFlow writes a cluster; empty without one."""
+        """The addresses by job, in TensorFlow's format; empty without a cluster."""
         jobs: dict[str, list[str]] = {}
         for worker in self.workers:
             jobs.setdefault(worker.task_type, []).append(worker.address)
         return jobs
 
     def fingerprint(self) -> str:
-        """A digest that is equal on two processes exactly when they hold the same cluster."""
+        """A digest that two processes share exactly if they have the same cluster."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         return hashlib.sha256(text.encode()).hexdigest()

@@ -1,1 +1,1 @@
-"""The codecs, one file each, and the bases that they share."""
+"""The codecs, one per file, and their base classes."""

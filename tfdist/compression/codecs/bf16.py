@@ -12,10 +12,10 @@ from tfdist.native.encoding import BFLOAT16, Encoding
 class BF16(Quantizer):
     """bfloat16: the range of float32, with 8 bits of precision.
 
-    Sums are taken in float32. 16 bits a value; relative error of a value at most 2^-8.
+    Values are summed in float32. 16 bits per value; the relative error of a value is at most 2^-8.
 
     Args:
-        error_feedback: whether what is lost is added to the next step's gradient.
+        error_feedback: whether to add what is lost to the next step's gradient.
 
     Source: Kalamkar et al., "A study of BFLOAT16 for deep learning training", 2019.
     """

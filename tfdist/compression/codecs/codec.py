@@ -1,4 +1,4 @@
-"""What all codecs have in common."""
+"""The base class of all codecs."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tfdist.compression.transport import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class Codec(abc.ABC):
-    """A way to make the gradients smaller that cross from host to host.
+    """An encoding of gradients sent between hosts.
 
-    Codecs are settings: frozen, and compared by value. What one keeps from step to step is in
-    variables of their own.
+    Codecs are settings: frozen, and compared by value. State that is kept from step to step is in
+    separate variables.
 
     Args:
-        warmup_steps: the optimizer's first steps, all of them exact.
+        warmup_steps: the number of initial steps of the optimizer that are exact.
 
     Attributes:
-        payload: how what is sent becomes a sum. `"sharded"`: each host decodes and sums a part of
-            the gradients in float32 and sends the sum to all, encoded again. `"summed"`: what is
-            sent is itself summed, exactly. `"gathered"`: everyone gets what everyone sends.
-        on_host: whether it needs the worker's memory; else it runs where the gradients are.
-        kept_by_all: whether each worker keeps something of each gradient; else only the one of a
-            host that carries it.
-        has_fixed_size: whether what is sent is as large as `bits_per_value` has it; else that is
-            the most.
+        payload: how encoded values are summed. `"sharded"`: each host decodes and sums a shard of
+            the gradients in float32, encodes the sum and sends it to all hosts. `"summed"`: the
+            encoded values themselves are summed, exactly. `"gathered"`: every host receives the
+            encoded values of all hosts.
+        on_host: whether it runs on the CPU rather than on the gradients' device.
+        kept_by_all: whether every worker keeps state for each gradient, rather than only the host
+            leader that exchanges it.
+        has_fixed_size: whether `bits_per_value` is exact, rather than an upper bound.
     """
 
     payload: ClassVar[str]
@@ -44,17 +44,17 @@ class Codec(abc.ABC):
 
     def __post_init__(self) -> None:
         check_types(self)
-        self._check("`warmup_steps` is 0 or more.", self.warmup_steps, holds=self.warmup_steps >= 0)
+        self._check("`warmup_steps` must be >= 0.", self.warmup_steps, holds=self.warmup_steps >= 0)
 
     @abc.abstractmethod
     def bits_per_value(self, shape: Shape) -> float:
-        """What a value of a gradient of this shape takes on the wire on its way to be summed.
+        """The bits sent per value of a gradient of this shape before it is summed.
 
-        A float32 takes 32.
+        Uncompressed float32 values have 32.
         """
 
     def objection(self, optimizer: Any) -> str:
-        """Why this codec does not go with a Keras optimizer; empty where it does."""
+        """Why this codec is incompatible with a Keras optimizer; "" if it is compatible."""
         return ""
 
     def compresses(self, shape: Shape) -> bool:
@@ -62,11 +62,11 @@ class Codec(abc.ABC):
         return True
 
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
-        """The shapes of what is kept of a gradient from step to step, in float32, by name."""
+        """The shapes, by name, of the float32 state kept for a gradient from step to step."""
         return {}
 
     def first(self, name: str, shape: Shape) -> tf.Tensor:
-        """What is kept under a name at first, the same on all workers."""
+        """The initial value of the state of a name, the same on all workers."""
         return tf.zeros(shape, tf.float32)
 
     @abc.abstractmethod
@@ -76,12 +76,12 @@ class Codec(abc.ABC):
         """Sums gradients over all workers.
 
         Args:
-            exchange: the way to the other workers.
-            gradients: in the order of the forward pass; what is kept of them is brought up to date.
-            step: so many were compressed before, an int64 scalar, the same on all workers.
+            exchange: the route to the other workers.
+            gradients: in the order of the forward pass; their state is updated.
+            step: the number of compressed steps so far, an int64 scalar, the same on all workers.
 
         Returns:
-            The sums, bitwise equal on all workers.
+            The sums, bitwise identical on all workers.
         """
 
     def _check(self, rule: str, value: Any, *, holds: bool) -> None:

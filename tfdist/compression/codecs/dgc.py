@@ -1,4 +1,4 @@
-"""Deep gradient compression: the largest values of what has added up, with momentum."""
+"""Deep gradient compression: the largest accumulated values, with momentum."""
 
 from __future__ import annotations
 
@@ -11,24 +11,25 @@ import tensorflow as tf
 from tfdist.compression.codecs.sparse import Sparsifier
 from tfdist.compression.gradient import Gradient, Shape, count
 
-_RAMP = 4  # stages, each sends a quarter of what the one before does
+_RAMP = 4  # stages, each sending a quarter of the previous one
 
 
 @dataclasses.dataclass(frozen=True)
 class DGC(Sparsifier):
-    """The largest values of what each host's momentum has added up to, and their indices.
+    """The largest values of each host's accumulated momentum, and their indices.
 
-    `u = momentum * u + g; v = v + u`; the largest of `v` are sent, 64 bits each, and `u` and `v`
-    become zero there (momentum correction and factor masking). The momentum is the codec's, so the
-    optimizer is `keras.optimizers.SGD` without; what stays exact, the steps of a warm-up too, has
-    none.
+    `u = momentum * u + g; v = v + u`; the largest values of `v` are sent, 64 bits each, and `u` and
+    `v` are zeroed there (momentum correction and factor masking). Since the codec applies momentum,
+    use `keras.optimizers.SGD` without it; exact gradients, including those of warm-up steps, then
+    have no momentum.
 
     Args:
-        ratio: the share of the values that are sent in the end, in (0, 1].
-        momentum: in [0, 1).
-        clip_norm: a gradient whose norm is larger is made that long before it is added up, over
-            the square root of the number of hosts; None for none.
-        ramp_steps: over so many steps after the warm-up the share falls: 1/4, 1/16, 1/64, 1/256.
+        ratio: the fraction of the values that is sent after the ramp, in (0, 1].
+        momentum: the momentum, in [0, 1).
+        clip_norm: clips the norm of each gradient to `clip_norm / sqrt(hosts)` before it is
+            accumulated; None for no clipping.
+        ramp_steps: the number of steps after the warm-up over which the fraction decreases: 1/4,
+            1/16, 1/64, 1/256.
 
     Source: Lin et al., "Deep gradient compression: reducing the communication bandwidth for
     distributed training", 2018.
@@ -41,18 +42,18 @@ class DGC(Sparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`ratio` is above 0 and at most 1.", self.ratio, holds=0 < self.ratio <= 1)
-        self._check("`momentum` is in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
+        self._check("`ratio` must be in (0, 1].", self.ratio, holds=0 < self.ratio <= 1)
+        self._check("`momentum` must be in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
         positive = self.clip_norm is None or self.clip_norm > 0
-        self._check("`clip_norm` is positive or None.", self.clip_norm, holds=positive)
-        self._check("`ramp_steps` is 0 or more.", self.ramp_steps, holds=self.ramp_steps >= 0)
+        self._check("`clip_norm` must be positive or None.", self.clip_norm, holds=positive)
+        self._check("`ramp_steps` must be >= 0.", self.ramp_steps, holds=self.ramp_steps >= 0)
 
     def objection(self, optimizer: Any) -> str:
-        of_its_own = getattr(optimizer, "momentum", 0) or hasattr(optimizer, "beta_1")
-        if not self.momentum or not of_its_own:
+        has_momentum = getattr(optimizer, "momentum", 0) or hasattr(optimizer, "beta_1")
+        if not self.momentum or not has_momentum:
             return ""
         return (
-            "DGC brings the momentum along, and the optimizer has another one. Received: "
+            "DGC applies momentum itself, so the optimizer must not. Received: "
             f"{type(optimizer).__name__}. Train with keras.optimizers.SGD without momentum, or use "
             "tfdist.compression.DGC(momentum=0)."
         )
@@ -71,9 +72,9 @@ class DGC(Sparsifier):
         if self.clip_norm is None:
             return super().scale(gradient, hosts)
         norm = tf.norm(gradient.value)
-        longest = self.clip_norm / hosts**0.5
-        scale = longest / tf.maximum(norm, longest)
-        # A value that is not a number shows by itself; it must not spoil the others.
+        limit = self.clip_norm / hosts**0.5
+        scale = limit / tf.maximum(norm, limit)
+        # NaN values are sent anyway; they must not affect the others.
         return tf.where(tf.math.is_nan(norm), 1.0, scale)
 
     def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:

@@ -10,16 +10,16 @@ from tfdist.native.encoding import SIGNS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class EFSignSGD(Quantizer):
-    """`sign(p) * mean(|p|)` of a block, where `p` is the gradient plus what was lost before.
+    """`sign(p) * mean(|p|)` per block, where `p` is the gradient plus what was lost before.
 
-    1 + 32 / block bits a value. Zero counts as positive.
+    1 + 32 / block bits per value. Zero counts as positive.
 
     Args:
-        block: values that share a magnitude, a multiple of 8 up to 4096.
-        error_feedback: whether what is lost is added to the next step's gradient.
+        block: the number of values that share a magnitude, a multiple of 8 up to 4096.
+        error_feedback: whether to add what is lost to the next step's gradient.
 
     Source: Karimireddy et al., "Error feedback fixes SignSGD and other gradient compression
-    schemes", 2019 (there a layer shares a magnitude).
+    schemes", 2019 (with one magnitude per layer).
     """
 
     block: int = 512

@@ -1,4 +1,4 @@
-"""Codecs of TensorFlow operations, which sum what the hosts have summed within them."""
+"""Codecs of TensorFlow operations, which compress the sums of hosts."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from tfdist.compression.transport import Exchange
 
 @dataclasses.dataclass(frozen=True)
 class HierarchicalCodec(Codec):
-    """A codec that compresses the sums of hosts, each carried by one of the host's workers."""
+    """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
 
     @abc.abstractmethod
     def sum_of_hosts(
-        self, carriers: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        """Sums over the workers that carry the same gradients, one of each host.
+        """Sums over the leaders of the same gradients, one per host.
 
         Args:
-            carriers: their communicator.
+            leaders: their communicator.
             gradients: the sums of this host.
             step: as for `sum`.
 
         Returns:
-            The sums, bitwise equal on all carriers.
+            The sums, bitwise identical on all leaders.
         """
 
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        def sum_of_hosts(carried: list[Gradient]) -> list[tf.Tensor]:
-            assert exchange.carriers is not None
-            return self.sum_of_hosts(exchange.carriers, carried, step)
+        def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
+            assert exchange.leaders is not None
+            return self.sum_of_hosts(exchange.leaders, host_sums, step)
 
         return exchange.host.sum(gradients, sum_of_hosts)

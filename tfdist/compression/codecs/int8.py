@@ -10,18 +10,19 @@ from tfdist.native.encoding import LEVELS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class Int8(Quantizer):
-    """8-bit integers with a scale for each block: `round(x * 127 / m) * m / 127`.
+    """8-bit integers with a scale per block: `round(x * 127 / m) * m / 127`.
 
-    `m` is the block's largest magnitude. 8 + 32 / block bits a value; the error of a value is at
-    most `m / 254`, at random `m / 127` and zero on average.
+    `m` is the block's largest magnitude. 8 + 32 / block bits per value; the error of a value is at
+    most `m / 254`, or with stochastic rounding at most `m / 127` and zero on average.
 
     Args:
-        stochastic: round up or down at random, unbiased, instead of to the nearest.
-        block: values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether what is lost is added to the next step's gradient.
+        stochastic: whether to round up or down at random, without bias, instead of to the nearest
+            integer.
+        block: the number of values that share a scale, a multiple of 8 up to 4096.
+        error_feedback: whether to add what is lost to the next step's gradient.
 
-    Source: Dettmers, "8-bit approximations for parallelism in deep learning", 2016 (blocks and
-    rounding as in Alistarh et al., "QSGD", 2017).
+    Source: Dettmers, "8-bit approximations for parallelism in deep learning", 2016 (with blocks
+    and stochastic rounding as in Alistarh et al., "QSGD", 2017).
     """
 
     stochastic: bool = False

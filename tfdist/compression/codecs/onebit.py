@@ -10,17 +10,17 @@ from tfdist.native.encoding import TWO_MEANS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class OneBit(Quantizer):
-    """Negative values become the mean of a block's negative values, the others that of the others.
+    """Replaces values by the mean of a block's negative or of its non-negative values.
 
-    1 + 64 / block bits a value. What is lost is added to the next step's gradient, which the paper
-    found to be essential.
+    1 + 64 / block bits per value. What is lost is added to the next step's gradient, which the
+    paper found to be essential.
 
     Args:
-        block: values that share their means, a multiple of 8 up to 4096.
-        error_feedback: whether what is lost is added to the next step's gradient.
+        block: the number of values that share the two means, a multiple of 8 up to 4096.
+        error_feedback: whether to add what is lost to the next step's gradient.
 
     Source: Seide et al., "1-bit stochastic gradient descent and its application to data-parallel
-    distributed training of speech DNNs", 2014 (there a matrix's column shares its means).
+    distributed training of speech DNNs", 2014 (with two means per matrix column).
     """
 
     block: int = 512

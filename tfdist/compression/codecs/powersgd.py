@@ -15,17 +15,17 @@ from tfdist.compression.gradient import Gradient, Shape, count
 
 @dataclasses.dataclass(frozen=True)
 class PowerSGD(HierarchicalCodec):
-    """A gradient's best approximation of low rank, by one step of subspace iteration.
+    """A low-rank approximation of a gradient, by one step of subspace iteration.
 
-    A gradient is taken as a matrix `M` of `m * n`, the last axis as its columns:
-    `P = orthogonal(sum of M Q)`, `Q = sum of M^T P`, and `P Q^T` is the sum. The next step begins
-    with this `Q`; what each host's `M` lacks is added to its next gradient. `32 * rank * (1 / m +
-    1 / n)` bits a value. Gradients that would not become smaller stay exact.
+    A gradient is treated as an `m * n` matrix `M`, with its last axis as columns:
+    `P = orthogonal(sum of M Q)`, `Q = sum of M^T P`, and `P Q^T` is the sum. The next step starts
+    with this `Q`, and the approximation error of each host's `M` is added to its next gradient.
+    `32 * rank * (1 / m + 1 / n)` bits per value. Gradients that would not shrink stay exact.
 
-    Workers need the same kind of processor, as the products' last bits depend on it.
+    Workers need the same kind of processor, on which the products' last bits depend.
 
     Args:
-        rank: of the approximation, 1 or more.
+        rank: the rank of the approximation, >= 1.
 
     Source: Vogels et al., "PowerSGD: practical low-rank gradient compression for distributed
     optimization", 2019.
@@ -38,7 +38,7 @@ class PowerSGD(HierarchicalCodec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`rank` is 1 or more.", self.rank, holds=self.rank >= 1)
+        self._check("`rank` must be >= 1.", self.rank, holds=self.rank >= 1)
 
     def bits_per_value(self, shape: Shape) -> float:
         rows, columns = matrix(shape)
@@ -57,40 +57,40 @@ class PowerSGD(HierarchicalCodec):
         return super().first(name, shape)
 
     def sum_of_hosts(
-        self, carriers: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        matrices = [_added_up(g) for g in gradients]
+        matrices = [_with_error(g) for g in gradients]
         queries = [g.kept["query"].read_value() for g in gradients]
         lefts = [
             tf.linalg.qr(_scaled(left))[0]
-            for left in carriers.all_reduce(list(map(tf.matmul, matrices, queries)))
+            for left in leaders.all_reduce(list(map(tf.matmul, matrices, queries)))
         ]
-        rights = carriers.all_reduce(
+        rights = leaders.all_reduce(
             [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, lefts, strict=True)]
         )
         return [
-            _use(g, left, right, carriers.size)
+            _approximate(g, left, right, leaders.size)
             for g, left, right in zip(gradients, lefts, rights, strict=True)
         ]
 
 
 def matrix(shape: Shape) -> tuple[int, int]:
-    """Rows and columns of a gradient as a matrix."""
+    """The rows and columns of a gradient as a matrix."""
     return math.prod(shape[:-1]), math.prod(shape[-1:])
 
 
-def _added_up(gradient: Gradient) -> tf.Tensor:
+def _with_error(gradient: Gradient) -> tf.Tensor:
     error = gradient.kept["error"]
     error.assign_add(tf.reshape(gradient.value, [-1]))
     return tf.reshape(error.read_value(), matrix(gradient.shape))
 
 
 def _scaled(factor: tf.Tensor) -> tf.Tensor:
-    # Only its directions matter; its squares must not leave float32.
+    # Only its directions matter; its squares must stay in the range of float32.
     return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
 
 
-def _use(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> tf.Tensor:
+def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> tf.Tensor:
     error, query = gradient.kept["error"], gradient.kept["query"]
     total = tf.matmul(left, right, transpose_b=True)
 
@@ -105,6 +105,6 @@ def _use(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> t
         without = error.read_value() - tf.reshape(gradient.value, [-1])
         error.assign(tf.where(tf.math.is_finite(without), without, tf.zeros_like(without)))
 
-    # The same everywhere, as these are sums.
+    # The same on all hosts, since these are sums.
     tf.cond(tf.reduce_all(tf.math.is_finite(right)), keep, forget)
     return tf.reshape(total, gradient.shape)

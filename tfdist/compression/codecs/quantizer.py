@@ -1,4 +1,4 @@
-"""Codecs that the core runs: fewer bits for every value."""
+"""Codecs that run in the core and use fewer bits per value."""
 
 from __future__ import annotations
 
@@ -18,14 +18,13 @@ from tfdist.native.encoding import Encoding
 
 @dataclasses.dataclass(frozen=True)
 class Quantizer(Codec):
-    """A codec that the core runs: fewer bits for every value, encoded while they are sent.
+    """A codec that runs in the core: fewer bits per value, encoded while being sent.
 
-    The values go encoded to the host that sums their part of the gradient, which decodes them, sums
-    them in float32 and sends the sum to all, encoded again: two errors, however many hosts there
-    are, and the same bits everywhere.
+    Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
+    sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
 
     Attributes:
-        error_feedback: whether what is lost is added to the next step's gradient.
+        error_feedback: whether to add what is lost to the next step's gradient.
     """
 
     payload = "sharded"
@@ -34,7 +33,7 @@ class Quantizer(Codec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.encoding  # Which checks its settings.
+        _ = self.encoding  # Validates the settings.
 
     @property
     @abc.abstractmethod
@@ -64,6 +63,6 @@ class Quantizer(Codec):
             )
 
         if self.error_feedback:
-            # What is lost of a gradient stays with who carries it, whatever else is sent with it.
-            return exchange.host.sum(gradients, lambda mine: sum_among(exchange.carriers, mine))
+            # The error of a gradient stays with its leader, whatever else is sent with it.
+            return exchange.host.sum(gradients, lambda mine: sum_among(exchange.leaders, mine))
         return sum_among(exchange.workers, gradients)

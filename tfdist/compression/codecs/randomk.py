@@ -14,18 +14,18 @@ from tfdist.compression.gradient import Gradient, Shape, count
 
 @dataclasses.dataclass(frozen=True)
 class RandomK(HierarchicalCodec):
-    """Values at random places, the same on all workers, so that no index is sent and values sum.
+    """Values at random positions, the same on all workers, so that no indices need to be sent.
 
-    Of each of `ratio * n` equal parts of a gradient one value, 32 bits each. What is not sent is
-    added to the next step's gradient; without, a value is multiplied by the size of its part, so
-    that the sum is unbiased.
+    Sends one value, 32 bits, of each of `ratio * n` equal parts of a gradient. The other values are
+    added to the next step's gradient; without error feedback, a value is multiplied by the size of
+    its part, so that the sum is unbiased.
 
     Args:
-        ratio: the share of the values that are sent, in (0, 1].
-        error_feedback: whether what is not sent is added to the next step's gradient.
+        ratio: the fraction of the values that is sent, in (0, 1].
+        error_feedback: whether to add the values that are not sent to the next step's gradient.
 
-    Source: Stich et al., "Sparsified SGD with memory", 2018 (there any values, here one of each
-    part: each is as likely to be sent).
+    Source: Stich et al., "Sparsified SGD with memory", 2018 (with arbitrary values instead of one
+    per part; all are equally likely to be sent).
     """
 
     payload = "summed"
@@ -36,7 +36,7 @@ class RandomK(HierarchicalCodec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`ratio` is above 0 and at most 1.", self.ratio, holds=0 < self.ratio <= 1)
+        self._check("`ratio` must be in (0, 1].", self.ratio, holds=0 < self.ratio <= 1)
 
     def bits_per_value(self, shape: Shape) -> float:
         return 32 * self._chosen(count(shape)) / max(1, count(shape))
@@ -45,26 +45,26 @@ class RandomK(HierarchicalCodec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def sum_of_hosts(
-        self, carriers: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         places = [self.places(count(g.shape), step, g.number) for g in gradients]
         sent = [self._take(g, *p) for g, p in zip(gradients, places, strict=True)]
-        sums = carriers.all_reduce(sent)
+        sums = leaders.all_reduce(sent)
         return [
             tf.reshape(tf.scatter_nd(p[:, None], s, [count(g.shape)]), g.shape)
             for g, s, (p, _) in zip(gradients, sums, places, strict=True)
         ]
 
     def places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """Which values of a gradient are sent in a step.
+        """Chooses the values of a gradient that are sent in a step.
 
         Args:
-            values: how many there are.
-            step: an int64 scalar.
-            number: of the gradient.
+            values: the number of values.
+            step: the step, an int64 scalar.
+            number: the gradient's number.
 
         Returns:
-            Their indices, rising, int64; and of how many each is one, int64.
+            Their indices in ascending order, int64, and the size of each one's part, int64.
         """
         parts = self._chosen(values)
         bounds = tf.range(parts + 1, dtype=tf.int64) * values // max(1, parts)
@@ -88,7 +88,7 @@ class RandomK(HierarchicalCodec):
             tf.raw_ops.ResourceScatterUpdate(resource=error.handle, indices=places, updates=zeros)
             return taken
 
-        # What is not finite shows, chosen or not, and is not kept.
+        # Non-finite values show in the sum, chosen or not, and are not kept.
         finite = tf.reduce_all(tf.math.is_finite(values))
         return tf.cond(finite, take, lambda: tf.fill(tf.shape(places), float("nan")))
 

@@ -1,4 +1,4 @@
-"""signSGD: the sign that most hosts vote for."""
+"""signSGD: a majority vote on signs."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from tfdist.native.encoding import SIGNS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class SignSGD(Quantizer):
-    """The majority of the hosts' signs: 1, -1, or 0 where they are as many.
+    """The majority of the hosts' signs: 1, -1, or 0 for a tie.
 
-    The result is no gradient but a direction, of magnitude 1 whatever the gradient's: the learning
-    rate is then the step of every weight, as with Adam; take one a hundred times smaller than for
-    SGD, to begin with. A host whose block is all zeros does not vote on it.
+    The result is not a gradient but a direction of magnitude 1, whatever the gradient's magnitude.
+    Every weight therefore changes by the learning rate, as with Adam; start with one a hundred
+    times smaller than for SGD. A host does not vote on a block that is all zeros.
 
-    1 + 32 / block bits a value to the host that counts, 2 + 32 / block back.
+    1 + 32 / block bits per value to the host that counts, and 2 + 32 / block back.
 
     Args:
-        block: values that share the mark of being all zeros, a multiple of 8 up to 4096.
+        block: the number of values that share an all-zeros flag, a multiple of 8 up to 4096.
 
     Source: Bernstein et al., "signSGD with majority vote is communication efficient and fault
     tolerant", 2019.

@@ -1,4 +1,4 @@
-"""Signum: a vote on the signs of momenta."""
+"""Signum: a majority vote on the signs of momenta."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfdist.native.encoding import SIGNS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class Signum(Quantizer):
-    """The majority's sign of each value's momentum; the magnitude is lost.
+    """The majority sign of each value's momentum; the magnitude is lost.
 
-    `u = momentum * u + (1 - momentum) * g`, and `sign(sum of sign(u))` is the result, 1, -1 or,
-    where there is a tie, 0. A weight moves by the learning rate itself, so take one a hundred times
-    smaller than for SGD, to begin with, and no momentum in the optimizer.
+    `u = momentum * u + (1 - momentum) * g`, and the result is `sign(sum of sign(u))`: 1, -1, or 0
+    for a tie. Every weight changes by the learning rate, so start with one a hundred times smaller
+    than for SGD, and use an optimizer without momentum.
 
-    About 1 bit a value there and 2 back.
+    About 1 bit per value to the host that counts, and 2 back.
 
     Args:
-        momentum: in [0, 1).
-        block: values that are encoded together, a multiple of 8 up to 4096.
+        momentum: the momentum, in [0, 1).
+        block: the number of values that are encoded together, a multiple of 8 up to 4096.
 
     Source: Bernstein et al., "signSGD with majority vote is communication efficient and fault
     tolerant", 2019.
@@ -38,7 +38,7 @@ class Signum(Quantizer):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`momentum` is in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
+        self._check("`momentum` must be in [0, 1).", self.momentum, holds=0 <= self.momentum < 1)
 
     @property
     def encoding(self) -> Encoding:
@@ -57,6 +57,6 @@ class Signum(Quantizer):
     def _average(self, gradient: Gradient) -> tf.Tensor:
         average = gradient.kept["average"]
         new = self.momentum * average + (1 - self.momentum) * tf.reshape(gradient.value, [-1])
-        # What is not finite shows, and is forgotten.
+        # Non-finite values show in the sum, and are not kept.
         average.assign(tf.where(tf.math.is_finite(new), new, tf.zeros_like(new)))
         return tf.reshape(new, gradient.shape)

@@ -1,4 +1,4 @@
-"""Codecs that send few values of a gradient, each with its index."""
+"""Codecs that send a few values of a gradient with their indices."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _ROW_BITS = 64
 
 @dataclasses.dataclass(frozen=True)
 class Sparsifier(HierarchicalCodec):
-    """A codec whose hosts choose values, each for itself, and send them to all with their indices.
+    """A codec whose hosts choose values independently and send them with their indices to all.
 
-    All add them up in the same order. Values that are not finite are taken for the largest, and
-    sent as they are.
+    All hosts sum them in the same order. Non-finite values count as the largest and are sent
+    unchanged.
 
     Attributes:
-        error_feedback: whether what is not sent is added to the next step's gradient.
+        error_feedback: whether to add the values that are not sent to the next step's gradient.
     """
 
     payload = "gathered"
@@ -34,7 +34,7 @@ class Sparsifier(HierarchicalCodec):
 
     @abc.abstractmethod
     def density(self, step: Any) -> Any:
-        """The share of a gradient's values that are sent in a step; None where that depends."""
+        """The fraction of a gradient's values that is sent in a step; None if it varies."""
 
     def bits_per_value(self, shape: Shape) -> float:
         density = self.density(None)
@@ -50,27 +50,27 @@ class Sparsifier(HierarchicalCodec):
         return {"error": (count(shape),)} if self.error_feedback else {}
 
     def sum_of_hosts(
-        self, carriers: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
+        self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         sums: list[Any] = [None] * len(gradients)
-        with tf.device(carriers.host):
-            for bucket in carriers.plan([g.value for g in gradients]):
+        with tf.device(leaders.host):
+            for bucket in leaders.plan([g.value for g in gradients]):
                 some = [gradients[i] for i in bucket]
-                rows = carriers.all_gather(self.select(some, step, carriers.size))
+                rows = leaders.all_gather(self.select(some, step, leaders.size))
                 for i, value in zip(bucket, scatter(rows, [g.shape for g in some]), strict=True):
                     sums[i] = value
         return sums
 
     def select(self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: int) -> tf.Tensor:
-        """Chooses values, and keeps the others.
+        """Selects the values to send, and stores the others in the error variables.
 
         Args:
-            gradients: of this host.
-            step: so many were compressed before.
-            hosts: how many there are.
+            gradients: the gradients of this host.
+            step: the number of compressed steps so far.
+            hosts: the number of hosts.
 
         Returns:
-            For each value a row, int32: its index among the values of all gradients, and its bits.
+            An int32 row for each value: its index among the values of all gradients, and its bits.
         """
         density = self.density(step)
         counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
@@ -83,23 +83,23 @@ class Sparsifier(HierarchicalCodec):
         )
 
     def scale(self, gradient: Gradient, hosts: int) -> Any:
-        """A factor to multiply a gradient with first, a float32 scalar."""
+        """A factor applied to a gradient first, a float32 scalar."""
         return tf.ones([])
 
     def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
-        """What else `TfdistSelect` takes."""
+        """Further arguments of `TfdistSelect`."""
         return {"momenta": []}
 
 
 def scatter(rows: tf.Tensor, shapes: Sequence[Shape]) -> list[tf.Tensor]:
-    """Adds up rows.
+    """Sums rows into gradients.
 
     Args:
-        rows: as from `Sparsifier.select`, of all hosts.
-        shapes: of the gradients.
+        rows: the rows of all hosts, as from `Sparsifier.select`.
+        shapes: the shapes of the gradients.
 
     Returns:
-        For each shape a gradient, zero where no row has a value.
+        A gradient for each shape; zero where no row has a value.
     """
     return list(
         native.load_ops().tfdist_scatter(
@@ -109,7 +109,7 @@ def scatter(rows: tf.Tensor, shapes: Sequence[Shape]) -> list[tf.Tensor]:
 
 
 def _chosen(density: Any, values: int) -> Any:
-    """How many of so many values are sent, at least one."""
+    """The number of values to send, at least one."""
     if isinstance(density, float):
         return max(1, round(density * values)) if values else 0
     wanted = tf.cast(tf.round(tf.cast(density, tf.float64) * values), tf.int64)

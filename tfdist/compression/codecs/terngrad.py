@@ -10,18 +10,18 @@ from tfdist.native.encoding import LEVELS, Encoding
 
 @dataclasses.dataclass(frozen=True)
 class TernGrad(Quantizer):
-    """Unbiased but for the clipping: `m * sign(x) * b`, where `b` is 1 with probability `|x| / m`.
+    """Unbiased except for clipping: `m * sign(x) * b`, where `b` is 1 with probability `|x| / m`.
 
-    `m` is the largest magnitude of a block, after values have been clipped to `clip` standard
-    deviations. 2 + 32 / block bits a value.
+    `m` is the largest magnitude of a block, after values are clipped to `clip` standard deviations.
+    2 + 32 / block bits per value.
 
     Args:
-        clip: standard deviations, taken about zero; 0 for no clipping.
-        block: values that share a scale, a multiple of 8 up to 4096.
-        error_feedback: whether what is lost is added to the next step's gradient.
+        clip: the clipping bound in standard deviations, computed about zero; 0 for no clipping.
+        block: the number of values that share a scale, a multiple of 8 up to 4096.
+        error_feedback: whether to add what is lost to the next step's gradient.
 
     Source: Wen et al., "TernGrad: Ternary gradients to reduce communication in distributed deep
-    learning", 2017 (there a layer shares a scale).
+    learning", 2017 (with one scale per layer).
     """
 
     clip: float = 2.5

@@ -16,15 +16,15 @@ from tfdist.compression.gradient import Gradient
 class Threshold(Sparsifier):
     """All values whose magnitude reaches a threshold, and their indices.
 
-    64 bits each; how many there are changes from step to step. What is not sent is added to the
-    next step's gradient, so that every value is sent some time.
+    64 bits each; their number varies from step to step. The other values are added to the next
+    step's gradient, so that every value is sent eventually.
 
     Args:
-        threshold: a magnitude, positive. What suits depends on the size of the gradients.
-        error_feedback: whether what is not sent is added to the next step's gradient.
+        threshold: a positive magnitude. A suitable value depends on the size of the gradients.
+        error_feedback: whether to add the values that are not sent to the next step's gradient.
 
     Source: Strom, "Scalable distributed DNN training using commodity GPU cloud computing", 2015
-    (there the threshold itself is sent, not the value).
+    (which sends the threshold instead of the value).
     """
 
     has_fixed_size = False
@@ -35,7 +35,7 @@ class Threshold(Sparsifier):
     def __post_init__(self) -> None:
         super().__post_init__()
         fits = bool(0 < np.float32(self.threshold) < np.inf)
-        self._check("`threshold` is a positive float32.", self.threshold, holds=fits)
+        self._check("`threshold` must be a positive float32.", self.threshold, holds=fits)
 
     def density(self, step: Any) -> Any:
         return None

@@ -12,12 +12,12 @@ from tfdist.compression.codecs.sparse import Sparsifier
 class TopK(Sparsifier):
     """The values of largest magnitude of each gradient, and their indices.
 
-    Exactly `ratio * n` of `n` values, at least one, 64 bits each. What is not sent is added to the
+    Exactly `ratio * n` of `n` values, at least one, 64 bits each. The other values are added to the
     next step's gradient, without which training does not converge.
 
     Args:
-        ratio: the share of the values that are sent, in (0, 1].
-        error_feedback: whether what is not sent is added to the next step's gradient.
+        ratio: the fraction of the values that is sent, in (0, 1].
+        error_feedback: whether to add the values that are not sent to the next step's gradient.
 
     Source: Aji and Heafield, "Sparse communication for distributed gradient descent", 2017;
     Stich et al., "Sparsified SGD with memory", 2018.
@@ -28,7 +28,7 @@ class TopK(Sparsifier):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("`ratio` is above 0 and at most 1.", self.ratio, holds=0 < self.ratio <= 1)
+        self._check("`ratio` must be in (0, 1].", self.ratio, holds=0 < self.ratio <= 1)
 
     def density(self, step: Any) -> Any:
         return float(self.ratio)

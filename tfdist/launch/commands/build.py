@@ -23,8 +23,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Raises:
         NativeUnavailableError: they cannot be compiled here.
-        LaunchError: a setting is wrong.
-        SystemExit: the command line is wrong (code 2), or asks for help (code 0).
+        LaunchError: a setting is invalid.
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     values = _parse(arguments)
     try:
@@ -34,8 +34,8 @@ def main(arguments: Sequence[str]) -> int:
     package = native.PACKAGE if values.into_package else None
     start = time.time()
     build = native.ensure(options, force=values.force, retry=True, package=package)
-    how = f"in {build.seconds:.1f} s" if build.finished >= start else "already"
-    print(f"compiled {how}, by {build.compiler} for TensorFlow {build.tensorflow}:")
+    how = f"compiled in {build.seconds:.1f} s" if build.finished >= start else "already compiled"
+    print(f"{how} by {build.compiler} for TensorFlow {build.tensorflow}:")
     for library in build.libraries:
         print(f"  {library}")
     if values.clean:
@@ -47,23 +47,23 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = OneLineParser(
         prog="tfdist build",
-        description="Compiles the native collectives for this machine's TensorFlow, unless that "
-        "is done, and prints where they are.",
-        epilog="Without this command they are compiled on first use, and by tfdist run before its "
-        "workers start. CXX names the compiler, TFDIST_CACHE the folder.",
+        description="Compiles the native collectives for the installed TensorFlow, unless already "
+        "compiled, and prints their location.",
+        epilog="Without this command they are compiled on first use, or by tfdist run before its "
+        "workers start. CXX sets the compiler, TFDIST_CACHE the cache directory.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--into-package",
         action="store_true",
-        help="put them into the installed package instead of the cache: for images, and for "
-        "wheels that are made after that",
+        help="build into the installed package instead of the cache: for container images, and "
+        "for wheels built afterwards",
     )
-    parser.add_argument("--force", action="store_true", help="compile also what is there")
+    parser.add_argument("--force", action="store_true", help="rebuild even if a build exists")
     parser.add_argument(
         "--clean",
         action="store_true",
-        help="afterwards remove other builds from the cache, or with --into-package from the "
-        "package: older ones, and those for another compiler or TensorFlow",
+        help="afterwards, remove all other builds in the same place: older ones, and those for "
+        "another compiler or TensorFlow",
     )
     return parser.parse_args(list(arguments))

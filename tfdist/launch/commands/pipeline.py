@@ -1,4 +1,4 @@
-"""`tfdist pipeline`: shows what the schedules of a pipeline take, before anything is trained."""
+"""`tfdist pipeline`: simulates and compares pipeline schedules before any training."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def main(arguments: Sequence[str]) -> int:
         0.
 
     Raises:
-        LaunchError: the schedule cannot be made or drawn.
-        SystemExit: the command line is wrong (code 2), or asks for help (code 0).
+        LaunchError: the schedule cannot be created or drawn.
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     values = _parse(arguments)
     forward, inputs, weights = values.costs
@@ -72,7 +72,7 @@ def _simulated(
     try:
         schedule = make_schedule(name, ranks, microbatches, virtual_stages, costs)
     except ValueError:
-        # It has a number of stages of its own.
+        # Its number of stages is fixed.
         schedule = make_schedule(name, ranks, microbatches, costs=costs)
     return simulate(schedule, costs)
 
@@ -80,8 +80,8 @@ def _simulated(
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = OneLineParser(
         prog="tfdist pipeline",
-        description="Simulates the schedules of pipeline parallelism. With --schedule it shows\n"
-        "when each rank runs what; without, it compares all schedules.",
+        description="Simulates schedules of pipeline parallelism. With --schedule, shows what\n"
+        "each rank runs when; without, compares all schedules.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -91,41 +91,41 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         type=count(1),
         required=True,
         metavar="N",
-        help="processes in the pipeline, each of which holds one or more stages",
+        help="processes in the pipeline, each holding one or more stages",
     )
     parser.add_argument(
-        "--microbatches", type=count(1), required=True, metavar="M", help="parts of a batch"
+        "--microbatches", type=count(1), required=True, metavar="M", help="microbatches per batch"
     )
     parser.add_argument(
         "--virtual-stages",
         type=count(1),
         metavar="V",
-        help="stages that each rank holds, for schedules that can have any number of them",
+        help="stages per rank, for schedules that support any number",
     )
     parser.add_argument(
         "--costs",
         type=typed(_costs),
         default=(1.0, 1.0, 1.0),
         metavar="F,I,W",
-        help="seconds of a microbatch on a rank: forward, gradients of the inputs, gradients of "
-        "the weights; a whole backward pass takes I + W (default: 1,1,1)",
+        help="seconds per microbatch and rank of the forward pass, the input gradients and the "
+        "weight gradients; a full backward pass takes I + W (default: 1,1,1)",
     )
     parser.add_argument(
         "--transfer",
         type=seconds(zero=True),
         default=0.0,
         metavar="SECONDS",
-        help="time from one rank to another (default: 0)",
+        help="seconds per transfer between two ranks (default: 0)",
     )
     parser.add_argument(
         "--png",
         type=Path,
         metavar="FILE",
-        help="also draw the schedule; its ending names the format; takes matplotlib",
+        help="also draw the schedule; the extension sets the format; requires matplotlib",
     )
     values = parser.parse_args(list(arguments))
     if values.png is not None and values.schedule is None:
-        parser.error("--png needs --schedule, the one to draw")
+        parser.error("--png requires --schedule")
     return values
 
 
@@ -136,14 +136,14 @@ def _costs(given: str) -> tuple[float, ...]:
     except argparse.ArgumentTypeError:
         numbers = ()
     if len(numbers) != 3 or not any(numbers):
-        raise ValueError(f"must be three numbers F,I,W that are not all 0. Received: {given!r}")
+        raise ValueError(f"must be three numbers F,I,W, not all 0. Received: {given!r}")
     return numbers
 
 
 _EPILOG = """\
-the picture: a line for each rank, a cell for each unit of time; F3 is the forward pass of
-microbatch 3, B a whole backward pass, I and W its two parts; small letters are the rank's other
-stages, - goes on, . is idle
+output: one line per rank, one cell per unit of time; F3 is the forward pass of microbatch 3, B a
+full backward pass, I and W its input- and weight-gradient parts; lower-case letters are the rank's
+other stages, - is a continued pass, . is idle
 
 examples:
   tfdist pipeline --ranks 4 --microbatches 8

@@ -1,1 +1,1 @@
-"""How the launchers of several hosts find one another, and what they say while the job runs."""
+"""How the launchers of several hosts find one another and communicate while the job runs."""

@@ -1,4 +1,4 @@
-"""How a launcher that dials node 0 and node 0 prove to one another that they hold one secret."""
+"""Mutual authentication of host 0 and a launcher that dials it, by the job's secret."""
 
 from __future__ import annotations
 
@@ -9,73 +9,73 @@ from tfdist.cluster.auth.hmac_challenge import VARIABLE, is_challenge, new_chall
 from tfdist.launch.hosts.channel import Message
 from tfdist.launch.hosts.host_info import HostInfo
 
-_DIALLER = "tfdist launcher that dials"
-_NODE_0 = "tfdist launcher of node 0"
+_CLIENT = "tfdist launcher client"
+_SERVER = "tfdist launcher server"
 
-REMEDY = f"set the same {VARIABLE} on all nodes, or on none"
+REMEDY = f"set the same {VARIABLE} on all hosts, or on none"
 
 
 class AuthClient:
-    """The side that dials: knocks, proves itself, and has node 0 prove itself.
+    """The dialing side: sends the hello, proves itself, and verifies host 0.
 
     Args:
-        mine: this node.
-        secret: what was set here; "" for none, with which the same is done.
+        this_host: this host.
+        secret: the job's secret; "" (no secret set) goes through the same exchange.
     """
 
-    def __init__(self, mine: HostInfo, secret: str) -> None:
+    def __init__(self, this_host: HostInfo, secret: str) -> None:
         self._secret = secret
         self._challenge: Message = {}
-        self.knock: Message = {**mine.to_message(), "challenge": new_challenge()}
+        self.hello: Message = {**this_host.to_message(), "challenge": new_challenge()}
 
     def answer(self, message: Message) -> Message:
-        """The answer to node 0's challenge."""
+        """The answer to host 0's challenge."""
         self._challenge = message
-        return {"proof": prove(self._secret, _DIALLER, *_said(self.knock, message))}
+        return {"proof": prove(self._secret, _CLIENT, *_transcript(self.hello, message))}
 
     def trusts(self, proof: object) -> bool:
-        """Whether node 0 holds the same secret."""
-        said = _said(self.knock, self._challenge)
-        return bool(self._challenge) and proves(proof, self._secret, _NODE_0, *said)
+        """Whether host 0 holds the same secret."""
+        transcript = _transcript(self.hello, self._challenge)
+        return bool(self._challenge) and proves(proof, self._secret, _SERVER, *transcript)
 
 
 @dataclass
 class AuthServer:
-    """Node 0's side: somebody who has dialled and has not proven itself yet.
+    """Host 0's side, for one connection that is not authenticated yet.
 
     Attributes:
-        since: the `time.monotonic()` at which it came.
-        hello: who it says that it is; None until it has said so.
+        since: the `time.monotonic()` at which the connection was accepted.
+        host: the host it claims to be; None before its hello.
     """
 
     since: float
-    hello: HostInfo | None = None
-    _knock: Message | None = None
+    host: HostInfo | None = None
+    _hello: Message | None = None
     _challenge: Message | None = None
 
     def challenge(self, message: Message) -> Message:
         """The answer to its first message.
 
         Raises:
-            ValueError: it is no hello.
+            ValueError: the message is not a valid hello.
         """
         if not is_challenge(message.get("challenge")):
-            raise ValueError("not a hello: it brings no challenge")
-        self.hello = HostInfo.from_message(message)
-        self._knock = message
+            raise ValueError("sent an invalid hello: it contains no challenge")
+        self.host = HostInfo.from_message(message)
+        self._hello = message
         self._challenge = {"challenge": new_challenge()}
         return self._challenge
 
     def accept(self, message: Message, secret: str) -> Message | None:
-        """The answer to its second message; None where it does not hold the secret."""
-        if self._knock is None or self._challenge is None:
+        """The answer to its second message; None if it does not hold the secret."""
+        if self._hello is None or self._challenge is None:
             return None
-        said = _said(self._knock, self._challenge)
-        if not proves(message.get("proof"), secret, _DIALLER, *said):
+        transcript = _transcript(self._hello, self._challenge)
+        if not proves(message.get("proof"), secret, _CLIENT, *transcript):
             return None
-        return {"proof": prove(secret, _NODE_0, *said)}
+        return {"proof": prove(secret, _SERVER, *transcript)}
 
 
-def _said(knock: Message, challenge: Message) -> tuple[bytes, bytes]:
-    """What both sides have said, as both have understood it."""
-    return json.dumps(knock).encode(), json.dumps(challenge).encode()
+def _transcript(hello: Message, challenge: Message) -> tuple[bytes, bytes]:
+    """The messages exchanged so far, as each side understood them."""
+    return json.dumps(hello).encode(), json.dumps(challenge).encode()

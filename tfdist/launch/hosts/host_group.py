@@ -1,7 +1,7 @@
-"""What the launchers of several machines tell one another while the job runs.
+"""Messages between the launchers of several hosts while the job runs.
 
-Node 0 judges: the others report their failures to it, and it tells all of them which one was
-first. A connection that ends before the job does is a lost node.
+Host 0 decides: the others report their failures to it, and it announces the first one to all. A
+connection that closes before the job has ended counts as a lost host.
 """
 
 from __future__ import annotations
@@ -11,76 +11,76 @@ from collections.abc import Mapping
 from tfdist.launch.hosts.channel import Channel, ChannelError, Message
 from tfdist.launch.job.failure import Failure, lost_host
 
-_NODE_0 = 0
+_HOST_0 = 0
 
 
 class HostGroup:
-    """The other nodes, as one node sees them; a node alone has none.
+    """The other hosts of the job, as seen from one host; empty for a job on a single host.
 
     Args:
-        node: this node's number.
-        links: open connections by node rank, as in `Rendezvous`.
+        host: this host's number.
+        channels: open connections by host number, as in `Rendezvous`.
 
     Attributes:
-        verdict: the failure that node 0 has named; on node 0, what `announce` was given.
-        finished: whether the workers of all nodes have ended well.
+        failure: the failure that host 0 has announced; on host 0, the one passed to `announce`.
+        finished: whether the workers of all hosts have succeeded.
     """
 
-    def __init__(self, node: int, links: Mapping[int, Channel]) -> None:
-        self._node = node
-        self._links = dict(links)
-        self._unfinished = {node, *links} if node == _NODE_0 else {node}
-        self.verdict: Failure | None = None
+    def __init__(self, host: int, channels: Mapping[int, Channel]) -> None:
+        self._host = host
+        self._channels = dict(channels)
+        self._unfinished = {host, *channels} if host == _HOST_0 else {host}
+        self.failure: Failure | None = None
         self.finished = False
 
     @property
-    def judges(self) -> bool:
-        """Whether this is node 0."""
-        return self._node == _NODE_0
+    def decides(self) -> bool:
+        """Whether this is host 0."""
+        return self._host == _HOST_0
 
-    def links(self) -> dict[int, Channel]:
-        """The connections to wait for: `receive` takes what they hold."""
-        return dict(self._links)
+    def channels(self) -> dict[int, Channel]:
+        """The connections to wait on; read them with `receive`."""
+        return dict(self._channels)
 
-    def receive(self, rank: int) -> Failure | None:
-        """Reads from a node.
+    def receive(self, host: int) -> Failure | None:
+        """Reads from a host.
 
         Returns:
-            A failure that node 0 has to judge; None for no news, or news in the attributes.
+            A failure for host 0 to decide on; None otherwise (the attributes may have changed).
         """
-        channel = self._links[rank]
+        channel = self._channels[host]
         reported = None
         try:
             for message in channel.receive():
-                reported = self._read(rank, message) or reported
+                reported = self._read(host, message) or reported
         except (ChannelError, ValueError):
             channel.close()
-            del self._links[rank]
-            if self.finished or self.verdict is not None:
+            del self._channels[host]
+            if self.finished or self.failure is not None:
                 return reported
-            if self.judges and rank not in self._unfinished:
+            if self.decides and host not in self._unfinished:
                 return reported  # It had nothing left to do.
-            loss = lost_host(rank, channel.peer)
-            if self.judges:
+            loss = lost_host(host, channel.peer)
+            if self.decides:
                 return reported or loss
-            self.verdict = loss
+            self.failure = loss
         return reported
 
     def report(self, failure: Failure) -> None:
-        """Tells node 0 that a worker of this node failed; nothing to do on node 0."""
-        if not self.judges:
+        """Reports a failed worker of this host to host 0; does nothing on host 0."""
+        if not self.decides:
             self._send({"failed": failure.to_message()})
 
     def announce(self, failure: Failure) -> None:
-        """Sets the verdict; node 0 also tells it to every other node."""
-        self.verdict = failure
-        if self.judges:
+        """Sets the failure that ends the job; host 0 also sends it to every other host."""
+        self.failure = failure
+        if self.decides:
             self._send({"stop": failure.to_message()})
 
-    def done(self, node: int | None = None) -> None:
-        """Takes note that all workers of a node, by default of this one, have ended well."""
-        self._unfinished.discard(self._node if node is None else node)
-        if not self.judges:
+    def done(self, host: int | None = None) -> None:
+        """Records that all workers of a host (by default this one) have succeeded."""
+        self._unfinished.discard(self._host if host is None else host)
+        if not self.decides:
             self._send({"done": True})
         elif not self._unfinished and not self.finished:
             self.finished = True
@@ -88,24 +88,24 @@ class HostGroup:
 
     def close(self) -> None:
         """Closes the connections."""
-        for channel in self._links.values():
+        for channel in self._channels.values():
             channel.close()
 
-    def _read(self, rank: int, message: Message) -> Failure | None:
-        if self.judges:
+    def _read(self, host: int, message: Message) -> Failure | None:
+        if self.decides:
             if "done" in message:
-                self.done(rank)
+                self.done(host)
             if "failed" in message:
                 return Failure.from_message(message["failed"])
         elif "stop" in message:
-            self.verdict = Failure.from_message(message["stop"])
+            self.failure = Failure.from_message(message["stop"])
         elif "finish" in message:
             self.finished = True
         return None
 
     def _send(self, message: Message) -> None:
-        for channel in self._links.values():
+        for channel in self._channels.values():
             try:
                 channel.send(message)
             except ChannelError:
-                pass  # Its end will be read next.
+                pass  # `receive` will notice that it is closed.

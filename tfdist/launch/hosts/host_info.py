@@ -1,4 +1,4 @@
-"""What a node says of itself when it arrives, and whether the nodes fit together."""
+"""What a host announces when it connects, and whether hosts fit together."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from typing import Any
 from tfdist._version import __version__
 from tfdist.cluster.net.dns import is_numeric
 
-_MOST_PORTS = 4096
-_HOST = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
+_MAX_PORTS = 4096
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
 
 
 @dataclass(frozen=True)
 class HostInfo:
-    """One node of a job.
+    """One host of a job.
 
     Attributes:
-        rank: its number.
-        nnodes: how many nodes it was told there are.
-        host: its address for the other workers; "" to take that of its connection.
+        number: its number (`--node-rank`).
+        num_hosts: the number of hosts it was started for (`--nnodes`).
+        address: its address for the other workers; "" to use that of its connection.
         ports: the ports of its workers.
         version: its version of tfdist.
     """
 
-    rank: int
-    nnodes: int
-    host: str
+    number: int
+    num_hosts: int
+    address: str
     ports: tuple[int, ...]
     version: str = __version__
 
     def to_message(self) -> dict[str, Any]:
-        """The hello as JSON can hold it."""
+        """The hello message, which JSON can represent."""
         return {"hello": asdict(self)}
 
     @classmethod
@@ -42,97 +42,99 @@ class HostInfo:
         """The inverse of `to_message`.
 
         Raises:
-            ValueError: the message is not one of `to_message`.
+            ValueError: the message is not a valid hello.
         """
         try:
             fields = message["hello"]
-            hello = cls(
-                rank=int(fields["rank"]),
-                nnodes=int(fields["nnodes"]),
-                host=str(fields["host"]),
+            host = cls(
+                number=int(fields["number"]),
+                num_hosts=int(fields["num_hosts"]),
+                address=str(fields["address"]),
                 ports=tuple(int(port) for port in fields["ports"]),
                 version=str(fields["version"]),
             )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"not a hello: {error!r}") from error
-        fits = 0 < len(hello.ports) <= _MOST_PORTS and all(0 < p < 65536 for p in hello.ports)
-        if not fits or (hello.host and not _HOST.fullmatch(hello.host)):
-            raise ValueError("not a hello: its host or ports cannot be right")
-        return hello
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"sent an invalid hello: {error!r}") from error
+        valid = 0 < len(host.ports) <= _MAX_PORTS and all(0 < p < 65536 for p in host.ports)
+        if not valid or (host.address and not _ADDRESS.fullmatch(host.address)):
+            raise ValueError("sent an invalid hello: its address or ports are malformed")
+        return host
 
 
-def objection(newcomer: HostInfo, source: str, mine: HostInfo, arrived: Mapping[int, str]) -> str:
-    """Why a node cannot be part of the job.
+def rejection(
+    newcomer: HostInfo, source: str, this_host: HostInfo, connected: Mapping[int, str]
+) -> str:
+    """Why a host cannot be part of the job.
 
     Args:
-        newcomer: the node.
-        source: the address that it came from.
-        mine: node 0.
-        arrived: rank -> address of the nodes that are there, node 0 included.
+        newcomer: the host.
+        source: the address that it connects from.
+        this_host: host 0.
+        connected: host number -> address of the hosts connected so far, including host 0.
 
     Returns:
-        One line for all nodes to show; "" if it can.
+        One line to show on all hosts; "" if the host is accepted.
 
     Example:
         >>> a, b = HostInfo(0, 2, "", (4000,)), HostInfo(1, 3, "", (4000,))
-        >>> objection(b, "10.0.0.2", a, {0: "10.0.0.1"})
-        'node 1 (10.0.0.2) was started with --nnodes 3, node 0 with --nnodes 2: ...'
+        >>> rejection(b, "10.0.0.2", a, {0: "10.0.0.1"})
+        'host 1 (10.0.0.2) was started with --nnodes 3, host 0 with --nnodes 2: ...'
     """
-    name = f"node {newcomer.rank} ({source})"
-    if newcomer.version != mine.version:
+    name = f"host {newcomer.number} ({source})"
+    if newcomer.version != this_host.version:
         return (
-            f"{name} has tfdist {newcomer.version}, node 0 has {mine.version}: "
-            f"install the same version on all nodes"
+            f"{name} has tfdist {newcomer.version}, host 0 has {this_host.version}: "
+            f"install the same version on all hosts"
         )
-    if newcomer.nnodes != mine.nnodes:
+    if newcomer.num_hosts != this_host.num_hosts:
         return (
-            f"{name} was started with --nnodes {newcomer.nnodes}, node 0 with "
-            f"--nnodes {mine.nnodes}: give all nodes the same number"
+            f"{name} was started with --nnodes {newcomer.num_hosts}, host 0 with "
+            f"--nnodes {this_host.num_hosts}: pass the same --nnodes on all hosts"
         )
-    if newcomer.rank in arrived:
+    if newcomer.number in connected:
         return (
-            f"two nodes were started with --node-rank {newcomer.rank}: "
-            f"{arrived[newcomer.rank]} and {source}; give each node its own number"
+            f"two hosts were started with --node-rank {newcomer.number}: "
+            f"{connected[newcomer.number]} and {source}; pass a different --node-rank on each host"
         )
-    if not 0 < newcomer.rank < mine.nnodes:
-        return f"{name} must have a --node-rank from 1 to {mine.nnodes - 1}"
+    if not 0 < newcomer.number < this_host.num_hosts:
+        return f"{name} must have a --node-rank from 1 to {this_host.num_hosts - 1}"
     return ""
 
 
-def unreachable(hosts: Mapping[int, str]) -> str:
-    """Why some nodes could not reach others at these addresses.
+def unreachable(addresses: Mapping[int, str]) -> str:
+    """Why some hosts could not reach others at these addresses.
 
     Args:
-        hosts: node rank -> its address for the other workers.
+        addresses: host number -> its address for the other workers.
 
     Returns:
-        One line for all nodes to show; "" if nothing speaks against them.
+        One line to show on all hosts; "" if no problem is known.
     """
-    local = [rank for rank, host in hosts.items() if _is_loopback(host)]
-    if len(local) in (0, len(hosts)):
+    local = [host for host, address in addresses.items() if _is_loopback(address)]
+    if len(local) in (0, len(addresses)):
         return ""
     return (
-        f"node {local[0]} would be reached at {hosts[local[0]]}, which works on its own machine "
-        f"only: give it --host with an address that the other nodes reach"
+        f"host {local[0]} would be reached at {addresses[local[0]]}, which works only on that "
+        f"host itself: pass it a --host address that the other hosts can reach"
     )
 
 
-def worker_addresses(nodes: Mapping[int, tuple[str, tuple[int, ...]]]) -> list[str]:
+def worker_addresses(hosts: Mapping[int, tuple[str, tuple[int, ...]]]) -> list[str]:
     """The address of every worker, in rank order.
 
     Args:
-        nodes: node rank -> its host and its workers' ports.
+        hosts: host number -> its address and its workers' ports.
 
     Example:
         >>> worker_addresses({1: ("fd00::2", (4000,)), 0: ("10.0.0.1", (4001, 4002))})
         ['10.0.0.1:4001', '10.0.0.1:4002', '[fd00::2]:4000']
     """
     return [
-        f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        for _, (host, ports) in sorted(nodes.items())
+        f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+        for _, (address, ports) in sorted(hosts.items())
         for port in ports
     ]
 
 
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or (is_numeric(host) and ip_address(host).is_loopback)
+def _is_loopback(address: str) -> bool:
+    return address == "localhost" or (is_numeric(address) and ip_address(address).is_loopback)

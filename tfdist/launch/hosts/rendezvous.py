@@ -1,4 +1,4 @@
-"""How the launchers of several machines find one another: what they agree on."""
+"""The outcome of the rendezvous of all hosts, and what its server and client share."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ _REPORT_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The nodes of a job once all are there.
+    """What the hosts of a job agree on once all have connected.
 
     Attributes:
         addresses: `"host:port"` of every worker of the job, in rank order.
-        first: the rank of this node's first worker.
-        links: open connections by node rank: on node 0 to every other node, on the others to
-            node 0.
-        secret: what all workers of the job have to know.
+        first: the rank of this host's first worker.
+        channels: open connections by host number: on host 0 to every other host, on the other
+            hosts to host 0.
+        secret: the job's secret, for all its workers.
     """
 
     addresses: tuple[str, ...]
     first: int
-    links: dict[int, Channel] = field(default_factory=dict)
+    channels: dict[int, Channel] = field(default_factory=dict)
     secret: str = field(default="", repr=False)
 
 
 class Deadline:
-    """A deadline, and when to say next what is being waited for.
+    """A deadline, with periodic reports of what is being waited for.
 
     Args:
         seconds: until the deadline.
@@ -43,31 +43,31 @@ class Deadline:
 
     @property
     def left(self) -> float:
-        """Seconds to the deadline, 0 when it has passed."""
+        """Seconds until the deadline, 0 once it has passed."""
         return max(0.0, self._end - time.monotonic())
 
     @property
-    def nap(self) -> float:
-        """Seconds to wait at most before asking again."""
+    def next_check(self) -> float:
+        """Seconds until the deadline or the next report, whichever is earlier."""
         return max(0.0, min(self.left, self._next_report - time.monotonic()))
 
     def report_due(self) -> bool:
-        """Whether it is time to say what is awaited; true once for each report."""
+        """Whether a report is due; true once per report."""
         if time.monotonic() < self._next_report:
             return False
         self._next_report = time.monotonic() + _REPORT_SECONDS
         return True
 
-    def say_waiting(self, what: str) -> None:
-        """Says what is awaited, and how long still."""
-        say(f"waiting for {what} ({self.left:.0f} s left)")
+    def report(self, awaited: str) -> None:
+        """Prints what is being waited for, and the time left."""
+        say(f"waiting for {awaited} ({self.left:.0f} s left)")
 
 
-def names(nodes: list[int]) -> str:
-    """`"node 2"`, or `"nodes 2, 3"`.
+def format_hosts(hosts: list[int]) -> str:
+    """`"host 2"`, or `"hosts 2, 3"`.
 
     Example:
-        >>> names([2, 3])
-        'nodes 2, 3'
+        >>> format_hosts([2, 3])
+        'hosts 2, 3'
     """
-    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+    return f"host{'s' if len(hosts) > 1 else ''} {', '.join(map(str, hosts))}"

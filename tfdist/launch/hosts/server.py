@@ -1,4 +1,4 @@
-"""Node 0's part of the meeting: it waits for the others and tells them the list of workers."""
+"""The rendezvous server, run by host 0: collects the hosts and sends them the worker list."""
 
 from __future__ import annotations
 
@@ -14,176 +14,180 @@ from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
 from tfdist.launch.hosts.auth import REMEDY, AuthServer
-from tfdist.launch.hosts.channel import Channel, ChannelError, Message, StrangerError
-from tfdist.launch.hosts.host_info import HostInfo, objection, unreachable, worker_addresses
-from tfdist.launch.hosts.rendezvous import Deadline, Rendezvous, names
+from tfdist.launch.hosts.channel import Channel, ChannelError, Message, ProtocolError
+from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
+from tfdist.launch.hosts.rendezvous import Deadline, Rendezvous, format_hosts
 
 _HELLO_SECONDS = 10.0
-_MOST_STRANGERS = 64
+_MAX_PENDING = 64
 
 
-def gather(at: tuple[str, int], mine: HostInfo, seconds: float, secret: str) -> Rendezvous:
-    """Waits for the other nodes.
+def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret: str) -> Rendezvous:
+    """Waits for the other hosts.
 
     Args:
-        at: host and port to listen at.
-        mine: this node.
+        address: host and port to listen on.
+        this_host: this host.
         seconds: how long to wait.
-        secret: what was set for the job, and every node has to prove; "" where nothing was, and a
-            random one is told to the nodes.
+        secret: the job's secret, which every host must prove; "" if none was set, in which case a
+            random one is sent to the hosts.
 
     Raises:
-        LaunchError: a node is missing at the end, or the nodes do not fit together. The nodes
-            that are there are told the same.
+        LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
+            connected hosts are sent the same message.
     """
-    listener = _listen(*at)
-    with listener, _Gathering(listener, mine, secret) as gathering:
+    listener = _listen(*address)
+    with listener, _Server(listener, this_host, secret) as server:
         try:
-            return gathering.run(Deadline(seconds), f"{at[0]}:{at[1]}")
+            return server.run(Deadline(seconds), f"{address[0]}:{address[1]}")
         except LaunchError as error:
-            gathering.tell_all({"refuse": str(error)})
-            gathering.close_all()
+            server.broadcast({"refuse": str(error)})
+            server.close_hosts()
             raise
 
 
-class _Gathering:
-    """The connections on node 0: those that have not said who they are, and the nodes."""
+class _Server:
+    """The connections on host 0: pending ones, and those of authenticated hosts."""
 
-    def __init__(self, listener: socket.socket, mine: HostInfo, secret: str) -> None:
-        self._mine = mine
+    def __init__(self, listener: socket.socket, this_host: HostInfo, secret: str) -> None:
+        self._this_host = this_host
         self._secret = secret
         self._listener = listener
         self._selector = selectors.DefaultSelector()
         self._selector.register(listener, selectors.EVENT_READ)
-        self._unknown: dict[Channel, AuthServer] = {}
-        self._nodes: dict[int, tuple[HostInfo, Channel]] = {}
+        self._pending: dict[Channel, AuthServer] = {}
+        self._hosts: dict[int, tuple[HostInfo, Channel]] = {}
 
-    def __enter__(self) -> _Gathering:
+    def __enter__(self) -> _Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for channel in self._unknown:
+        for channel in self._pending:
             channel.close()
         self._selector.close()
 
-    def run(self, patience: Deadline, at: str) -> Rendezvous:
+    def run(self, deadline: Deadline, address: str) -> Rendezvous:
         while missing := self._missing():
-            if patience.report_due():
-                patience.say_waiting(names(missing))
-                self.tell_all({"waiting": missing})
-            if not patience.left:
+            if deadline.report_due():
+                deadline.report(format_hosts(missing))
+                self.broadcast({"waiting": missing})
+            if not deadline.left:
                 raise LaunchError(
-                    f"{names(missing)} did not arrive at {at} within {patience.seconds:.0f} s: "
-                    f"start this command there with --node-rank {missing[0]}, "
-                    f"or raise TFDIST_START_TIMEOUT"
+                    f"{format_hosts(missing)} did not connect to {address} within "
+                    f"{deadline.seconds:.0f} s: start this command there with --node-rank "
+                    f"{missing[0]}, or raise TFDIST_START_TIMEOUT"
                 )
-            for key, _ in self._selector.select(min(1.0, patience.nap)):
+            for key, _ in self._selector.select(min(1.0, deadline.next_check)):
                 if key.fileobj is self._listener:
                     self._accept()
                 else:
-                    self._hear(key.data)
+                    self._receive(key.data)
             self._drop_silent()
-        return self._agree()
+        return self._start()
 
-    def tell_all(self, message: Message) -> None:
-        for _, channel in self._nodes.values():
+    def broadcast(self, message: Message) -> None:
+        for _, channel in self._hosts.values():
             try:
                 channel.send(message)
             except ChannelError:
-                pass  # Its end will be read next.
+                pass  # `_receive` will notice that it is closed.
 
-    def close_all(self) -> None:
-        for _, channel in self._nodes.values():
+    def close_hosts(self) -> None:
+        for _, channel in self._hosts.values():
             channel.close()
 
     def _missing(self) -> list[int]:
-        return [rank for rank in range(1, self._mine.nnodes) if rank not in self._nodes]
+        return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
 
     def _accept(self) -> None:
         try:
             connection, _ = self._listener.accept()
             channel = Channel(connection)
         except OSError:
-            return  # It has gone again.
+            return  # Already closed again.
         self._selector.register(channel, selectors.EVENT_READ, channel)
-        self._unknown[channel] = AuthServer(time.monotonic())
-        if len(self._unknown) > _MOST_STRANGERS:
-            self._forget(next(iter(self._unknown)), "it did not say who it is")
+        self._pending[channel] = AuthServer(time.monotonic())
+        if len(self._pending) > _MAX_PENDING:
+            self._drop(next(iter(self._pending)), "did not identify itself in time")
 
-    def _hear(self, channel: Channel) -> None:
+    def _receive(self, channel: Channel) -> None:
         try:
             for message in channel.receive():
-                if knock := self._unknown.get(channel):
-                    self._greet(channel, knock, message)
+                if auth := self._pending.get(channel):
+                    self._authenticate(channel, auth, message)
         except (ChannelError, ValueError) as error:
-            self._forget(channel, str(error))
+            self._drop(channel, str(error))
 
-    def _greet(self, channel: Channel, knock: AuthServer, message: Message) -> None:
-        """Has a newcomer say and prove who it is."""
-        if knock.hello is None:
-            channel.send(knock.challenge(message))
-        elif answer := knock.accept(message, self._secret):
+    def _authenticate(self, channel: Channel, auth: AuthServer, message: Message) -> None:
+        """Handles the next message of a pending connection."""
+        if auth.host is None:
+            channel.send(auth.challenge(message))
+        elif answer := auth.accept(message, self._secret):
             channel.send(answer)
-            self._admit(channel, knock.hello)
+            self._admit(channel, auth.host)
         else:
-            node = f"node {knock.hello.rank} ({channel.peer})"
-            _send_last(channel, {"refuse": f"{node} does not hold its secret; {REMEDY}"})
-            raise StrangerError(f"it says that it is {node} and does not hold the secret; {REMEDY}")
+            name = f"host {auth.host.number} ({channel.peer})"
+            _send_last(channel, {"refuse": f"{name} does not hold the secret; {REMEDY}"})
+            raise ProtocolError(f"claims to be {name} but does not hold the secret; {REMEDY}")
 
-    def _admit(self, channel: Channel, hello: HostInfo) -> None:
-        """Takes in a node that has proven itself."""
-        arrived = {rank: node.peer for rank, (_, node) in self._nodes.items()}
-        problem = objection(hello, channel.peer, self._mine, {0: "node 0 itself", **arrived})
-        del self._unknown[channel]
+    def _admit(self, channel: Channel, host: HostInfo) -> None:
+        """Adds an authenticated host."""
+        connected = {number: other.peer for number, (_, other) in self._hosts.items()}
+        problem = rejection(host, channel.peer, self._this_host, {0: "host 0 itself", **connected})
+        del self._pending[channel]
         if problem:
             _send_last(channel, {"refuse": problem})
             self._selector.unregister(channel)
             channel.close()
             raise LaunchError(problem)
-        self._nodes[hello.rank] = (hello, channel)
+        self._hosts[host.number] = (host, channel)
 
     def _drop_silent(self) -> None:
         since = time.monotonic() - _HELLO_SECONDS
-        for channel in [channel for channel, knock in self._unknown.items() if knock.since < since]:
-            self._forget(channel, "it did not say who it is")
+        for channel in [channel for channel, auth in self._pending.items() if auth.since < since]:
+            self._drop(channel, "did not identify itself in time")
 
-    def _forget(self, channel: Channel, why: str) -> None:
+    def _drop(self, channel: Channel, reason: str) -> None:
         self._selector.unregister(channel)
         channel.close()
-        if self._unknown.pop(channel, None):
-            say(f"dropped a connection from {channel.peer}: {why}")
+        if self._pending.pop(channel, None):
+            say(f"dropped a connection from {channel.peer}: it {reason}")
             return
-        rank = next(rank for rank, (_, node) in self._nodes.items() if node is channel)
-        del self._nodes[rank]
-        say(f"node {rank} ({channel.peer}) left before the start: {why}")
+        number = next(number for number, (_, other) in self._hosts.items() if other is channel)
+        del self._hosts[number]
+        say(f"host {number} ({channel.peer}) left before the start: it {reason}")
 
-    def _agree(self) -> Rendezvous:
-        hosts = {rank: hello.host or node.peer for rank, (hello, node) in self._nodes.items()}
-        hosts[0] = self._mine.host or self._own_host()
+    def _start(self) -> Rendezvous:
+        hosts = {
+            number: host.address or channel.peer for number, (host, channel) in self._hosts.items()
+        }
+        hosts[0] = self._this_host.address or self._own_address()
         if problem := unreachable(hosts):
             raise LaunchError(problem)
         ports: Mapping[int, tuple[int, ...]] = {
-            0: self._mine.ports,
-            **{rank: hello.ports for rank, (hello, _) in self._nodes.items()},
+            0: self._this_host.ports,
+            **{number: host.ports for number, (host, _) in self._hosts.items()},
         }
-        addresses = worker_addresses({rank: (hosts[rank], ports[rank]) for rank in hosts})
+        addresses = worker_addresses({number: (hosts[number], ports[number]) for number in hosts})
         secret = self._secret or new_secret()
-        told = "" if self._secret else secret
+        sent_secret = "" if self._secret else secret
         first = len(ports[0])
-        for rank in range(1, self._mine.nnodes):
+        for number in range(1, self._this_host.num_hosts):
             try:
-                start = {"workers": addresses, "first": first, "secret": told}
-                self._nodes[rank][1].send({"start": start})
+                start = {"workers": addresses, "first": first, "secret": sent_secret}
+                self._hosts[number][1].send({"start": start})
             except ChannelError as error:
-                raise LaunchError(f"node {rank} left just before the start: {error}") from error
-            first += len(ports[rank])
-        links = {rank: node for rank, (_, node) in self._nodes.items()}
-        return Rendezvous(tuple(addresses), first=0, links=links, secret=secret)
+                raise LaunchError(
+                    f"host {number} left just before the start: it {error}"
+                ) from error
+            first += len(ports[number])
+        channels = {number: channel for number, (_, channel) in self._hosts.items()}
+        return Rendezvous(tuple(addresses), first=0, channels=channels, secret=secret)
 
-    def _own_host(self) -> str:
-        """The address at which the other nodes have reached this one, another machine's first."""
-        reached = [node.local for _, (_, node) in sorted(self._nodes.items())]
-        return next((host for host in reached if not host.startswith("127.")), reached[0])
+    def _own_address(self) -> str:
+        """The address at which other hosts have reached this one, preferably not loopback."""
+        reached = [channel.local for _, (_, channel) in sorted(self._hosts.items())]
+        return next((address for address in reached if not address.startswith("127.")), reached[0])
 
 
 def _send_last(channel: Channel, message: Message) -> None:
@@ -194,9 +198,9 @@ def _send_last(channel: Channel, message: Message) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Listens at an IP address of this machine; for a name, at all of its addresses.
+    """Listens on an IP address of this host; for a name, on all of its addresses.
 
-    A machine may resolve its own name to loopback, where the other machines cannot reach it.
+    A host may resolve its own name to loopback, where other hosts cannot reach it.
     """
     exact = "127.0.0.1" if host == "localhost" else host
     try:
@@ -211,8 +215,8 @@ def _listen(host: str, port: int) -> socket.socket:
             return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
         return socket.create_server(("", port))
     except OSError as error:
-        holder = f", which {port_holder(port)} has" if port_holder(port) else ""
+        holder = f" (in use by {port_holder(port)})" if port_holder(port) else ""
         raise LaunchError(
-            f"node 0 cannot listen on port {port}{holder}: {error.strerror or error}. "
-            f"Choose another --rendezvous port, and one node alone for --node-rank 0."
+            f"host 0 cannot listen on port {port}{holder}: {error.strerror or error}. "
+            f"Choose another --rendezvous port, and start only one host with --node-rank 0."
         ) from error

@@ -1,1 +1,1 @@
-"""The workers of one host: how they are planned, started, watched, logged and stopped."""
+"""The workers of one host: planning, starting, supervising, logging and stopping them."""

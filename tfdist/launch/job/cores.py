@@ -1,4 +1,4 @@
-"""The CPU cores of this process, and the thread settings that share them among workers."""
+"""The CPU cores of this process, and the thread settings that divide them among workers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-# TensorFlow runs a blocked collective on an inter-op thread: with one thread it would block
-# the very op its peers wait for.
-_LEAST_INTEROP_THREADS = 2
+# A blocked collective occupies an inter-op thread: with only one, it would block the very op that
+# its peers wait for.
+_MIN_INTEROP_THREADS = 2
 
 
 def available_cores() -> int:
-    """The cores this process may use: its affinity mask, and the CPU quota of its cgroup.
+    """The number of cores this process may use, given its affinity mask and cgroup CPU quota.
 
     Returns:
-        A count, at least 1. A quota of 2.5 cores counts as 2.
+        The number of cores, at least 1. A quota of 2.5 cores counts as 2.
 
     Example:
         >>> available_cores() >= 1
@@ -30,19 +30,19 @@ def available_cores() -> int:
 
 
 def cgroup_quota(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+    root: Path = Path("/sys/fs/cgroup"), cgroups: Path = Path("/proc/self/cgroup")
 ) -> float | None:
-    """The tightest CPU quota on the way from this process's cgroup up to the root.
+    """The tightest CPU quota from this process's cgroup up to the root.
 
     Args:
         root: where the cgroup file system is mounted.
-        own: the file that names this process's cgroups.
+        cgroups: the file that lists this process's cgroups.
 
     Returns:
-        A number of cores, or None where there is no quota.
+        A number of cores, or None without a quota.
     """
     try:
-        lines = own.read_text().splitlines()
+        lines = cgroups.read_text().splitlines()
     except OSError:
         return None
     quotas = []
@@ -58,17 +58,17 @@ def cgroup_quota(
 def thread_settings(
     cores: int, workers: int, per_worker: int | None, environment: Mapping[str, str]
 ) -> dict[str, str]:
-    """The variables that give each worker of this machine its share of the cores.
+    """The variables that limit each worker of this host to its share of the cores.
 
     Args:
-        cores: the cores to share.
-        workers: the workers on this machine.
-        per_worker: cores for each worker as the user asked; 0 leaves the threads alone, None
-            shares evenly and keeps what the user has set in `environment`.
-        environment: what the workers inherit.
+        cores: the number of cores to divide.
+        workers: the number of workers on this host.
+        per_worker: cores per worker if set by the user; 0 leaves the threads unconfigured, None
+            divides evenly and keeps variables already set in `environment`.
+        environment: the environment that the workers inherit.
 
     Returns:
-        What to add to each worker's environment.
+        The variables to add to each worker's environment.
 
     Example:
         >>> thread_settings(8, 4, None, {"OMP_NUM_THREADS": "1"})
@@ -80,7 +80,7 @@ def thread_settings(
     settings = {
         "OMP_NUM_THREADS": str(share),
         "TF_NUM_INTRAOP_THREADS": str(share),
-        "TF_NUM_INTEROP_THREADS": str(max(_LEAST_INTEROP_THREADS, share)),
+        "TF_NUM_INTEROP_THREADS": str(max(_MIN_INTEROP_THREADS, share)),
     }
     if per_worker is not None:
         return settings
@@ -88,7 +88,7 @@ def thread_settings(
 
 
 def _quotas(mount: Path, path: str, read: Callable[[Path], float]) -> list[float]:
-    """The quotas of the cgroup `path` and of those above it, as far as they can be read."""
+    """The quotas of the cgroup `path` and its ancestors that can be read."""
     found = []
     directory = mount / path.lstrip("/")
     for level in (directory, *directory.parents):

@@ -1,4 +1,4 @@
-"""What went wrong first: one failure as data, and the choice among several."""
+"""A failure as data, and the choice of the first among several."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# In the last lines of a worker, these say that another worker was lost before it.
+# In the last lines of a worker, these indicate that it lost another worker.
 _VICTIM_MARKS = ("PeerLostError", "UnavailableError")
 _SIGNAL_BASE = 128
 
 
 class Doubt(enum.IntEnum):
-    """How likely a failure is only the consequence of another one."""
+    """How likely a failure is merely the consequence of another one."""
 
     NONE = 0
-    UNSEEN = 1  # Its last lines went to the terminal, so nobody knows.
+    UNSEEN = 1  # Unknown, since its last lines went to the terminal.
     VICTIM = 2
 
 
 @dataclass(frozen=True)
 class Failure:
-    """One worker, or one node, that ended the job.
+    """The failure of one worker or one host.
 
     Attributes:
-        node: the machine's number.
-        who: `"worker 3"`, `"node 1"` or `"this command"`.
-        what: what happened to it, as the end of a sentence that begins with `who`.
-        code: the exit code for the launcher.
+        host: the host's number.
+        subject: `"worker 3"`, `"host 1"` or `"this command"`.
+        event: what happened to it; `subject` and `event` form a sentence.
+        code: the launcher's exit code.
         doubt: how likely another failure is the cause.
-        tail: its last lines of output.
-        rank: the worker's rank; None for a node or the command.
-        log: the path of the worker's whole output on its node; "" if it went to the terminal.
+        tail: the last lines of output.
+        rank: the worker's rank; None for a host or the command.
+        log: the path of the worker's log on its host; "" if its output went to the terminal.
     """
 
-    node: int
-    who: str
-    what: str
+    host: int
+    subject: str
+    event: str
     code: int
     doubt: Doubt = Doubt.NONE
     tail: tuple[str, ...] = ()
@@ -47,10 +47,10 @@ class Failure:
 
     def __str__(self) -> str:
         """One sentence."""
-        return f"{self.who} {self.what}."
+        return f"{self.subject} {self.event}."
 
     def to_message(self) -> dict[str, Any]:
-        """The failure as JSON can hold it."""
+        """The failure as a message, which JSON can represent."""
         return asdict(self)
 
     @classmethod
@@ -58,13 +58,13 @@ class Failure:
         """The inverse of `to_message`.
 
         Raises:
-            ValueError: the message is not one of `to_message`.
+            ValueError: the message is not a valid failure.
         """
         try:
             failure = cls(
-                node=int(message["node"]),
-                who=str(message["who"]),
-                what=str(message["what"]),
+                host=int(message["host"]),
+                subject=str(message["subject"]),
+                event=str(message["event"]),
                 code=int(message["code"]),
                 doubt=Doubt(message["doubt"]),
                 tail=tuple(str(line) for line in message["tail"]),
@@ -72,39 +72,39 @@ class Failure:
                 log=str(message["log"]),
             )
         except (KeyError, TypeError) as error:
-            raise ValueError(f"not a failure: {error!r}") from error
+            raise ValueError(f"sent an invalid failure: {error!r}") from error
         return replace(failure, code=min(max(failure.code, 1), 255))
 
 
-def worker_failure(*, node: int, rank: int, status: int, tail: Sequence[str], log: str) -> Failure:
-    """Describes a worker that ended badly.
+def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], log: str) -> Failure:
+    """The failure of a worker that exited with an error.
 
     Args:
-        node: its machine.
+        host: the number of its host.
         rank: its rank in the job.
-        status: its exit code, or minus the signal's number.
+        status: its exit code, or the negative signal number.
         tail: its last lines of output.
-        log: where its output is; "" if it went to the terminal, where nobody has read it.
+        log: the path of its log; "" if its output went to the terminal, which was not read.
 
     Example:
-        >>> failure = worker_failure(node=0, rank=1, status=-11, tail=[], log="worker-1.log")
-        >>> failure.who, failure.what, failure.code
+        >>> failure = worker_failure(host=0, rank=1, status=-11, tail=[], log="worker-1.log")
+        >>> failure.subject, failure.event, failure.code
         ('worker 1', 'was killed by SIGSEGV', 139)
     """
     if status < 0:
-        hint = ", often the kernel's answer to memory running out" if status == -9 else ""
-        what, code = f"was killed by {signal_name(-status)}{hint}", _SIGNAL_BASE - status
-        doubt = Doubt.NONE  # No lost peer kills a worker by a signal.
+        hint = ", often because the host ran out of memory" if status == -9 else ""
+        event, code = f"was killed by {signal_name(-status)}{hint}", _SIGNAL_BASE - status
+        doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
     else:
-        what, code = f"failed with exit code {status}", status
+        event, code = f"failed with exit code {status}", status
         text = "\n".join(tail)
         doubt = Doubt.NONE if log else Doubt.UNSEEN
         if any(mark in text for mark in _VICTIM_MARKS):
             doubt = Doubt.VICTIM
     return Failure(
-        node=node,
-        who=f"worker {rank}",
-        what=what,
+        host=host,
+        subject=f"worker {rank}",
+        event=event,
         code=code,
         doubt=doubt,
         tail=tuple(tail),
@@ -113,63 +113,66 @@ def worker_failure(*, node: int, rank: int, status: int, tail: Sequence[str], lo
     )
 
 
-def stopped_by(node: int, number: signal.Signals) -> Failure:
-    """Describes that a launcher was asked to stop."""
-    who = "this command" if node == 0 else f"the command on node {node}"
+def stopped_by(host: int, number: signal.Signals) -> Failure:
+    """The failure of a launcher that was stopped by a signal."""
+    subject = "this command" if host == 0 else f"the command on host {host}"
     return Failure(
-        node=node, who=who, what=f"was stopped by {number.name}", code=_SIGNAL_BASE + number
+        host=host,
+        subject=subject,
+        event=f"was stopped by {number.name}",
+        code=_SIGNAL_BASE + number,
     )
 
 
-def lost_host(node: int, address: str) -> Failure:
-    """Describes a node whose launcher, or whose connection, is gone."""
+def lost_host(host: int, address: str) -> Failure:
+    """The failure of a host with which the connection was lost."""
     return Failure(
-        node=node,
-        who=f"node {node} ({address})",
-        what="was lost: its launcher died, or the network to it broke",
+        host=host,
+        subject=f"host {host} ({address})",
+        event="was lost: its launcher died or the network connection broke",
         code=1,
     )
 
 
 class FirstFailure:
-    """Chooses the failure that caused the others; it holds no clock.
+    """Chooses the failure that caused the others; it reads no clock.
 
-    A clear failure is the verdict at once. A doubtful one waits for a clearer one; when its time
-    is over the least doubtful, and among those the first, is the verdict.
+    A clear failure is chosen at once. A doubtful one waits for a clearer one; after the delay, the
+    least doubtful failure is chosen, and the earliest among those.
 
     Args:
-        patience: seconds that a doubtful failure waits.
-        judges: False where a clear failure, too, has to wait for the judgement of another node.
+        delay: seconds that a doubtful failure waits.
+        decides: False if a clear failure, too, has to wait, for the decision of another host.
 
     Example:
-        >>> first = FirstFailure(patience=1.0)
+        >>> first = FirstFailure(delay=1.0)
         >>> first.add(lost_host(1, "10.0.0.2"), now=5.0)
-        >>> first.verdict(5.0).who
-        'node 1 (10.0.0.2)'
+        >>> first.decided(5.0).subject
+        'host 1 (10.0.0.2)'
     """
 
-    def __init__(self, patience: float, judges: bool = True) -> None:
-        self._patience = patience
-        self._judges = judges
+    def __init__(self, delay: float, decides: bool = True) -> None:
+        self._delay = delay
+        self._decides = decides
         self._candidates: list[Failure] = []
         self.deadline: float | None = None
 
     def add(self, failure: Failure, now: float) -> None:
-        """Takes note of a failure, in the order in which they happened."""
+        """Adds a failure; call it in the order in which failures happen."""
         self._candidates.append(failure)
-        if failure.doubt == Doubt.NONE and self._judges:
+        if failure.doubt == Doubt.NONE and self._decides:
             self.deadline = now if self.deadline is None else min(now, self.deadline)
         elif self.deadline is None:
-            self.deadline = now + self._patience
+            self.deadline = now + self._delay
 
-    def verdict(self, now: float) -> Failure | None:
-        """The failure to show; None while there is none, or while it is in doubt."""
+    def decided(self, now: float) -> Failure | None:
+        """The failure to show; None while there is none or it is in doubt."""
         if self.deadline is None or now < self.deadline:
             return None
-        return self.best()
+        return self.most_likely()
 
-    def best(self) -> Failure | None:
-        """The most likely cause among what is known."""
+    def most_likely(self) -> Failure | None:
+        """The most likely cause among the failures so far."""
         return min(self._candidates, key=lambda failure: failure.doubt, default=None)
 
 

@@ -1,4 +1,4 @@
-"""The GPUs of this machine, and the slices of them that its workers get."""
+"""The GPUs of this host, and their division among its workers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -> list[str]:
-    """The GPUs that a program started here would see.
+    """The GPUs visible to a program started here.
 
     Args:
-        environment: where `CUDA_VISIBLE_DEVICES` is read; without it, all GPUs are visible.
-        devices: the folder with the `nvidia0`, `nvidia1`, … device files.
+        environment: may contain `CUDA_VISIBLE_DEVICES`; without it, all GPUs are visible.
+        devices: the directory with the `nvidia0`, `nvidia1`, … device files.
 
     Returns:
-        What to write into `CUDA_VISIBLE_DEVICES` for each one: an index or a UUID.
+        The `CUDA_VISIBLE_DEVICES` entry of each GPU: an index or a UUID.
 
     Example:
         >>> visible_gpus({"CUDA_VISIBLE_DEVICES": "2,3"})
@@ -32,7 +32,7 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
     gpus = []
     for name in (part.strip() for part in listed.split(",")):
         if name in ("", "-1"):
-            break  # CUDA, too, ignores what follows an invalid entry.
+            break  # Like CUDA, ignore everything after an invalid entry.
         gpus.append(name)
     return gpus
 
@@ -40,21 +40,21 @@ def visible_gpus(environment: Mapping[str, str], devices: Path = Path("/dev")) -
 def gpu_settings(
     gpus: Sequence[str], workers: int, per_worker: int | None
 ) -> tuple[list[dict[str, str]], str]:
-    """Shares the GPUs out among the workers of this machine.
+    """Divides the GPUs among the workers of this host.
 
-    Workers of one job must hold the same kind of device, so fewer GPUs than workers means that
-    all of them run on the CPU.
+    All workers of a job must use the same kind of device, so with fewer GPUs than workers all of
+    them use the CPU.
 
     Args:
         gpus: the visible GPUs.
-        workers: the workers on this machine.
-        per_worker: GPUs for each worker as the user asked; None shares them evenly.
+        workers: the number of workers on this host.
+        per_worker: GPUs per worker if set by the user; None divides them evenly.
 
     Returns:
-        What to add to each worker's environment, and a note for the user, "" for none.
+        The variables to add to each worker's environment, and a note for the user ("" if none).
 
     Raises:
-        LaunchError: the machine has fewer GPUs than were asked for.
+        LaunchError: this host has fewer GPUs than requested.
 
     Example:
         >>> gpu_settings(["0", "1"], 2, None)
@@ -67,8 +67,8 @@ def gpu_settings(
         each = len(gpus) // workers
         if each == 0:
             note = (
-                f"{_count(len(gpus))} for {workers} workers: all of them use the CPU, as the "
-                f"workers of a job need the same kind of device. Start -n {len(gpus)} to use "
+                f"{_count(len(gpus))} for {workers} workers: all workers use the CPU, because the "
+                f"workers of a job must use the same kind of device. Pass -n {len(gpus)} to use "
                 f"the GPUs."
             )
         elif unused := len(gpus) - each * workers:
@@ -78,7 +78,7 @@ def gpu_settings(
         if each * workers > len(gpus):
             raise LaunchError(
                 f"--gpus-per-worker {each} with {workers} workers needs {each * workers} GPUs. "
-                f"Received: a machine with {len(gpus)} visible. Ask for fewer, or mend {VISIBLE}."
+                f"Received: a host with {len(gpus)} visible. Lower it, or correct {VISIBLE}."
             )
     slices = [gpus[each * index : each * (index + 1)] for index in range(workers)]
     return [{VISIBLE: ",".join(part)} for part in slices], note

@@ -1,4 +1,4 @@
-"""Lines of a worker's output: complete ones to show after its rank, and the last ones of a file."""
+"""Lines of a worker's output: complete prefixed lines from a stream, the last lines of a file."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _TAIL_WIDTH = 500
 
 
 class LineAssembler:
-    """Makes complete lines, each after a prefix, from output that comes in pieces.
+    """Assembles complete, prefixed lines from output that arrives in pieces.
 
-    Of a line that a carriage return rewrites, as a progress bar does, the last state is kept. A
-    line of more than 64 KiB is broken.
+    If a line is rewritten with carriage returns, as by a progress bar, only its last state is kept.
+    A line longer than 64 KiB is split.
 
     Args:
-        prefix: what to put before each line.
+        prefix: the text before each line.
 
     Example:
         >>> lines = LineAssembler("[1] ")
@@ -30,7 +30,7 @@ class LineAssembler:
         self._rest = b""
 
     def feed(self, data: bytes) -> bytes:
-        """Takes output, and returns the lines that are complete now, prefixed."""
+        """Adds output, and returns the lines that are now complete, prefixed."""
         *lines, rest = (self._rest + data).split(b"\n")
         while len(rest) > _LONGEST_LINE:
             lines.append(rest[:_LONGEST_LINE])
@@ -39,16 +39,16 @@ class LineAssembler:
         return b"".join(self._prefix + _last_state(line) + b"\n" for line in lines)
 
     def flush(self) -> bytes:
-        """Returns what is left at the end as a line, b"" if nothing is."""
+        """Returns the unfinished rest as a line, b"" if none."""
         return self.feed(b"\n") if self._rest else b""
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a file, each cut to 500 characters.
+    """The last lines of a file, each truncated to 500 characters.
 
     Args:
-        path: the file; one that is missing or not UTF-8 is no error.
-        count: how many lines at most.
+        path: the file, which may be missing or not UTF-8.
+        count: the maximum number of lines.
     """
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Where the workers' output goes: the terminal, log files, or both."""
+"""Routes the workers' output to the terminal, log files, or both."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _CHIEF = 0
 
 @dataclass
 class _Copy:
-    """A worker's pipe, and where its content goes."""
+    """A worker's pipe and its destinations."""
 
     pipe: int
     log: BinaryIO
@@ -32,19 +32,19 @@ class _Copy:
 
 
 class Output:
-    """The output of this machine's workers.
+    """The output of this host's workers.
 
-    The chief's goes straight to the terminal, unless the mode is `"none"`: it inherits the
-    launcher's streams, so its progress bar stays one bar. The others' goes into one file each;
-    with `"all"` through a pipe, from which the launcher copies it into the file and, line by
-    line after the rank, to its own stdout.
+    The chief inherits the launcher's streams, unless the mode is `"none"`, so its progress bar is
+    drawn correctly. Every other worker writes to a log file; with `"all"` it writes to a pipe, from
+    which the launcher copies to the log file and, line by line and prefixed with the rank, to its
+    stdout.
 
     Args:
-        mode: a member of `arguments.OUTPUTS`.
-        log_dir: where the files go, made if it is missing; None for a temporary folder.
+        mode: a member of `run_options.OUTPUTS`.
+        log_dir: the directory for the files, created if missing; None for a temporary one.
 
     Raises:
-        LaunchError: the folder cannot be made.
+        LaunchError: the directory cannot be created.
     """
 
     def __init__(self, mode: str, log_dir: str | None) -> None:
@@ -52,30 +52,30 @@ class Output:
         self._temporary = log_dir is None
         try:
             if log_dir is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="tfdist-"))
+                self._directory = Path(tempfile.mkdtemp(prefix="tfdist-"))
             else:
-                self._folder = Path(log_dir).absolute()
-                self._folder.mkdir(parents=True, exist_ok=True)
+                self._directory = Path(log_dir).absolute()
+                self._directory.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise LaunchError(
-                f"the folder for the workers' output cannot be made: {error}. "
-                f"Give another one by --log-dir."
+                f"the directory for worker output cannot be created: {error}. "
+                f"Choose another one with --log-dir."
             ) from error
         self._copies: dict[int, _Copy] = {}
 
     def inherited(self, rank: int) -> bool:
-        """Whether this worker writes to the terminal itself."""
+        """Whether this worker inherits the launcher's streams."""
         return rank == _CHIEF and self._mode != "none"
 
     def log(self, rank: int) -> Path:
-        """The file that holds, or would hold, this worker's output."""
-        return self._folder / f"worker-{rank}.log"
+        """The path of this worker's log file, which may not exist."""
+        return self._directory / f"worker-{rank}.log"
 
     @contextmanager
     def streams(self, rank: int) -> Iterator[tuple[Stream, Stream, Stream]]:
-        """The stdin, stdout and stderr to start a worker with.
+        """A context manager for the stdin, stdout and stderr to start a worker with.
 
-        The launcher's copies are closed on leaving, so that a pipe ends with the worker.
+        On exit it closes the launcher's copies, so that a pipe reaches its end with the worker.
 
         Raises:
             LaunchError: the log file cannot be written.
@@ -88,7 +88,7 @@ class Output:
         except OSError as error:
             raise LaunchError(
                 f"the output of worker {rank} cannot be written: {error}. "
-                f"Give another folder by --log-dir."
+                f"Choose another directory with --log-dir."
             ) from error
         if self._mode != "all":
             with log:
@@ -103,13 +103,13 @@ class Output:
             os.close(write)
 
     def pipes(self) -> dict[int, int]:
-        """The file descriptors to wait for, by rank: `copy` takes what they hold."""
+        """The file descriptors to wait on, by rank; read them with `copy`."""
         return {rank: copy.pipe for rank, copy in self._copies.items()}
 
     def copy(self, rank: int) -> None:
-        """Copies what a worker has written so far; after its last byte, its pipe is closed."""
+        """Copies a worker's output so far, and closes the pipe at its end."""
         copy = self._copies[rank]
-        # One worker that never pauses must not keep the launcher from the others.
+        # Bounded, so that one worker that never pauses does not starve the others.
         for _ in range(_READS_AT_ONCE):
             try:
                 data = os.read(copy.pipe, _READ_SIZE)
@@ -121,28 +121,28 @@ class Output:
             try:
                 copy.log.write(data)
             except OSError:
-                pass  # A full disk is no reason to end the job.
+                pass  # A full disk is no reason to stop the job.
             _show(copy.lines.feed(data))
 
     def tail(self, rank: int) -> list[str]:
-        """The last lines of a worker that has ended; none if they went to the terminal only."""
+        """The last lines of a worker that has exited; empty if they went only to the terminal."""
         return [] if self.inherited(rank) else last_lines(self.log(rank), _TAIL_LINES)
 
     def written(self) -> Path | None:
-        """The folder with the workers' output; None if all of it went to the terminal."""
-        return self._folder if any(self._folder.glob("worker-*.log")) else None
+        """The directory with the log files; None if there are none."""
+        return self._directory if any(self._directory.glob("worker-*.log")) else None
 
     def finish(self, rank: int) -> None:
-        """Copies the last output of a worker that has ended."""
+        """Copies the remaining output of a worker that has exited."""
         if rank in self._copies:
             self.copy(rank)
         if rank in self._copies:  # A process outside its group holds the pipe open.
             self._close(rank)
 
     def remove(self) -> None:
-        """Removes the folder if it is a temporary one: nobody will ask for it."""
+        """Removes the directory if it is temporary."""
         if self._temporary:
-            shutil.rmtree(self._folder, ignore_errors=True)
+            shutil.rmtree(self._directory, ignore_errors=True)
 
     def _close(self, rank: int) -> None:
         copy = self._copies.pop(rank)
@@ -152,9 +152,9 @@ class Output:
 
 
 def _show(data: bytes) -> None:
-    """Writes whole lines to the launcher's stdout, in one call where the system lets it."""
+    """Writes complete lines to the launcher's stdout, in one call if the system allows."""
     try:
         while data:
             data = data[os.write(1, data) :]
     except BrokenPipeError:
-        pass  # Nobody reads any more; the log files still get everything.
+        pass  # The reader is gone; the log files still get everything.

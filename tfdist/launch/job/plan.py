@@ -1,4 +1,4 @@
-"""What each worker of this machine is started with, as data: its command and environment."""
+"""The command and environment of each worker of this host, as data."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class WorkerPlan:
     Attributes:
         rank: its rank in the whole job.
         command: the program and its arguments.
-        settings: what is added to the environment that it inherits.
+        settings: the variables added to the environment that it inherits.
     """
 
     rank: int
@@ -23,7 +23,7 @@ class WorkerPlan:
     settings: Mapping[str, str]
 
     def __str__(self) -> str:
-        """The plan as a line that a shell can run."""
+        """The plan as a shell command."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.settings.items()]
         return " ".join([*settings, shlex.join(self.command)])
 
@@ -34,23 +34,23 @@ def plan_workers(
     first: int,
     command: Sequence[str],
     shared: Mapping[str, str],
-    own: Sequence[Mapping[str, str]],
+    per_worker: Sequence[Mapping[str, str]],
 ) -> tuple[WorkerPlan, ...]:
-    """Plans the workers of one machine.
+    """Plans the workers of one host.
 
     Args:
         addresses: `"host:port"` of every worker of the job, in rank order.
-        first: the rank of this machine's first worker.
-        command: what each worker runs.
-        shared: settings that all workers of this machine get.
-        own: for each worker of this machine, the settings that it alone gets.
+        first: the rank of this host's first worker.
+        command: the command that each worker runs.
+        shared: settings of all workers of this host.
+        per_worker: additional settings of each worker of this host.
 
     Returns:
-        One plan for each entry of `own`.
+        One plan for each entry of `per_worker`.
 
     Example:
         >>> plan, = plan_workers(addresses=["127.0.0.1:4000"], first=0,
-        ...                      command=["python", "train.py"], shared={}, own=[{}])
+        ...                      command=["python", "train.py"], shared={}, per_worker=[{}])
         >>> plan.settings["TF_CONFIG"]
         '{"cluster": {"worker": ["127.0.0.1:4000"]}, "task": {"type": "worker", "index": 0}}'
     """
@@ -60,7 +60,7 @@ def plan_workers(
             command=tuple(command),
             settings={"TF_CONFIG": _tf_config(addresses, rank), **shared, **settings},
         )
-        for rank, settings in enumerate(own, start=first)
+        for rank, settings in enumerate(per_worker, start=first)
     )
 
 

@@ -9,24 +9,23 @@ from tfdist.errors import LaunchError
 
 
 class Reservation:
-    """Ports of this machine that no other program gets, until closed.
+    """Ports of this host that no other program gets, until closed.
 
-    Each port is held by a socket that is bound to every address of the machine, with
-    SO_REUSEADDR, and never listens. Linux then lets a worker that sets SO_REUSEADDR too
-    (TensorFlow's gRPC server does, and `socket.create_server`) bind the port and listen on it,
-    on one address or on all. A program that asks for any free port is given another one, an
-    outgoing connection does not leave from it, and binding it without SO_REUSEADDR fails. Until
-    the worker listens, who connects is refused.
+    Each port is held by a socket that is bound to every address of the host with SO_REUSEADDR and
+    never listens. Linux then lets a worker that also sets SO_REUSEADDR (as TensorFlow's gRPC server
+    and `socket.create_server` do) bind the port and listen on it, on one address or on all. A
+    program that asks for any free port gets another one, outgoing connections do not use it, and
+    binding it without SO_REUSEADDR fails. Connections are refused until the worker listens.
 
     Args:
-        count: how many ports.
-        avoid: a port that something else of the job will listen on.
+        count: the number of ports.
+        avoid: a port that is needed elsewhere in the job.
 
     Attributes:
         ports: the port numbers, all different.
 
     Raises:
-        LaunchError: the machine has no free port left.
+        LaunchError: no free port is left.
 
     Example:
         >>> with Reservation(2) as reservation:
@@ -41,14 +40,14 @@ class Reservation:
             while len(self._sockets) < count:
                 held = _hold_any()
                 if held.getsockname()[1] == avoid:
-                    refused.append(held)  # Held too, so that the next one is another.
+                    refused.append(held)  # Keep it open, so that the next one differs.
                 else:
                     self._sockets.append(held)
         except OSError as error:
             self.close()
             raise LaunchError(
-                f"This machine has no free port for a worker ({error}). "
-                f"Start fewer workers, or end programs that hold many connections."
+                f"This host has no free port for a worker ({error}). "
+                f"Start fewer workers, or stop programs that hold many connections."
             ) from error
         finally:
             for held in refused:
@@ -56,7 +55,7 @@ class Reservation:
         self.ports: tuple[int, ...] = tuple(held.getsockname()[1] for held in self._sockets)
 
     def close(self) -> None:
-        """Gives the ports back."""
+        """Releases the ports."""
         for held in self._sockets:
             held.close()
         self._sockets = []
@@ -77,7 +76,7 @@ def _hold_any() -> socket.socket:
     try:
         return _hold(socket.AF_INET6, "::")
     except OSError:
-        return _hold(socket.AF_INET, "0.0.0.0")  # A machine without IPv6.
+        return _hold(socket.AF_INET, "0.0.0.0")  # No IPv6.
 
 
 def _hold(family: socket.AddressFamily, address: str) -> socket.socket:

@@ -1,4 +1,4 @@
-"""What `tfdist run` does before its workers start, so that they need not do it all at once."""
+"""Builds the native collectives before the workers start, so that not all of them do so."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from tfdist.options import NativeOptions
 
 
 def prepare() -> None:
-    """Compiles the native collectives, unless that is done or switched off.
+    """Compiles the native collectives unless they are built or disabled.
 
-    A failure is a warning: the workers can take TensorFlow's collectives.
+    A failure is only a warning: the workers can use TensorFlow's collectives.
 
     Raises:
-        LaunchError: a setting is wrong.
+        LaunchError: a setting is invalid.
     """
     try:
         options = NativeOptions.from_environment()

@@ -17,21 +17,21 @@ OUTPUTS = ("chief", "all", "none")
 
 @dataclass(frozen=True)
 class RunOptions:
-    """What `tfdist run` was asked to do; the help text says what each option means.
+    """The options of `tfdist run`; see the help text for their meaning.
 
     Attributes:
-        command: what each worker runs, from the Python interpreter on.
-        workers: workers to start on this machine; None for one per GPU.
-        nnodes: machines of the job.
-        node_rank: this machine's number among them.
-        rendezvous: host and port where node 0 listens; None on a job of one machine.
-        host: the address of this machine for the other workers; None to find it out.
+        command: the command that each worker runs, starting with the Python interpreter.
+        workers: the number of workers to start on this host; None for one per GPU.
+        nnodes: the number of hosts.
+        node_rank: this host's number.
+        rendezvous: host and port that host 0 listens on; None for a job on one host.
+        host: the address of this host for the other workers; None to detect it.
         output: a member of `OUTPUTS`.
-        log_dir: the folder for the workers' output; None for a temporary one.
-        cores_per_worker: None to share the cores evenly, 0 to leave threads alone.
-        gpus_per_worker: None to share the GPUs evenly.
-        grace: seconds between two ever harder signals.
-        dry_run: whether to print the workers only.
+        log_dir: the directory for the log files; None for a temporary one.
+        cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
+        gpus_per_worker: None to divide the GPUs evenly.
+        grace: seconds from one signal to the next, harder one.
+        dry_run: whether to only print the workers.
     """
 
     command: tuple[str, ...]
@@ -49,17 +49,17 @@ class RunOptions:
 
 
 def parse(arguments: Sequence[str]) -> RunOptions:
-    """Reads the command line that follows `tfdist run`.
+    """Parses the command line of `tfdist run`.
 
-    The first argument that is no option of `tfdist run`, or what follows `-m`, is the program;
-    everything after it belongs to the program, whatever it looks like.
+    The first argument that is not an option of `tfdist run`, or the module after `-m`, is the
+    program; all arguments after it are passed to the program.
 
     Args:
         arguments: the command line, without `tfdist run`.
 
     Raises:
-        SystemExit: with code 2 after one line on stderr for a wrong command line, with code 0
-            after the help text.
+        SystemExit: on a usage error (code 2, with one line on stderr), or after printing the help
+            (code 0).
 
     Example:
         >>> options = parse(["-n", "2", "-m", "train", "--epochs", "3", "-n", "5"])
@@ -67,31 +67,33 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         (2, ('--epochs', '3', '-n', '5'))
     """
     parser, takes_value = _parser()
-    own, program, unknown = _part(arguments, takes_value)
+    options, program, unknown = _split_arguments(arguments, takes_value)
     if unknown:
-        parser.error(f"there is no option {unknown}; the script's own options come after its name")
-    values = parser.parse_args(own)
+        parser.error(f"unknown option {unknown}; pass the script's options after its name")
+    values = parser.parse_args(options)
     if not program:
         parser.error("no script given; for example: tfdist run -n 4 train.py")
     if program == ["-m"]:
-        parser.error("-m needs the name of a module")
+        parser.error("-m requires a module name")
     if not program[0].startswith("-m") and not os.path.exists(program[0]):
-        parser.error(f"there is no file {program[0]!r}")
+        parser.error(f"no such file: {program[0]!r}")
     if values.nnodes > 1 and values.rendezvous is None:
-        parser.error("--nnodes needs --rendezvous host:port, the same on all nodes")
+        parser.error("--nnodes requires --rendezvous HOST:PORT, the same on all hosts")
     if values.node_rank >= values.nnodes:
-        parser.error(f"--node-rank must be below --nnodes {values.nnodes}: {values.node_rank}")
+        parser.error(
+            f"--node-rank must be < --nnodes ({values.nnodes}). Received: {values.node_rank}"
+        )
     fields = {**vars(values), "command": (sys.executable, "-u", *program)}
     return RunOptions(**fields)
 
 
-def _part(
+def _split_arguments(
     arguments: Sequence[str], takes_value: Mapping[str, bool]
 ) -> tuple[list[str], list[str], str]:
-    """Parts the launcher's own options from the program.
+    """Separates the launcher's options from the program.
 
     Returns:
-        The launcher's arguments, the program's, and an option that is none ("" for none).
+        The launcher's arguments, the program and its arguments, and an unknown option ("" if none).
     """
     position = 0
     while position < len(arguments):
@@ -111,13 +113,13 @@ def _part(
 
 
 def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
-    """The parser, and for each option whether it takes a value."""
+    """The parser, and whether each option takes a value."""
     parser = OneLineParser(
         prog="tfdist run",
         usage="%(prog)s [-n N] [options] script.py [arguments]\n"
         "       %(prog)s [-n N] [options] -m module [arguments]",
-        description="Starts a script as several workers, on this machine or on several, and tells "
-        "each one\nthe others by TF_CONFIG.",
+        description="Runs a script as several workers, on this host or on several, and sets the "
+        "TF_CONFIG\nof each worker.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -134,64 +136,70 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         "--workers",
         type=_workers,
         metavar="N",
-        help="workers on this machine; auto, the default, is one per GPU, or one without GPUs",
+        help="workers on this host, or auto: one per GPU, or one without GPUs (default: auto)",
     )
-    add("-m", metavar="MODULE", default=argparse.SUPPRESS, help="run a module, as python -m does")
+    add("-m", metavar="MODULE", default=argparse.SUPPRESS, help="run a module, like python -m")
     add(
         "--output",
         choices=OUTPUTS,
         default="chief",
-        help="whose output comes to the terminal: chief (rank 0, unchanged; the default), all "
-        "(the others too, each line after its rank), or none",
+        help="which workers' output to show: chief (only rank 0, unmodified), all (also the "
+        "others, each line prefixed with the rank), or none (default: chief)",
     )
     add(
         "--log-dir",
         metavar="DIR",
-        help="write what the workers print to DIR/worker-RANK.log, over older files; by default "
-        "a temporary folder that is kept only if the job fails (the chief's output is written "
-        "there with --output none alone)",
+        help="write each worker's output to DIR/worker-RANK.log (the chief's only with --output "
+        "none), overwriting old files (default: a temporary directory, kept only if the job fails)",
     )
     add(
         "--cores-per-worker",
         type=count(0),
         metavar="K",
-        help="threads of each worker; default: this machine's cores shared evenly, but for the "
-        "variables that you have set yourself; 0 leaves threads alone",
+        help="threads per worker; 0 leaves threads unconfigured (default: this host's cores "
+        "divided evenly, except for thread variables that are already set)",
     )
     add(
         "--gpus-per-worker",
         type=count(0),
         metavar="K",
-        help="GPUs of each worker; default: shared evenly, or the CPU for all workers where "
-        "there are fewer GPUs than workers; 0 is the CPU",
+        help="GPUs per worker; 0 for the CPU (default: divided evenly, or the CPU for all workers "
+        "if there are fewer GPUs than workers)",
     )
     add(
         "--grace",
         type=seconds(zero=True),
         default=5.0,
         metavar="SECONDS",
-        help="time a worker has to end when it is asked to, before it is killed (default: 5)",
+        help="seconds between SIGTERM and SIGKILL, and after Ctrl-C between SIGINT and SIGTERM "
+        "(default: 5)",
     )
     add(
         "--dry-run",
         action="store_true",
-        help="print each worker's command and settings, and start nothing",
+        help="print each worker's command and settings without starting it",
     )
-    group = parser.add_argument_group("several machines, the same command on each but --node-rank")
-    add("--nnodes", type=count(1), default=1, metavar="N", help="machines (default: 1)")
-    add("--node-rank", type=count(0), default=0, metavar="R", help="this machine's number, from 0")
+    group = parser.add_argument_group("several hosts (same command on each, except --node-rank)")
+    add("--nnodes", type=count(1), default=1, metavar="N", help="number of hosts (default: 1)")
+    add(
+        "--node-rank",
+        type=count(0),
+        default=0,
+        metavar="R",
+        help="this host's number, from 0 to N-1 (default: 0)",
+    )
     add(
         "--rendezvous",
         type=typed(split),
         metavar="HOST:PORT",
-        help="an address of node 0 and a free port there, where the nodes find one another "
-        "within TFDIST_START_TIMEOUT seconds (default: 300)",
+        help="an address of host 0 and a free port on it, where the hosts connect within "
+        "TFDIST_START_TIMEOUT seconds (default: 300)",
     )
     add(
         "--host",
         metavar="ADDRESS",
-        help="this machine's address for the other workers; default: the one that its "
-        "connection to the rendezvous uses",
+        help="this host's address for the other workers (default: the one its connection to the "
+        "rendezvous uses)",
     )
     return parser, takes_value
 
@@ -199,18 +207,18 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
 _EPILOG = """\
 examples:
   tfdist run -n 4 train.py --epochs 10        4 workers here; --epochs goes to train.py
-  tfdist run -n 4 -m project.train            the same with a module
-  tfdist run -n 2 --output all train.py       what worker 1 prints comes after "[1] "
+  tfdist run -n 4 -m project.train            the same for a module
+  tfdist run -n 2 --output all train.py       lines of worker 1 are prefixed with "[1] "
   tfdist run -n 8 --dry-run train.py          only show what would be started
 
-  two machines with 8 workers each, one command on each:
+  two hosts with 8 workers each, one command per host:
   tfdist run -n 8 --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
   tfdist run -n 8 --nnodes 2 --node-rank 1 --rendezvous 10.0.0.1:29400 train.py
 
-The first worker that fails ends the job: the others are stopped, its last lines are shown, and
-its exit code (128 + the number of a signal) is this command's. Ctrl-C asks all workers to end; a
-second Ctrl-C kills them. No worker, and no process that a worker started in its own process
-group, outlives this command, even when it is killed."""
+The first worker that fails ends the job: the others are stopped, its last lines of output are
+shown, and this command exits with its exit code (128 + the signal number if it was killed).
+Ctrl-C interrupts all workers; a second Ctrl-C kills them. No worker, nor any process in a
+worker's process group, outlives this command, even if it is killed."""
 
 
 def _workers(text: str) -> int | None:

@@ -1,4 +1,4 @@
-"""The signals that the launcher gets, as something its event loop can wait for."""
+"""Signals to the launcher, in a form that its event loop can wait on."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import signal
 from types import FrameType, TracebackType
 from typing import Any
 
-# Those that ask the launcher to stop, and SIGCHLD, which tells that a worker has ended.
+# The signals that ask the launcher to stop. SIGCHLD, which is handled too, only wakes it up.
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-    """A file descriptor that becomes readable when a signal has arrived, while this is entered.
+    """A context manager with a file descriptor that becomes readable when a signal arrives.
 
     A stopping signal that was ignored at the start, as `nohup` does with SIGHUP, stays ignored.
 
@@ -47,11 +47,11 @@ class Signals:
         os.close(self._write)
 
     def fileno(self) -> int:
-        """The descriptor to wait for."""
+        """The descriptor to wait on."""
         return self._read
 
     def take(self) -> list[signal.Signals]:
-        """The stopping signals that have arrived since the last call, in order."""
+        """The stopping signals received since the last call, in order."""
         try:
             numbers = os.read(self._read, 4096)
         except BlockingIOError:
@@ -60,4 +60,4 @@ class Signals:
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:
-    """Python writes the number to the descriptor; there is nothing else to do."""
+    """Does nothing: Python writes the number to the wakeup descriptor."""

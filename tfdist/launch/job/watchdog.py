@@ -1,10 +1,10 @@
-"""A process that kills the workers when the launcher has died without doing so itself.
+"""A process that kills the workers if the launcher dies without doing so itself.
 
-It reads a pipe whose only writer is the launcher. Each worker writes its process group into the
-pipe before it runs its program, and the launcher takes the group out again when it has ended.
-The kernel closes the pipe when the launcher dies, however it dies; whatever groups are left then
-get SIGKILL. So workers and what they start die with the launcher, but for a process that has
-moved into a session or process group of its own.
+It reads a pipe whose only writer is the launcher. Each worker writes its process group to the pipe
+before it executes its program, and the launcher removes the group once the worker has exited. The
+kernel closes the pipe however the launcher dies, and the remaining groups then get SIGKILL. So
+workers and their child processes die with the launcher, except for a process that has moved to
+another session or process group.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _READ_SIZE = 65536
 
 
 class Watchdog:
-    """Starts the process; to be made while the launcher has one thread and no worker.
+    """Starts the process. Create it while the launcher has one thread and no workers.
 
     Example:
         >>> watchdog = Watchdog()
@@ -35,28 +35,28 @@ class Watchdog:
         os.close(read)
 
     def add_this_process(self) -> None:
-        """Enters the calling process's own group; for a worker between fork and exec."""
-        self._tell(f"+{os.getpid()}\n")
+        """Adds the calling process's group; for a worker between fork and exec."""
+        self._send(f"+{os.getpid()}\n")
 
     def remove(self, group: int) -> None:
-        """Takes out a process group; to be called before its number can be used again."""
-        self._tell(f"-{group}\n")
+        """Removes a process group; call it before its number can be reused."""
+        self._send(f"-{group}\n")
 
     def close(self) -> None:
-        """Ends the process, which kills the groups that are still entered."""
+        """Stops the process, which kills the groups that have not been removed."""
         os.close(self._write)
         os.waitpid(self._pid, 0)
 
-    def _tell(self, line: str) -> None:
+    def _send(self, line: str) -> None:
         try:
             os.write(self._write, line.encode())
         except BrokenPipeError:
-            pass  # Somebody killed the watchdog: the job goes on without it.
+            pass  # The watchdog was killed: the job continues without it.
 
 
 def _watch(read: int) -> None:
-    """Reads until the launcher is gone, then kills. Runs in the forked process alone."""
-    os.setsid()  # What is sent to the launcher's process group must not reach this process.
+    """Reads until the launcher is gone, then kills. Runs only in the forked process."""
+    os.setsid()  # Signals sent to the launcher's process group must not reach this process.
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
         signal.signal(number, signal.SIG_IGN)
     nowhere = os.open(os.devnull, os.O_RDWR)

@@ -1,4 +1,4 @@
-"""One worker process: started in a session of its own, signalled and ended as a group."""
+"""One worker process: started in its own session, signaled and killed as a process group."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Stream = IO[bytes] | int | None
 class WorkerProcess:
     """Starts one worker.
 
-    It leads a session of its own, so Ctrl-C at the terminal reaches the launcher alone, which
-    decides what the workers get, and one signal reaches the worker with all it has started.
+    It leads its own session, so Ctrl-C in the terminal reaches only the launcher, which decides
+    what to send to the workers, and one signal reaches the worker and all its child processes.
 
     Args:
-        plan: what to start.
-        environment: what the worker inherits, below the plan's settings.
-        streams: its stdin, stdout and stderr, as `subprocess.Popen` takes them.
-        watchdog: who kills it when the launcher dies.
+        plan: the worker to start.
+        environment: the environment it inherits, overridden by the plan's settings.
+        streams: its stdin, stdout and stderr, as accepted by `subprocess.Popen`.
+        watchdog: kills it if the launcher dies.
 
     Raises:
         LaunchError: the system cannot start it.
@@ -47,22 +47,22 @@ class WorkerProcess:
                 stdout=streams[1],
                 stderr=streams[2],
                 start_new_session=True,
-                # The launcher has one thread, so running Python between fork and exec is safe;
-                # entered there, the worker never runs unwatched.
+                # The launcher has one thread, so running Python between fork and exec is safe.
+                # Adding the worker there ensures that it never runs unwatched.
                 preexec_fn=watchdog.add_this_process,
             )
         except (OSError, subprocess.SubprocessError) as error:
             raise LaunchError(f"worker {plan.rank} could not be started: {error}") from error
         self.pid = self._process.pid
 
-    def ended(self) -> int | None:
-        """The worker's exit code, minus the signal's number if one killed it; None if it runs.
+    def exit_code(self) -> int | None:
+        """The worker's exit code, negative signal number if it was killed; None while it runs.
 
-        When it has ended, what is left of its process group is killed.
+        Once it has exited, the rest of its process group is killed.
         """
         if self._process.returncode is None:
-            # The worker is not reaped before its group is dead: until then no other process can
-            # have the same number.
+            # The worker is reaped only after its group is dead, so that its number cannot be reused
+            # before then.
             options = os.WEXITED | os.WNOHANG | os.WNOWAIT
             if os.waitid(os.P_PID, self.pid, options) is None:
                 return None
@@ -72,8 +72,8 @@ class WorkerProcess:
         return self._process.returncode
 
     def signal(self, number: signal.Signals) -> None:
-        """Sends a signal to the worker and all of its process group."""
+        """Sends a signal to the worker's process group."""
         try:
             os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
-            pass  # It has just ended.
+            pass  # It has just exited.

@@ -1,7 +1,7 @@
 """The partition of a model into pipeline stages.
 
-`linearize` writes a model down as calls, `measure` says what each takes, `decide` where to cut,
-and `cut` makes the stages; `partition` does it all in one process.
+`linearize` turns a model into a list of calls, `measure` times them, `decide` chooses where to
+cut, and `cut` makes the stages; `partition` does all of this in one process.
 """
 
 from tfdist.pipeline.partition.choose import COSTS, check_stages, decide, partition

@@ -1,4 +1,4 @@
-"""The partition of a row of calls into stages of the most even cost, exactly."""
+"""Exact partition of a sequence of calls into stages of the most even cost."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ Costs = npt.NDArray[np.float64]
 
 
 def balance(costs: Costs, stages: int) -> list[int]:
-    """Divides calls into stages so that the most expensive one costs as little as can be.
+    """Divides calls into stages such that the most expensive one costs as little as possible.
 
-    A pipeline is as fast as its slowest stage. Among the partitions that are equal in that, the
-    one with the least sum of squares is chosen, which evens out the others; among those still
-    equal the one whose last boundary is the earliest, and so on. The same costs give the same
-    partition everywhere.
+    A pipeline is only as fast as its slowest stage. Ties are broken by the smallest sum of squares,
+    which evens out the other stages, then by the earliest last boundary, and so on. The same costs
+    yield the same partition everywhere.
 
-    Both steps are dynamic programs over the position of a boundary, after Bellman: the best for
-    the calls before it with one stage fewer is all that the next stage needs to know.
+    Both steps are dynamic programs (Bellman) over the position of a boundary: all that the next
+    stage needs is the optimum for the calls before it with one stage fewer.
 
     Args:
-        costs: a matrix; `costs[i, j]` is what a stage of the calls from i to j - 1 costs, at least
-            0. It is infinite where there may be no such stage, as for i >= j.
-        stages: how many.
+        costs: a matrix; `costs[i, j]` is the cost, at least 0, of a stage of calls i to j - 1. It
+            is infinite if that stage is not allowed, as for i >= j.
+        stages: the number of stages.
 
     Returns:
-        The number of the call with which each stage but the first begins.
+        The index of the first call of each stage but the first.
 
     Raises:
         PartitionError: there is no such partition.
@@ -45,9 +44,9 @@ def balance(costs: Costs, stages: int) -> list[int]:
     worst = least[-1]
     if not np.isfinite(worst):
         raise PartitionError(
-            f"There is no partition into {stages} stages that keeps the limits of a stage. "
-            f"Received: {len(costs) - 1} calls. Ask for another number of stages, or raise the "
-            "limit of memory."
+            f"There is no partition into {stages} stages within the limits of a stage. "
+            f"Received: {len(costs) - 1} calls. Choose another number of stages, or raise the "
+            "memory limit."
         )
     squares = np.where(costs <= worst, costs, np.inf) ** 2
     sums, begins = squares[0], []

@@ -1,4 +1,4 @@
-"""Times one call on made-up numbers."""
+"""Times one call on synthetic data."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tfdist.internals.keras import get_keras_mask, set_keras_mask
 from tfdist.pipeline.partition.graph import Call
 
 _REPEATS = 5
-# What is quick is repeated until so much time has passed, or so often.
-_SECONDS, _MOST_REPEATS = 0.03, 100
+# Quick calls are repeated for this long, but at most this often.
+_SECONDS, _MAX_REPEATS = 0.03, 100
 
 
 @dataclasses.dataclass(frozen=True)
 class Timing:
-    """What a call takes, and what it makes.
+    """The duration and outputs of a call.
 
     Attributes:
-        forward, both: seconds of the forward pass, and of it with the backward pass.
-        made: the specs of its outputs.
-        masks: those of the masks on its inputs and outputs after the call; None for no mask.
+        forward, both: seconds of the forward pass, and of forward and backward pass together.
+        outputs: the specs of its outputs.
+        masks: the specs of the masks on its inputs and outputs after the call; None for no mask.
     """
 
     forward: float
     both: float
-    made: tuple[tf.TensorSpec, ...]
+    outputs: tuple[tf.TensorSpec, ...]
     masks: tuple[tf.TensorSpec | None, ...]
 
 
@@ -42,13 +42,13 @@ def time_call(
     masks: Sequence[tf.TensorSpec | None],
     wanted: Sequence[bool],
 ) -> Timing:
-    """Times a call, as it is in training.
+    """Times a call in training mode.
 
     Args:
-        call: the call. Numbers are put in the place of its variables.
-        specs: of its inputs.
-        masks: of the masks on them.
-        wanted: for each input whether its gradient is computed.
+        call: the call. Its variables are replaced by synthetic values.
+        specs: the specs of its inputs.
+        masks: the specs of the masks on them.
+        wanted: for each input, whether its gradient is computed.
     """
     variables = call.variables
 
@@ -59,53 +59,53 @@ def time_call(
                 set_keras_mask(value, mask)
         state = list(zip(variables, weights, strict=True))
         with keras.StatelessScope(state, initialize_variables=False):
-            made = list(call(inputs, training=True).values())
-        return made, [get_keras_mask(value) for value in (*values, *made)]
+            outputs = list(call(inputs, training=True).values())
+        return outputs, [get_keras_mask(value) for value in (*values, *outputs)]
 
     def both(values: Any, masks: Any, weights: Any) -> Any:
         trained = [w for w, v in zip(weights, variables, strict=True) if v.trainable]
-        asked = [v for v, is_wanted in zip(values, wanted, strict=True) if is_wanted]
-        sources = [t for t in (*asked, *trained) if t.dtype.is_floating]
+        watched = [v for v, is_wanted in zip(values, wanted, strict=True) if is_wanted]
+        sources = [t for t in (*watched, *trained) if t.dtype.is_floating]
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(sources)
-            made, _ = forward(values, masks, weights)
-        floats = [value for value in made if value.dtype.is_floating]
-        return made, tape.gradient(floats, sources) if floats and sources else []
+            outputs, _ = forward(values, masks, weights)
+        floats = [value for value in outputs if value.dtype.is_floating]
+        return outputs, tape.gradient(floats, sources) if floats and sources else []
 
-    numbers = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     arguments = (
-        [_invent(spec, numbers) for spec in specs],
-        [mask if mask is None else _invent(mask, numbers) for mask in masks],
-        [_invent(tf.TensorSpec(v.shape, v.dtype), numbers) for v in variables],
+        [_synthesize(spec, rng) for spec in specs],
+        [mask if mask is None else _synthesize(mask, rng) for mask in masks],
+        [_synthesize(tf.TensorSpec(v.shape, v.dtype), rng) for v in variables],
     )
     run, run_both = (tf.function(f, autograph=False) for f in (forward, both))
-    made, after = run(*arguments)
+    outputs, after = run(*arguments)
     return Timing(
         seconds_of(lambda: run(*arguments)),
         seconds_of(lambda: run_both(*arguments)),
-        made=tuple(map(tf.TensorSpec.from_tensor, made)),
+        outputs=tuple(map(tf.TensorSpec.from_tensor, outputs)),
         masks=tuple(mask if mask is None else tf.TensorSpec.from_tensor(mask) for mask in after),
     )
 
 
 def seconds_of(run: Callable[[], Any]) -> float:
-    """The median of some runs, after a first one."""
+    """The median of several runs, after a warm-up."""
     taken: list[float] = []
     run()
     tf.test.experimental.sync_devices()
-    while len(taken) < _REPEATS or (sum(taken) < _SECONDS and len(taken) < _MOST_REPEATS):
+    while len(taken) < _REPEATS or (sum(taken) < _SECONDS and len(taken) < _MAX_REPEATS):
         begin = time.perf_counter()
         run()
-        # A GPU goes on by itself.
+        # A GPU runs asynchronously.
         tf.test.experimental.sync_devices()
         taken.append(time.perf_counter() - begin)
     return median(taken)
 
 
-def _invent(spec: tf.TensorSpec, numbers: np.random.Generator) -> tf.Tensor:
-    """Small positive numbers; zeros where they may be indices; masks that hide nothing."""
+def _synthesize(spec: tf.TensorSpec, rng: np.random.Generator) -> tf.Tensor:
+    """Small positive numbers; zeros for what may be indices; masks that hide nothing."""
     if spec.dtype.is_floating or spec.dtype.is_complex:
-        return tf.cast(tf.constant(numbers.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
+        return tf.cast(tf.constant(rng.uniform(0.01, 0.1, spec.shape), tf.float32), spec.dtype)
     if spec.dtype == tf.bool:
         return tf.ones(spec.shape, tf.bool)
     return tf.fill(spec.shape, "") if spec.dtype == tf.string else tf.zeros(spec.shape, spec.dtype)

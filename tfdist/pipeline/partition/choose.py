@@ -1,4 +1,4 @@
-"""Divides a model into stages, by time, by parameters or as the user says."""
+"""Divides a model into stages by time, by parameters or at given calls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ COSTS: dict[str, Callable[[Graph, int], list[CallCost]]] = {
     "parameters": estimate,
 }
 SECONDS_PER_BYTE = 1e-9
-"""What a byte takes from stage to stage, where nothing else is said."""
+"""The default transfer time of a byte from stage to stage."""
 
 
 def partition(
@@ -36,26 +36,26 @@ def partition(
 ) -> Partition:
     """Divides a model into stages, in one process.
 
-    Several processes must come to the same stages. There one calls `measure` and sends what each
-    call takes to the others, and all call `decide` and `cut`.
+    Several processes must agree on the stages: one calls `measure` and sends the times to the
+    others, and all call `decide` and `cut`.
 
     Args:
-        model: a Functional model, or a Sequential one that is built.
-        stages: how many.
-        by: what makes stages even: `"time"`, measured on this machine, or `"parameters"`, an
-            estimate that runs nothing.
-        cuts: instead of that, the names of the calls with which stages end, one less than stages;
-            see `boundaries_after`.
-        rows: of a microbatch.
-        memory_limit: the most bytes of variables that a stage may hold.
+        model: a Functional model, or a built Sequential one.
+        stages: the number of stages.
+        by: the cost to balance: `"time"`, measured on this host, or `"parameters"`, an estimate
+            that runs nothing.
+        cuts: instead, the names of the calls after which to cut, one fewer than stages; see
+            `boundaries_after`.
+        rows: the rows of a microbatch.
+        memory_limit: the maximum bytes of variables in a stage.
 
     Returns:
         The stages.
 
     Raises:
-        PartitionError: the model has no graph of layers, there are not so many calls, `cuts` names
-            others or another number, or no partition keeps the limit.
-        ValueError: `by` is something else.
+        PartitionError: the model has no graph of layers or too few calls, `cuts` names other calls
+            or the wrong number of them, or no partition is within the limit.
+        ValueError: `by` is neither.
 
     Example:
 
@@ -64,13 +64,13 @@ def partition(
     """
     if by not in COSTS:
         names = ", ".join(map(repr, COSTS))
-        raise ValueError(f"`by` is one of {names}. Received: {by!r}.")
+        raise ValueError(f"`by` must be one of {names}. Received: {by!r}.")
     graph = linearize(model)
     if cuts is not None:
         if len(cuts) != stages - 1:
             raise PartitionError(
-                f"`cuts` names one call less than there are stages, {stages}. Received: "
-                f"{len(cuts)} names. Add or leave out some, or ask for {len(cuts) + 1} stages."
+                f"`cuts` must have one name fewer than stages, {stages}. Received: {len(cuts)} "
+                f"names. Add or remove names, or use {len(cuts) + 1} stages."
             )
         return cut(graph, boundaries_after(graph, cuts))
     check_stages(graph, stages)
@@ -88,31 +88,31 @@ def decide(
     memory_limit: float = np.inf,
     seconds_per_byte: float = SECONDS_PER_BYTE,
 ) -> list[int]:
-    """Decides where to cut; the same in all processes that pass the same numbers.
+    """Decides where to cut, identically in all processes that pass the same numbers.
 
     Args:
         graph: the model.
-        stages: how many.
-        seconds: what each call takes.
-        rows: of a microbatch.
-        memory_limit: the most bytes of variables that a stage may hold.
-        seconds_per_byte: what a byte takes from stage to stage.
+        stages: the number of stages.
+        seconds: the time of each call.
+        rows: the rows of a microbatch.
+        memory_limit: the maximum bytes of variables in a stage.
+        seconds_per_byte: the transfer time of a byte from stage to stage.
 
     Returns:
-        The number of the call with which each stage but the first begins, for `cut`.
+        The index of the first call of each stage but the first, for `cut`.
 
     Raises:
-        PartitionError: there are not so many calls, or no partition keeps the limit.
+        PartitionError: there are too few calls, or no partition is within the limit.
     """
     check_stages(graph, stages)
     return balance(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
 
 
 def check_stages(graph: Graph, stages: int) -> None:
-    """Raises PartitionError where a model cannot have so many stages."""
+    """Raises PartitionError if a model cannot have this many stages."""
     if not 1 <= stages <= len(graph.calls):
         raise PartitionError(
             f"'{graph.model.name}' can be divided into 1 to {len(graph.calls)} stages, one for "
             f"each call of a layer or operation. Received: {stages} stages. Use fewer processes "
-            "or virtual stages, or make layers with a call() of their own several layers."
+            "or virtual stages, or split layers with a custom call() into several."
         )

@@ -1,4 +1,4 @@
-"""What each call of a model costs."""
+"""The cost of each call of a model."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ import math
 from tfdist.pipeline.partition.graph import Call, Graph
 from tfdist.pipeline.partition.sizes import bytes_of, concrete, count, variable_bytes
 
-# A nominal machine: multiplications with additions in a second, bytes to and from memory.
+# A nominal machine: multiply-adds per second, and bytes per second to and from memory.
 _MULTIPLICATIONS = 1e10
 _BYTES = 1e10
 
 
 @dataclasses.dataclass(frozen=True)
 class CallCost:
-    """What a call costs for the rows of a microbatch.
+    """The cost of a call for the rows of a microbatch.
 
     Attributes:
         forward, backward: seconds.
-        parameters: the numbers in the layer's weights; those of a layer that is called again count
-            again.
+        parameters: the number of elements of the layer's weights, counted at every call.
         parameter_bytes: the bytes of all variables that it uses.
-        output_bytes: the bytes of what it makes.
+        output_bytes: the bytes of its outputs.
     """
 
     forward: float
@@ -33,12 +32,12 @@ class CallCost:
 
     @property
     def seconds(self) -> float:
-        """Of both passes."""
+        """The seconds of both passes."""
         return self.forward + self.backward
 
 
 def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float) -> CallCost:
-    """The cost of a call that takes so many seconds."""
+    """The cost of a call with these times."""
     return CallCost(
         forward,
         backward,
@@ -49,15 +48,15 @@ def cost_of(graph: Graph, call: Call, rows: int, forward: float, backward: float
 
 
 def estimate(graph: Graph, rows: int) -> list[CallCost]:
-    """Estimates the calls' costs from their parameters, the same in all processes.
+    """Estimates the costs of calls from their parameters, identically in all processes.
 
-    Each number of a matrix or a kernel is multiplied once for every row and position of the
-    values, backward twice; those of an embedding are looked up. The seconds are those of a nominal
-    machine.
+    Each element of a matrix or kernel is multiplied once per row and position of the values, and
+    twice in the backward pass; those of an embedding are looked up. The seconds are those of a
+    nominal machine.
 
     Args:
         graph: the model.
-        rows: of a microbatch.
+        rows: the rows of a microbatch.
     """
     costs = []
     for call in graph.calls:
@@ -71,8 +70,8 @@ def estimate(graph: Graph, rows: int) -> list[CallCost]:
 def _multiplications(graph: Graph, call: Call, rows: int) -> int:
     inputs = [graph.specs[key] for key in call.inputs]
     if not any(spec.is_floating for spec in inputs):
-        return 0  # Numbers are looked up by integers.
-    # All axes but the last, that of the features.
+        return 0  # Integers look values up.
+    # All axes but the last, the features.
     specs = (*inputs, *(graph.specs[key] for key in call.outputs))
     positions = max(math.prod(concrete(spec, rows)[:-1]) for spec in specs)
     return positions * count(v for v in call.variables if len(v.shape) > 1)

@@ -1,4 +1,4 @@
-"""Cuts a model's calls into stages, and finds what passes between them."""
+"""Cuts a model's calls into stages, and finds the values that pass between them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from tfdist.pipeline.partition.stage import Stage, unique
 
 @dataclasses.dataclass(frozen=True)
 class Edge:
-    """What one stage makes and a later one takes, which need not be the next.
+    """The values that one stage produces and a later one, not necessarily the next, consumes.
 
     Attributes:
-        source, target: the numbers of the stages.
+        source, target: the indices of the stages.
         keys: the values, in order.
-        masked: those of them that carry a mask of Keras's.
-        differentiable: those of them whose gradient goes back, which are floating-point numbers.
+        masked: those that carry a Keras mask.
+        differentiable: those whose gradient flows back: the floating-point ones.
     """
 
     source: int
@@ -38,8 +38,7 @@ class SharedVariable:
 
     Attributes:
         variable: the variable.
-        stages: their numbers, in order; the first is the owner, which answers for its
-            regularizer.
+        stages: their indices, in order; the first is the owner, which applies the regularizer.
     """
 
     variable: keras.Variable
@@ -48,16 +47,16 @@ class SharedVariable:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-    """A model in stages.
+    """A model divided into stages.
 
     Attributes:
         graph: the model's calls.
-        boundaries: the numbers of the calls with which the stages begin, but for the first.
+        boundaries: the index of the first call of each stage but the first.
         stages: the stages.
-        edges: what passes between any two of them, sorted by source and target. An output of the
-            model that is made before the last stage passes to that one.
+        edges: the values passed between any two of them, sorted by source and target. A model
+            output produced before the last stage is passed to the last stage.
         shared: the variables that several stages use, in the order of their owners.
-        seconds: what each call takes, if the stages were chosen by that; None where they were not.
+        seconds: the time of each call if the stages were chosen by it, else None.
     """
 
     graph: Graph
@@ -68,15 +67,15 @@ class Partition:
     seconds: tuple[float, ...] | None = None
 
     def where(self, key: Key) -> int | None:
-        """The stage that makes a value; None for the model's inputs."""
+        """The stage that produces a value; None for the model's inputs."""
         return self._makers.get(key)
 
     def model_inputs(self, stage: int) -> tuple[Key, ...]:
-        """The model's inputs that a stage takes."""
+        """The model's inputs that a stage consumes."""
         return tuple(key for key in self.stages[stage].inputs if key in self.graph.inputs)
 
     def model_outputs(self, stage: int) -> tuple[Key, ...]:
-        """The model's outputs that a stage makes."""
+        """The model's outputs that a stage produces."""
         return tuple(key for key in self.stages[stage].outputs if self._is_made(key, stage))
 
     def _is_made(self, key: Key, stage: int) -> bool:
@@ -99,11 +98,11 @@ def cut(
 
     Args:
         graph: the model.
-        boundaries: the number of the call with which each stage but the first begins, rising.
-        seconds: what each call takes, where that is known.
+        boundaries: the index of the first call of each stage but the first, increasing.
+        seconds: the time of each call, if known.
 
     Returns:
-        The stages and what passes between them.
+        The stages and the values that pass between them.
 
     Raises:
         PartitionError: a stage would have no calls.
@@ -111,17 +110,17 @@ def cut(
     borders = [0, *boundaries, len(graph.calls)]
     if any(begin >= end for begin, end in pairwise(borders)):
         raise PartitionError(
-            "Every stage has at least one call, so boundaries rise, from 1 to one less than the "
-            f"number of calls, {len(graph.calls)}. Received: {list(boundaries)}."
+            "Every stage needs at least one call, so boundaries must increase strictly, from 1 to "
+            f"at most {len(graph.calls) - 1}. Received: {list(boundaries)}."
         )
     spans = list(pairwise(borders))
-    uses = [_taken(graph, begin, end) for begin, end in spans]
+    uses = [_stage_inputs(graph, begin, end) for begin, end in spans]
     shared = _shared(graph, spans)
     owners = {id(s.variable): s.stages[0] for s in shared}
     stages = []
     for index, (begin, end) in enumerate(spans):
         calls = graph.calls[begin:end]
-        made = {key for call in calls for key in call.outputs}
+        produced = {key for call in calls for key in call.outputs}
         later = set().union(*uses[index + 1 :])
         last = index == len(spans) - 1
         stages.append(
@@ -130,7 +129,7 @@ def cut(
                 index,
                 calls,
                 inputs=sorted(uses[index]),
-                outputs=sorted(set(graph.outputs) if last else made & later),
+                outputs=sorted(set(graph.outputs) if last else produced & later),
                 owned=[
                     v for call in calls for v in call.variables if owners.get(id(v), index) == index
                 ],
@@ -141,8 +140,8 @@ def cut(
     return Partition(graph, tuple(boundaries), tuple(stages), edges, shared, times)
 
 
-def _taken(graph: Graph, begin: int, end: int) -> set[Key]:
-    """What a stage takes: the last one all outputs of the model, where the loss is computed."""
+def _stage_inputs(graph: Graph, begin: int, end: int) -> set[Key]:
+    """A stage's inputs; the last stage, which computes the loss, consumes all model outputs."""
     calls = graph.calls[begin:end]
     used = {key for call in calls for key in call.inputs}
     if end == len(graph.calls):
@@ -154,10 +153,10 @@ def _edges(graph: Graph, stages: Sequence[Stage], begins: Sequence[int]) -> tupl
     edges = []
     ends = [*begins[1:], len(graph.calls)]
     for source in stages:
-        made = {key for call in source.calls for key in call.outputs}
+        produced = {key for call in source.calls for key in call.outputs}
         for target in stages[source.index + 1 :]:
-            keys = tuple(key for key in target.inputs if key in made)
-            # A call between the two may have taken the mask away.
+            keys = tuple(key for key in target.inputs if key in produced)
+            # A call between the two may have removed the mask.
             masked = tuple(
                 key
                 for key in keys

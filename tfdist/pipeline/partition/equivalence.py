@@ -1,4 +1,4 @@
-"""Which calls do the same work."""
+"""Identifies calls that do the same work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tfdist.pipeline.partition.graph import Call, Value
 
 
 def equivalence(call: Call) -> Hashable:
-    """Equal for two calls that compute the same function of their inputs and variables.
+    """A key that is equal for calls that compute the same function of their inputs and variables.
 
-    They are of one class and have equal settings, other arguments and shapes of variables.
+    Such calls have the same class, and equal configs, other arguments and variable shapes.
     """
     positions = {key: n for n, key in enumerate(call.inputs)}
 
@@ -23,21 +23,21 @@ def equivalence(call: Call) -> Hashable:
 
     arguments = keras.tree.map_structure(position, (call.args, dict(call.kwargs)))
     variables = tuple((tuple(v.shape), v.dtype, v.trainable) for v in call.variables)
-    return type(call.operation), _settings(call.operation), repr(arguments), variables
+    return type(call.operation), _config(call.operation), repr(arguments), variables
 
 
-def _settings(operation: keras.Operation) -> Hashable:
+def _config(operation: keras.Operation) -> Hashable:
     if isinstance(operation, keras.layers.Lambda):
-        return id(operation)  # Two functions of one code may hold different values.
+        return id(operation)  # Functions with the same code may close over different values.
     try:
         return json.dumps(_without_names(operation.get_config()), sort_keys=True, default=repr)
-    except Exception:  # The user's layers need not have settings that can be written down.
+    except Exception:  # Custom layers need not have a serializable config.
         return id(operation)
 
 
-def _without_names(settings: Any) -> Any:
-    if isinstance(settings, dict):
-        return {str(k): _without_names(v) for k, v in settings.items() if k != "name"}
-    if isinstance(settings, (list, tuple)):
-        return [_without_names(value) for value in settings]
-    return settings
+def _without_names(config: Any) -> Any:
+    if isinstance(config, dict):
+        return {str(k): _without_names(v) for k, v in config.items() if k != "name"}
+    if isinstance(config, (list, tuple)):
+        return [_without_names(value) for value in config]
+    return config

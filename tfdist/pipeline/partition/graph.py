@@ -1,4 +1,4 @@
-"""A model as a list of calls: what each takes, makes and does to Keras's masks."""
+"""A model as a list of calls, with their inputs, outputs and effects on Keras masks."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tfdist.internals.keras import (
 )
 
 Key: TypeAlias = int
-"""Names a value: the number of a model's input, or of what a call makes, in the model's order.
+"""Identifies a value: the index of a model input or of a call's output, in the model's order.
 
-It follows from the model alone, so it is the same in all processes.
+It depends on the model only, so it is the same in all processes.
 """
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """What is known of a value before there are rows.
+    """The static shape and type of a value.
 
     Attributes:
-        shape: with None for what is not known, such as the number of rows.
+        shape: with None for unknown dimensions, such as the number of rows.
         dtype: Keras's name of the type.
     """
 
@@ -43,16 +43,16 @@ class Spec:
 
     @property
     def is_floating(self) -> bool:
-        """Whether the value is of floating-point numbers."""
+        """Whether the value is floating-point."""
         return bool(tf.as_dtype(self.dtype).is_floating)
 
     @property
     def form(self) -> tf.TensorSpec:
-        """The same for TensorFlow."""
+        """The same as a `tf.TensorSpec`."""
         return tf.TensorSpec(self.shape, self.dtype)
 
     def with_rows(self, rows: int | None) -> Spec:
-        """The same with so many rows, where their number is what is not known."""
+        """The same with this number of rows, if it was unknown."""
         if self.shape[:1] != (None,):
             return self
         return dataclasses.replace(self, shape=(rows, *self.shape[1:]))
@@ -60,7 +60,7 @@ class Spec:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """Stands for a value among the arguments of a call."""
+    """A placeholder for a value among the arguments of a call."""
 
     key: Key
 
@@ -70,16 +70,16 @@ class Call:
     """One call of one layer or operation.
 
     Attributes:
-        operation: what is called.
-        name: the operation's name, behind those of the nested models that it is in, as in
+        operation: the operation that is called.
+        name: the operation's name, prefixed by the nested models that contain it, as in
             `"encoder/dense"`; the second call of a layer is `"encoder/dense#2"`.
-        args, kwargs: its arguments, with a `Value` in the place of each tensor.
+        args, kwargs: its arguments, with a `Value` in place of each tensor.
         inputs: the values among them, each once.
-        outputs: what it makes, flat.
-        training: what a nested model's call says for all inside it; None where it says nothing.
-        masks: Keras's masks after the call, where it may have changed them: on what it made, and
-            on its inputs, from which attention takes them away. None is no mask.
-        reads: variables of the model that it uses but that are not its layer's own.
+        outputs: its outputs, flattened.
+        training: the `training` argument of the enclosing nested model; None if not given.
+        masks: the Keras masks after the call, if it may have changed them: on its outputs, and on
+            its inputs, from which attention removes them. None means no mask.
+        reads: variables of the model that it uses but its layer does not own.
     """
 
     operation: keras.Operation
@@ -94,25 +94,25 @@ class Call:
 
     @property
     def layer(self) -> keras.layers.Layer | None:
-        """The layer that is called; None for an operation such as `keras.ops.add`."""
+        """The called layer; None for an operation such as `keras.ops.add`."""
         return self.operation if isinstance(self.operation, keras.layers.Layer) else None
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Each variable that the call uses, once: weights and the states of seeds."""
-        own = [] if self.layer is None else self.layer.variables
-        return list({id(v): v for v in (*own, *self.reads)}.values())
+        """Each variable that the call uses, once: weights and seed states."""
+        owned = [] if self.layer is None else self.layer.variables
+        return list({id(v): v for v in (*owned, *self.reads)}.values())
 
     def __call__(self, values: Mapping[Key, Any], training: bool | None) -> dict[Key, Any]:
-        """Makes the call.
+        """Runs the call.
 
         Args:
             values: its inputs, among others.
-            training: as of the model's call.
+            training: as for the model's call.
 
         Returns:
-            Its outputs, none of which is an input: what a layer passes on as it is becomes
-            another tensor, so that each keeps its own mask.
+            Its outputs, none of which is an input: a tensor that a layer returns unchanged is
+            copied, so that each keeps its own mask.
         """
 
         def fill(argument: Any) -> Any:
@@ -120,22 +120,22 @@ class Call:
 
         args, kwargs = keras.tree.map_structure(fill, (self.args, dict(self.kwargs)))
         call = call_with_training(self.operation, self.training if training is None else training)
-        made = keras.tree.flatten(call(*args, **kwargs))
+        outputs = keras.tree.flatten(call(*args, **kwargs))
         taken = {id(values[key]) for key in self.inputs}
-        made = [copy(value) if id(value) in taken else value for value in made]
-        return dict(zip(self.outputs, made, strict=True))
+        outputs = [copy(value) if id(value) in taken else value for value in outputs]
+        return dict(zip(self.outputs, outputs, strict=True))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Graph:
-    """A model as calls in the order in which Keras makes them.
+    """A model as calls, in the order in which Keras runs them.
 
     Attributes:
         model: the model.
-        calls: the calls; nested models are dissolved into theirs.
-        inputs: the model's inputs, flat, in the order in which `keras.tree.flatten` has them.
-        outputs: its outputs likewise; one may be there twice, or be an input.
-        specs: of each value.
+        calls: the calls; nested models are inlined.
+        inputs: the model's inputs, in the order of `keras.tree.flatten`.
+        outputs: its outputs, likewise; one may occur twice, or be an input.
+        specs: the spec of each value.
     """
 
     model: keras.Model
@@ -146,7 +146,7 @@ class Graph:
     functional: Functional = dataclasses.field(repr=False)
 
     def unpack_inputs(self, inputs: Any) -> dict[Key, Any]:
-        """What a user passes to the model, converted and checked as the model does it, by key."""
+        """The user's inputs by key, converted and checked as by the model."""
         flat = standardize_inputs(self.functional, inputs)
         return dict(zip(self.inputs, flat, strict=True))
 
@@ -158,11 +158,11 @@ class Graph:
         return packed[0] if singleton else packed
 
     def mask_before(self, key: Key, position: int) -> Spec | None:
-        """Keras's mask on a value just before a call; None for none.
+        """The Keras mask on a value just before a call; None for no mask.
 
         Args:
             key: the value.
-            position: the number of the call; that of all calls for the end.
+            position: the index of the call; the number of calls for the end.
         """
         for call in reversed(self.calls[:position]):
             if key in call.masks:
@@ -171,13 +171,13 @@ class Graph:
 
 
 def copy(value: Any) -> Any:
-    """The same value as another tensor, with a mask of its own."""
+    """A copy of a tensor, with its own mask."""
     if value is None:
         return None
-    other, mask = tf.identity(value), get_keras_mask(value)
+    result, mask = tf.identity(value), get_keras_mask(value)
     if mask is not None:
-        set_keras_mask(other, mask)
-    return other
+        set_keras_mask(result, mask)
+    return result
 
 
 def mask_of(value: Any) -> Spec | None:

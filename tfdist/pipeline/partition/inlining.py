@@ -1,4 +1,4 @@
-"""Nested models: which are dissolved into their calls."""
+"""Inlining: which nested models are replaced by their calls."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from tfdist.internals.keras import (
 
 
 def nested_graph(node: Any, around: keras.Model) -> Functional | None:
-    """The graph of a nested model that may be dissolved; None for any other call.
+    """The graph of a nested model that can be inlined; None for any other call.
 
     Args:
-        node: Keras's record of the call.
+        node: Keras's node of the call.
         around: the outermost model.
     """
     nested = node.operation
@@ -43,10 +43,10 @@ def _fits(inputs: Any, flat: list[Any], graph: Functional) -> bool:
             )
         except (TypeError, ValueError):
             return False
-    # A model that adds or drops an axis of its inputs is left to do so.
+    # A model that adds or drops an axis of its inputs is not inlined.
     return all(
-        isinstance(given, keras.KerasTensor) and len(given.shape) == len(own.shape)
-        for given, own in zip(flat, graph.inputs, strict=True)
+        isinstance(argument, keras.KerasTensor) and len(argument.shape) == len(expected.shape)
+        for argument, expected in zip(flat, graph.inputs, strict=True)
     )
 
 
@@ -54,7 +54,7 @@ def _passes_nothing_else(kwargs: dict[str, Any], flat: list[Any]) -> bool:
     for name, value in kwargs.items():
         if value is None or name == "training":
             continue
-        # Keras may write the masks that come with the inputs among the arguments.
+        # Keras may list the masks of the inputs among the arguments.
         masks = keras.tree.flatten(value)
         if name != "mask" or len(masks) != len(flat):
             return False
@@ -66,11 +66,11 @@ def _passes_nothing_else(kwargs: dict[str, Any], flat: list[Any]) -> bool:
 
 
 class Convert(keras.Operation):  # type: ignore[misc]
-    """Converts an input to the type that a nested model takes; the mask stays.
+    """Converts an input to the type that a nested model expects, and keeps its mask.
 
     Args:
         dtype: Keras's name of the type.
-        name: of the operation.
+        name: the operation's name.
     """
 
     def __init__(self, dtype: str, name: str) -> None:

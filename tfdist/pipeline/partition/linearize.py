@@ -1,4 +1,4 @@
-"""Writes a Keras model down as a list of calls."""
+"""Turns a Keras model into a list of calls."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from tfdist.pipeline.partition.tracing import needs_trace, trace
 
 
 def linearize(model: keras.Model) -> Graph:
-    """Writes a model down as calls in the order in which Keras makes them.
+    """Turns a model into calls, in the order in which Keras runs them.
 
-    Nested Functional and Sequential models are dissolved into their calls. What has a `call` of
-    its own, a layer or a subclassed model, is one call. No variable is touched, so the model's
-    may be without values.
+    Nested Functional and Sequential models are inlined. Anything with a custom `call`, a layer or
+    a subclassed model, is a single call. No variable is accessed, so the model's may be without
+    values.
 
     Args:
-        model: a Functional model, or a Sequential one that is built.
+        model: a Functional model, or a built Sequential one.
 
     Returns:
         The calls.
@@ -39,7 +39,7 @@ def linearize(model: keras.Model) -> Graph:
     """
     graph = graph_of(model)
     if graph is None:
-        raise PartitionError(_objection(model))
+        raise PartitionError(_why_no_graph(model))
     walk = _Walk(model)
     tensors = {id(tensor): walk.new_value(Spec.of(tensor)) for tensor in graph.inputs}
     inputs = tuple(tensors.values())
@@ -55,7 +55,7 @@ def linearize(model: keras.Model) -> Graph:
 
 
 class _Walk:
-    """Goes through a model's graph, and those of the models nested in it, call by call."""
+    """Walks through the graphs of a model and its nested models, call by call."""
 
     def __init__(self, model: keras.Model) -> None:
         self.calls: list[Call] = []
@@ -77,14 +77,14 @@ class _Walk:
 
         Args:
             graph: the graph.
-            tensors: the values of its inputs, by the `id` of its symbolic tensors. Those of its
-                calls are added.
+            tensors: the keys of its inputs, by the `id` of its symbolic tensors. Those of its
+                calls' outputs are added.
             path: the names of the nested models, as in `"model/encoder/"`.
-            training: what their calls say.
+            training: the `training` argument of their calls.
         """
         for node in nodes_of(graph):
             if any(id(tensor) not in tensors for tensor in node.input_tensors):
-                continue  # It belongs to another model that shares the layer.
+                continue  # The node belongs to another model that shares the layer.
             nested = nested_graph(node, self._model)
             if nested is not None and self._has_its_masks(node, tensors):
                 self._enter(node, nested, tensors, path, training)
@@ -108,19 +108,19 @@ class _Walk:
         training: bool | None,
     ) -> None:
         name = node.operation.name
-        given = [tensors[id(tensor)] for tensor in keras.tree.flatten(node.arguments.args)]
-        # The outermost model's call has the last word, so the outer one of two nested has.
+        arguments = [tensors[id(tensor)] for tensor in keras.tree.flatten(node.arguments.args)]
+        # An outer model's argument takes precedence over that of an inner one.
         inner = training if training is not None else node.arguments.kwargs.get("training")
         values = {
             id(tensor): self._convert(key, Spec.of(tensor).dtype, name, path)
-            for key, tensor in zip(given, nested.inputs, strict=True)
+            for key, tensor in zip(arguments, nested.inputs, strict=True)
         }
         self.follow(nested, values, f"{path}{name}/", inner)
-        for tensor, own in zip(node.outputs, nested.outputs, strict=True):
-            tensors[id(tensor)] = values[id(own)]
+        for tensor, inner_tensor in zip(node.outputs, nested.outputs, strict=True):
+            tensors[id(tensor)] = values[id(inner_tensor)]
 
     def _has_its_masks(self, node: Any, tensors: dict[int, Key]) -> bool:
-        """Whether the masks that a call was given are still on its inputs when it is made."""
+        """Whether the masks passed to a call are still on its inputs when it runs."""
         inputs = keras.tree.flatten(node.arguments.args)
         masks = keras.tree.flatten(node.arguments.kwargs.get("mask"))
         return all(
@@ -131,16 +131,16 @@ class _Walk:
     def _convert(self, key: Key, dtype: str, name: str, path: str) -> Key:
         if self.specs[key].dtype == dtype:
             return key
-        made = keras.KerasTensor(self.specs[key].shape, dtype=dtype)
+        converted = keras.KerasTensor(self.specs[key].shape, dtype=dtype)
         operation = Convert(dtype, name=f"{name}_input")
-        return self._add(operation, (Value(key),), {}, [made], path).outputs[0]
+        return self._add(operation, (Value(key),), {}, [converted], path).outputs[0]
 
     def _add(
         self,
         operation: keras.Operation,
         args: Any,
         kwargs: Any,
-        made: Sequence[keras.KerasTensor],
+        outputs: Sequence[keras.KerasTensor],
         path: str,
         training: bool | None = None,
     ) -> Call:
@@ -152,14 +152,14 @@ class _Walk:
             args=args,
             kwargs=kwargs,
             inputs=keys_in((args, kwargs)),
-            outputs=tuple(self.new_value(Spec.of(tensor)) for tensor in made),
+            outputs=tuple(self.new_value(Spec.of(tensor)) for tensor in outputs),
             training=training,
         )
-        call = self._with_effects(call, made)
+        call = self._with_effects(call, outputs)
         self.calls.append(call)
         return call
 
-    def _with_effects(self, call: Call, made: Sequence[keras.KerasTensor]) -> Call:
+    def _with_effects(self, call: Call, outputs: Sequence[keras.KerasTensor]) -> Call:
         flat = keras.tree.flatten((call.args, call.kwargs))
         read = [leaf for leaf in flat if isinstance(leaf, keras.Variable)]
         masked = any(self._masks.get(key) is not None for key in call.inputs)
@@ -168,16 +168,16 @@ class _Walk:
             try:
                 masks, more = trace(call, self.specs, self._masks)
                 read += more
-            except Exception:  # A layer of the user that runs on real numbers only.
-                masks = {k: mask_of(t) for k, t in zip(call.outputs, made, strict=True)}
+            except Exception:  # A custom layer that runs on concrete values only.
+                masks = {k: mask_of(t) for k, t in zip(call.outputs, outputs, strict=True)}
         self._masks.update(masks)
-        own = {id(v) for v in call.variables}
-        reads = {id(v): v for v in read if id(v) in self._variables - own}
+        owned = {id(v) for v in call.variables}
+        reads = {id(v): v for v in read if id(v) in self._variables - owned}
         return dataclasses.replace(call, masks=masks, reads=tuple(reads.values()))
 
 
-def _objection(model: Any) -> str:
-    rule = "A model is divided along its graph of layers, which must be known. "
+def _why_no_graph(model: Any) -> str:
+    rule = "A model is divided along its graph of layers, so it must have one. "
     kind = type(model).__name__
     if isinstance(model, Sequential) and type(model).call is Sequential.call:
         return (
@@ -186,8 +186,8 @@ def _objection(model: Any) -> str:
         )
     if isinstance(model, keras.Model):
         return (
-            f"{rule}Received: '{model.name}', a {kind} with a call() of its own. Write it as a "
-            "Functional model, keras.Model(inputs, outputs); what has its own call() may be a "
-            "layer of that, and stays in one stage."
+            f"{rule}Received: '{model.name}', a {kind} with a custom call(). Write it as a "
+            "Functional model, keras.Model(inputs, outputs); layers with a custom call() are "
+            "allowed and stay in one stage."
         )
     return f"{rule}Received: {model!r}, a {kind}. Pass a keras.Model."

@@ -1,4 +1,4 @@
-"""Cuts that a user names by the calls before them."""
+"""Cuts given by the names of the calls before them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from tfdist.pipeline.partition.graph import Graph
 
 
 def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
-    """The boundaries after some calls.
+    """The boundaries after the named calls.
 
     Args:
         graph: the model.
-        cuts: names of calls: a layer's, or an operation's, such as `"block_4"`; in a nested model
-            `"encoder/dense"`; of a layer's second call `"dense#2"`. The name of a nested model,
-            `"encoder"`, means the last call in it. The stages end with these calls; all calls
-            that the model makes after the last one of them are the last stage.
+        cuts: names of calls: of a layer or operation, such as `"block_4"`; in a nested model,
+            `"encoder/dense"`; for a layer's second call, `"dense#2"`. The name of a nested model,
+            `"encoder"`, means its last call. Stages end with these calls; all calls after the last
+            of them form the last stage.
 
     Returns:
-        What `cut` takes, in the order of the calls.
+        The boundaries for `cut`, in the order of the calls.
 
     Raises:
-        PartitionError: there is no such call, two names mean the same, or nothing comes after it.
+        PartitionError: a call does not exist or is the last one, or two names mean the same call.
     """
     after: dict[str, int] = {}
     for number, call in enumerate(graph.calls):
@@ -35,18 +35,18 @@ def boundaries_after(graph: Graph, cuts: Sequence[str]) -> list[int]:
         if name not in after:
             near = difflib.get_close_matches(name, after, n=3, cutoff=0.4) or list(after)[:3]
             raise PartitionError(
-                f"`cuts` names the calls with which stages end. Received: {name!r}, which the "
-                f"model does not call. Near it are {', '.join(map(repr, near))}."
+                f"`cuts` must name calls of the model, after which to cut. Received: {name!r}, "
+                f"which is not one. Similar names are {', '.join(map(repr, near))}."
             )
         if after[name] == len(graph.calls):
             raise PartitionError(
-                f"`cuts` names the calls with which stages end but the last. Received: {name!r}, "
-                "the last call of the model. Leave it out."
+                f"`cuts` must name the last call of every stage but the last. Received: {name!r}, "
+                "the last call of the model. Remove it."
             )
     boundaries = sorted({after[name] for name in cuts})
     if len(boundaries) < len(cuts):
         raise PartitionError(
-            f"`cuts` names each place to cut once. Received: {list(cuts)}, of which two mean the "
-            "same place. Leave one out."
+            f"`cuts` must name each cut once. Received: {list(cuts)}, of which two mean the same "
+            "cut. Remove one."
         )
     return boundaries

@@ -1,4 +1,4 @@
-"""The form in which values pass from one stage to another: tensors, then their masks."""
+"""How values are passed from one stage to another: tensors, then their masks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.pipeline.partition.graph import Key
 
 
 def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf.Tensor]:
-    """What the source of an edge sends.
+    """The tensors that the source of an edge sends.
 
     Args:
         partition: the stages.
@@ -25,28 +25,28 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
         The values in the order of `edge.keys`, then the masks in that of `edge.masked`.
 
     Raises:
-        PartitionError: a value has no mask where the model's graph says that it has one.
+        PartitionError: a value lacks a mask that it has in the model's graph.
     """
     masks = [get_keras_mask(values[key]) for key in edge.masked]
     for key, mask in zip(edge.masked, masks, strict=True):
         if mask is None:
             maker = next(c for c in partition.graph.calls if key in c.outputs)
             raise PartitionError(
-                "A layer that passes on masks must do so in training, evaluation and prediction "
-                f"alike. Received: no mask from '{maker.name}'. Set it in every call, or cut the "
-                "model elsewhere."
+                "A layer that sets masks must do so in training, evaluation and prediction. "
+                f"Received: no mask from '{maker.name}'. Set it in every call, or cut the model "
+                "elsewhere."
             )
     return [values[key] for key in edge.keys] + masks
 
 
 def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
-    """What the target of an edge has received, by key, with the masks in place.
+    """The values that the target of an edge has received, by key, with their masks.
 
     Args:
         edge: the edge.
-        tensors: as `pack` returned them.
+        tensors: as returned by `pack`.
     """
-    # Another tensor: the same one may be on the way to several stages of this process.
+    # Copies: the same tensor may be passed to several stages of this process.
     values = {key: tf.identity(t) for key, t in zip(edge.keys, tensors, strict=False)}
     for key, mask in zip(edge.masked, tensors[len(edge.keys) :], strict=True):
         set_keras_mask(values[key], mask)
@@ -54,7 +54,7 @@ def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:
 
 
 def specs(partition: Partition, edge: Edge, rows: int | None = None) -> list[tf.TensorSpec]:
-    """Shapes and types of what `pack` returns, for so many rows; None for any number."""
+    """The specs of the tensors that `pack` returns, for a number of rows; None for any number."""
     graph = partition.graph
     begin = (0, *partition.boundaries)[edge.target]
     masks = [graph.mask_before(key, begin) for key in edge.masked]

@@ -1,4 +1,4 @@
-"""Times each call of a model on this machine."""
+"""Times each call of a model on this host."""
 
 from __future__ import annotations
 
@@ -16,35 +16,35 @@ from tfdist.pipeline.partition.sizes import concrete
 
 
 def measure(graph: Graph, rows: int) -> list[CallCost]:
-    """Times the forward and the backward pass of each call, with made-up numbers.
+    """Times the forward and the backward pass of each call, on synthetic data.
 
-    Calls of equal layers on values of equal shapes are timed once. The model's own variables are
-    neither read nor written, and may be without values: each call is given numbers in their place,
-    which are freed before the next. Nor does any state of random numbers change.
+    Calls of equal layers on values of equal shapes are timed once. The model's variables are
+    neither read nor written, and may be without values: each call gets synthetic ones, which are
+    freed before the next. Random states do not change either.
 
     Args:
         graph: the model.
-        rows: of a microbatch.
+        rows: the rows of a microbatch.
 
     Returns:
-        The costs in the order of the calls. They differ from process to process: let one of them
-        measure, and send the others its `seconds`.
+        The costs in the order of the calls. They differ between processes: let one of them measure,
+        and send its `seconds` to the others.
 
     Raises:
-        PartitionError: a call fails with made-up numbers.
+        PartitionError: a call fails on synthetic data.
     """
     with unchanged_state():
-        return _Meter(graph, rows).run()
+        return _Profiler(graph, rows).run()
 
 
-class _Meter:
-    """Follows the shapes of a model's values from call to call, and times what is new."""
+class _Profiler:
+    """Propagates shapes from call to call, and times each new kind of call."""
 
     def __init__(self, graph: Graph, rows: int) -> None:
         self._graph, self._rows = graph, rows
         self._specs: dict[Key, tf.TensorSpec] = {}
         self._masks: dict[Key, tf.TensorSpec | None] = {}
-        self._known: dict[Hashable, Timing] = {}
+        self._timings: dict[Hashable, Timing] = {}
         idle, something = tf.function(tf.identity), tf.zeros([1])
         self._overhead = seconds_of(lambda: idle(something))
 
@@ -56,7 +56,7 @@ class _Meter:
 
     def _cost(self, call: Call) -> CallCost:
         timing = self._timing(call)
-        self._specs.update(zip(call.outputs, timing.made, strict=True))
+        self._specs.update(zip(call.outputs, timing.outputs, strict=True))
         self._masks.update(zip((*call.inputs, *call.outputs), timing.masks, strict=True))
         forward = max(timing.forward - self._overhead, 0.0)
         backward = max(timing.both - timing.forward, 0.0)
@@ -65,16 +65,16 @@ class _Meter:
     def _timing(self, call: Call) -> Timing:
         specs = tuple(self._specs[key] for key in call.inputs)
         masks = tuple(self._masks.get(key) for key in call.inputs)
-        # Nobody asks for the gradient of a batch.
+        # The gradient of the batch is not needed.
         wanted = tuple(key not in self._graph.inputs for key in call.inputs)
         name = (equivalence(call), specs, masks, wanted)
-        if name not in self._known:
+        if name not in self._timings:
             try:
-                self._known[name] = time_call(call, specs, masks, wanted)
+                self._timings[name] = time_call(call, specs, masks, wanted)
             except Exception as error:
                 raise PartitionError(
-                    "To be timed, a call must run on made-up numbers. Received: "
-                    f"{type(error).__name__} from '{call.name}'. Divide the model by "
-                    'by="parameters" or by cuts=[...], which run nothing.'
+                    "To be timed, a call must run on synthetic data. Received: "
+                    f"{type(error).__name__} from '{call.name}'. Use by=\"parameters\" or "
+                    "cuts=[...], which run nothing."
                 ) from error
-        return self._known[name]
+        return self._timings[name]

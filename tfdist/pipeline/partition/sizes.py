@@ -1,4 +1,4 @@
-"""How large values and variables are, before any exist."""
+"""The sizes of values and variables, before they exist."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import tensorflow as tf
 from tfdist.pipeline.partition.graph import Spec
 
 UNKNOWN = 64
-"""How many a dimension is taken to have that the model leaves open, but for the rows."""
+"""The assumed size of a dimension, other than the rows, that the model leaves open."""
 
 
 def concrete(spec: Spec, rows: int) -> tuple[int, ...]:
-    """The shape of a value for so many rows."""
+    """The shape of a value for a number of rows."""
     return tuple(UNKNOWN if size is None else size for size in spec.with_rows(rows).shape)
 
 
 def bytes_of(spec: Spec, rows: int) -> int:
-    """The bytes of a value for so many rows."""
+    """The bytes of a value for a number of rows."""
     return math.prod(concrete(spec, rows)) * _item_bytes(spec.dtype)
 
 
 def count(variables: Iterable[keras.Variable]) -> int:
-    """The numbers in variables."""
+    """The number of elements in variables."""
     return sum(math.prod(v.shape) for v in variables)
 
 

@@ -1,4 +1,4 @@
-"""One stage of a pipeline: a run of a model's calls."""
+"""One stage of a pipeline: consecutive calls of a model."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ After: TypeAlias = Callable[[Call, dict[Key, Any]], dict[Key, Any]]
 
 
 class Stage:
-    """Consecutive calls of a model, which run as one.
+    """Consecutive calls of a model, run as one.
 
     Args:
-        graph: the model's.
-        index: the stage's number, from 0.
+        graph: the model's graph.
+        index: the stage's index, from 0.
         calls: its calls.
-        inputs: the values that it takes, in order of their keys: the model's inputs, and what
-            earlier stages make.
-        outputs: what it gives: values that later stages take, and outputs of the model. The last
-            stage gives all the model's outputs, those that earlier stages have made too.
-        owned: the variables whose regularizers it answers for.
+        inputs: the values that it consumes, in order of their keys: model inputs, and outputs of
+            earlier stages.
+        outputs: the values that it returns: those that later stages consume, and model outputs.
+            The last stage returns all model outputs, including those of earlier stages.
+        owned: the variables whose regularizers it applies.
 
     Attributes:
         index, calls, inputs, outputs: as above.
         layers: the layers that it calls, each once, in order.
-        steps: what its calls made the last time, as long as a trace needs it.
+        steps: the values computed by the last run's calls, kept for as long as a trace needs them.
     """
 
     def __init__(
@@ -56,19 +56,19 @@ class Stage:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """Each variable that the stage uses, once: weights, and states such as seeds'."""
+        """Each variable that the stage uses, once: weights, and states such as those of seeds."""
         return unique(v for call in self.calls for v in call.variables)
 
     @property
     def trainable_variables(self) -> list[keras.Variable]:
-        """Those of `variables` that are trained, as the layers say now."""
+        """Those of `variables` that are trained, by the current state of the layers."""
         layers = unique(v for layer in self.layers for v in layer.trainable_variables)
         read = (v for call in self.calls for v in call.reads if v.trainable)
         return unique((*layers, *read))
 
     @property
     def non_trainable_variables(self) -> list[keras.Variable]:
-        """Those of `variables` that are not trained: statistics, states of seeds, frozen ones."""
+        """Those of `variables` that are not trained: statistics, seed states, frozen weights."""
         trained = {id(v) for v in self.trainable_variables}
         return [v for v in self.variables if id(v) not in trained]
 
@@ -78,28 +78,28 @@ class Stage:
         """Runs the stage, in eager mode or inside a trace.
 
         Args:
-            values: at least the stage's `inputs`. Tensors carry Keras's masks as they do in a
-                model; neither they nor their masks are changed.
-            training: as of the model's call.
-            after: is given each call with what it made, and returns what is to take its place.
+            values: at least the stage's `inputs`. Tensors carry Keras masks as in a model; neither
+                they nor their masks are modified.
+            training: as for the model's call.
+            after: called with each call and its outputs; returns the outputs to use instead.
 
         Returns:
             The stage's `outputs`, with their masks.
         """
-        # Attention takes the masks from its inputs.
+        # Attention removes the masks from its inputs.
         inputs = {
             key: values[key] if get_keras_mask(values[key]) is None else copy(values[key])
             for key in self.inputs
         }
-        made: dict[Key, Any] = self._body(inputs, training=training, after=after)
-        return made
+        outputs: dict[Key, Any] = self._body(inputs, training=training, after=after)
+        return outputs
 
     def losses(self) -> list[Any]:
-        """The losses of the call just made, beside the one that the model is compiled with.
+        """The losses of the latest call, besides the compiled one.
 
-        They are what `add_loss` and activity regularizers left in the stage's layers, and those of
-        the regularizers of the variables that the stage owns. Over all stages they are the
-        model's `losses`, each once.
+        They are those of `add_loss` and of activity regularizers in the stage's layers, and of the
+        regularizers of the variables that the stage owns. Over all stages, they are the model's
+        `losses`, each once.
         """
         regularized = [
             v for v in self.trainable_variables if v.regularizer and id(v) in self._owned
@@ -111,17 +111,17 @@ class Stage:
     ) -> dict[Key, Any]:
         values = dict(values)
         for call in self.calls:
-            made = call(values, training)
-            values.update(made if after is None else after(call, made))
+            outputs = call(values, training)
+            values.update(outputs if after is None else after(call, outputs))
         self.steps = [value for key, value in values.items() if key not in self.inputs]
         return {key: values[key] for key in self.outputs}
 
 
 class _Body(keras.layers.Layer):  # type: ignore[misc]
-    """Stands around the calls as the model does.
+    """Wraps the calls as the model does.
 
-    It holds Keras's context of a call, the types of mixed precision, and the layers whose losses
-    Keras forgets when a call begins.
+    It provides Keras's call context and mixed-precision types, and the layers whose losses Keras
+    clears when a call begins.
     """
 
     def __init__(
@@ -131,7 +131,7 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         name: str,
         dtype: Any,
     ) -> None:
-        # What comes in stays as it is: the model itself converts no values between its calls.
+        # Inputs are not cast: the model itself converts no values between its calls.
         super().__init__(name=name, dtype=dtype, autocast=False)
         self.supports_masking = True
         self.run = run
@@ -145,9 +145,9 @@ class _Body(keras.layers.Layer):  # type: ignore[misc]
         return self.run(values, training, after)
 
     def compute_mask(self, inputs: Any, previous_mask: Any) -> None:
-        """No mask passes from the inputs to the outputs but through the calls."""
+        """Masks pass from inputs to outputs only through the calls."""
 
 
 def unique(variables: Any) -> list[Any]:
-    """Each one once, in order."""
+    """The distinct variables, in order."""
     return list({id(v): v for v in variables}.values())

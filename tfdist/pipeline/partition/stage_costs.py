@@ -1,4 +1,4 @@
-"""What a stage of any consecutive calls would cost: to compute, to send, to hold."""
+"""The cost of any consecutive calls as a stage: computation, transfers and memory."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def stage_costs(
     seconds_per_byte: float,
     memory_limit: float = np.inf,
 ) -> Costs:
-    """The cost of a stage for each pair of its first call and the one after its last.
+    """The cost of a stage, for each pair of its first call and the one after its last.
 
     Args:
         graph: the model.
-        seconds: what each call takes, forward and backward.
-        rows: of a microbatch.
-        seconds_per_byte: what a byte takes to or from another stage.
-        memory_limit: the most bytes of variables that a stage may hold.
+        seconds: the time of each call, forward and backward.
+        rows: the rows of a microbatch.
+        seconds_per_byte: the transfer time of a byte to or from another stage.
+        memory_limit: the maximum bytes of variables in a stage.
 
     Returns:
-        What `balance` takes. The numbers are whole, about a millionth of the model's cost each,
-        so that equal stages are equal however their calls add up.
+        The matrix for `balance`. Its entries are integers in units of about a millionth of the
+        model's cost, so that equal stages compare equal in whatever order their calls add up.
     """
     calls = len(graph.calls)
     received, sent = _traffic(graph, rows)
@@ -45,12 +45,12 @@ def stage_costs(
 
 
 def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
-    """The bytes that a stage takes from earlier ones, and that it makes for later ones.
+    """The bytes that a stage receives from earlier ones, and that it sends to later ones.
 
-    The gradient of a number comes back by the same way. The model's inputs do not count: a stage
-    that takes one reads it from the batch.
+    Gradients flow back the same way. The model's inputs do not count: a stage reads them from the
+    batch.
     """
-    made = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
+    producer = {key: n for n, call in enumerate(graph.calls) for key in call.outputs}
     uses: dict[Key, list[int]] = {}
     for n, call in enumerate(graph.calls):
         for key in call.inputs:
@@ -59,22 +59,22 @@ def _traffic(graph: Graph, rows: int) -> tuple[Costs, Costs]:
         uses.setdefault(key, []).append(len(graph.calls) - 1)
     received, sent = _zeros(graph), _zeros(graph)
     for key, users in uses.items():
-        if key not in made:
+        if key not in producer:
             continue
         size = bytes_of(graph.specs[key], rows)
         if graph.specs[key].is_floating:
             size *= 2
-        mask = graph.calls[made[key]].masks.get(key)
+        mask = graph.calls[producer[key]].masks.get(key)
         if mask is not None:
             size += bytes_of(mask, rows)
-        _add_for_spans(received, made[key] + 1, users, size)
-        # Those with the maker but without the last user.
-        sent[: made[key] + 1, made[key] + 1 : max(users) + 1] += size
+        _add_for_spans(received, producer[key] + 1, users, size)
+        # The stages with the producer but without the last user.
+        sent[: producer[key] + 1, producer[key] + 1 : max(users) + 1] += size
     return received, sent
 
 
 def _memory(graph: Graph) -> Costs:
-    """The bytes of a stage's variables, each once."""
+    """The bytes of a stage's variables, each counted once."""
     users: dict[int, list[int]] = {}
     sizes: dict[int, int] = {}
     for n, call in enumerate(graph.calls):
@@ -82,15 +82,15 @@ def _memory(graph: Graph) -> Costs:
             users.setdefault(id(variable), []).append(n)
             sizes[id(variable)] = variable_bytes(variable)
     memory = _zeros(graph)
-    for name, calls in users.items():
-        _add_for_spans(memory, 0, calls, sizes[name])
+    for variable_id, calls in users.items():
+        _add_for_spans(memory, 0, calls, sizes[variable_id])
     return memory
 
 
 def _add_for_spans(matrix: Costs, begin: int, users: Iterable[int], amount: float) -> None:
-    """Adds an amount to all spans that begin there or later and hold at least one of the users."""
+    """Adds an amount to all spans from `begin` or later that contain at least one user."""
     for user in sorted(set(users)):
-        # The first user in the spans that begin after the one before.
+        # The spans whose first user this is.
         matrix[begin : user + 1, user + 1 :] += amount
         begin = max(begin, user + 1)
 

@@ -1,4 +1,4 @@
-"""Tells how a model is divided."""
+"""A summary of a model's stages."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def summary(
 
     Args:
         partition: the stages.
-        seconds: what each call takes, where that is known.
-        rows: of a microbatch, for the bytes.
+        seconds: the time of each call, if known.
+        rows: the rows of a microbatch, for the bytes.
 
     Returns:
-        The lines: a title, then one for each stage, with its first and last call, its share of
-        the cost, its parameters, and what it sends to later stages for each microbatch.
+        The lines: a header, then one per stage with its first and last call, its share of the
+        cost, its parameters, and the bytes that it sends to later stages per microbatch.
     """
     table = [_TITLES]
     for stage in partition.stages:
@@ -56,8 +56,8 @@ def _share(partition: Partition, stage: Stage, seconds: Sequence[float] | None) 
 
 
 def _parameters(stage: Stage) -> int:
-    own = (w for layer in stage.layers for w in layer.weights)
-    return count(unique((*own, *(v for call in stage.calls for v in call.reads))))
+    weights = (w for layer in stage.layers for w in layer.weights)
+    return count(unique((*weights, *(v for call in stage.calls for v in call.reads))))
 
 
 def _sent(partition: Partition, stage: Stage, rows: int) -> int:

@@ -1,6 +1,6 @@
-"""What a call does that its arguments do not tell: masks, and variables from elsewhere.
+"""Effects of a call that its arguments do not show: masks, and variables of other layers.
 
-Where that may be, the call is traced once, without touching any variable.
+A call that may have such effects is traced once, symbolically, without touching any variable.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ _ROWS = 2
 
 
 def needs_trace(operation: keras.Operation) -> bool:
-    """Whether a call may make a mask, or use a variable that is not its own, of itself.
+    """Whether a call may create a mask, or use a variable that it does not own.
 
-    Keras's layers do neither, but for those that read a mask from numbers, and those that run a
-    function of the user.
+    Keras layers do neither, except those that compute a mask from values and those that run a
+    user's function.
     """
     if not isinstance(operation, keras.layers.Layer):
         return not _is_from_keras(operation)
@@ -40,12 +40,12 @@ def trace(
 
     Args:
         call: the call.
-        specs: of its inputs, among others.
-        masks: Keras's masks on its inputs.
+        specs: the specs of its inputs, among others.
+        masks: the Keras masks on its inputs.
 
     Returns:
-        Keras's masks on the inputs and outputs after the call, and each variable that it reads,
-        once, those of its layer among them.
+        The Keras masks on the inputs and outputs after the call, and each variable that it reads,
+        once, including those of its layer.
     """
     found: dict[Key, Spec | None] = {}
     reads = _Reads()
@@ -68,7 +68,7 @@ def trace(
 
 
 class _Reads(keras.StatelessScope):  # type: ignore[misc]
-    """Notes which variables are read inside it, also those that have no value yet."""
+    """Records the variables that are read inside it, including those without a value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class _Reads(keras.StatelessScope):  # type: ignore[misc]
 
 
 def _symbol(spec: Spec) -> keras.KerasTensor:
-    # Some layers want to know the number of rows, such as TimeDistributed before Keras 3.9.
+    # Some layers need the number of rows, such as TimeDistributed before Keras 3.9.
     return keras.KerasTensor(spec.with_rows(_ROWS).shape, dtype=spec.dtype)
 
 

@@ -1,1 +1,1 @@
-"""Which rank holds which stages, and which values."""
+"""Placement: which rank holds which stages, and which variables' values."""

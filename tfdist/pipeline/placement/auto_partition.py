@@ -1,4 +1,4 @@
-"""Where a strategy cuts a model: the same on all workers, by what the chief has measured."""
+"""Chooses where to cut a model, identically on all workers, by the chief's measurements."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tfdist.pipeline.partition.cut import Partition, cut
 from tfdist.pipeline.partition.linearize import linearize
 from tfdist.pipeline.placement.strategy import HybridStrategy
 
-# Of the microbatches that are measured: enough for the processor, and soon done.
+# Rows of the measured microbatches: enough to load the processor, few enough to be quick.
 _ROWS = 8
 
 
 def choose(
     model: keras.Model, strategy: HybridStrategy, cuts: Sequence[str] | None, by: str
 ) -> Partition:
-    """Cuts a model into the stages of a strategy; all workers call it together.
+    """Cuts a model into the stages of a strategy; all workers must call it together.
 
     Args:
-        model: the whole model.
-        strategy: whose schedule says how many stages there are.
-        cuts: the names of the calls with which stages end; None to choose.
+        model: the full model.
+        strategy: its schedule determines the number of stages.
+        cuts: the names of the calls after which to cut; None to choose.
         by: `"time"` or `"parameters"`.
 
     Raises:
-        PartitionError: the model cannot be cut so.
-        UnsupportedError: the chief could not measure it.
+        PartitionError: the model cannot be cut this way.
+        UnsupportedError: the chief could not time it.
     """
     _check_rows(model, strategy)
     stages = strategy.stages
@@ -39,32 +39,32 @@ def choose(
     graph = linearize(model)
     check_stages(graph, stages)
     group = strategy.extended.group
-    answer: dict[str, object] = {}
+    local: dict[str, object] = {}
     if group.topology.is_chief:
         try:
-            answer["seconds"] = [cost.seconds for cost in COSTS[by](graph, _ROWS)]
+            local["seconds"] = [cost.seconds for cost in COSTS[by](graph, _ROWS)]
         except (TfdistError, ValueError) as error:
-            answer["error"] = str(error)
-    chiefs = json.loads(group.exchange("stages", json.dumps(answer))[0])
-    if "error" in chiefs:
-        raise UnsupportedError(f"The model could not be measured: {chiefs['error']}")
-    seconds = chiefs["seconds"]
+            local["error"] = str(error)
+    result = json.loads(group.exchange("stages", json.dumps(local))[0])
+    if "error" in result:
+        raise UnsupportedError(f"The chief could not time the model: {result['error']}")
+    seconds = result["seconds"]
     return cut(graph, decide(graph, stages, seconds, rows=_ROWS), seconds)
 
 
 def _check_rows(model: keras.Model, strategy: HybridStrategy) -> None:
-    """Checks that a model takes any number of rows where it does not see whole batches.
+    """Checks that a model accepts any number of rows, unless it gets full batches.
 
     Raises:
-        UnsupportedError: it has a batch size of its own.
+        UnsupportedError: it has a fixed batch size.
     """
     if strategy.microbatches * strategy.num_replicas_in_sync == 1 or not model.built:
         return
     for tensor in model.inputs or []:
         if tensor.shape[:1] not in ((), (None,)):
             raise UnsupportedError(
-                "A model in stages sees a batch in parts, so its inputs have no batch size. "
-                f"Received: {tensor.name!r} of shape {tuple(tensor.shape)}. Give `shape` without "
-                "the rows in place of `batch_shape` or `batch_size`; layers with `stateful=True` "
-                "need a whole batch."
+                "A PipelineModel gets a batch in parts, so its inputs must not fix the batch size. "
+                f"Received: {tensor.name!r} of shape {tuple(tensor.shape)}. Pass `shape` without "
+                "the rows instead of `batch_shape` or `batch_size`; layers with `stateful=True` "
+                "need a full batch."
             )

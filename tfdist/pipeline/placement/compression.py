@@ -1,4 +1,4 @@
-"""What compresses gradients between pipelines: each stage's among the workers that hold it."""
+"""Compression of gradients between pipelines: of each stage, among the workers that hold it."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from tfdist.strategies.group import Group
 def make_compressor(
     group: Group, policy: Policy | None, device: str, data: Communicator, mesh: RankGrid
 ) -> Compressor | None:
-    """What compresses this worker's gradients; None where there is one pipeline.
+    """The compressor of this worker's gradients; None with a single pipeline.
 
     Args:
-        group: all workers; all of them call this.
-        policy: what this worker was asked to compress; None for nothing, so far.
-        device: this worker's.
+        group: all workers, which must call this together.
+        policy: this worker's compression policy; None for no compression so far.
+        device: this worker's device.
         data: the communicator of the workers that hold the same stages.
-        mesh: the places of all workers.
+        mesh: the mesh of all workers.
 
     Raises:
-        ProgramMismatchError: the workers are to compress in different ways.
+        ProgramMismatchError: the workers' policies differ.
     """
 
     def agree(policy: Policy | None) -> None:
@@ -36,13 +36,13 @@ def make_compressor(
     members = mesh.data_group_of(group.topology.rank)
 
     def split(name: str, within: list[int]) -> NativeCommunicator | None:
-        # One name for one set of ranks: a process may have several meshes, one after the other.
+        # Unique per set of ranks: a process may have several meshes, one after the other.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
     def make_exchanges(within_hosts: bool) -> list[Exchange]:
         exchange = Exchange(data, within_hosts=within_hosts, split=split)
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
-            # The others wait for this group, which needs no parts.
+            # Other groups wait for this one, which needs no parts.
             split("host", [])
             split("carriers", [])
         return [exchange]

@@ -1,4 +1,4 @@
-"""Which variables this process holds: those of its own stages, and no values of the others."""
+"""Materializes the variables of this process's stages, and frees the values of all others."""
 
 from __future__ import annotations
 
@@ -22,79 +22,81 @@ from tfdist.strategies.group import Group
 def build(
     model: keras.Model | Callable[[], keras.Model],
 ) -> tuple[keras.Model, list[weakref.ref[Any]]]:
-    """The model; and where a function makes it, the variables that it made, which have no values.
+    """Returns the model and, if a function makes it, that function's variables, without values.
 
     Raises:
-        ValueError: it is no model, nor a function that returns one.
-        UnsupportedError: it has a `train_step` or the like of its own.
+        ValueError: `model` is neither a Keras model nor a function that returns one.
+        UnsupportedError: it overrides `train_step` or a similar method.
     """
-    made: list[weakref.ref[Any]] = []
+    deferred: list[weakref.ref[Any]] = []
     if not isinstance(model, keras.Model):
         if not callable(model):
             raise ValueError(
-                "A PipelineModel is made of a Keras model, or of a function that returns one. "
+                "`model` must be a Keras model or a function that returns one. "
                 f"Received: {model!r}."
             )
-        with deferred_variables() as waiting:
+        with deferred_variables() as variables:
             model = model()
-        made = [weakref.ref(variable) for variable in waiting]
-        del waiting
+        deferred = [weakref.ref(variable) for variable in variables]
+        del variables
     if not isinstance(model, keras.Model):
         raise ValueError(f"The function must return a Keras model. Received: {model!r}.")
     for method in ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics"):
         if getattr(type(model), method) is not getattr(keras.Model, method):
             raise UnsupportedError(
-                f"A model in stages is trained by steps of its own. Received: "
-                f"{type(model).__name__}, which has a `{method}` of its own. Express it by "
-                "`compile` (losses and metrics), or by layers with `add_loss`."
+                "A PipelineModel has its own steps, which the model must not override. Received: "
+                f"{type(model).__name__}, which overrides `{method}`. Use `compile` (losses and "
+                "metrics), or layers with `add_loss`, instead."
             )
-    return model, made
+    return model, deferred
 
 
-def check_free(model: keras.Model, made: Iterable[weakref.ref[Any]], group: Group) -> None:
-    """Checks that no other PipelineModel has taken values of a model; all ranks call it together.
+def check_free(model: keras.Model, deferred: Iterable[weakref.ref[Any]], group: Group) -> None:
+    """Checks that no other PipelineModel has freed values of a model.
+
+    All ranks must call it together.
 
     Args:
-        model: the whole.
-        made: as `build` gives it.
+        model: the full model.
+        deferred: as returned by `build`.
         group: all workers.
 
     Raises:
-        UnsupportedError: on some worker there are values missing.
+        UnsupportedError: values are missing on some worker.
     """
-    waiting = {id(reference()) for reference in made}
-    gone = [v.path for v in model.variables if not has_value(v) and id(v) not in waiting]
-    found = [path for path in group.exchange("model", gone[0] if gone else "") if path]
+    pending = {id(reference()) for reference in deferred}
+    freed = [v.path for v in model.variables if not has_value(v) and id(v) not in pending]
+    found = [path for path in group.exchange("model", freed[0] if freed else "") if path]
     if found:
         raise UnsupportedError(
-            "The layers of a PipelineModel are no other model's as well, as no worker holds them "
-            f"all. Received: {model.name!r}, with {found[0]!r}, whose value is gone. Make the "
-            "layers anew, or load them from a file."
+            "The layers of a PipelineModel cannot be used in another model, as no worker holds all "
+            f"of them. Received: {model.name!r}, in which {found[0]!r} no longer has a value. "
+            "Create new layers, or load them from a file."
         )
 
 
 def materialize(
-    variables: Sequence[Any], own: Iterable[Any], made: Iterable[weakref.ref[Any]]
+    variables: Sequence[Any], local: Iterable[Any], deferred: Iterable[weakref.ref[Any]]
 ) -> None:
-    """Gives a process's own variables their initial values, and takes those of all others.
+    """Gives a process's variables their initial values, and frees those of all others.
 
     Args:
-        variables: of the whole model.
-        own: those of this process's stages.
-        made: those without values, in the order in which one process would draw them; also what
-            is no variable of the model, such as the state of a layer's metric.
+        variables: those of the full model.
+        local: those of this process's stages.
+        deferred: those without values, in the order in which one process would draw them; also
+            those that are not the model's, such as the state of a layer's metric.
     """
-    mine, whole = {id(v) for v in own}, {id(v) for v in variables}
-    for reference in made:
+    local_ids, model_ids = {id(v) for v in local}, {id(v) for v in variables}
+    for reference in deferred:
         variable = reference()
         if variable is None:
             continue
-        if id(variable) in mine or id(variable) not in whole:
+        if id(variable) in local_ids or id(variable) not in model_ids:
             give_value(variable)
         else:
             draw_value(variable)
     for variable in variables:
-        if id(variable) in mine:
+        if id(variable) in local_ids:
             give_value(variable)
         else:
             take_value(variable)

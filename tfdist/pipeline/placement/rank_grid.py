@@ -1,4 +1,4 @@
-"""The places of the ranks: which stages of the model each holds, and who holds the same ones."""
+"""The placement of ranks: which stages each one holds, and which ranks hold the same ones."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class RankGrid:
-    """The axes `data` and `pipeline` of a job.
+    """The mesh axes `data` and `pipeline` of a job.
 
-    Ranks that hold the same stages, and sum their gradients, are next to each other, within a host
-    where they fit; what goes from stage to stage is the lighter traffic and crosses hosts.
+    Ranks that hold the same stages, and sum their gradients, are adjacent, on the same host if they
+    fit; the traffic between stages is lighter and crosses hosts.
 
     Attributes:
-        pipelines: for each place on the data axis, the job's ranks along the pipeline.
+        pipelines: for each position on the data axis, the job's ranks along the pipeline axis.
 
     Example:
         >>> mesh = RankGrid.of_hosts([0, 0, 1, 1], pipeline=2)
@@ -31,17 +31,17 @@ class RankGrid:
         """The mesh of a job.
 
         Args:
-            hosts: for each rank of the job the number of its host.
-            pipeline: the number of ranks of a pipeline.
+            hosts: for each rank of the job, the index of its host.
+            pipeline: the number of ranks per pipeline.
 
         Raises:
-            ValueError: the ranks do not divide into pipelines.
+            ValueError: the ranks do not divide evenly into pipelines.
         """
         if pipeline < 1 or len(hosts) % pipeline:
             raise ValueError(
                 f"The number of workers must be a multiple of `pipeline_size`. Received: "
-                f"pipeline_size={pipeline} for {len(hosts)} workers. Start another number of "
-                "workers, or choose another `pipeline_size`."
+                f"pipeline_size={pipeline} for {len(hosts)} workers. Change the number of "
+                "workers or `pipeline_size`."
             )
         data = len(hosts) // pipeline
         order = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
@@ -57,20 +57,20 @@ class RankGrid:
 
     @property
     def pipeline(self) -> int:
-        """The number of ranks of each."""
+        """The number of ranks per pipeline."""
         return len(self.pipelines[0])
 
     def pipeline_of(self, rank: int) -> tuple[int, ...]:
-        """The job's ranks of the pipeline that a rank belongs to."""
+        """The job's ranks in the pipeline of a rank."""
         return next(ranks for ranks in self.pipelines if rank in ranks)
 
     def place_of(self, rank: int) -> int:
-        """A rank's place in its pipeline."""
+        """The pipeline rank of a rank."""
         return self.pipeline_of(rank).index(rank)
 
     @property
     def data_groups(self) -> tuple[tuple[int, ...], ...]:
-        """For each place in a pipeline, the job's ranks there: they hold the same stages."""
+        """For each pipeline rank, the job's ranks with it: they hold the same stages."""
         return tuple(zip(*self.pipelines, strict=True))
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:

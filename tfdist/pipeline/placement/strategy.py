@@ -1,4 +1,4 @@
-"""The strategies for pipelines, alone and with data parallelism."""
+"""Strategies for pipeline parallelism, alone or with data parallelism."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy, read_clu
 
 
 class PipelineExtended(ReplicatedExtended):
-    """Replicas of some stages of a model on a part of the workers.
+    """Replicas of some stages of a model on a subset of the workers.
 
     Args:
-        container: the strategy that this is the engine of.
-        device: this worker's.
-        data: a communicator of the workers that hold the same stages.
+        container: the strategy that this extends.
+        device: this worker's device.
+        data: the communicator of the workers that hold the same stages.
         group: all workers.
-        mesh: their places.
+        mesh: their mesh.
     """
 
     in_stages = True
@@ -55,36 +55,35 @@ class PipelineExtended(ReplicatedExtended):
         return self.group.topology.is_chief
 
     def agree_on_variable(self, description: str) -> None:
-        # Stages differ in their variables. Those that share one compare its shape and type when
-        # they take the first one's value.
+        # Stages have different variables. Those that share one compare its shape and type when
+        # they receive the first stage's value.
         pass
 
 
 class HybridStrategy(MultiWorkerMirroredStrategy):
-    """Pipelines of workers, several of them side by side.
+    """One or more pipelines of workers, side by side.
 
-    The model is cut into stages, which the workers of a pipeline hold; a batch is cut into
-    microbatches, which pass through them. Where there are more workers than a pipeline has, there
-    are several pipelines: they share out the batch's rows and sum their gradients. The result is
-    the one of a single process.
+    The model is cut into stages, held by the workers of a pipeline; a batch is cut into
+    microbatches, which pass through them. With more workers than `pipeline_size`, several pipelines
+    divide the rows of the batch and sum their gradients. The result is that of a single process.
 
     Args:
-        pipeline_size: the number of workers of a pipeline, which divides the number of all workers;
-            all of them by default.
-        microbatches: into how many parts a pipeline cuts its rows.
-        schedule: a name of `tfdist.pipeline.schedules.SCHEDULES`, or a function
-            `(ranks, microbatches)` that returns for each rank its actions.
-        virtual_stages: the number of stages on each worker, for schedules that have several; by
-            default what is usual for the schedule.
+        pipeline_size: the number of workers per pipeline, a divisor of the number of workers; by
+            default, all of them.
+        microbatches: the number of parts into which a pipeline cuts its rows.
+        schedule: a name in `tfdist.pipeline.schedules.SCHEDULES`, or a function
+            `(ranks, microbatches)` that returns the actions of each rank.
+        virtual_stages: the number of stages per worker, for schedules that support several; by
+            default, the schedule's usual number.
         cluster_resolver: as for `tfdist.MultiWorkerMirroredStrategy`.
         compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
-        shard_optimizer: whether the workers that hold the same stages share out their optimizer;
-            see `tfdist.MultiWorkerMirroredStrategy`. One pipeline alone has nothing to share out.
+        shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
+            see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
 
     Raises:
-        ValueError: the workers do not divide into pipelines.
-        ScheduleError: the schedule is wrong.
-        NativeUnavailableError: the native collectives cannot be had.
+        ValueError: the workers do not divide evenly into pipelines.
+        ScheduleError: the schedule is invalid.
+        NativeUnavailableError: the native collectives are unavailable.
 
     Example:
         ```python
@@ -108,13 +107,11 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         shard_optimizer: bool = False,
     ) -> None:
         if not isinstance(microbatches, int) or microbatches < 1:
-            raise ValueError(
-                f"`microbatches` must be a whole number from 1. Received: {microbatches!r}."
-            )
+            raise ValueError(f"`microbatches` must be an integer >= 1. Received: {microbatches!r}.")
         topology, resolver = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
-        RankGrid.of_hosts([0] * topology.size, size)  # An error before anybody waits for others.
+        RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits for others.
         self.microbatches = microbatches
         self._schedule, self._virtual_stages = schedule, virtual_stages
         self._schedules: dict[int, Schedule] = {}
@@ -132,8 +129,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         devices = local_devices(group)
         if len(devices) > 1:
             raise UnsupportedError(
-                f"A worker of a pipeline has one device. Received: {len(devices)} in this process. "
-                "Start a worker for each device, with CUDA_VISIBLE_DEVICES or "
+                f"A pipeline worker must have one device. Received: {len(devices)} in this "
+                "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
                 "`tfdist run --gpus-per-worker`."
             )
         self.pipeline_communicator: Communicator = Alone()
@@ -154,40 +151,40 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
 
     @property
     def pipeline_size(self) -> int:
-        """The number of workers of a pipeline."""
+        """The number of workers per pipeline."""
         return self._pipeline_size
 
     @property
     def place(self) -> int:
-        """This worker's place in its pipeline."""
+        """This worker's pipeline rank."""
         extended: PipelineExtended = self.extended
         return extended.mesh.place_of(extended.group.topology.rank)
 
     @property
     def stages(self) -> int:
-        """Into how many stages a model is cut."""
+        """The number of stages into which a model is cut."""
         return self.schedule_for(self.microbatches).stages
 
     def rank_of(self, stage: int) -> int:
-        """The place in the pipeline of the worker that holds a stage."""
+        """The pipeline rank of the worker that holds a stage."""
         return self.schedule_for(self.microbatches).rank_of(stage)
 
     def stages_of(self, place: int) -> tuple[int, ...]:
-        """The stages that the worker at a place in the pipeline holds."""
+        """The stages that the worker with a pipeline rank holds."""
         return self.schedule_for(self.microbatches).stages_of(place)
 
     def abort(self, message: str) -> None:
-        """Fails what other workers wait for, with this message."""
+        """Fails the operations that other workers wait for, with this message."""
         extended = self.extended
         communicators = [self.pipeline_communicator, extended.workers]
         if extended.process_count > 1:
             communicators.append(extended.group.native())
-        for one in communicators:
-            if hasattr(one, "abort"):
-                one.abort(message)
+        for communicator in communicators:
+            if hasattr(communicator, "abort"):
+                communicator.abort(message)
 
     def schedule_for(self, microbatches: int) -> Schedule:
-        """The schedule for a number of microbatches, fewer for a short batch."""
+        """The schedule for a number of microbatches; a short batch has fewer."""
         if microbatches not in self._schedules:
             self._schedules[microbatches] = make_schedule(
                 self._schedule, self._pipeline_size, microbatches, self._virtual_stages
@@ -196,10 +193,10 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
 
 
 class PipelineStrategy(HybridStrategy):
-    """One pipeline of all workers; see `HybridStrategy`.
+    """A single pipeline of all workers; see `HybridStrategy`.
 
     Args:
-        microbatches: into how many parts a batch is cut.
+        microbatches: the number of parts into which a batch is cut.
         schedule: as for `HybridStrategy`.
         virtual_stages: as for `HybridStrategy`.
         cluster_resolver: as for `HybridStrategy`.

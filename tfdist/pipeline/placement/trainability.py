@@ -1,8 +1,9 @@
-"""Which variables are trained: what the ranks that hold a layer say of it holds for all."""
+"""Which variables are trained: the ranks that hold a layer decide for all."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.pipeline.partition.cut import Partition
@@ -11,40 +12,40 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 
 
 def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
-    """Makes layers and variables trainable or not, as they are where they are held.
+    """Sets `trainable` of all layers and variables as on the ranks that hold them.
 
-    A rank's `model.layers` are those of its own stages, so a script that freezes or unfreezes
-    some does so on their ranks alone. All ranks of the job call it together.
+    A rank's `model.layers` are those of its stages, so a script that freezes or unfreezes layers
+    does so only on their ranks. All ranks of the job must call it together.
 
     Args:
-        partition: of the model.
-        strategy: where its stages are.
+        partition: the model's partition.
+        strategy: the strategy that places its stages.
 
     Raises:
-        ValueError: ranks that hold the same layer or variable say different things.
+        ValueError: ranks that hold the same layer or variable disagree.
     """
     group = strategy.extended.group
-    mine = [partition.stages[index] for index in strategy.stages_of(strategy.place)]
-    things, own = _things(partition.stages), {id(thing) for thing in _things(mine)}
-    said = [int(thing.trainable) if id(thing) in own else None for thing in things]
-    answers = [json.loads(text) for text in group.exchange("trainable", json.dumps(said))]
-    # Layers first, which say it to their variables.
-    for thing, flags in zip(things, zip(*answers, strict=True), strict=True):
+    local = [partition.stages[index] for index in strategy.stages_of(strategy.place)]
+    items = _layers_and_variables(partition.stages)
+    local_ids = {id(item) for item in _layers_and_variables(local)}
+    local_flags = [int(item.trainable) if id(item) in local_ids else None for item in items]
+    all_flags = [json.loads(text) for text in group.exchange("trainable", json.dumps(local_flags))]
+    # Layers first, as they set their variables' flags.
+    for item, flags in zip(items, zip(*all_flags, strict=True), strict=True):
         known = {rank: flag for rank, flag in enumerate(flags) if flag is not None}
         if len(set(known.values())) > 1:
             workers = group.topology.workers
             yes, no = (min(r for r, flag in known.items() if flag == f) for f in (1, 0))
             raise ValueError(
-                "What is trained is trained on all workers that hold it. Received: "
-                f"{getattr(thing, 'path', thing.name)!r}, trainable on {workers[yes]} and not on "
-                f"{workers[no]}. Set `trainable` on all workers alike."
+                "`trainable` must be equal on all workers that hold a layer or variable. Received: "
+                f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
+                f"{workers[no]}. Set `trainable` identically on all workers."
             )
         wanted = bool(next(iter(known.values())))
-        if thing.trainable != wanted:
-            thing.trainable = wanted
+        if item.trainable != wanted:
+            item.trainable = wanted
 
 
-def _things(stages: Any) -> list[Any]:
-    of_stages: list[Stage] = list(stages)
-    layers = unique(layer for stage in of_stages for layer in stage.layers)
-    return [*layers, *unique(v for stage in of_stages for v in stage.variables)]
+def _layers_and_variables(stages: Sequence[Stage]) -> list[Any]:
+    layers = unique(layer for stage in stages for layer in stage.layers)
+    return [*layers, *unique(v for stage in stages for v in stage.variables)]

@@ -1,1 +1,1 @@
-"""What the ranks of a pipeline do, as data: schedules, their validation and lowering."""
+"""The work of pipeline ranks as data: schedules, their validation and lowering."""

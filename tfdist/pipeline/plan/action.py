@@ -1,4 +1,4 @@
-"""What a rank of the pipeline computes: one pass of one microbatch through one stage."""
+"""The unit of work of a pipeline: one pass of one microbatch through one stage."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import functools
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-# What one stage sends to another: its output to later stages, or gradients to earlier ones.
+# What one stage sends to another: outputs to later stages, or gradients to earlier ones.
 What: TypeAlias = Literal["activation", "gradient"]
 
-# What a stage takes for a microbatch, of one other stage or of several: (what, stage, microbatch).
+# A stage's input for a microbatch, from one or more other stages: (what, stage, microbatch).
 Value: TypeAlias = tuple[What, int, int]
 
 
 class Kind(enum.Enum):
     """The passes of a microbatch through a stage.
 
-    A backward pass is either whole (`BACKWARD`) or in two parts: `INPUT_GRADIENT`, for which the
-    stage before is waiting, and later `WEIGHT_GRADIENT`, for which nobody is.
+    A backward pass is either whole (`BACKWARD`) or split in two: `INPUT_GRADIENT`, which the
+    previous stage waits for, and later `WEIGHT_GRADIENT`, which nothing waits for.
     """
 
     FORWARD = "F"
@@ -28,10 +28,10 @@ class Kind(enum.Enum):
 
     @property
     def carries(self) -> What | None:
-        """What such a pass takes from other stages, and what it makes for others; None for W."""
+        """What such a pass receives from other stages and sends to others; None for W."""
         return _CARRIES.get(self)
 
-    # Members are singletons; the standard hash goes through Python for each look-up.
+    # Members are singletons; the default hash runs Python code on every lookup.
     __hash__ = object.__hash__
 
 
@@ -47,9 +47,9 @@ class Action:
     """One pass of one microbatch through one stage.
 
     Attributes:
-        kind: which pass.
-        stage: the stage's number, from 0 at the model's inputs.
-        microbatch: the microbatch's number, from 0.
+        kind: the kind of pass.
+        stage: the stage's index, from 0 at the model's inputs.
+        microbatch: the microbatch's index, from 0.
 
     Example:
         >>> str(Action(Kind.FORWARD, stage=3, microbatch=5))
@@ -62,7 +62,7 @@ class Action:
 
     @functools.cached_property
     def takes(self) -> Value | None:
-        """What this action takes from other stages, if they have anything for it; None for W."""
+        """This action's input from other stages, if it has any; None for W."""
         what = self.kind.carries
         return None if what is None else (what, self.stage, self.microbatch)
 

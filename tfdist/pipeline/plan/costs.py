@@ -1,4 +1,4 @@
-"""What the passes of a pipeline and its transfers take."""
+"""The costs of a pipeline's passes and transfers."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from tfdist.pipeline.plan.action import Kind
 
 @dataclass(frozen=True)
 class Costs:
-    """The seconds that each pass of a microbatch takes, and each transfer.
+    """The duration in seconds of each pass of a microbatch, and of each transfer.
 
-    One number stands for the share of the model that a rank holds: of a rank with two stages each
-    takes half of it, so the same costs compare schedules with and without virtual stages. A
-    sequence gives the seconds of each stage itself.
+    A single number covers all stages of a rank: with two stages per rank, each costs half of it,
+    so the same costs compare schedules with and without virtual stages. A sequence lists the
+    seconds of each stage.
 
     Attributes:
         forward: of a forward pass.
         input_gradient: of the first part of a backward pass.
         weight_gradient: of its second part.
-        backward: of a whole backward pass; by default that of both parts.
-        transfer: between the moment when both ranks are ready for a message and its arrival.
+        backward: of a whole backward pass; by default, the sum of both parts.
+        transfer: from the moment both ranks are ready for a message to its arrival.
 
     Example:
         >>> Costs(1.0, 1.0, 1.0).seconds(ranks=2, stages=4)[Kind.BACKWARD]
@@ -35,17 +35,17 @@ class Costs:
     transfer: float = 0.0
 
     def seconds(self, ranks: int, stages: int) -> dict[Kind, tuple[float, ...]]:
-        """The seconds of each kind of pass, for each stage.
+        """The seconds of each kind of pass, per stage.
 
         Args:
-            ranks: the processes of the pipeline.
-            stages: the stages of all of them together.
+            ranks: the number of ranks in the pipeline.
+            stages: the number of stages on all ranks together.
 
         Returns:
-            For each kind, a number for each stage.
+            For each kind, one number per stage.
 
         Raises:
-            ValueError: a sequence has another length, or a number is negative.
+            ValueError: a sequence has the wrong length, or a number is negative.
         """
 
         def each(name: str, cost: float | Sequence[float]) -> tuple[float, ...]:
@@ -55,13 +55,13 @@ class Costs:
                 values = (float(cost) * ranks / stages,) * stages
             if len(values) != stages or not all(value >= 0 for value in values):
                 raise ValueError(
-                    f"`{name}` is one number that is not negative, or {stages} of them, one for "
-                    f"each stage. Received: {cost}."
+                    f"`{name}` must be a number >= 0, or {stages} of them, one for each stage. "
+                    f"Received: {cost}."
                 )
             return values
 
         if not self.transfer >= 0:
-            raise ValueError(f"`transfer` is not negative. Received: {self.transfer}.")
+            raise ValueError(f"`transfer` must be >= 0. Received: {self.transfer}.")
         inputs = each("input_gradient", self.input_gradient)
         weights = each("weight_gradient", self.weight_gradient)
         whole = tuple(i + w for i, w in zip(inputs, weights, strict=True))

@@ -1,4 +1,4 @@
-"""An order in which the ranks' steps can run, as their messages permit."""
+"""Finds an order in which the ranks' steps can run, or the cycle in which they deadlock."""
 
 from __future__ import annotations
 
@@ -13,47 +13,47 @@ from tfdist.pipeline.plan.transfer import Receive, Send, Step
 def walk(
     program: Sequence[Sequence[Step]], capacity: int | None = None
 ) -> Iterator[tuple[int, Step]]:
-    """Goes through the steps of all ranks at once.
+    """Walks through the steps of all ranks concurrently.
 
-    A rank takes its steps in their order. A receive does not wait; the action that takes the value
-    does. What a rank sends to another arrives in the order in which it is sent. The ranks go in
-    turns of one action, so the order is about that of the time if all actions take the same.
+    Each rank runs its steps in order. A receive does not block; the action that consumes the value
+    does. Messages from one rank to another arrive in the order in which they are sent. Ranks take
+    turns of one action, so the order is roughly chronological if all actions take equally long.
 
     Args:
-        program: of `lower`.
-        capacity: how many messages of a channel wait for their receive at most; a send beyond that
-            waits. By default no send does.
+        program: as returned by `lower`.
+        capacity: the maximum number of messages in a channel that wait for their receive; a further
+            send blocks. By default, no send blocks.
 
     Yields:
-        A rank, and the step that it takes.
+        A rank, and the step that it runs.
 
     Raises:
-        ScheduleError: the ranks wait for one another.
+        ScheduleError: the ranks deadlock.
     """
     state = _State(program, capacity)
     moved = True
     while moved:
         moved = False
         for rank in range(len(program)):
-            for step in state.turn(rank):
+            for step in state.advance(rank):
                 yield rank, step
                 moved = True
     stuck = [rank for rank in range(len(program)) if state.left(rank)]
     if stuck:
-        raise ScheduleError(state.circle(stuck[0]))
+        raise ScheduleError(state.describe_cycle(stuck[0]))
 
 
 class _State:
-    """How far the ranks and their channels have come."""
+    """The progress of the ranks and their channels."""
 
     def __init__(self, program: Sequence[Sequence[Step]], capacity: int | None) -> None:
         self._program = program
         self._capacity = capacity
         self._position = [0] * len(program)
-        # By (sending rank, receiving rank), messages so far.
+        # Number of messages so far, by (sending rank, receiving rank).
         self._sent: dict[tuple[int, int], int] = defaultdict(int)
         self._received: dict[tuple[int, int], int] = defaultdict(int)
-        # By rank and what its actions take: the receives for it, and their numbers on the channel.
+        # By rank and consumed value: its receives, and their indices on the channel.
         self._incoming: list[dict[Value | None, list[tuple[Receive, int]]]] = [
             defaultdict(list) for _ in program
         ]
@@ -62,8 +62,8 @@ class _State:
         """Whether a rank has steps left."""
         return self._position[rank] < len(self._program[rank])
 
-    def obstacle(self, rank: int) -> Send | Receive | None:
-        """The transfer for which a rank has to wait at its next step."""
+    def blocker(self, rank: int) -> Send | Receive | None:
+        """The transfer that a rank's next step must wait for; None if it can run."""
         step = self._program[rank][self._position[rank]]
         if isinstance(step, Send) and self._capacity is not None:
             channel = (rank, step.peer)
@@ -75,18 +75,18 @@ class _State:
                     return receive
         return None
 
-    def turn(self, rank: int) -> Iterator[Step]:
-        """Takes a rank's next steps, one action at most and what comes before and after it."""
+    def advance(self, rank: int) -> Iterator[Step]:
+        """Runs a rank's next steps: at most one action, and the transfers around it."""
         acted = False
-        while self.left(rank) and self.obstacle(rank) is None:
+        while self.left(rank) and self.blocker(rank) is None:
             step = self._program[rank][self._position[rank]]
             if acted and isinstance(step, Action):
                 return
             acted = acted or isinstance(step, Action)
-            self._take(rank, step)
+            self._run(rank, step)
             yield step
 
-    def _take(self, rank: int, step: Step) -> None:
+    def _run(self, rank: int, step: Step) -> None:
         self._position[rank] += 1
         if isinstance(step, Send):
             self._sent[rank, step.peer] += 1
@@ -95,15 +95,15 @@ class _State:
             self._incoming[rank][step.value].append((step, self._received[channel]))
             self._received[channel] += 1
 
-    def circle(self, rank: int) -> str:
-        """Why nobody can go on, from a rank that waits."""
+    def describe_cycle(self, rank: int) -> str:
+        """Describes the cycle of waiting ranks, starting from one of them."""
         waits: dict[int, str] = {}
         while rank not in waits and self.left(rank):
-            obstacle = self.obstacle(rank)
-            if obstacle is None:
+            blocker = self.blocker(rank)
+            if blocker is None:
                 break
             step = self._program[rank][self._position[rank]]
-            at = "" if step is obstacle else f" at {step}"
-            waits[rank] = f"rank {rank} waits{at} to {obstacle}"
-            rank = obstacle.peer
+            at = "" if step is blocker else f" at {step}"
+            waits[rank] = f"rank {rank} waits{at} to {blocker}"
+            rank = blocker.peer
         return "The ranks wait for one another: " + ", ".join(waits.values()) + "."

@@ -1,4 +1,4 @@
-"""Which stages take the outputs of which, and over which of these edges gradients go back."""
+"""Which stages consume the outputs of which, and along which edges gradients flow back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ class Edges:
 
     Args:
         stages: the number of stages.
-        edges: pairs (source stage, target stage), the source below the target, at any distance;
-            by default each stage's output goes to the next one.
-        differentiable: those of the edges over which a gradient goes back; by default all.
+        edges: pairs (source stage, target stage), the source before the target but not
+            necessarily adjacent; by default, each stage feeds the next.
+        differentiable: the edges along which gradients flow back; by default, all.
 
     Raises:
-        ValueError: an edge goes backwards or to a stage that there is not.
+        ValueError: an edge goes backward or to a stage that does not exist.
     """
 
     def __init__(
@@ -39,14 +39,14 @@ class Edges:
         for source, target in forward:
             if not 0 <= source < target < stages:
                 raise ValueError(
-                    f"An edge goes from a stage to a later one, of {stages}. Received: "
+                    f"An edge must go from one of the {stages} stages to a later one. Received: "
                     f"{(source, target)}. Number the stages in the order in which they run."
                 )
         for edge in backward:
             if edge not in forward:
                 raise ValueError(
-                    f"A gradient goes back over one of the edges. Received: {edge}. Add it to "
-                    f"`edges`, or take it out of `differentiable`."
+                    f"A differentiable edge must be one of the edges. Received: {edge}. Add it to "
+                    f"`edges`, or remove it from `differentiable`."
                 )
         self._targets: dict[What, dict[int, list[int]]] = {
             "activation": defaultdict(list),
@@ -62,12 +62,12 @@ class Edges:
             self._add("gradient", target, source)
 
     def targets(self, action: Action) -> list[int]:
-        """The stages that take what an action makes."""
+        """The stages that consume an action's output."""
         what = action.kind.carries
         return [] if what is None else self._targets[what].get(action.stage, [])
 
     def sources(self, action: Action) -> list[int]:
-        """The stages whose values an action takes."""
+        """The stages whose output an action consumes."""
         what = action.kind.carries
         return [] if what is None else self._sources[what].get(action.stage, [])
 

@@ -1,4 +1,4 @@
-"""A schedule: what each rank of the pipeline computes, in which order."""
+"""A schedule: what each rank of a pipeline computes, and in which order."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tfdist.pipeline.plan.action import Action, Kind
 
 @dataclass(frozen=True)
 class Schedule:
-    """The actions of every rank, each list in the order in which its rank runs it.
+    """The actions of every rank, in the order in which the rank runs them.
 
-    Which rank holds a stage follows from the actions. A schedule is plain data and may be wrong;
-    `tfdist.pipeline.plan.validation.check` says so.
+    The actions determine which rank holds a stage. A schedule is plain data and may be invalid;
+    `tfdist.pipeline.plan.validation.check` raises an error if it is.
 
     Attributes:
-        name: what it is called in pictures and messages.
+        name: its name in plots and messages.
         actions: for each rank, its actions.
 
     Example:
@@ -33,29 +33,29 @@ class Schedule:
 
     @property
     def ranks(self) -> int:
-        """The number of processes of the pipeline."""
+        """The number of ranks in the pipeline."""
         return len(self.actions)
 
     @functools.cached_property
     def stages(self) -> int:
-        """The number of stages of all ranks together."""
-        return 1 + max((a.stage for own in self.actions for a in own), default=-1)
+        """The number of stages on all ranks together."""
+        return 1 + max((a.stage for actions in self.actions for a in actions), default=-1)
 
     @functools.cached_property
     def microbatches(self) -> int:
         """The number of microbatches."""
-        return 1 + max((a.microbatch for own in self.actions for a in own), default=-1)
+        return 1 + max((a.microbatch for actions in self.actions for a in actions), default=-1)
 
     @functools.cached_property
     def splits_backward(self) -> bool:
-        """Whether any backward pass is in two parts, I and W."""
-        return any(a.kind is Kind.INPUT_GRADIENT for own in self.actions for a in own)
+        """Whether any backward pass is split into I and W."""
+        return any(a.kind is Kind.INPUT_GRADIENT for actions in self.actions for a in actions)
 
     def rank_of(self, stage: int) -> int:
         """The rank that holds a stage.
 
         Raises:
-            KeyError: no rank runs anything of it.
+            KeyError: no rank runs any of its passes.
         """
         return self._placement[stage]
 
@@ -67,9 +67,9 @@ class Schedule:
         """The same schedule without backward passes, as evaluation and prediction run it."""
         return Schedule(
             self.name,
-            tuple(tuple(a for a in own if a.kind is Kind.FORWARD) for own in self.actions),
+            tuple(tuple(a for a in actions if a.kind is Kind.FORWARD) for actions in self.actions),
         )
 
     @functools.cached_property
     def _placement(self) -> Mapping[int, int]:
-        return {a.stage: rank for rank, own in enumerate(self.actions) for a in own}
+        return {a.stage: rank for rank, actions in enumerate(self.actions) for a in actions}

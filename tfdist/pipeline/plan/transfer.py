@@ -1,4 +1,4 @@
-"""What a rank of the pipeline does besides computing: it sends and receives."""
+"""What a pipeline rank does besides computing: sends and receives."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tfdist.pipeline.plan.action import Action, Value, What
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one stage has for another that is on another rank, for one microbatch.
+    """A value passed between stages on different ranks, for one microbatch.
 
     Attributes:
         what: "activation", to a later stage, or "gradient", to an earlier one.
-        source: the stage that made it.
-        target: the stage that takes it.
-        microbatch: whose it is.
+        source: the stage that produces it.
+        target: the stage that consumes it.
+        microbatch: the microbatch it belongs to.
         peer: the rank at the other end.
     """
 
@@ -29,13 +29,13 @@ class Transfer:
 
     @functools.cached_property
     def value(self) -> Value:
-        """What it is for the target: the action with an equal `takes` takes it."""
+        """The value as the target sees it: the action with an equal `takes` consumes it."""
         return (self.what, self.target, self.microbatch)
 
 
 @dataclass(frozen=True)
 class Send(Transfer):
-    """Hands a value to the channel to `peer`, and goes on."""
+    """Hands a value to the channel to `peer` without waiting."""
 
     def __str__(self) -> str:
         return f"send {self.what} {self.source}>{self.target}.{self.microbatch} to {self.peer}"
@@ -43,7 +43,7 @@ class Send(Transfer):
 
 @dataclass(frozen=True)
 class Receive(Transfer):
-    """Makes ready for a value from `peer`, and goes on; the action that takes it waits for it."""
+    """Posts a receive from `peer` without waiting; the action that consumes the value waits."""
 
     def __str__(self) -> str:
         return f"receive {self.what} {self.source}>{self.target}.{self.microbatch} from {self.peer}"

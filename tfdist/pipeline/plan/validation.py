@@ -1,4 +1,4 @@
-"""Checks of a schedule: that it is complete, in order, and comes to an end."""
+"""Checks that a schedule is complete, in order and free of deadlocks."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def check(
 ) -> None:
     """Raises an error unless a schedule can train a model.
 
-    Every stage has its forward pass and its backward pass, whole or in both parts, of every
-    microbatch exactly once, on one rank, after what it needs; the forward passes of a stage go in
-    the order of the microbatches; and the ranks never wait for one another in a circle, even where
-    a channel holds few messages.
+    Every stage must run the forward pass and the backward pass, whole or in both parts, of every
+    microbatch exactly once, on one rank, after its dependencies; the forward passes of a stage must
+    follow the order of the microbatches; and the ranks must never deadlock, even if a channel holds
+    few messages.
 
     Args:
         schedule: the schedule.
-        edges: pairs (source stage, target stage), the source below the target, at any distance;
-            by default each stage's output goes to the next one.
-        differentiable: those of the edges over which a gradient goes back; by default all.
-        capacity: the messages that a channel holds while nobody receives.
+        edges: pairs (source stage, target stage), the source before the target but not
+            necessarily adjacent; by default, each stage feeds the next.
+        differentiable: the edges along which gradients flow back; by default, all.
+        capacity: the number of messages that a channel holds before a send blocks.
 
     Raises:
-        ScheduleError: the schedule is wrong; names a rank, an action and what is missing.
-        ValueError: an edge is none between two stages of the schedule.
+        ScheduleError: the schedule is invalid; the message names a rank, an action and the problem.
+        ValueError: an edge does not connect two stages of the schedule.
 
     Example:
         >>> check(Schedule("mine", ((Action(Kind.FORWARD, 0, 0),),)))
@@ -55,16 +55,16 @@ def check(
 
 
 def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> tuple[float, ...]:
-    """How many activations each rank keeps at most: one for each stage and microbatch.
+    """The peak number of activations on each rank: one per stage and microbatch.
 
-    They are kept from the forward pass to the end of the backward pass, W where it is in parts.
+    They are kept from the forward pass to the end of the backward pass (of W, if it is split).
 
     Args:
         schedule: a schedule that passes `check`.
-        freed_by_input_gradient: the share of an activation that I frees already, from 0 to 1.
+        freed_by_input_gradient: the fraction of an activation that I already frees, from 0 to 1.
 
     Returns:
-        For each rank, a number of activations, each of one stage; with v stages in a rank each
+        For each rank, a number of activations, each of one stage; with v stages per rank, each
         is about 1/v of what a rank keeps for a microbatch.
 
     Example:
@@ -78,8 +78,8 @@ def peak_activations(schedule: Schedule, freed_by_input_gradient: float = 0) -> 
         Kind.WEIGHT_GRADIENT: freed_by_input_gradient - 1,
     }
     return tuple(
-        max(itertools.accumulate((change[a.kind] for a in own), initial=0))
-        for own in schedule.actions
+        max(itertools.accumulate((change[a.kind] for a in actions), initial=0))
+        for actions in schedule.actions
     )
 
 
@@ -87,31 +87,31 @@ def _check_numbers(schedule: Schedule) -> None:
     if not schedule.actions:
         raise ScheduleError("The schedule has no ranks.")
     holders: dict[int, tuple[int, Action]] = {}
-    for rank, own in enumerate(schedule.actions):
-        if not own:
-            raise ScheduleError(f"Rank {rank} runs nothing; each rank has a stage at least.")
-        for action in own:
+    for rank, actions in enumerate(schedule.actions):
+        if not actions:
+            raise ScheduleError(f"Rank {rank} runs nothing; every rank needs a stage.")
+        for action in actions:
             if action.stage < 0 or action.microbatch < 0:
                 raise ScheduleError(
-                    f"Rank {rank} runs {action}; stages and microbatches are counted from 0."
+                    f"Rank {rank} runs {action}; stages and microbatches are numbered from 0."
                 )
             holder, first = holders.setdefault(action.stage, (rank, action))
             if holder != rank:
                 raise ScheduleError(
-                    f"Rank {rank} runs {action} and rank {holder} runs {first}; a stage is on one "
-                    f"rank."
+                    f"Rank {rank} runs {action} and rank {holder} runs {first}; a stage must be on "
+                    f"one rank."
                 )
     for stage in range(schedule.stages):
         if stage not in holders:
             raise ScheduleError(
-                f"No rank runs stage {stage}; stages are numbered without a gap, up to "
-                f"{schedule.stages - 1} here."
+                f"No rank runs stage {stage}; stages must be numbered without gaps, here from 0 "
+                f"to {schedule.stages - 1}."
             )
 
 
 def _check_complete(schedule: Schedule) -> None:
-    for rank, own in enumerate(schedule.actions):
-        times = Counter(own)
+    for rank, actions in enumerate(schedule.actions):
+        times = Counter(actions)
         for action, number in times.items():
             if number > 1:
                 raise ScheduleError(f"Rank {rank} runs {action} {number} times.")
@@ -126,37 +126,37 @@ def _check_passes(rank: int, stage: int, microbatch: int, found: Mapping[Kind, A
     parts = [found[kind] for kind in _PARTS if kind in found]
     if Kind.BACKWARD in found and parts:
         raise ScheduleError(
-            f"Rank {rank} runs {found[Kind.BACKWARD]} and {parts[0]}; a backward pass is whole, B, "
-            f"or in two parts, I and W."
+            f"Rank {rank} runs {found[Kind.BACKWARD]} and {parts[0]}; a backward pass is either "
+            f"whole, B, or split into I and W."
         )
     for kind in (Kind.FORWARD, *(_PARTS if parts else (Kind.BACKWARD,))):
         if kind not in found:
             raise ScheduleError(f"Rank {rank} never runs {Action(kind, stage, microbatch)}.")
 
 
-def _check_order(schedule: Schedule, links: Edges) -> None:
-    for rank, own in enumerate(schedule.actions):
-        position = {action: index for index, action in enumerate(own)}
-        for action in own:
-            for needed in _needs(action, links):
+def _check_order(schedule: Schedule, edges: Edges) -> None:
+    for rank, actions in enumerate(schedule.actions):
+        position = {action: index for index, action in enumerate(actions)}
+        for action in actions:
+            for needed in _needs(action, edges):
                 if position.get(needed, -1) > position[action]:
                     raise ScheduleError(
-                        f"Rank {rank} runs {action} before {needed}, which comes first."
+                        f"Rank {rank} runs {action} before {needed}, which must come first."
                     )
 
 
-def _needs(action: Action, links: Edges) -> Iterator[Action]:
-    """What comes before an action where it is on the same rank."""
+def _needs(action: Action, edges: Edges) -> Iterator[Action]:
+    """The actions that must precede an action if they are on the same rank."""
     kind, stage, microbatch = action.kind, action.stage, action.microbatch
     if kind is Kind.FORWARD:
         if microbatch > 0:
             yield Action(kind, stage, microbatch - 1)
-        for source in links.sources(action):
+        for source in edges.sources(action):
             yield Action(kind, source, microbatch)
     elif kind is Kind.WEIGHT_GRADIENT:
         yield Action(Kind.INPUT_GRADIENT, stage, microbatch)
     else:
         yield Action(Kind.FORWARD, stage, microbatch)
-        for source in links.sources(action):
+        for source in edges.sources(action):
             yield Action(Kind.BACKWARD, source, microbatch)
             yield Action(Kind.INPUT_GRADIENT, source, microbatch)

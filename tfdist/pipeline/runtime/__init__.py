@@ -1,1 +1,1 @@
-"""The execution of a training, evaluation or prediction step on a rank."""
+"""Execution of training, evaluation and prediction steps on a rank."""

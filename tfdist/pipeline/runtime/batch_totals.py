@@ -1,9 +1,9 @@
-"""What a loss must know of the whole batch, computed before the microbatches run.
+"""The totals over the whole batch that a loss needs, computed before the microbatches run.
 
-A masked loss is divided by the number of entries that the mask leaves in the batch, one with the
-reduction "mean_with_sample_weight" by the sum of the weights; so the first microbatch needs the
-masks and the weights of the last. They follow from the inputs and the targets by a few operations:
-the loss is traced once behind the whole model, and these are cut out.
+A masked loss is divided by the number of unmasked entries in the batch, one with the reduction
+"mean_with_sample_weight" by the sum of the weights, so the first microbatch needs the masks and
+weights of the last. A few operations compute these totals from the inputs and targets: the loss is
+traced once behind the full model, and those operations are cut out.
 """
 
 from __future__ import annotations
@@ -27,71 +27,71 @@ from tfdist.pipeline.stages.value_specs import ValueSpec, ValueSpecs
 
 
 class BatchTotals:
-    """The numbers by which the loss of a whole batch is divided, of this replica's rows.
+    """This replica's terms of the denominators in the loss of a whole batch.
 
     Args:
-        partition: of the model.
-        wires: the forms of its values.
-        targets: the forms of targets and sample weights, in their structure.
-        compute_loss: of targets, predictions and sample weights.
+        partition: the model's partition.
+        value_specs: the specs of the model's values.
+        targets: the specs of targets and sample weights, in their structure.
+        compute_loss: computes the loss from targets, predictions and sample weights.
 
     Attributes:
-        specs: their forms, in the order in which the loss asks for them.
+        specs: the specs of the totals, in the order in which the loss requests them.
 
     Raises:
-        UnsupportedError: one of them depends on the model's variables.
+        UnsupportedError: a total depends on the model's variables.
     """
 
     def __init__(
         self,
         partition: Partition,
-        wires: ValueSpecs,
+        value_specs: ValueSpecs,
         targets: Any,
         compute_loss: Callable[[Any, Any, Any], Any],
     ) -> None:
         graph = partition.graph
-        found = _Made()
+        outputs = _CallOutputs()
 
         def forward(*tensors: tf.Tensor) -> Forward:
             given = iter(tensors)
             values: dict[Key, Any] = {key: next(given) for key in graph.inputs}
             y, sample_weight = keras.tree.map_structure(
-                lambda form: None if form is None else next(given), targets
+                lambda spec: None if spec is None else next(given), targets
             )
-            with _Placeholders(), _Rehearsal() as step:
+            with _PlaceholderScope(), _TracingStep() as step:
                 for stage in partition.stages:
-                    values.update(stage(values, training=False, after=found.note))
+                    values.update(stage(values, training=False, after=outputs.record))
                 compute_loss(y, graph.pack_outputs(values), sample_weight)
-            return Forward([], step.asked)
+            return Forward([], step.requested)
 
-        forms = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
-        specs = [*(graph.specs[key].form for key in graph.inputs), *forms]
+        target_specs = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
+        specs = [*(graph.specs[key].form for key in graph.inputs), *target_specs]
         traced = trace(forward, specs, [False] * len(specs), [], backward=False)
         self.specs = [tf.TensorSpec([], t.dtype) for t in traced.others]
         self._order = [t.name for t in traced.others]
-        self._part = cut_before(traced, found.is_shape)
+        self._part = cut_before(traced, outputs.is_shape)
         given = {t.name: i for i, t in enumerate(traced.inputs)}
         self._feeds: list[Callable[[Sequence[tf.Tensor]], tf.Tensor]] = []
         for feed in self._part.feeds:
             if feed.name in given:
                 self._feeds.append(operator.itemgetter(given[feed.name]))
-            elif found.is_shape(feed.op):
-                wire = wires.anywhere(found.key_of(feed.op))
-                self._feeds.append(functools.partial(_of_shape, feed, wire))
+            elif outputs.is_shape(feed.op):
+                value_spec = value_specs.anywhere(outputs.key_of(feed.op))
+                self._feeds.append(functools.partial(_apply_to_shape, feed, value_spec))
             else:
                 raise UnsupportedError(
-                    "In a pipeline, what a loss is divided by must follow from the model's inputs, "
-                    "the targets and the sample weights. Received: a mask or a weight that depends "
-                    "on a variable of the model. Mask by sample weights instead."
+                    "In a pipeline, the denominator of a loss must depend only on the model's "
+                    "inputs, the targets and the sample weights. Received: a mask or a weight that "
+                    "depends on a variable of the model. Mask with sample weights instead."
                 )
         self._run = make_function(traced, self._part, "totals", {})
 
     def __call__(self, inputs: Sequence[Any], targets: Any) -> list[tf.Tensor]:
-        """Computes them.
+        """Computes the totals.
 
         Args:
-            inputs: the model's, flat, of this replica's rows.
-            targets: targets and sample weights, likewise, in their structure.
+            inputs: the model's inputs for this replica's rows, flat.
+            targets: targets and sample weights of the same rows, in their structure.
         """
         if not self.specs:
             return []
@@ -101,25 +101,25 @@ class BatchTotals:
         return [by_name[name] for name in self._order]
 
 
-class _Rehearsal(MicrobatchStep):
-    """The step in which a loss is traced to learn which totals it asks for."""
+class _TracingStep(MicrobatchStep):
+    """The step in which a loss is traced to record the totals that it requests."""
 
     def __init__(self) -> None:
         one = tf.constant(1)
         super().__init__(one, one, tf.constant(0))
-        self.asked: list[tf.Tensor] = []
+        self.requested: list[tf.Tensor] = []
 
     def totals(self, values: list[tf.Tensor]) -> Any:
-        self.asked += values
+        self.requested += values
         return values
 
-    def __enter__(self) -> _Rehearsal:
+    def __enter__(self) -> _TracingStep:
         super().__enter__()
         return self
 
 
-class _Placeholders(keras.StatelessScope):  # type: ignore[misc]
-    """Gives every variable a placeholder for its value."""
+class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
+    """Substitutes a placeholder for the value of every variable."""
 
     def __init__(self) -> None:
         super().__init__(initialize_variables=False)
@@ -132,27 +132,27 @@ class _Placeholders(keras.StatelessScope):  # type: ignore[misc]
         return value
 
 
-class _Made:
-    """What a model's calls make, found again in the graph where something takes its shape alone.
+class _CallOutputs:
+    """The outputs of a model's calls, recognized in the graph where only their shape is used.
 
-    A mask may need the shape of a value that depends on variables, but not what is in it.
+    A mask may need the shape of a value that depends on variables, but not its contents.
     """
 
     def __init__(self) -> None:
         self._keys: dict[str, Key] = {}
 
-    def note(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
-        """Notes what a call has made, each as a tensor of its own."""
-        noted = {key: copy(value) for key, value in made.items()}
-        self._keys.update((value.name, key) for key, value in noted.items())
-        return noted
+    def record(self, call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
+        """Records the outputs of a call; returns a separate tensor for each."""
+        copies = {key: copy(value) for key, value in made.items()}
+        self._keys.update((value.name, key) for key, value in copies.items())
+        return copies
 
     def is_shape(self, op: tf.Operation) -> bool:
-        """Whether an operation takes nothing but the shape of such a value."""
-        return op.type in _OF_SHAPES and self._find(op) is not None
+        """Whether an operation uses only the shape of a recorded value."""
+        return op.type in _SHAPE_OPS and self._find(op) is not None
 
     def key_of(self, op: tf.Operation) -> Key:
-        """The value whose shape an operation takes."""
+        """The value whose shape an operation uses."""
         key = self._find(op)
         assert key is not None
         return key
@@ -164,13 +164,15 @@ class _Made:
         return self._keys.get(tensor.name)
 
 
-# What they make of a shape and a type.
-_OF_SHAPES: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
+# Operations that depend only on the shape of their input, as functions of shape and dtype.
+_SHAPE_OPS: dict[str, Callable[[tf.Tensor, tf.DType], tf.Tensor]] = {
     "Shape": tf.cast,
     "OnesLike": tf.ones,
     "ZerosLike": tf.zeros,
 }
 
 
-def _of_shape(made: tf.Tensor, wire: ValueSpec, given: Sequence[tf.Tensor]) -> tf.Tensor:
-    return _OF_SHAPES[made.op.type](wire.shape_for(tf.shape(given[0])[0]), made.dtype)
+def _apply_to_shape(
+    made: tf.Tensor, value_spec: ValueSpec, given: Sequence[tf.Tensor]
+) -> tf.Tensor:
+    return _SHAPE_OPS[made.op.type](value_spec.shape_for(tf.shape(given[0])[0]), made.dtype)

@@ -1,4 +1,4 @@
-"""The channels of a pipeline: one for each ordered pair of ranks that have something to send."""
+"""The channels of a pipeline: one for each ordered pair of ranks that communicate."""
 
 from __future__ import annotations
 
@@ -16,52 +16,56 @@ Pair = tuple[int, int]
 class Channel:
     """One rank's end of a channel to or from another rank.
 
-    What is sent first arrives first. Sends and receives return at once; in a graph, what is sent
-    leaves as soon as it exists, and arrives while the rank computes.
+    Messages arrive in the order in which they are sent. Sends and receives return immediately; in
+    a graph, a tensor is sent as soon as it exists and received while the rank computes.
 
     Args:
-        communicator: of the two ranks, the sender first.
+        communicator: the communicator of the two ranks, the sender first.
     """
 
     def __init__(self, communicator: NativeCommunicator) -> None:
         self._communicator = communicator
 
     def abort(self, message: str) -> None:
-        """Fails what is pending and what follows, at both ends, with this message."""
+        """Fails pending and later operations at both ends, with this message."""
         self._communicator.abort(message)
 
     def send(self, tensors: Sequence[tf.Tensor], name: str) -> None:
         """Sends tensors.
 
         Args:
-            tensors: of the shapes and types that the receiver expects.
-            name: compared with the receiver's.
+            tensors: tensors of the shapes and dtypes that the receiver expects.
+            name: must equal the receiver's.
         """
         group = self._communicator
         with tf.device(group.host):
             for tensor in tensors:
                 native_ops.send(group.token, tensor, 1, group.name, name)
 
-    def receive(self, wires: Sequence[ValueSpec], rows: tf.Tensor, name: str) -> list[tf.Tensor]:
+    def receive(
+        self, value_specs: Sequence[ValueSpec], rows: tf.Tensor, name: str
+    ) -> list[tf.Tensor]:
         """Receives tensors.
 
         Args:
-            wires: their forms.
-            rows: of the microbatch.
-            name: compared with the sender's.
+            value_specs: the specs of the tensors.
+            rows: the number of rows of the microbatch.
+            name: must equal the sender's.
         """
         group = self._communicator
         received = []
         with tf.device(group.host):
-            for wire in wires:
-                shape = wire.shape_for(rows)
-                tensor = native_ops.receive(group.token, shape, wire.dtype, 0, group.name, name)
-                received.append(tf.ensure_shape(tensor, wire.spec.shape))
+            for value_spec in value_specs:
+                shape = value_spec.shape_for(rows)
+                tensor = native_ops.receive(
+                    group.token, shape, value_spec.dtype, 0, group.name, name
+                )
+                received.append(tf.ensure_shape(tensor, value_spec.spec.shape))
         return received
 
 
 def rounds(pairs: Iterable[Pair]) -> list[list[Pair]]:
-    """Puts pairs into rounds in which no rank is in two.
+    """Groups pairs into rounds in which each rank occurs at most once.
 
     Example:
         >>> rounds([(0, 1), (1, 0), (1, 2), (2, 1)])
@@ -83,14 +87,14 @@ def open_channels(
     members: Sequence[Sequence[int]],
     open_part: Callable[[str, list[int]], NativeCommunicator | None],
 ) -> dict[Pair, Channel]:
-    """Opens the channels of all pipelines; all ranks of the job call this together.
+    """Opens the channels of all pipelines; collective over all ranks of the job.
 
     Args:
-        pairs: (sending stage rank, receiving stage rank) of one pipeline.
+        pairs: (sender, receiver) by pipeline rank, the same for every pipeline.
         rank: this process's rank in the job.
-        members: for each pipeline its ranks in the job, in their order in the pipeline.
-        open_part: makes a communicator of a name and the job's ranks in it; none for a rank that
-            is in none.
+        members: for each pipeline, its ranks in the job by pipeline rank.
+        open_part: makes a communicator from a name and its ranks in the job; returns None on a
+            rank that passes no ranks.
 
     Returns:
         The channels of this rank, by pair.
@@ -100,7 +104,7 @@ def open_channels(
     for together in rounds(pairs):
         pair = next((p for p in together if rank in (mine[p[0]], mine[p[1]])), None)
         own = [] if pair is None else [mine[pair[0]], mine[pair[1]]]
-        # One name for one set of ranks: a process may have several meshes, one after the other.
+        # Unique for each set of ranks: a process may use several meshes, one after the other.
         between = " ".join(f"{source}>{target}" for source, target in together)
         part = open_part(f"channels {between} of {len(members)}x{len(mine)}", own)
         if part is not None and pair is not None:

@@ -1,4 +1,4 @@
-"""A process's programs of a model: for each kind of step and number of microbatches."""
+"""A rank's programs for a model: one for each kind of step and number of microbatches."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from tfdist.pipeline.stages.value_specs import ValueSpecs
 
 
 class Engine:
-    """What a rank runs of a model in stages.
+    """Builds the programs that a rank runs for its stages.
 
     Args:
-        strategy: whose schedule it runs.
-        partition: the model's stages.
-        compute_loss: of targets, predictions and sample weights.
-        update_metrics: likewise.
-        remat: whether backward passes run the forward pass again.
+        strategy: the strategy, which selects the schedule.
+        partition: the model's partition.
+        compute_loss: computes the loss from targets, predictions and sample weights.
+        update_metrics: updates the metrics from the same arguments.
+        remat: whether backward passes recompute the forward pass.
 
     Attributes:
-        sums: of the gradients of this rank's variables.
+        sums: the accumulated gradients of this rank's variables.
     """
 
     def __init__(
@@ -54,37 +54,37 @@ class Engine:
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._totals: dict[str, BatchTotals] = {}
-        # Values that depend on what is trained, and of which the loss has no gradient.
+        # Values that depend on trainable variables, but for which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
         self._checked: set[str] = set()
 
     @functools.cached_property
-    def wires(self) -> ValueSpecs:
-        """The forms of the values between stages."""
+    def value_specs(self) -> ValueSpecs:
+        """The specs of the values that pass between stages."""
         return ValueSpecs(self._partition)
 
     def totals(self, targets: Any) -> BatchTotals:
-        """What the loss must know of the whole batch.
+        """The totals over the whole batch that the loss needs.
 
         Args:
-            targets: the forms of targets and sample weights, in their structure.
+            targets: the specs of targets and sample weights, in their structure.
         """
         key = repr(targets)
         if key not in self._totals:
             self._totals[key] = BatchTotals(
-                self._partition, self.wires, targets, self._compute_loss
+                self._partition, self.value_specs, targets, self._compute_loss
             )
         return self._totals[key]
 
     @functools.cached_property
-    def tied(self) -> SharedVariables:
+    def shared_variables(self) -> SharedVariables:
         """The variables that several stages share."""
         return SharedVariables(self._partition, self._strategy)
 
     @property
     def rank(self) -> int:
-        """In the pipeline."""
+        """This process's pipeline rank."""
         return self._strategy.place
 
     @property
@@ -94,7 +94,7 @@ class Engine:
 
     @property
     def holds_last(self) -> bool:
-        """Whether the last stage is this rank's."""
+        """Whether this rank holds the last stage."""
         return self._strategy.rank_of(self.last) == self.rank
 
     @functools.cached_property
@@ -104,13 +104,13 @@ class Engine:
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     @functools.cached_property
-    def places_that_train(self) -> list[int]:
-        """The ranks of the pipeline whose stages have anything to train, in order."""
+    def training_ranks(self) -> list[int]:
+        """The pipeline ranks whose stages have trainable variables, in order."""
         stages = [stage for stage in self._partition.stages if stage.trainable_variables]
         return sorted({self._strategy.rank_of(stage.index) for stage in stages})
 
     def stage_of(self, variable: Any) -> int | None:
-        """The number of this rank's stage that trains a variable of the strategy."""
+        """The number of this rank's stage that trains a `tf.Variable`, or None."""
         return self._stage_of.get(id(variable))
 
     @functools.cached_property
@@ -123,18 +123,18 @@ class Engine:
 
     @property
     def output_specs(self) -> list[tf.TensorSpec]:
-        """The forms of the model's outputs, flat."""
-        return [self.wires.of(key).spec for key in self._partition.graph.outputs]
+        """The specs of the model's outputs, flat."""
+        return [self.value_specs.of(key).spec for key in self._partition.graph.outputs]
 
     def inputs(self, x: Any) -> dict[Key, Any]:
-        """What a user passes to the model, by key."""
+        """The inputs that a user passes to the model, by key."""
         return self._partition.graph.unpack_inputs(x)
 
     def check_inputs(self, x: Any) -> None:
-        """Checks the shapes of what a user passes to the model.
+        """Checks the shapes of the inputs that a user passes to the model.
 
         Raises:
-            ValueError: the model does not take it.
+            ValueError: an input has the wrong shape.
         """
         shapes = repr(keras.tree.map_structure(lambda t: t.shape[1:], x))
         if shapes in self._checked:
@@ -145,25 +145,25 @@ class Engine:
             if any(a not in (None, b) for a, b in zip(known, given.shape, strict=True)):
                 raise ValueError(
                     f"The model's input {tensor.name!r} has the shape {known}. Received: a batch "
-                    f"of shape {tuple(given.shape)}. Give what the model was made for."
+                    f"of shape {tuple(given.shape)}. Pass batches of the shape the model expects."
                 )
         self._checked.add(shapes)
 
     def pack_outputs(self, outputs: Sequence[Any]) -> Any:
-        """Flat outputs in the structure of the model's."""
+        """Packs flat outputs into the structure of the model's outputs."""
         graph = self._partition.graph
         return graph.pack_outputs(dict(zip(graph.outputs, outputs, strict=True)))
 
     def program(
         self, mode: str, microbatches: int, targets: Any = None, *, timed: bool = False
     ) -> MicrobatchExecutor:
-        """The program of a step; traces this rank's stages when it is first asked for.
+        """The program of a step; traces this rank's stages on first use.
 
         Args:
             mode: `"train"`, `"test"` or `"predict"`.
-            microbatches: their number.
-            targets: the forms of targets and sample weights, in their structure.
-            timed: whether it notes when each action runs.
+            microbatches: the number of microbatches.
+            targets: the specs of targets and sample weights, in their structure.
+            timed: whether to record when each action runs.
         """
         schedule = self._strategy.schedule_for(microbatches)
         if mode != "train":
@@ -173,44 +173,44 @@ class Engine:
         backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
         steps = lower(schedule, edges, backward)
         if self._channels is None:
-            _ = self.tied
+            _ = self.shared_variables
             self._channels = self._open_channels(edges)
         return MicrobatchExecutor(
             self.rank,
             steps[self.rank],
             self._stages_for(mode, targets, split=schedule.splits_backward),
             self._partition,
-            self.wires,
+            self.value_specs,
             back,
             self._channels,
             timed=timed,
         )
 
     def findings(self, program: MicrobatchExecutor) -> dict[str, Any]:
-        """What this rank has found out of gradients when it built a program, for all others."""
+        """What building a program revealed about this rank's gradients, for all ranks."""
         stages = program.stages.values()
         return {
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
-            "tied": self.tied.forms_in(stages),
+            "gradient_kinds": self.shared_variables.gradient_kinds(stages),
         }
 
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
-        """Takes up what all ranks have found; returns whether programs are to be built anew."""
-        self.tied.learn([found["tied"] for found in findings])
+        """Records the findings of all ranks; returns whether programs must be rebuilt."""
+        self.shared_variables.learn([found["gradient_kinds"] for found in findings])
         stopped = {tuple(pair) for found in findings for pair in found["stopped"]}
-        takers: dict[Key, set[int]] = {}
+        consumers: dict[Key, set[int]] = {}
         for edge in self._partition.edges:
             for key in edge.keys:
-                takers.setdefault(key, set()).add(edge.target)
-        news = {key for _, key in stopped if {(t, key) for t in takers[key]} <= stopped}
-        if not news:
+                consumers.setdefault(key, set()).add(edge.target)
+        new = {key for _, key in stopped if {(t, key) for t in consumers[key]} <= stopped}
+        if not new:
             return False
-        self._stopped |= news
+        self._stopped |= new
         self._stages.clear()
         return True
 
     def abort(self, message: str) -> None:
-        """Fails what this rank's peers wait for, with this message."""
+        """Fails the operations that this rank's peers wait for, with this message."""
         for channel in (self._channels or {}).values():
             channel.abort(message)
         self._strategy.abort(message)
@@ -235,10 +235,10 @@ class Engine:
                 index: StageFunctions(
                     self._partition,
                     index,
-                    self.wires,
+                    self.value_specs,
                     self._with_gradient(mode),
                     self._partition.stages[index].trainable_variables if mode == "train" else [],
-                    self._end(mode, index, targets),
+                    self._head(mode, index, targets),
                     self.sums,
                     training=mode == "train",
                     split=split,
@@ -248,7 +248,7 @@ class Engine:
             }
         return self._stages[key]
 
-    def _end(self, mode: str, index: int, targets: Any) -> Head:
+    def _head(self, mode: str, index: int, targets: Any) -> Head:
         if index != self.last:
             return Head(has_loss=mode != "predict")
         if mode == "predict":
@@ -266,7 +266,7 @@ class Engine:
 
     @functools.cached_property
     def _differentiable(self) -> frozenset[Key]:
-        """The values that depend on what is trained."""
+        """The values that depend on trainable variables."""
         found: set[Key] = set()
         for stage in self._partition.stages:
             for call in stage.calls:

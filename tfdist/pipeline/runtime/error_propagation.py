@@ -1,4 +1,4 @@
-"""Failures in a pipeline: who fails tells all others, and who is lost is named with its stages."""
+"""Errors in a pipeline: every rank learns of a failure; a lost worker is named with its stages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.strategies.error_cause import cause
 
 
-class Alike(Exception):
-    """All ranks have failed together, and none waits for another one.
+class AllRanksFailed(Exception):
+    """All ranks have failed together, so none waits for another.
 
     Attributes:
-        error: why, on this rank.
+        error: the error on this rank.
     """
 
     def __init__(self, error: Exception) -> None:
@@ -26,11 +26,11 @@ class Alike(Exception):
 
 @contextlib.contextmanager
 def propagating_errors(strategy: HybridStrategy, abort: Callable[[str], None]) -> Iterator[None]:
-    """Fails what other ranks wait for where this one fails, except for what fails on all alike.
+    """If this rank fails, fails what the other ranks wait for, unless all ranks fail together.
 
     Args:
-        strategy: the pipeline's.
-        abort: fails what others wait for, with a message.
+        strategy: the pipeline's strategy.
+        abort: fails what the other ranks wait for, with a message.
 
     Raises:
         tf.errors.UnavailableError: another worker was lost or has failed; the message names it and
@@ -41,28 +41,28 @@ def propagating_errors(strategy: HybridStrategy, abort: Callable[[str], None]) -
             yield
     except (StopIteration, ProgramMismatchError):
         raise
-    except Alike as alike:
-        raise alike.error from alike.error.__cause__
+    except AllRanksFailed as failure:
+        raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
-        # Those who share nothing with that worker may not have heard of it.
+        # Ranks that have no link to that worker may not know about it.
         message = _with_stages(strategy, str(error.message))
         abort(message)
         raise tf.errors.UnavailableError(None, None, message) from error
     except Exception as error:
         me = strategy.extended.group.topology.rank
-        abort(f"{_described(strategy, me)} failed: {cause(error)}")
+        abort(f"{_describe(strategy, me)} failed: {cause(error)}")
         raise
 
 
 def _with_stages(strategy: HybridStrategy, message: str) -> str:
     for rank, worker in enumerate(strategy.extended.group.topology.workers):
-        message = message.replace(f"{worker} is lost", f"{_described(strategy, rank)} is lost")
+        message = message.replace(f"{worker} is lost", f"{_describe(strategy, rank)} is lost")
     return message
 
 
-def _described(strategy: HybridStrategy, rank: int) -> str:
+def _describe(strategy: HybridStrategy, rank: int) -> str:
     place = strategy.extended.mesh.place_of(rank)
     stages = ", ".join(map(str, strategy.stages_of(place)))
     workers = strategy.extended.group.topology.workers
-    # One process by itself is in no cluster.
+    # A single process has no cluster.
     return f"{workers[rank] if workers else 'this process'}, which holds stage {stages},"

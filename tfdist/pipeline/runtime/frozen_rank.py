@@ -1,4 +1,4 @@
-"""How a rank that trains nothing keeps up with the optimizers of the others."""
+"""How a rank with nothing to train stays in step with the other ranks' optimizers."""
 
 from __future__ import annotations
 
@@ -13,40 +13,42 @@ from tfdist.strategies.step import Step
 
 
 def loss_scale(optimizer: Any, strategy: HybridStrategy, engine: Engine) -> tf.Tensor:
-    """By what the gradients of a step are larger, the same on all ranks; a float32 scalar.
+    """The loss scale of this step, identical on all ranks; a float32 scalar.
+
+    Collective over the pipeline's ranks.
 
     Args:
-        optimizer: this rank's.
-        strategy: the pipeline's; its ranks call this together.
-        engine: which knows the ranks that train anything.
+        optimizer: this rank's optimizer.
+        strategy: the pipeline's strategy.
+        engine: this rank's engine, which knows the ranks that train.
     """
     scale = tf.cast(optimizer.scale_loss(tf.constant(1.0)), tf.float32)
-    trains = engine.places_that_train
+    trains = engine.training_ranks
     if scales_losses(optimizer) and 0 < len(trains) < strategy.pipeline_size:
-        # The others' optimizers are not applied, and so do not follow.
+        # The optimizers of the remaining ranks are not applied, so their scale is stale.
         communicator: Any = strategy.pipeline_communicator
         scale = communicator.broadcast(scale, trains[-1])
     return scale
 
 
-def participate_without_update(optimizer: Any, step: Step, broken: tf.Tensor) -> None:
-    """Counts a step, and takes part in what the ranks that train do together.
+def participate_without_update(optimizer: Any, step: Step, overflowed: tf.Tensor) -> None:
+    """Counts a step and takes part in the collectives of the ranks that train.
 
     Args:
-        optimizer: this rank's, which has no gradients.
-        step: this rank's.
-        broken: whether the others' optimizers skip the step.
+        optimizer: this rank's optimizer, which has no gradients.
+        step: this rank's step.
+        overflowed: whether the other ranks' optimizers skip the step.
     """
-    own = inner_optimizer(optimizer)
+    inner = inner_optimizer(optimizer)
 
     def clip() -> None:
-        step.clip_by_global_norm([], [], own.global_clipnorm)
+        step.clip_by_global_norm([], [], inner.global_clipnorm)
 
     def count() -> None:
-        batches = batches_of(own)
-        if own.global_clipnorm:
-            due = tf.equal((batches + 1) % (own.gradient_accumulation_steps or 1), 0)
+        batches = batches_of(inner)
+        if inner.global_clipnorm:
+            due = tf.equal((batches + 1) % (inner.gradient_accumulation_steps or 1), 0)
             tf.cond(due, clip, lambda: None)
         batches.assign_add(1)
 
-    tf.cond(broken, lambda: None, count)
+    tf.cond(overflowed, lambda: None, count)

@@ -1,4 +1,4 @@
-"""The logs of a step, equal on all ranks, though each rank has metrics of its own layers."""
+"""The logs of a step, equal on all ranks although each rank holds only its layers' metrics."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 
 @dataclass(frozen=True)
 class LayerResult:
-    """A result of a metric that a layer has.
+    """A result of a layer's metric.
 
     Attributes:
-        place: in the pipeline, of the rank that has it.
-        shape: its shape.
+        rank: the pipeline rank that holds the layer.
+        shape: the shape of the result.
     """
 
-    place: int
+    rank: int
     shape: tuple[int, ...]
 
 
-def results_of_layers(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
-    """The results of all layers' metrics by name; all ranks of the job call it together."""
+def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
+    """The results of all layers' metrics by name; collective over all ranks of the job."""
     mine = [partition.stages[index] for index in strategy.stages_of(strategy.place)]
     shapes: dict[str, list[int]] = {}
     for layer in (layer for stage in mine for layer in stage.layers):
@@ -39,37 +39,37 @@ def results_of_layers(partition: Partition, strategy: HybridStrategy) -> dict[st
     group, mesh = strategy.extended.group, strategy.extended.mesh
     answers = group.exchange("metrics of layers", json.dumps(shapes))
     found: dict[str, LayerResult] = {}
-    for place, rank in enumerate(mesh.pipeline_of(0)):
+    for pipeline_rank, rank in enumerate(mesh.pipeline_of(0)):
         for name, shape in json.loads(answers[rank]).items():
-            found.setdefault(name, LayerResult(place, tuple(shape)))
+            found.setdefault(name, LayerResult(pipeline_rank, tuple(shape)))
     return found
 
 
 def share_logs(
     strategy: HybridStrategy,
     results: Mapping[str, Any],
-    of_layers: Mapping[str, LayerResult],
+    layer_results: Mapping[str, LayerResult],
 ) -> dict[str, Any]:
-    """The results on all ranks of a pipeline: of layers from theirs, the others from the last.
+    """Results on all ranks of a pipeline, each layer's from its rank, the rest from the last rank.
 
     Args:
-        strategy: the pipeline's.
-        results: this rank's.
-        of_layers: as `results_of_layers` gives them.
+        strategy: the pipeline's strategy.
+        results: this rank's results.
+        layer_results: as returned by `collect_layer_results`.
     """
     here = strategy.place
     holds_last = strategy.rank_of(strategy.stages - 1) == here
-    # A metric may have several results, or one of any shape.
-    of_model = {name: result for name, result in results.items() if name not in of_layers}
+    # A metric may have several results, of any shape.
+    model_results = {name: result for name, result in results.items() if name not in layer_results}
     values = [
         tf.cast(value, tf.float64) if holds_last else tf.zeros(value.shape, tf.float64)
-        for value in keras.tree.flatten(of_model)
+        for value in keras.tree.flatten(model_results)
     ]
-    values_of_layers = [
-        tf.cast(results[name], tf.float64) if it.place == here else tf.zeros(it.shape, tf.float64)
-        for name, it in of_layers.items()
+    layer_values = [
+        tf.cast(results[name], tf.float64) if it.rank == here else tf.zeros(it.shape, tf.float64)
+        for name, it in layer_results.items()
     ]
-    sums = strategy.pipeline_communicator.all_reduce([*values, *values_of_layers])
+    sums = strategy.pipeline_communicator.all_reduce([*values, *layer_values])
     totals = [tf.cast(total, tf.float32) for total in sums]
-    logs: dict[str, Any] = keras.tree.pack_sequence_as(of_model, totals[: len(values)])
-    return {**logs, **dict(zip(of_layers, totals[len(values) :], strict=True))}
+    logs: dict[str, Any] = keras.tree.pack_sequence_as(model_results, totals[: len(values)])
+    return {**logs, **dict(zip(layer_results, totals[len(values) :], strict=True))}

@@ -1,4 +1,4 @@
-"""Runs a rank's list of actions, sends and receives as operations of one graph."""
+"""Runs a rank's actions, sends and receives as operations of one graph."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from tfdist.pipeline.stages.value_specs import ValueSpecs
 
 @dataclass(frozen=True)
 class Feed:
-    """What a step is fed, by microbatch.
+    """The inputs of a step, as functions of the microbatch.
 
     Attributes:
         rows: the number of rows.
         inputs: the model's inputs, by key.
-        extra: what a stage's end is given, by stage and microbatch.
-        seed: the gradient of what stages add to the loss.
+        extra: the extra inputs of a stage's head, by stage and microbatch.
+        seed: the gradient with respect to the stages' loss terms.
     """
 
     rows: Callable[[int], tf.Tensor]
@@ -33,18 +33,18 @@ class Feed:
     seed: Callable[[int], tf.Tensor]
 
 
-# An action, and when it began and ended in seconds of the clock, as tensors.
+# An action with its start and end times in seconds, as tensors.
 Times = tuple[Action, tf.Tensor, tf.Tensor]
 
 
 @dataclass
 class Outcome:
-    """What a rank has after a step.
+    """The results of a step on a rank.
 
     Attributes:
-        losses: by microbatch, what the rank's stages add to the loss.
-        results: by stage and microbatch, what its end returned.
-        times: where they are wanted, each action's start and end.
+        losses: the loss terms of the rank's stages, by microbatch.
+        results: the results of each stage's head, by stage and microbatch.
+        times: each action's start and end, if recorded.
     """
 
     losses: dict[int, list[tf.Tensor]] = field(default_factory=dict)
@@ -53,17 +53,17 @@ class Outcome:
 
 
 class MicrobatchExecutor:
-    """A rank's part of a schedule.
+    """Executes a rank's part of a schedule.
 
     Args:
-        rank: in the pipeline.
-        steps: of this rank, as `tfdist.pipeline.plan.lowering.lower` gives them.
-        stages: this rank's, by number.
-        partition: of the model.
-        wires: the forms of the values between stages.
-        differentiable: the values that have a gradient.
-        channels: this rank's, by the ranks in the pipeline that send and receive.
-        timed: whether to note when each action runs.
+        rank: the pipeline rank.
+        steps: this rank's steps, as returned by `tfdist.pipeline.plan.lowering.lower`.
+        stages: this rank's stages, by number.
+        partition: the model's partition.
+        value_specs: the specs of the values that pass between stages.
+        differentiable: the keys of the values that have a gradient.
+        channels: this rank's channels, by (sender, receiver) pipeline ranks.
+        timed: whether to record when each action runs.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class MicrobatchExecutor:
         steps: Sequence[Step],
         stages: Mapping[int, StageFunctions],
         partition: Partition,
-        wires: ValueSpecs,
+        value_specs: ValueSpecs,
         differentiable: frozenset[int],
         channels: Mapping[Pair, Channel],
         *,
@@ -83,7 +83,7 @@ class MicrobatchExecutor:
         self.stages = stages
         self.partition = partition
         self.edges = {(edge.source, edge.target): edge for edge in partition.edges}
-        self.wires = wires
+        self.value_specs = value_specs
         self.differentiable = differentiable
         self.channels = channels
         self.timed = timed
@@ -92,40 +92,40 @@ class MicrobatchExecutor:
         """Adds one step to the graph that is being traced."""
         run = _Run(self, feed)
         for step in self.steps:
-            run.take(step)
+            run.add(step)
         return run.outcome
 
-    def into(self, stage: int) -> list[Edge]:
+    def edges_into(self, stage: int) -> list[Edge]:
         """The edges to a stage."""
         return [edge for edge in self.edges.values() if edge.target == stage]
 
     def gradients_of(self, edge: Edge) -> list[int]:
-        """The values of an edge whose gradients go back over it."""
+        """The keys of an edge's values whose gradients are sent back over it."""
         return [key for key in edge.keys if key in self.differentiable]
 
 
 class _Run:
-    """One step's tensors while its operations are made."""
+    """The tensors of one step while its operations are added to the graph."""
 
     def __init__(self, program: MicrobatchExecutor, feed: Feed) -> None:
         self.outcome = Outcome()
         self._program = program
         self._feed = feed
-        # To wait for: of the last action all, and all that it sends.
+        # Control inputs: all outputs of the last action, and those that may be sent already.
         self._last: list[tf.Tensor] = []
-        self._made: list[tf.Tensor] = []
-        # What has come from other ranks, by edge and microbatch: values, gradients.
-        self._received: dict[tuple[int, int, int], Tensors] = {}
-        self._returned: dict[tuple[int, int, int], Tensors] = {}
-        # By stage and microbatch: of the passes that were run here.
+        self._ready: list[tf.Tensor] = []
+        # Tensors from other ranks, by edge and microbatch.
+        self._received_values: dict[tuple[int, int, int], Tensors] = {}
+        self._received_gradients: dict[tuple[int, int, int], Tensors] = {}
+        # Results of the passes that ran on this rank, by stage and microbatch.
         self._ran: dict[tuple[int, int], Ran] = {}
-        self._given: dict[tuple[int, int], Tensors] = {}
-        self._kept: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
+        self._input_gradients: dict[tuple[int, int], Tensors] = {}
+        self._saved: dict[tuple[int, int], dict[str, tf.Tensor]] = {}
 
-    def take(self, step: Step) -> None:
-        # What goes leaves as soon as it exists; what comes waits for the computation before it,
-        # lest its memory is held too early.
-        with tf.control_dependencies(self._made if isinstance(step, Send) else self._last):
+    def add(self, step: Step) -> None:
+        # Sends start as soon as their tensors exist; receives wait for the preceding computation,
+        # so that their memory is not allocated too early.
+        with tf.control_dependencies(self._ready if isinstance(step, Send) else self._last):
             if isinstance(step, Send):
                 self._send(step)
             elif isinstance(step, Receive):
@@ -134,7 +134,7 @@ class _Run:
                 self._compute(step)
 
     def _compute(self, action: Action) -> None:
-        self._made = []
+        self._ready = []
         if action.kind is Kind.FORWARD:
             self._forward(action)
         elif action.kind is Kind.WEIGHT_GRADIENT:
@@ -142,17 +142,17 @@ class _Run:
                 self._add_gradients(action)
         else:
             self._backward(action)
-        self._made = self._made or self._last
+        self._ready = self._ready or self._last
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = self._program.stages[action.stage], action.microbatch
         values = dict(self._feed.inputs(microbatch))
-        for edge in self._program.into(action.stage):
+        for edge in self._program.edges_into(action.stage):
             if edge.source in self._program.stages:
                 ran = self._ran[edge.source, microbatch]
                 values |= {key: ran.values[key] for key in edge.keys}
             else:
-                values |= self._received.pop((edge.source, edge.target, microbatch))
+                values |= self._received_values.pop((edge.source, edge.target, microbatch))
         extra = self._feed.extra(action.stage, microbatch)
         with self._timing(action, [*values.values(), *extra]):
             ran = stage.forward(values, extra)
@@ -169,9 +169,9 @@ class _Run:
             if edge.source != action.stage or not self._program.gradients_of(edge):
                 continue
             if edge.target in self._program.stages:
-                gradients = self._given[edge.target, microbatch]
+                gradients = self._input_gradients[edge.target, microbatch]
             else:
-                gradients = self._returned.pop((edge.source, edge.target, microbatch))
+                gradients = self._received_gradients.pop((edge.source, edge.target, microbatch))
             for key in self._program.gradients_of(edge):
                 parts[key].append(gradients[key])
         sums = {key: tf.add_n(tensors) for key, tensors in parts.items()}
@@ -179,22 +179,22 @@ class _Run:
         with self._timing(action, list(sums.values())):
             given, kept = stage.backward(ran.kept, sums, self._feed.seed(microbatch))
             self._last = stage.done or self._last
-            self._given[action.stage, microbatch] = given
-            self._kept[action.stage, microbatch] = kept
+            self._input_gradients[action.stage, microbatch] = given
+            self._saved[action.stage, microbatch] = kept
             if action.kind is Kind.BACKWARD:
-                if stage.split:  # Others wait for the first part alone.
-                    self._made = self._last
+                if stage.split:  # Sends wait only for the first part.
+                    self._ready = self._last
                 with tf.control_dependencies(self._last):
                     self._add_gradients(action)
 
     def _add_gradients(self, action: Action) -> None:
         stage = self._program.stages[action.stage]
-        stage.add_gradients(self._kept.pop((action.stage, action.microbatch)))
+        stage.add_gradients(self._saved.pop((action.stage, action.microbatch)))
         self._last = stage.done or self._last
 
     @contextlib.contextmanager
     def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:
-        """What is added while it lasts is the action, which begins when its inputs have come."""
+        """Times the operations added in this context, from when the inputs are available."""
         if not self._program.timed:
             yield
             return
@@ -204,7 +204,7 @@ class _Run:
             yield
         with tf.control_dependencies([start, *self._last]):
             end = tf.timestamp()
-        self._last = [end]  # What follows comes later.
+        self._last = [end]  # The next action starts after this.
         self.outcome.times.append((action, start, end))
 
     def _send(self, step: Send) -> None:
@@ -214,7 +214,7 @@ class _Run:
             tensors = pack(self._program.partition, edge, values)
         else:
             edge = self._program.edges[step.target, step.source]
-            given = self._given[step.source, step.microbatch]
+            given = self._input_gradients[step.source, step.microbatch]
             tensors = [given[key] for key in self._program.gradients_of(edge)]
         self._program.channels[self._program.rank, step.peer].send(tensors, _name(step))
 
@@ -224,14 +224,18 @@ class _Run:
         rows = self._feed.rows(step.microbatch)
         if step.what == "activation":
             edge = program.edges[step.source, step.target]
-            got = channel.receive(program.wires.of_edge(edge), rows, _name(step))
-            self._received[step.source, step.target, step.microbatch] = unpack(edge, got)
+            received = channel.receive(program.value_specs.of_edge(edge), rows, _name(step))
+            self._received_values[step.source, step.target, step.microbatch] = unpack(
+                edge, received
+            )
         else:
             edge = program.edges[step.target, step.source]
             keys = program.gradients_of(edge)
-            got = channel.receive([program.wires.of(key) for key in keys], rows, _name(step))
-            place = (step.target, step.source, step.microbatch)
-            self._returned[place] = dict(zip(keys, got, strict=True))
+            received = channel.receive(
+                [program.value_specs.of(key) for key in keys], rows, _name(step)
+            )
+            key = (step.target, step.source, step.microbatch)
+            self._received_gradients[key] = dict(zip(keys, received, strict=True))
 
 
 def _name(step: Send | Receive) -> str:

@@ -1,4 +1,4 @@
-"""Programs that all ranks build together, as what one finds in its stages matters to others."""
+"""Programs that all ranks build together, since the findings of one affect the others."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tfdist.strategies.group import Group
 
 
 def agree_on_program(engine: Engine, group: Group, *args: Any, **kwargs: Any) -> MicrobatchExecutor:
-    """Builds this rank's program; all ranks of the job call it together.
+    """Builds this rank's program; collective over all ranks of the job.
 
     Args:
-        engine: this rank's.
-        group: all ranks.
-        *args: of `Engine.program`.
-        **kwargs: likewise.
+        engine: this rank's engine.
+        group: the group of all ranks.
+        *args: arguments of `Engine.program`.
+        **kwargs: keyword arguments of `Engine.program`.
 
     Raises:
-        PeerLostError: another rank could not build its own.
+        PeerLostError: another rank could not build its program.
     """
     while True:
         program, error = None, None
@@ -29,16 +29,16 @@ def agree_on_program(engine: Engine, group: Group, *args: Any, **kwargs: Any) ->
             program = engine.program(*args, **kwargs)
         except Exception as problem:
             error = problem
-        # Otherwise the others would wait for one that has failed.
-        said = {"error": f"{error}"} if program is None else engine.findings(program)
-        answers = [json.loads(text) for text in group.exchange("pipeline", json.dumps(said))]
+        # Reported rather than raised, as the other ranks would wait for this one.
+        report = {"error": f"{error}"} if program is None else engine.findings(program)
+        reports = [json.loads(text) for text in group.exchange("pipeline", json.dumps(report))]
         if error is not None:
             raise error
-        for rank, answer in enumerate(answers):
-            if "error" in answer:
+        for rank, report in enumerate(reports):
+            if "error" in report:
                 raise PeerLostError(
-                    f"{group.topology.workers[rank]} could not build its stages: {answer['error']}"
+                    f"{group.topology.workers[rank]} could not build its stages: {report['error']}"
                 )
         assert program is not None
-        if not engine.learn(answers):
+        if not engine.learn(reports):
             return program

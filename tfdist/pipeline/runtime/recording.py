@@ -1,4 +1,4 @@
-"""When the actions of a pipeline's workers ran."""
+"""Recorded start and end times of a pipeline's actions."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tfdist.pipeline.simulation.timeline import Span, Timeline
 
 
 def gather_timeline(strategy: HybridStrategy, microbatches: int, times: np.ndarray) -> Timeline:
-    """The actions of all ranks of this one's pipeline; all ranks of the job call it together.
+    """The timeline of this rank's pipeline; collective over all ranks of the job.
 
     Args:
-        strategy: the pipeline's.
-        microbatches: of the step.
-        times: start and end of each of this rank's actions, in their order, in seconds of a clock
-            that all ranks share: `[actions, 2]`, float64.
+        strategy: the pipeline's strategy.
+        microbatches: the number of microbatches in the step.
+        times: start and end of each of this rank's actions, in order, in seconds of a clock shared
+            by all ranks: `[actions, 2]`, float64.
     """
     group, mesh = strategy.extended.group, strategy.extended.mesh
     texts = group.exchange("timeline", json.dumps(np.asarray(times).tolist()))

@@ -1,8 +1,8 @@
-"""Variables that stages on several ranks share: each has a copy, and they stay equal, bit for bit.
+"""Variables shared by stages on several ranks: each rank has a copy, and all stay bitwise equal.
 
-Gradients are summed over the copies of a pipeline, then over the pipelines. Where sums over the
-pipelines are taken at two places, they may differ in their last bits, by the order of the hosts,
-and more where they are compressed; so only the owners take them, and give them to the other copies.
+Gradients are summed over the copies within a pipeline, then over the pipelines. If two ranks each
+computed the sum over the pipelines, the sums could differ in their last bits, by the order of the
+hosts, and more under compression; so only the owner computes it and broadcasts it to the others.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from tfdist.strategies.reduction import all_gather_slices
 class SharedVariables:
     """Sums the gradients of shared variables over the ranks that hold a copy.
 
-    All ranks of the job make it together.
+    Construction is collective over all ranks of the job.
 
     Args:
-        partition: of the model.
-        strategy: where its stages are.
+        partition: the model's partition.
+        strategy: the strategy, which places the stages.
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
-        self._place = strategy.place
+        self._rank = strategy.place
         self._shared = partition.shared
-        self._forms: dict[int, str] = {}
+        self._kinds: dict[int, str] = {}
         extended = strategy.extended
         pipeline = extended.mesh.pipeline_of(extended.group.topology.rank)
         self._owners: dict[int, int] = {}
         by_ranks: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
         for shared in partition.shared:
-            places = [strategy.rank_of(stage) for stage in shared.stages]
-            self._owners[id(shared.variable)] = places[0]
-            if len(set(places)) > 1:
-                trained, states = by_ranks.setdefault(tuple(sorted(set(places))), ([], []))
+            stage_ranks = [strategy.rank_of(stage) for stage in shared.stages]
+            self._owners[id(shared.variable)] = stage_ranks[0]
+            if len(set(stage_ranks)) > 1:
+                trained, states = by_ranks.setdefault(tuple(sorted(set(stage_ranks))), ([], []))
                 (trained if shared.variable.trainable else states).append(shared.variable)
         self._groups: list[_Gradients] = []
         self._states: list[_States] = []
         for ranks, (trained, states) in sorted(by_ranks.items(), key=lambda item: item[0]):
-            mine = self._place in ranks
+            mine = self._rank in ranks
             members = [pipeline[rank] for rank in ranks] if mine else []
             between = "=".join(map(str, ranks))
             part = extended.group.native_part(f"tied {between} of {extended.mesh}", members)
             if part is not None:
                 for variable in (*trained, *states):
-                    # A model that was made before may have drawn them by itself on each rank.
+                    # If the model was built beforehand, each rank may have initialized it alone.
                     root = ranks.index(self._owners[id(variable)])
                     variable.assign(part.broadcast(tf.convert_to_tensor(variable), root))
                 if trained:
@@ -63,11 +63,11 @@ class SharedVariables:
                     self._states.append(_States(part, states))
 
     def owns(self, variable: Any) -> bool:
-        """Whether this rank answers for a variable that it holds."""
-        return self._owners.get(id(variable), self._place) == self._place
+        """Whether this rank owns a variable that it holds."""
+        return self._owners.get(id(variable), self._rank) == self._rank
 
-    def forms_in(self, stages: Iterable[Any]) -> dict[str, str]:
-        """The forms of shared variables' gradients in this rank's stages, by their numbers."""
+    def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
+        """Whether the gradient of each shared variable is dense or sparse in this rank's stages."""
         stages = list(stages)
         dense = {id(v) for stage in stages for v in stage.summed}
         sparse = {id(v) for stage in stages for v in stage.looked_up}
@@ -77,46 +77,46 @@ class SharedVariables:
             if id(shared.variable) in dense | sparse
         }
 
-    def learn(self, forms: Iterable[Mapping[str, str]]) -> None:
-        """Takes up what `forms_in` gives on each rank; the sum is dense where one of them is."""
-        for of_rank in forms:
-            for number, form in of_rank.items():
+    def learn(self, kinds: Iterable[Mapping[str, str]]) -> None:
+        """Records the `gradient_kinds` of each rank; a sum is dense if any of its terms is."""
+        for of_rank in kinds:
+            for number, kind in of_rank.items():
                 key = id(self._shared[int(number)].variable)
-                self._forms[key] = min(form, self._forms.get(key, form))
+                self._kinds[key] = min(kind, self._kinds.get(key, kind))
 
-    def add_up(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
-        """The gradients, those of shared variables summed over the ranks.
+    def sum_gradients(self, variables: Sequence[Any], gradients: Sequence[Any]) -> list[Any]:
+        """Returns the gradients, those of shared variables summed over the ranks that hold them.
 
         Args:
-            variables: this rank's.
+            variables: this rank's variables.
             gradients: tensors, `tf.IndexedSlices` or None.
         """
         result = list(gradients)
-        places = {id(v): i for i, v in enumerate(variables)}
+        index_of = {id(v): i for i, v in enumerate(variables)}
         for group in self._groups:
-            own = [places[id(v)] for v in group.variables if id(v) in places]
-            forms = {i: self._forms.get(id(variables[i])) for i in own}
-            summed = [i for i in own if forms[i] == "dense"]
+            own = [index_of[id(v)] for v in group.variables if id(v) in index_of]
+            kinds = {i: self._kinds.get(id(variables[i])) for i in own}
+            summed = [i for i in own if kinds[i] == "dense"]
             dense = [_dense(result[i], variables[i]) for i in summed]
             sums = group.communicator.all_reduce(dense) if dense else []
             for i, total in zip(summed, sums, strict=True):
                 result[i] = total
-            for i in [i for i in own if forms[i] == "sparse"]:
+            for i in [i for i in own if kinds[i] == "sparse"]:
                 result[i] = all_gather_slices(group.communicator, _slices(result[i], variables[i]))
         return result
 
-    def add_up_once(
+    def sum_over_pipelines(
         self,
         add_up: Callable[[Sequence[Any], Sequence[Any]], list[Any]],
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        """Sums gradients over the pipelines; those of a shared variable where its owner is.
+        """Sums gradients over the pipelines; only its owner sums those of a shared variable.
 
         Args:
-            add_up: sums gradients, given with their variables, over the pipelines.
-            gradients: as of `add_up`.
-            variables: this rank's.
+            add_up: sums gradients over the pipelines, given gradients and their variables.
+            gradients: the gradients to sum.
+            variables: this rank's variables.
         """
         result = list(gradients)
         own = [i for i, v in enumerate(variables) if self.owns(v)]
@@ -124,44 +124,45 @@ class SharedVariables:
             sums = add_up([gradients[i] for i in own], [variables[i] for i in own])
             for i, total in zip(own, sums, strict=True):
                 result[i] = total
-        places = {id(v): i for i, v in enumerate(variables)}
+        index_of = {id(v): i for i, v in enumerate(variables)}
         for group in self._groups:
             for variable, root in zip(group.variables, group.roots, strict=True):
-                if id(variable) in places:
-                    i = places[id(variable)]
-                    result[i] = _from(group.communicator, result[i], root)
+                if id(variable) in index_of:
+                    i = index_of[id(variable)]
+                    result[i] = _broadcast_gradient(group.communicator, result[i], root)
         return result
 
-    def spread(self) -> None:
-        """Gives the owners' values to the other copies.
+    def broadcast_from_owners(self) -> None:
+        """Broadcasts the owners' values to the other copies.
 
-        For optimizers that are shared out, where each place sums and updates by itself.
+        Used with sharded optimizers, where each pipeline rank sums and updates independently.
         """
         for group in self._groups:
             for variable, root in zip(group.variables, group.roots, strict=True):
                 value = tf.convert_to_tensor(variable)
                 variable.assign(group.communicator.broadcast(value, root))
 
-    def remember_states(self) -> None:
-        """Keeps what shared variables that are not trained hold before a step."""
+    def save_states(self) -> None:
+        """Saves the values of non-trainable shared variables before a step."""
         for group in self._states:
             group.before = [tf.identity(v) for v in group.variables]
 
-    def add_up_states(self) -> None:
-        """Adds to every copy of a shared variable that is not trained what all copies changed by.
+    def sum_state_changes(self) -> None:
+        """Adds the changes of all copies of a non-trainable shared variable to each copy.
 
-        Seeds then stand where one process's would, and moving statistics near to it.
+        Seeds then have the values of a single process, and moving statistics come close to them.
         """
         for group in self._states:
             changes = [
-                _number(v) - _number(b) for v, b in zip(group.variables, group.before, strict=True)
+                _as_signed(v) - _as_signed(b)
+                for v, b in zip(group.variables, group.before, strict=True)
             ]
             sums = group.communicator.all_reduce(changes)
             for variable, before, change in zip(group.variables, group.before, sums, strict=True):
-                variable.assign(tf.cast(_number(before) + change, variable.dtype))
+                variable.assign(tf.cast(_as_signed(before) + change, variable.dtype))
 
 
-def _number(value: Any) -> tf.Tensor:
+def _as_signed(value: Any) -> tf.Tensor:
     # Seeds are unsigned.
     value = tf.convert_to_tensor(value)
     return value if value.dtype.is_floating else tf.cast(value, tf.int64)
@@ -169,7 +170,7 @@ def _number(value: Any) -> tf.Tensor:
 
 @dataclass(frozen=True)
 class _Gradients:
-    """Variables that are trained, of which the same ranks hold copies, and who owns each."""
+    """Trainable variables held by the same ranks, with the owner of each."""
 
     communicator: NativeCommunicator
     variables: list[Any]
@@ -178,15 +179,15 @@ class _Gradients:
 
 @dataclass
 class _States:
-    """Variables that are not trained, of which the same ranks hold copies."""
+    """Non-trainable variables held by the same ranks."""
 
     communicator: Communicator
     variables: list[Any]
     before: list[tf.Tensor] = field(default_factory=list)
 
 
-def _from(communicator: NativeCommunicator, gradient: Any, root: int) -> Any:
-    """One rank's gradient, on all."""
+def _broadcast_gradient(communicator: NativeCommunicator, gradient: Any, root: int) -> Any:
+    """Broadcasts one rank's gradient to all."""
     if not isinstance(gradient, tf.IndexedSlices):
         return communicator.broadcast(gradient, root)
     rows = tf.shape(gradient.values)[0] if communicator.rank == root else 0

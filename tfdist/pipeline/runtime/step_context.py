@@ -1,4 +1,4 @@
-"""The training step that a rank of a pipeline is in."""
+"""The step context of a pipeline rank."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
 
 
 class PipelineStep(Step):
-    """A step whose gradients are those of all stages together.
+    """A step whose gradients are spread over all stages.
 
     Args:
         rows: as for `Step`.
         total: as for `Step`.
         first_row: as for `Step`.
-        strategy: the pipeline's.
-        engine: which knows the variables that stages share.
+        strategy: the pipeline's strategy.
+        engine: this rank's engine, which knows the variables that stages share.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class PipelineStep(Step):
         self._updated: dict[Any, tf.Tensor] = {}
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        # A stage's gradients are there all at once: large variables one after the other, lest
-        # what a rule computes on the way is in memory for all of them.
+        # A stage's gradients become available all at once: large variables are updated one after
+        # the other, so that the temporaries of their update rules do not coexist in memory.
         last = self._updated.get(self._engine.stage_of(variable))
-        # Updates may be in a branch of a conditional, which knows no other branch's.
+        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
         here = last is not None and last.graph is tf.compat.v1.get_default_graph()
         return [last] if here and _is_large(variable) else []
 
@@ -52,13 +52,12 @@ class PipelineStep(Step):
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         raise UnsupportedError(
-            "A float8 layer records the largest numbers that it meets in a step, of which a "
-            "pipeline has several microbatches. Train it without a pipeline, or with another "
-            "dtype policy."
+            "A float8 layer records the largest values of a whole step, but a pipeline runs it on "
+            "one microbatch at a time. Train it without a pipeline, or with another dtype policy."
         )
 
     def sums(self, variable: Any) -> bool:
-        return self._engine.tied.owns(variable)
+        return self._engine.shared_variables.owns(variable)
 
     def sum_over_replicas(
         self,
@@ -66,11 +65,11 @@ class PipelineStep(Step):
         gradients: Sequence[Any],
         variables: Sequence[Any],
     ) -> list[Any]:
-        return self._engine.tied.add_up_once(add_up, gradients, variables)
+        return self._engine.shared_variables.sum_over_pipelines(add_up, gradients, variables)
 
     def squares(self, gradients: Sequence[Any], variables: Sequence[Any]) -> tf.Tensor:
         pairs = zip(gradients, variables, strict=True)
-        own = sum_of_squares([g for g, v in pairs if self._engine.tied.owns(v)])
+        own = sum_of_squares([g for g, v in pairs if self._engine.shared_variables.owns(v)])
         return self._strategy.pipeline_communicator.all_reduce([own])[0]
 
     def clip_by_global_norm(

@@ -1,4 +1,4 @@
-"""One step of training, evaluation or prediction on a pipeline, from batch to logs."""
+"""Training, evaluation and prediction steps on a pipeline, from batch to logs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
 from tfdist.pipeline.runtime.frozen_rank import loss_scale, participate_without_update
-from tfdist.pipeline.runtime.input import Batch, form_of, next_batch, take
-from tfdist.pipeline.runtime.logs import results_of_layers, share_logs
+from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spec_of
+from tfdist.pipeline.runtime.logs import collect_layer_results, share_logs
 from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor, Outcome
 from tfdist.pipeline.runtime.program_agreement import agree_on_program
 from tfdist.pipeline.runtime.recording import gather_timeline
@@ -37,12 +37,12 @@ from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_na
 
 
 class StepRunner:
-    """The steps of a model on this rank.
+    """Runs the steps of a model on this rank.
 
     Args:
         model: the PipelineModel.
-        engine: its programs.
-        strategy: its strategy.
+        engine: builds its programs.
+        strategy: the model's strategy.
     """
 
     def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
@@ -51,14 +51,14 @@ class StepRunner:
         self._strategy = strategy
         self._functions: dict[Any, Any] = {}
         self._timed = False
-        self._of_layers = results_of_layers(model.partition, strategy)
-        # Of the last step.
+        self._layer_results = collect_layer_results(model.partition, strategy)
+        # State of the last step.
         self.logs: dict[str, Any] = {}
         self._microbatches = 0
         self._times: Any = None
 
     def run(self, mode: str, iterator: Iterator[Any]) -> dict[str, Any]:
-        """A step of training or evaluation.
+        """Runs a training or evaluation step.
 
         Args:
             mode: `"train"` or `"test"`.
@@ -68,7 +68,7 @@ class StepRunner:
             The logs, equal on all ranks.
 
         Raises:
-            StopIteration: there is no batch left.
+            StopIteration: no batch is left.
         """
         with propagating_errors(self._strategy, self._engine.abort):
             engine = self._engine
@@ -83,10 +83,11 @@ class StepRunner:
 
     @contextlib.contextmanager
     def timing(self) -> Iterator[Callable[[], Timeline]]:
-        """While it lasts, steps note when their actions run.
+        """Within this context, steps record when their actions run.
 
         Yields:
-            A function that gives those of the last one; all ranks of the job call it together.
+            A function that returns the timeline of the last step; collective over all ranks of
+            the job.
         """
         self._timed = True
         try:
@@ -95,29 +96,29 @@ class StepRunner:
             self._timed = False
 
     def forget(self, mode: str) -> None:
-        """Makes the steps of a mode anew when they are run next; all ranks call this together."""
+        """Drops the functions of a mode, to be rebuilt on next use; collective over all ranks."""
         self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for a batch, on all ranks."""
         with propagating_errors(self._strategy, self._engine.abort):
-            batch = take(self._strategy, data, self._engine.check_inputs)
+            batch = agree_on_batch(self._strategy, data, self._engine.check_inputs)
         return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
 
     def _call(self, mode: str, batch: Batch) -> Any:
         x, targets, all_rows = batch.x, batch.targets, batch.rows
-        # No microbatch is empty where a replica has any rows: an average of none is no number.
+        # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
         fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
         microbatches = min(self._strategy.microbatches, fewest)
         self._microbatches = microbatches
-        forms = keras.tree.map_structure(form_of, targets)
-        key = (mode, microbatches, batch.form, self._timed)
+        specs = keras.tree.map_structure(spec_of, targets)
+        key = (mode, microbatches, batch.spec_hash, self._timed)
         if key not in self._functions:
-            step = self._make(mode, microbatches, forms)
-            # For any number of rows, or the first shorter batch would have it traced again.
-            x_forms = keras.tree.map_structure(form_of, x)
+            step = self._make(mode, microbatches, specs)
+            # Traced for any number of rows, or the first shorter batch would cause a retrace.
+            x_specs = keras.tree.map_structure(spec_of, x)
             with propagating_errors(self._strategy, self._engine.abort):
-                step.get_concrete_function(x_forms, forms, tf.TensorSpec.from_tensor(all_rows))
+                step.get_concrete_function(x_specs, specs, tf.TensorSpec.from_tensor(all_rows))
             self._functions[key] = step
         with propagating_errors(self._strategy, self._engine.abort):
             return self._functions[key](x, targets, all_rows)
@@ -164,12 +165,12 @@ class StepRunner:
         first_row = tf.reduce_sum(all_rows[:rank])
         scale = tf.constant(1.0)
         if mode == "train":
-            # Outside of the step, which would weigh it by this replica's share of the rows.
+            # Outside the step, which would scale it by this replica's share of the rows.
             scale = loss_scale(self._model.optimizer, self._strategy, self._engine)
         with PipelineStep(rows, total, first_row, self._strategy, self._engine) as step:
             feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
             if mode == "train":
-                self._engine.tied.remember_states()
+                self._engine.shared_variables.save_states()
                 self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
             before = metric_values(self._model)
             outcome = program.run(feed)
@@ -221,8 +222,8 @@ class StepRunner:
         )
 
     def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
-        """What the loss must know of the global batch."""
-        compute = self._engine.totals(keras.tree.map_structure(form_of, targets))
+        """The totals over the global batch that the loss needs."""
+        compute = self._engine.totals(keras.tree.map_structure(spec_of, targets))
         totals = compute(list(inputs.values()), targets)
         if not totals or self._strategy.num_replicas_in_sync == 1:
             return totals
@@ -241,23 +242,23 @@ class StepRunner:
         optimizer = self._model.optimizer
         variables = self._model.trainable_variables
         gradients = [self._engine.sums.of(v) for v in variables]
-        gradients = self._engine.tied.add_up(variables, gradients)
-        broken = tf.constant(False)
+        gradients = self._engine.shared_variables.sum_gradients(variables, gradients)
+        overflowed = tf.constant(False)
         if scales_losses(optimizer):
             gradients = step.zero_without_rows(gradients)
-            broken = not_finite_anywhere(gradients, self._over_all_ranks)
-            gradients = with_nan(gradients, broken)
+            overflowed = not_finite_anywhere(gradients, self._sum_over_all_ranks)
+            gradients = with_nan(gradients, overflowed)
             step.agreed_on_overflow = True
         pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
         if pairs:
             optimizer.apply_gradients(pairs)
         else:
-            participate_without_update(optimizer, step, broken)
+            participate_without_update(optimizer, step, overflowed)
         if is_sharded(optimizer):
-            self._engine.tied.spread()
-        self._engine.tied.add_up_states()
+            self._engine.shared_variables.broadcast_from_owners()
+        self._engine.shared_variables.sum_state_changes()
 
-    def _over_all_ranks(self, value: tf.Tensor) -> Any:
+    def _sum_over_all_ranks(self, value: tf.Tensor) -> Any:
         total = self._strategy.pipeline_communicator.all_reduce([value])[0]
         return reduction.sum_over_replicas(total)
 
@@ -268,16 +269,16 @@ class StepRunner:
         if self._strategy.num_replicas_in_sync > 1:
             context = tf.distribute.get_replica_context()
             results, totals = sync_step_state(context, self._model, step, results)
-        return share_logs(self._strategy, results, self._of_layers), totals
+        return share_logs(self._strategy, results, self._layer_results), totals
 
     def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
         last = self._engine.last
-        forms = self._engine.output_specs
+        specs = self._engine.output_specs
         if self._engine.holds_last:
             parts = [outcome.results[last, m] for m in range(microbatches)]
             outputs = [tf.concat(rows, axis=0) for rows in zip(*parts, strict=True)]
         else:
-            outputs = [tf.zeros([0, *form.shape[1:]], form.dtype) for form in forms]
+            outputs = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
         pipeline = self._strategy.pipeline_communicator
         gathered = [pipeline.all_gather(t) for t in outputs]
         if self._strategy.num_replicas_in_sync > 1:

@@ -1,4 +1,4 @@
-"""The schedules by name, and users' own."""
+"""The built-in schedules by name, and custom ones."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def make_schedule(
 ) -> Schedule:
     """Makes a schedule and checks it.
 
-    The same arguments give the same schedule on every rank.
+    The same arguments yield the same schedule on every rank.
 
     Args:
-        schedule: a key of `SCHEDULES`; or a function that takes `ranks` and `microbatches`, and
-            `virtual_stages` and `costs` if it has parameters of these names. It returns a
+        schedule: a key of `SCHEDULES`; or a function of `ranks` and `microbatches`, and of
+            `virtual_stages` and `costs` if it has parameters with these names. It returns a
             `Schedule`, or for each rank a list of `Action`s or of tuples
             (kind, stage, microbatch).
-        ranks: the processes of the pipeline.
-        microbatches: the parts of a batch.
-        virtual_stages: the number of stages on each rank; by default one for `gpipe`, `1f1b` and
+        ranks: the number of ranks in the pipeline.
+        microbatches: the number of microbatches per batch.
+        virtual_stages: the number of stages per rank; by default, one for `gpipe`, `1f1b` and
             `zb_h1`, and two for the others.
-        costs: what the passes take; the zero-bubble schedules order theirs by it. By default each
-            kind takes the same.
+        costs: the costs of the passes, by which the zero-bubble schedules order theirs. By
+            default, all kinds cost the same.
 
     Returns:
         A schedule that passes `tfdist.pipeline.plan.validation.check`.
 
     Raises:
-        ValueError: an argument is wrong, or the schedule cannot have these stages.
-        ScheduleError: a function of your own returns a schedule that is wrong; a `ValueError` too.
+        ValueError: an argument is invalid, or the schedule does not support `virtual_stages`.
+        ScheduleError: a custom function returns an invalid schedule; it is also a `ValueError`.
 
     Example:
         >>> make_schedule("zbv", ranks=4, microbatches=8).stages
@@ -72,33 +72,33 @@ def make_schedule(
         'mine'
     """
     build = _builder(schedule)
-    given = {"ranks": ranks, "microbatches": microbatches, "virtual_stages": virtual_stages}
-    for name, value in given.items():
+    sizes = {"ranks": ranks, "microbatches": microbatches, "virtual_stages": virtual_stages}
+    for name, value in sizes.items():
         if value is not None and (not isinstance(value, int) or value < 1):
-            raise ValueError(f"`{name}` is a whole number from 1 on. Received: {value!r}.")
+            raise ValueError(f"`{name}` must be an integer >= 1. Received: {value!r}.")
     options = {"virtual_stages": virtual_stages, "costs": costs}
-    taken = inspect.signature(build).parameters
-    made = build(
+    names = inspect.signature(build).parameters
+    result = build(
         ranks,
         microbatches,
-        **{name: value for name, value in options.items() if value is not None and name in taken},
+        **{name: value for name, value in options.items() if value is not None and name in names},
     )
-    if not isinstance(made, Schedule):
-        made = from_lists(getattr(build, "__name__", "own"), made)
-    check(made)
-    if (made.ranks, made.microbatches) != (ranks, microbatches):
+    if not isinstance(result, Schedule):
+        result = from_lists(getattr(build, "__name__", "custom"), result)
+    check(result)
+    if (result.ranks, result.microbatches) != (ranks, microbatches):
         raise ScheduleError(
-            f"The schedule {made.name} has as many ranks and microbatches as it is asked for. "
-            f"Received: {made.ranks} ranks with {made.microbatches} microbatches. Return lists for "
-            f"{ranks} with {microbatches}."
+            f"The schedule {result.name} must have the requested numbers of ranks and "
+            f"microbatches. Received: {result.ranks} ranks with {result.microbatches} "
+            f"microbatches. Return lists for {ranks} ranks with {microbatches}."
         )
-    if virtual_stages is not None and made.stages != ranks * virtual_stages:
+    if virtual_stages is not None and result.stages != ranks * virtual_stages:
         raise ValueError(
-            f"The schedule {made.name} has {made.stages} stages on {ranks} ranks. Received: "
-            f"virtual_stages={virtual_stages}. Leave `virtual_stages` out, or use interleaved, "
+            f"The schedule {result.name} has {result.stages} stages on {ranks} ranks. Received: "
+            f"virtual_stages={virtual_stages}. Omit `virtual_stages`, or use interleaved, "
             f"looped_bfs or interleaved_zb, which accept any number."
         )
-    return made
+    return result
 
 
 def _builder(schedule: str | Callable[..., Any]) -> Callable[..., Any]:
@@ -106,7 +106,7 @@ def _builder(schedule: str | Callable[..., Any]) -> Callable[..., Any]:
         return schedule
     if str(schedule) not in SCHEDULES:
         raise ValueError(
-            f"A schedule is one of {', '.join(SCHEDULES)}, or a function of ranks and "
+            f"`schedule` must be one of {', '.join(SCHEDULES)}, or a function of ranks and "
             f"microbatches. Received: {schedule!r}."
         )
     return SCHEDULES[schedule]

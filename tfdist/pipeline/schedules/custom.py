@@ -1,4 +1,4 @@
-"""Schedules that users write as plain lists."""
+"""Custom schedules, written as plain lists."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from tfdist.pipeline.plan.schedule import Schedule
 
 
 def from_lists(name: str, lists: Iterable[Iterable[Any]]) -> Schedule:
-    """Makes a schedule of plain lists.
+    """Makes a schedule from plain lists.
 
     Args:
-        name: of the schedule.
-        lists: for each rank, what it runs: `Action`s, or tuples (kind, stage, microbatch) with a
-            `Kind` or its letter.
+        name: the schedule's name.
+        lists: for each rank, the actions that it runs: `Action`s, or tuples
+            (kind, stage, microbatch) with a `Kind` or its letter.
 
     Raises:
-        ScheduleError: something is neither.
+        ScheduleError: an item is neither.
 
     Example:
         >>> schedule = from_lists("mine", [[("F", 0, 0), ("B", 0, 0)]])
@@ -27,27 +27,27 @@ def from_lists(name: str, lists: Iterable[Iterable[Any]]) -> Schedule:
         ['F0.0', 'B0.0']
     """
     try:
-        actions = [list(own) for own in lists]
+        actions = [list(items) for items in lists]
     except TypeError:
         raise ScheduleError(
-            f"A schedule is a list of actions for each rank. Received: {lists!r}."
+            f"A schedule must be a list of actions for each rank. Received: {lists!r}."
         ) from None
     return Schedule(
-        name, tuple(tuple(_action(rank, a) for a in own) for rank, own in enumerate(actions))
+        name, tuple(tuple(_action(rank, i) for i in items) for rank, items in enumerate(actions))
     )
 
 
-def _action(rank: int, given: Any) -> Action:
-    if isinstance(given, Action):
-        return given
+def _action(rank: int, item: Any) -> Action:
+    if isinstance(item, Action):
+        return item
     try:
-        kind, stage, microbatch = given
+        kind, stage, microbatch = item
         action = Action(Kind(kind), stage, microbatch)
     except (TypeError, ValueError):
         action = None
     if action is None or not isinstance(stage, int) or not isinstance(microbatch, int):
         raise ScheduleError(
-            f"An action is an `Action` or a tuple (kind, stage, microbatch) with a kind of F, B, I "
-            f"and W and two whole numbers. Received: {given!r} on rank {rank}."
+            f"An action must be an `Action` or a tuple (kind, stage, microbatch) of F, B, I or W "
+            f"and two integers. Received: {item!r} on rank {rank}."
         )
     return action

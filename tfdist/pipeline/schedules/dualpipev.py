@@ -1,4 +1,4 @@
-"""DualPipe cut in half: two stages on each rank, in the shape of a V."""
+"""DualPipe cut in half: two stages per rank, arranged in a V."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from tfdist.pipeline.schedules.pattern import BI, BW, B, F, Pass, number
 
 
 def dualpipev(ranks: int, microbatches: int) -> Schedule:
-    """Forward passes of one stage beside backward passes of the other, on a V of two per rank.
+    """Alternates forward passes of one stage and backward passes of the other, two per rank in a V.
 
-    The first rank has the first and the last stage. Most backward passes are whole; they are in
-    two parts only where the pipeline fills and drains. It was made for ranks that compute a forward
-    and a backward pass at once and hide transfers so; here they follow one another.
+    The first rank holds the first and the last stage. Most backward passes are whole; they are
+    split only while the pipeline fills and drains. It was designed for ranks that overlap a forward
+    and a backward pass to hide transfers; here they run one after the other.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= 2 p microbatches: each rank
-    idles (p - 1)(F + I - W) / 2 seconds where F, I and W are equal, more with fewer microbatches;
+    idles (p - 1)(F + I - W) / 2 seconds if F, I and W are equal, more with fewer microbatches;
     peak activations are min(2 m, 2 p + 1), each of one stage.
 
     Args:
-        ranks: the processes of the pipeline; rank r has the stages r and 2 ranks - 1 - r.
-        microbatches: the parts of a batch.
+        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        microbatches: the number of microbatches.
 
     Example:
         >>> print(*dualpipev(ranks=2, microbatches=2).actions[0])

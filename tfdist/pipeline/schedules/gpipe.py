@@ -17,8 +17,8 @@ def gpipe(ranks: int, microbatches: int) -> Schedule:
     (p - 1)(F + B) seconds; peak activations are m on every rank.
 
     Args:
-        ranks: the processes of the pipeline, each with one stage.
-        microbatches: the parts of a batch.
+        ranks: the number of ranks, each with one stage.
+        microbatches: the number of microbatches.
 
     Example:
         >>> print(*gpipe(ranks=2, microbatches=2).actions[0])

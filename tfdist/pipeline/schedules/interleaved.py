@@ -1,4 +1,4 @@
-"""1F1B with several stages on each rank."""
+"""1F1B with several stages per rank."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 
 def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """1F1B with several stages on each rank, which take turns for groups of microbatches.
+    """1F1B with several stages per rank, which take turns on groups of microbatches.
 
-    The model goes round the ranks `virtual_stages` times, so the pipeline fills in the time of one
-    stage; each microbatch is sent `virtual_stages` times as often. A group has as many microbatches
-    as there are ranks, or more where they do not divide evenly; then more activations are kept.
+    The model wraps around the ranks `virtual_stages` times, so the pipeline fills in the time of
+    one stage; each microbatch is sent `virtual_stages` times as often. A group has one microbatch
+    per rank, or more if they do not divide evenly; then more activations are kept.
 
     With F and B seconds for a microbatch on a rank, p ranks, v > 1 stages on each, m >= p
     microbatches and g in the largest group: each rank idles (p - 1)(F + B) / v seconds; peak
     activations are min(v m, (v - 1) g + 2 (p - 1 - rank) + 1), each of one stage.
 
     Args:
-        ranks: the processes of the pipeline.
-        microbatches: the parts of a batch.
-        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
 
     Example:
         >>> print(*interleaved(ranks=2, microbatches=2).actions[0])
@@ -41,14 +41,14 @@ def interleaved(ranks: int, microbatches: int, virtual_stages: int = 2) -> Sched
 def interleave(
     ranks: int, rank: int, microbatches: int, virtual_stages: int, kind: Kind
 ) -> list[Pass]:
-    """The pattern of a rank.
+    """A rank's pattern.
 
     Args:
-        ranks: the processes of the pipeline.
-        rank: one of them.
-        microbatches: the parts of a batch.
-        virtual_stages: the stages of a rank.
-        kind: which backward passes to put in, whole ones or their first parts.
+        ranks: the number of ranks.
+        rank: the rank.
+        microbatches: the number of microbatches.
+        virtual_stages: the stages per rank.
+        kind: the kind of backward passes to insert: whole ones, or their first parts.
     """
     stages = range(rank, ranks * virtual_stages, ranks)
     groups = _groups(ranks, microbatches)
@@ -67,6 +67,6 @@ def interleave(
 
 
 def _groups(ranks: int, microbatches: int) -> list[int]:
-    """The sizes of the groups: `ranks` at least where there are as many, the largest first."""
+    """The group sizes, largest first: at least `ranks`, unless there are fewer microbatches."""
     groups = max(1, microbatches // ranks)
     return [(microbatches + groups - 1 - i) // groups for i in range(groups)]

@@ -1,4 +1,4 @@
-"""Interleaved 1F1B whose backward passes are in two parts."""
+"""Interleaved 1F1B with split backward passes."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from tfdist.pipeline.schedules.zero_bubble import fill
 def interleaved_zb(
     ranks: int, microbatches: int, virtual_stages: int = 2, costs: Costs | None = None
 ) -> Schedule:
-    """Interleaved 1F1B with backward passes in two parts, the second of which fills gaps.
+    """Interleaved 1F1B with split backward passes, whose second part fills gaps.
 
-    Each rank runs F and I in the order of `interleaved`, and W where it would wait or has no room.
+    Each rank runs F and I in the order of `interleaved`, and W when it would wait or has no room.
 
     With F, I and W seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
-    microbatches: each rank idles (p - 1)(F + I - W) / v seconds where F, I and W are about equal;
+    microbatches: each rank idles (p - 1)(F + I - W) / v seconds if F, I and W are about equal;
     peak activations are those of the first rank of `interleaved`.
 
     Args:
-        ranks: the processes of the pipeline.
-        microbatches: the parts of a batch.
-        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
-        costs: what the passes take, which says where there are gaps; by default all the same.
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
 
     Example:
         >>> print(*interleaved_zb(ranks=2, microbatches=2).actions[0])

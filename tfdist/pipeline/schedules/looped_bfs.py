@@ -1,4 +1,4 @@
-"""GPipe with several stages on each rank, a stage at a time."""
+"""GPipe with several stages per rank, one stage at a time."""
 
 from __future__ import annotations
 
@@ -9,19 +9,20 @@ from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 
 def looped_bfs(ranks: int, microbatches: int, virtual_stages: int = 2) -> Schedule:
-    """All microbatches through a rank's first stage, then through its next, and back alike.
+    """All microbatches through a rank's first stage, then through its next; backward likewise.
 
-    Breadth-first: the model goes round the ranks `virtual_stages` times. The first rank begins its
-    next stage when the last one has reached it, so the pipeline fills in the time of one stage.
+    Breadth-first: the model wraps around the ranks `virtual_stages` times. The first rank begins
+    its next stage once the last rank's output reaches it, so the pipeline fills in the time of one
+    stage.
 
     With F and B seconds for a microbatch on a rank, p ranks, v stages on each and m >= p
-    microbatches: each rank idles (p - 1)(F + B) / v seconds; peak activations are v m of a stage,
-    as many as GPipe's m.
+    microbatches: each rank idles (p - 1)(F + B) / v seconds; peak activations are v m, each of one
+    stage, as much as GPipe's m.
 
     Args:
-        ranks: the processes of the pipeline.
-        microbatches: the parts of a batch.
-        virtual_stages: the stages of a rank; rank r has r, r + ranks, r + 2 ranks, ...
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        virtual_stages: the stages per rank; rank r holds r, r + ranks, r + 2 ranks, ...
 
     Example:
         >>> print(*looped_bfs(ranks=2, microbatches=2).actions[0])

@@ -1,4 +1,4 @@
-"""One forward and one backward pass in turns."""
+"""Alternating forward and backward passes."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from tfdist.pipeline.schedules.pattern import B, F, Pass, number
 
 
 def one_f_one_b(ranks: int, microbatches: int) -> Schedule:
-    """One forward and one backward pass in turns, after as many forwards as fill the pipeline.
+    """Alternates forward and backward passes, after enough forwards to fill the pipeline.
 
-    It is as long as GPipe and keeps fewer activations, however many microbatches there are.
+    It takes as long as GPipe, but the activations it keeps do not grow with the microbatches.
 
     With F and B seconds for a microbatch on a rank, p ranks and m microbatches: each rank idles
     (p - 1)(F + B) seconds; peak activations are min(m, p - rank).
 
     Args:
-        ranks: the processes of the pipeline, each with one stage.
-        microbatches: the parts of a batch.
+        ranks: the number of ranks, each with one stage.
+        microbatches: the number of microbatches.
 
     Example:
         >>> print(*one_f_one_b(ranks=2, microbatches=2).actions[0])

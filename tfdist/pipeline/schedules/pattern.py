@@ -1,4 +1,4 @@
-"""The order of each rank's passes, from which the numbers of their microbatches follow."""
+"""Patterns: the order of each rank's passes, which determines their microbatches."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from tfdist.pipeline.plan.schedule import Schedule
 F, B = Kind.FORWARD, Kind.BACKWARD
 BI, BW = Kind.INPUT_GRADIENT, Kind.WEIGHT_GRADIENT
 
-# A kind and its stage. BW has no stage: it is the second part of the oldest BI that lacks it.
+# A kind and its stage. BW has no stage: it is the second part of the oldest BI still without one.
 Pass: TypeAlias = tuple[Kind, int | None]
 
 
 def number(
     name: str, ranks: int, microbatches: int, pattern: Callable[[int], Iterable[Pass]]
 ) -> Schedule:
-    """Makes a schedule of patterns.
+    """Makes a schedule from patterns, by numbering the microbatches.
 
-    The forward passes of a stage go in the order of the microbatches, and so do its backward
-    passes. Passes beyond the last microbatch are left out, so that a pattern for many microbatches
-    serves for fewer: nothing of one microbatch waits for another.
+    The forward passes of a stage follow the order of the microbatches, and so do its backward
+    passes. Passes beyond the last microbatch are dropped, so a pattern for many microbatches also
+    works for fewer: no pass depends on another microbatch.
 
     Args:
-        name: of the schedule.
-        ranks: how many ranks there are.
-        microbatches: how many microbatches there are.
-        pattern: gives a rank's passes in their order.
+        name: the schedule's name.
+        ranks: the number of ranks.
+        microbatches: the number of microbatches.
+        pattern: a function of a rank that returns its passes in order.
 
     Example:
         >>> print(*number("mine", 1, 2, lambda rank: [(F, 0), (B, 0)] * 3).actions[0])
@@ -43,11 +43,11 @@ def number(
 def _number(pattern: Iterable[Pass], microbatches: int) -> Iterator[Action]:
     forwards: Counter[int] = Counter()
     backwards: Counter[int] = Counter()
-    lacking: deque[Action] = deque()
+    pending: deque[Action] = deque()
     for kind, stage in pattern:
         if stage is None:
-            if lacking:
-                first = lacking.popleft()
+            if pending:
+                first = pending.popleft()
                 yield Action(kind, first.stage, first.microbatch)
             continue
         counts = forwards if kind is F else backwards
@@ -56,4 +56,4 @@ def _number(pattern: Iterable[Pass], microbatches: int) -> Iterator[Action]:
         if action.microbatch < microbatches:
             yield action
             if kind is BI:
-                lacking.append(action)
+                pending.append(action)

@@ -1,4 +1,4 @@
-"""1F1B whose backward passes are in two parts."""
+"""1F1B with split backward passes."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from tfdist.pipeline.schedules.zero_bubble import fill
 
 
 def zb_h1(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
-    """1F1B with backward passes in two parts, the second of which fills gaps.
+    """1F1B with split backward passes, whose second part fills gaps.
 
-    Each rank runs F and I in the order of 1F1B, and W where it would wait or has no room.
+    Each rank runs F and I in the order of 1F1B, and W when it would wait or has no room.
 
     With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: each rank
-    idles (p - 1)(F + I - W) seconds where F, I and W are about equal; peak activations are min(m,
-    p), 1F1B's on its first rank.
+    idles (p - 1)(F + I - W) seconds if F, I and W are about equal; peak activations are min(m,
+    p), as on the first rank of 1F1B.
 
     Args:
-        ranks: the processes of the pipeline, each with one stage.
-        microbatches: the parts of a batch.
-        costs: what the passes take, which says where there are gaps; by default all the same.
+        ranks: the number of ranks, each with one stage.
+        microbatches: the number of microbatches.
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
 
     Example:
         >>> print(*zb_h1(ranks=2, microbatches=2).actions[0])

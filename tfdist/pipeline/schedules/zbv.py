@@ -1,4 +1,4 @@
-"""Zero bubble on two stages of each rank, in the shape of a V."""
+"""Zero bubble with two stages per rank, arranged in a V."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from tfdist.pipeline.schedules.zero_bubble import fill
 
 
 def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
-    """Two stages on each rank, down the ranks and up again, with backward passes in two parts.
+    """Two stages per rank, down the ranks and back up, with split backward passes.
 
-    The first rank has the first and the last stage, so a microbatch's backward pass begins where
+    The first rank holds the first and the last stage, so a microbatch's backward pass begins where
     its forward pass began. All ranks keep the same number of activations.
 
-    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: where F, I
-    and W are equal each rank idles (p - 1) F / 2 seconds, and from m = 2 p - 1 on only before its
-    first microbatch and after its last one; peak activations are min(2 m, 2 p), each of one stage,
-    as much as 1F1B's p on its first rank.
+    With F, I and W seconds for a microbatch on a rank, p ranks and m >= p microbatches: if F, I and
+    W are equal, each rank idles (p - 1) F / 2 seconds, for m >= 2 p - 1 only before its first
+    microbatch and after its last; peak activations are min(2 m, 2 p), each of one stage, as much as
+    1F1B's p on its first rank.
 
     Args:
-        ranks: the processes of the pipeline; rank r has the stages r and 2 ranks - 1 - r.
-        microbatches: the parts of a batch.
-        costs: what the passes take, which says where there are gaps; by default all the same.
+        ranks: the number of ranks; rank r holds stages r and 2 ranks - 1 - r.
+        microbatches: the number of microbatches.
+        costs: the costs of the passes, which determine the gaps; by default, all are equal.
 
     Example:
         >>> print(*zbv(ranks=2, microbatches=2).actions[0])
@@ -38,7 +38,7 @@ def zbv(ranks: int, microbatches: int, costs: Costs | None = None) -> Schedule:
 def _pattern(ranks: int, rank: int, microbatches: int) -> list[Pass]:
     down, up = rank, 2 * ranks - 1 - rank
     after = ranks - rank  # The ranks from this one to the bottom of the V.
-    # A pattern that is long enough for all ranks to come to the steady part.
+    # Long enough for all ranks to reach the steady phase.
     steady = max(microbatches, 2 * ranks - 1) - ranks
     return [
         *[(F, down)] * (2 * after - 1),

@@ -1,4 +1,4 @@
-"""Zero bubble: weight gradients fill the gaps in which a rank would wait."""
+"""Zero bubble: weight gradients fill the gaps in which a rank would idle."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from tfdist.pipeline.plan.costs import Costs
 from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.plan.validation import peak_activations
 
-# A rank waits for its next F or I instead, if it comes within this many quarters of a W.
-_PATIENCE = (0, 1, 2, 4)
-# Costs are rounded to this share of the largest, so that no rounding error decides an order.
+# A rank waits for its next F or I instead, if it is due within this many quarters of a W.
+_WAITS = (0, 1, 2, 4)
+# Costs are rounded to 1/_TICKS of the largest, so that no rounding error decides the order.
 _TICKS = 1000
 
 
 def fill(frame: Schedule, costs: Costs | None = None) -> Schedule:
-    """Puts the weight gradients into a schedule that has only F and I.
+    """Inserts the weight gradients into a schedule of F and I only.
 
-    Nobody waits for W, so a rank runs it when its next F or I cannot run yet, and when an F would
-    make it keep too many activations: more than the fullest rank would keep if each W followed its
-    I at once. Time runs by the costs. Whether to begin a W shortly before the next F or I is ready
-    is tried in a few ways, and the shortest schedule wins.
+    Nothing waits for W, so a rank runs it when its next F or I cannot run yet, or when an F would
+    exceed the limit of activations: the peak of the fullest rank if each W directly followed its I.
+    Time is simulated with the costs. Several thresholds for starting a W shortly before the next F
+    or I is ready are tried, and the shortest schedule wins.
 
-    It depends on nothing but the arguments: all ranks compute the same.
+    The result depends only on the arguments, so all ranks compute the same.
 
     Args:
         frame: the order of F and I on each rank.
-        costs: the seconds of the passes and transfers; by default 1 for each pass, 0 for a
+        costs: the seconds of the passes and transfers; by default, 1 for each pass and 0 for a
             transfer.
     """
     room = max(peak_activations(frame, freed_by_input_gradient=1))
     ticks = _Ticks(costs or Costs(), frame)
-    tries = [_Filling(frame, ticks, room, patience) for patience in _PATIENCE]
-    return min(tries, key=lambda each: each.run()).schedule()
+    candidates = [_Simulation(frame, ticks, room, wait) for wait in _WAITS]
+    return min(candidates, key=lambda candidate: candidate.run()).schedule()
 
 
 class _Ticks:
-    """Costs as whole numbers."""
+    """Costs as integers."""
 
     def __init__(self, costs: Costs, frame: Schedule) -> None:
         seconds = costs.seconds(frame.ranks, frame.stages)
@@ -48,15 +48,15 @@ class _Ticks:
         self.transfer = round(costs.transfer * scale)
 
 
-class _Filling:
-    """One run through time."""
+class _Simulation:
+    """One simulated run of the schedule."""
 
-    def __init__(self, frame: Schedule, ticks: _Ticks, room: float, patience: int) -> None:
+    def __init__(self, frame: Schedule, ticks: _Ticks, room: float, wait: int) -> None:
         self._frame = frame
         self._ticks = ticks
         self._room = room
-        self._patience = patience
-        self._left = [deque(own) for own in frame.actions]
+        self._wait = wait
+        self._left = [deque(actions) for actions in frame.actions]
         self._due: list[deque[Action]] = [deque() for _ in frame.actions]
         self._kept = [0] * frame.ranks
         self._free = [0] * frame.ranks
@@ -64,7 +64,7 @@ class _Filling:
         self._done: list[list[Action]] = [[] for _ in frame.actions]
 
     def run(self) -> int:
-        """Runs to the end and says when that is."""
+        """Runs to the end and returns the end time."""
         times = [0]
         while times:
             now = heapq.heappop(times)
@@ -76,7 +76,7 @@ class _Filling:
         return max(self._free)
 
     def schedule(self) -> Schedule:
-        """What has run."""
+        """The actions that have run."""
         return Schedule(self._frame.name, tuple(map(tuple, self._done)))
 
     def _choose(self, rank: int, now: int) -> Action | None:
@@ -86,7 +86,7 @@ class _Filling:
             if ready is not None:
                 if ready <= now:
                     return left.popleft()
-                if due and 4 * (ready - now) < self._patience * self._ticks_of(due[0]):
+                if due and 4 * (ready - now) < self._wait * self._ticks_of(due[0]):
                     return None
         return due.popleft() if due else None
 
@@ -103,7 +103,7 @@ class _Filling:
         return end
 
     def _ready(self, action: Action) -> int | None:
-        """When an F or I can run, as far as that is known."""
+        """When an F or I can run; None if not yet known."""
         stage = action.stage + (-1 if action.kind is Kind.FORWARD else 1)
         if not 0 <= stage < self._frame.stages:
             return 0

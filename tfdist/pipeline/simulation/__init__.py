@@ -1,1 +1,1 @@
-"""What a schedule takes, computed or recorded, and pictures of it."""
+"""Timelines of a schedule, simulated or measured, and plots of them."""

@@ -1,4 +1,4 @@
-"""Pictures of a pipeline's time: ranks from top to bottom, time from left to right."""
+"""Gantt charts of a pipeline: ranks from top to bottom, time from left to right."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tfdist.pipeline.simulation.timeline import Span, Timeline
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-# Cells in a row of text at most; a measured timeline may have very short actions.
-_CELLS = 400
-# Of a rank's first stage, and of its other ones.
-_COLOURS = {
+# Maximum length of a row of text; a measured timeline may have very short actions.
+_MAX_CELLS = 400
+# Of a rank's first stage, and of its other stages.
+_COLORS = {
     Kind.FORWARD: ("#9fc1e8", "#3f74b5"),
     Kind.BACKWARD: ("#f0b98a", "#bd6b24"),
     Kind.INPUT_GRADIENT: ("#a9d6a5", "#4c914c"),
@@ -31,13 +31,13 @@ _NAMES = {
 
 
 def text(shown: Schedule | Timeline) -> str:
-    """A picture in characters.
+    """A Gantt chart as text.
 
-    A cell is as long as the shortest action and says which pass runs, of which microbatch: `F3` on
-    a rank's first stage, `f3` on another one of it. `-` goes on with an action, `.` is idle.
+    A cell is as long as the shortest action and shows the pass and its microbatch: `F3` on a rank's
+    first stage, `f3` on any other. `-` continues an action, `.` is idle.
 
     Args:
-        shown: a timeline; or a schedule, which is simulated with the same time for F, I and W.
+        shown: a timeline; or a schedule, which is simulated with equal costs of F, I and W.
 
     Example:
         >>> print(text(make_schedule("1f1b", ranks=2, microbatches=2)))
@@ -46,14 +46,14 @@ def text(shown: Schedule | Timeline) -> str:
         rank 1 .  F0 B0 -- F1 B1 -- .  .
     """
     timeline = shown if isinstance(shown, Timeline) else simulate(shown)
-    lengths = [span.end - span.start for own in timeline.spans for span in own]
+    lengths = [span.end - span.start for spans in timeline.spans for span in spans]
     shortest = min((length for length in lengths if length > 0), default=1.0)
-    unit = max(shortest, timeline.makespan / _CELLS)
+    unit = max(shortest, timeline.makespan / _MAX_CELLS)
     width = 1 + len(str(timeline.schedule.microbatches - 1))
     lines = [summary(timeline)]
-    for rank, own in enumerate(timeline.spans):
+    for rank, spans in enumerate(timeline.spans):
         cells = ["."] * round(timeline.makespan / unit)
-        for span in own:
+        for span in spans:
             first = min(round(span.start / unit), len(cells) - 1)
             last = max(first + 1, min(round(span.end / unit), len(cells)))
             label = span.action.kind.value + str(span.action.microbatch)
@@ -65,13 +65,13 @@ def text(shown: Schedule | Timeline) -> str:
 
 
 def draw(timeline: Timeline, path: str | Path) -> None:
-    """Draws a picture: a box for each action, with its microbatch's number.
+    """Draws a Gantt chart: a box for each action, labeled with its microbatch.
 
-    A rank's first stage has light boxes, its other ones dark boxes.
+    A rank's first stage has light boxes, its other stages dark ones.
 
     Args:
         timeline: simulated or measured.
-        path: where the picture goes; its ending names the format, such as .png.
+        path: the file to write; its extension selects the format, such as .png.
 
     Raises:
         ImportError: matplotlib is not installed.
@@ -83,19 +83,19 @@ def draw(timeline: Timeline, path: str | Path) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise ImportError(
-            "Drawing a timeline takes matplotlib, which is not installed: pip install matplotlib"
+            "Drawing a timeline requires matplotlib, which is not installed: pip install matplotlib"
         ) from error
     ranks = len(timeline.spans)
     figure = Figure(figsize=(16, 1.2 + 0.5 * ranks), layout="constrained")
     axis = figure.subplots()
-    for rank, own in enumerate(timeline.spans):
-        for span in own:
+    for rank, spans in enumerate(timeline.spans):
+        for span in spans:
             _box(axis, rank, span, later=_is_later(timeline, rank, span.action))
     kinds = [
-        kind for kind in Kind if any(s.action.kind is kind for own in timeline.spans for s in own)
+        kind for kind in Kind if any(s.action.kind is kind for row in timeline.spans for s in row)
     ]
     for kind in kinds:
-        axis.bar(0, 0, color=_COLOURS[kind][0], label=_NAMES[kind])
+        axis.bar(0, 0, color=_COLORS[kind][0], label=_NAMES[kind])
     axis.legend(ncols=len(kinds), loc="upper center", bbox_to_anchor=(0.5, -0.15), frameon=False)
     axis.set(
         title=summary(timeline),
@@ -109,7 +109,7 @@ def draw(timeline: Timeline, path: str | Path) -> None:
 
 
 def summary(timeline: Timeline) -> str:
-    """A timeline in one line.
+    """A one-line summary of a timeline.
 
     Args:
         timeline: simulated or measured.
@@ -128,7 +128,7 @@ def _box(axis: Axes, rank: int, span: Span, later: bool) -> None:
     axis.broken_barh(
         [(span.start, length)],
         (rank - 0.45, 0.9),
-        facecolor=_COLOURS[span.action.kind][later],
+        facecolor=_COLORS[span.action.kind][later],
         edgecolor="white",
         linewidth=0.5,
     )
@@ -144,5 +144,5 @@ def _box(axis: Axes, rank: int, span: Span, later: bool) -> None:
 
 
 def _is_later(timeline: Timeline, rank: int, action: Action) -> bool:
-    """Whether an action is of another stage than the rank's first."""
+    """Whether an action belongs to a stage other than the rank's first."""
     return action.stage != timeline.schedule.stages_of(rank)[0]

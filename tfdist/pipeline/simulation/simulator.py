@@ -1,4 +1,4 @@
-"""What a schedule takes, by the executor's rules and given costs."""
+"""Simulates a schedule by the executor's rules and given costs."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ def simulate(
 ) -> Timeline:
     """Computes when each action of a schedule runs.
 
-    Each rank runs its actions one after the other. Sends do not wait; where a schedule splits
-    backward passes, the gradient of a whole one leaves after its first part. A receive is ready
-    when the action before it has ended, and the action that takes its value waits for it. A
-    channel, from one rank to another, moves one message at a time, in order, from the moment when
-    it is sent and its receive is ready.
+    Each rank runs its actions one after the other. Sends do not block; in a schedule that splits
+    backward passes, a whole one sends its gradient after its first part. A receive is posted when
+    the action before it has ended, and the action that consumes its value waits for it. A channel,
+    from one rank to another, transfers one message at a time, in order, once it is sent and its
+    receive is posted.
 
     Args:
         schedule: a schedule that passes `tfdist.pipeline.plan.validation.check`.
-        costs: the seconds of passes and transfers; by default 1 for F, I and W, 0 for a transfer.
-        edges: pairs (source stage, target stage), as of `lower`.
-        differentiable: those of the edges over which a gradient goes back, as of `lower`.
+        costs: the seconds of passes and transfers; by default, 1 for F, I and W, 0 for a transfer.
+        edges: pairs (source stage, target stage), as for `lower`.
+        differentiable: the edges along which gradients flow back, as for `lower`.
 
     Returns:
-        Start and end of each action, of which bubble and activations follow.
+        The start and end of each action, which determine the bubble and the activations.
 
     Raises:
-        ScheduleError: the ranks wait for one another.
-        ValueError: costs or edges do not suit the schedule.
+        ScheduleError: the ranks deadlock.
+        ValueError: the costs or edges do not fit the schedule.
 
     Example:
         >>> timeline = simulate(make_schedule("1f1b", ranks=2, microbatches=8))
@@ -52,22 +52,22 @@ def simulate(
     seconds = costs.seconds(schedule.ranks, schedule.stages)
     spans: list[list[Span]] = [[] for _ in schedule.actions]
     clock = [0.0] * schedule.ranks
-    made = [0.0] * schedule.ranks  # When what the last action sends was there.
+    ready = [0.0] * schedule.ranks  # When the output of the last action was ready to send.
     channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
-    # When all that an action takes has come from other ranks.
+    # When all inputs of an action have arrived from other ranks.
     arrival: dict[Value | None, float] = defaultdict(float)
     for rank, step in walk(lower(schedule, edges, differentiable)):
         if isinstance(step, Action):
             start = max(clock[rank], arrival[step.takes])
-            clock[rank] = made[rank] = start + seconds[step.kind][step.stage]
+            clock[rank] = ready[rank] = start + seconds[step.kind][step.stage]
             if step.kind is Kind.BACKWARD and schedule.splits_backward:
                 first = start + seconds[Kind.INPUT_GRADIENT][step.stage]
-                made[rank] = min(first, clock[rank])
+                ready[rank] = min(first, clock[rank])
             spans[rank].append(Span(step, start, clock[rank]))
             continue
         if isinstance(step, Send):
             channel = channels[rank, step.peer]
-            channel.sent.append(made[rank])
+            channel.sent.append(ready[rank])
         else:
             channel = channels[step.peer, rank]
             channel.received.append((clock[rank], step.value))
@@ -78,14 +78,14 @@ def simulate(
 
 @dataclass
 class _Channel:
-    """The messages from one rank to another that are on their way."""
+    """The messages in flight from one rank to another."""
 
     sent: deque[float] = field(default_factory=deque)
     received: deque[tuple[float, Value]] = field(default_factory=deque)
     free: float = 0.0
 
     def move(self, seconds: float) -> Iterator[tuple[Value, float]]:
-        """Moves each message that is both sent and received; yields what it is and its arrival."""
+        """Moves the messages both sent and received; yields the value and arrival of each."""
         while self.sent and self.received:
             ready, value = self.received.popleft()
             self.free = max(self.sent.popleft(), ready, self.free) + seconds

@@ -1,4 +1,4 @@
-"""When each action of a pipeline ran, or would run."""
+"""The times at which the actions of a pipeline ran, or would run."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ class Span:
     """One action, and when it ran.
 
     Attributes:
-        action: what ran.
-        start: seconds since the begin of the step.
-        end: the same, of its end.
+        action: the action.
+        start: its start, in seconds since the start of the step.
+        end: its end, likewise.
     """
 
     action: Action
@@ -34,8 +34,8 @@ class Timeline:
 
     Attributes:
         name: the schedule's name.
-        spans: for each rank, its actions in their order. Times are seconds from 0 on, by one clock
-            for all ranks.
+        spans: for each rank, its actions in order. Times are in seconds, start at 0 and share one
+            clock on all ranks.
 
     Example:
         >>> timeline = simulate(make_schedule("gpipe", ranks=2, microbatches=6))
@@ -48,35 +48,35 @@ class Timeline:
 
     @functools.cached_property
     def makespan(self) -> float:
-        """The seconds until the last action of any rank has ended."""
-        return max((span.end for own in self.spans for span in own), default=0.0)
+        """The seconds until the last action of any rank ends."""
+        return max((span.end for spans in self.spans for span in spans), default=0.0)
 
     @property
     def bubbles(self) -> tuple[float, ...]:
-        """For each rank, the share of the makespan in which it runs no action."""
+        """For each rank, the fraction of the makespan in which it runs no action."""
         whole = self.makespan
-        busy = (sum(span.end - span.start for span in own) for own in self.spans)
+        busy = (sum(span.end - span.start for span in spans) for spans in self.spans)
         return tuple(1 - seconds / whole if whole else 0.0 for seconds in busy)
 
     @property
     def bubble(self) -> float:
-        """The share of all ranks' time, each until the makespan, in which they run no action."""
+        """The fraction of all ranks' time, up to the makespan, in which they run no action."""
         return sum(self.bubbles) / len(self.spans)
 
     @functools.cached_property
     def schedule(self) -> Schedule:
-        """The order without the times."""
-        return Schedule(self.name, tuple(tuple(s.action for s in own) for own in self.spans))
+        """The actions without their times."""
+        return Schedule(self.name, tuple(tuple(s.action for s in spans) for spans in self.spans))
 
     def costs(self) -> Costs:
-        """What the passes of each stage took: the medians over the microbatches.
+        """The costs of each stage's passes: the medians over the microbatches.
 
         Example:
             >>> simulate(make_schedule("1f1b", ranks=2, microbatches=6)).costs().backward
             (2.0, 2.0)
         """
         seconds: dict[tuple[Kind, int], list[float]] = defaultdict(list)
-        for span in (span for own in self.spans for span in own):
+        for span in (span for spans in self.spans for span in spans):
             seconds[span.action.kind, span.action.stage].append(span.end - span.start)
         stages = range(self.schedule.stages)
 
@@ -89,5 +89,5 @@ class Timeline:
 
     @property
     def peak_activations(self) -> tuple[float, ...]:
-        """For each rank, the activations that it keeps at most."""
+        """For each rank, the peak number of activations that it keeps."""
         return peak_activations(self.schedule)

@@ -1,1 +1,1 @@
-"""A stage as functions: its forward pass, and its backward pass in one part or in two."""
+"""A stage as functions: its forward pass, and its backward pass, whole or split in two."""

@@ -1,4 +1,4 @@
-"""Gradients added up over the microbatches, in place."""
+"""Gradients accumulated in place over the microbatches."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from tfdist.sharding.shard import local_variables
 class GradientSums:
     """The sums of the variables' gradients in a step; those of lookups stay sparse.
 
-    A dense one has an accumulator, to which a stage's backward pass adds as soon as it has a
-    gradient, so that there is one sum and never all gradients of a microbatch beside it.
+    A dense one has an accumulator, to which a stage's backward pass adds a gradient as soon as it
+    is computed, so that memory holds the sums but never all gradients of a microbatch as well.
 
     Args:
-        device: where they are.
+        device: the device that holds the accumulators.
     """
 
     def __init__(self, device: str) -> None:
         self._device = device
         self._dense: dict[int, tf.Variable] = {}
-        self._begun: dict[int, tf.Variable] = {}
+        self._active: dict[int, tf.Variable] = {}
         self._sparse: dict[int, list[tf.IndexedSlices]] = {}
         with local_variables(device):
             self._zero = tf.Variable(0.0, trainable=False, name="zero")
 
     def accumulator(self, variable: Any, gradient: tf.Tensor) -> tf.Variable:
-        """What a dense gradient of a variable is added to."""
+        """The accumulator of a variable's dense gradient."""
         if id(variable) not in self._dense:
             with local_variables(self._device):
                 zeros = tf.zeros(variable.shape, gradient.dtype)
@@ -37,31 +37,31 @@ class GradientSums:
         return self._dense[id(variable)]
 
     def begin(self, variables: Iterable[Any]) -> None:
-        """Begins a step, in the graph that is being traced.
+        """Begins a step, in the graph being traced.
 
         Args:
-            variables: those that have a dense gradient in this step.
+            variables: the variables with a dense gradient in this step.
         """
         self._sparse = {}
-        self._begun = {id(v): self._dense[id(v)] for v in variables}
-        # Known to be zero, they would be constants that stay in memory beside the sums.
+        self._active = {id(v): self._dense[id(v)] for v in variables}
+        # Zeros known when tracing would become constants that stay in memory beside the sums.
         zero = self._zero.read_value()
         done: list[Any] = []
-        for accumulator in self._begun.values():
-            # One after the other, so that one at a time is there twice.
+        for accumulator in self._active.values():
+            # One after the other, so that only one at a time exists twice.
             with tf.control_dependencies(done):
                 zeros = tf.fill(accumulator.shape, tf.cast(zero, accumulator.dtype))
                 done = [accumulator.assign(zeros, read_value=False)]
 
     def add(self, variables: Sequence[Any], gradients: Sequence[Any]) -> None:
-        """Adds those of a microbatch's gradients that are sparse; the others may be None."""
+        """Adds the sparse gradients of a microbatch; the others may be None."""
         for variable, gradient in zip(variables, gradients, strict=True):
             if isinstance(gradient, tf.IndexedSlices):
                 self._sparse.setdefault(id(variable), []).append(gradient)
 
     def of(self, variable: Any) -> Any:
         """The sum for a variable: a tensor, `tf.IndexedSlices` or None."""
-        accumulator, slices = self._begun.get(id(variable)), self._sparse.get(id(variable))
+        accumulator, slices = self._active.get(id(variable)), self._sparse.get(id(variable))
         dense = None if accumulator is None else accumulator.read_value()
         if slices is None:
             return dense

@@ -14,14 +14,14 @@ from tfdist.strategies.step import Step
 
 
 class MicrobatchStep(Step):
-    """A replica's part of a step that is one of several microbatches.
+    """A replica's step for one of several microbatches.
 
-    The totals of the whole batch are there before the first of them, in `known_totals`.
+    The totals of the full batch are known before the first microbatch, in `known_totals`.
 
     Args:
-        rows: of the microbatch.
-        total: of the global batch.
-        first_row: the rows of the same microbatch in replicas before this one.
+        rows: the rows of the microbatch.
+        total: the rows of the global batch.
+        first_row: the rows of the same microbatch in the replicas before this one.
     """
 
     knows_all_rows = False
@@ -38,14 +38,14 @@ class Head:
     """The end of a stage that is not the last one.
 
     Attributes:
-        extra: the forms of what it is given for each microbatch.
-        has_loss: whether the stage adds to the loss.
+        extra: the specs of its additional inputs for each microbatch.
+        has_loss: whether the stage contributes to the loss.
     """
 
     def __init__(self, *, has_loss: bool) -> None:
         self.has_loss = has_loss
         scalar = tf.TensorSpec([], tf.int32)
-        # Rows of the microbatch and of the global batch, the first row's number.
+        # The rows of the microbatch and of the global batch, and the index of the first row.
         self.extra: list[tf.TensorSpec] = [scalar] * 3
 
     def step(self, extra: Sequence[tf.Tensor]) -> MicrobatchStep:
@@ -55,20 +55,20 @@ class Head:
     def finish(
         self, values: Mapping[Key, Any], extra: Sequence[tf.Tensor]
     ) -> tuple[Any, list[tf.Tensor]]:
-        """What the stage adds to the loss, or None; and what else is wanted.
+        """The stage's contribution to the loss, or None; and any other results.
 
         Args:
             values: the stage's outputs.
-            extra: as its forms say.
+            extra: the additional inputs.
         """
         return None, []
 
 
 class PredictionHead(Head):
-    """The last stage's end in prediction: the model's outputs.
+    """The end of the last stage in prediction: the model's outputs.
 
     Args:
-        graph: of the model.
+        graph: the model's graph.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -82,14 +82,14 @@ class PredictionHead(Head):
 
 
 class LossHead(Head):
-    """The last stage's end in training and evaluation: the loss, and the metrics' updates.
+    """The end of the last stage in training and evaluation: the loss, and the metrics' updates.
 
     Args:
-        graph: of the model.
-        totals: the forms of the totals that the loss asks for, in order.
-        targets: the forms of targets and sample weights, in their structure.
-        compute_loss: of targets, predictions and sample weights; may give None.
-        update_metrics: likewise.
+        graph: the model's graph.
+        totals: the specs of the totals that the loss requests, in order.
+        targets: the specs of targets and sample weights, in their structure.
+        compute_loss: a function of targets, predictions and sample weights; may return None.
+        update_metrics: a function of the same.
     """
 
     def __init__(

@@ -1,9 +1,10 @@
 """Cuts the graph of a stage's forward and backward pass into parts that run at different times.
 
-The forward part runs first. The backward part is one, or two: the chain of input gradients, which
-earlier stages wait for, and the variables' gradients, which nobody waits for (Qi et al., "Zero
-bubble pipeline parallelism", 2023). What a later part needs of an earlier one is handed over; what
-costs nothing to make again (constants, reads of variables, casts of them) is not.
+The forward part runs first. The backward part is whole, or split in two: the chain of input
+gradients, which earlier stages wait for, and the variables' gradients, which nothing waits for (Qi
+et al., "Zero bubble pipeline parallelism", 2023). Tensors that a later part needs from an earlier
+one are passed on, except those that cost nothing to recompute: constants, variable reads and casts
+of them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ class Part:
     """Operations of a graph that run together.
 
     Attributes:
-        operations: all of them.
+        operations: the operations.
         feeds: the tensors that they need from elsewhere.
         fetches: the tensors that are needed elsewhere.
-        sums: the tensors that are added to those of other microbatches.
+        sums: the tensors that are summed over the microbatches.
     """
 
     operations: frozenset[tf.Operation]
@@ -36,7 +37,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Parts:
-    """A stage's parts. Without a split `input_gradient` is the whole backward pass."""
+    """A stage's parts. Without a split, `input_gradient` is the whole backward pass."""
 
     forward: Part
     input_gradient: Part | None = None
@@ -47,10 +48,9 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     """Cuts a trace into parts.
 
     Args:
-        trace: of a stage.
-        split: whether the variables' gradients are a part of their own.
-        remat: whether the backward pass runs the forward pass again, rather than keep what it
-            has computed.
+        trace: a stage's trace.
+        split: whether the variables' gradients form a separate part.
+        remat: whether the backward pass reruns the forward pass instead of keeping its results.
     """
     results = [*trace.outputs, *trace.others]
     graph = _Graph(trace)
@@ -61,9 +61,9 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
     of_variables = flatten(trace.variable_gradients)
     dense = [g for g in trace.variable_gradients if isinstance(g, tf.Tensor)]
     sparse = flatten(g for g in trace.variable_gradients if isinstance(g, tf.IndexedSlices))
-    again = graph.without_effect if remat else graph.free
+    recompute = graph.without_effect if remat else graph.free
     if not split:
-        backward, needed = graph.section([*of_inputs, *of_variables], forward, again)
+        backward, needed = graph.section([*of_inputs, *of_variables], forward, recompute)
         kept = [t for t in needed if t.name not in graph.seeds]
         return Parts(
             graph.part(forward, [*results, *kept]),
@@ -71,7 +71,7 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
         )
     wanted = graph.ancestors([g.op for g in [*of_inputs, *of_variables]])
     chain = [*of_inputs, *(g for g in trace.step_gradients if g.op in wanted)]
-    first, first_needs = graph.section(chain, forward, again)
+    first, first_needs = graph.section(chain, forward, recompute)
     second, second_needs = graph.section(of_variables, forward | first, graph.free)
     kept = [t for t in [*first_needs, *second_needs] if t.op in forward and t.op not in first]
     between = [t for t in second_needs if t.op in first]
@@ -83,18 +83,18 @@ def cut(trace: Trace, *, split: bool = False, remat: bool = False) -> Parts:
 
 
 def cut_before(trace: Trace, outside: Callable[[tf.Operation], bool]) -> Part:
-    """The part that computes the results of a forward pass, and leaves its effects out.
+    """The part that computes the results of a forward pass, without its side effects.
 
     Args:
-        trace: of a forward pass alone.
-        outside: which operations do not belong to it; what they make is fed.
+        trace: the trace of a forward pass only.
+        outside: which operations are excluded; their outputs are fed.
     """
     graph = _Graph(trace)
     return graph.part(graph.ancestors([t.op for t in trace.others], outside), trace.others)
 
 
 def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
-    """The tensors that gradients are made of, of which some are None or `tf.IndexedSlices`."""
+    """The tensors of gradients, some of which may be None or `tf.IndexedSlices`."""
     tensors = []
     for gradient in gradients:
         if isinstance(gradient, tf.IndexedSlices):
@@ -104,7 +104,7 @@ def flatten(gradients: Iterable[Any]) -> list[tf.Tensor]:
     return tensors
 
 
-# Not worth keeping where what they are made of is at hand.
+# Not worth keeping if their inputs are at hand.
 _CHEAP = frozenset({"Cast", "Identity", "Reshape", "ExpandDims", "Squeeze", "Shape"})
 
 
@@ -126,7 +126,7 @@ class _Graph:
         roots: Iterable[tf.Operation],
         outside: Callable[[tf.Operation], bool] = lambda op: False,
     ) -> frozenset[tf.Operation]:
-        """The operations that these depend on by their inputs, and these; none beyond others."""
+        """The roots and the operations that they depend on, up to those that are `outside`."""
         found: set[tf.Operation] = set()
         pending = list(roots)
         while pending:
@@ -140,14 +140,14 @@ class _Graph:
         self,
         targets: Sequence[tf.Tensor],
         before: frozenset[tf.Operation],
-        again: Callable[[tf.Operation], bool],
+        recompute: Callable[[tf.Operation], bool],
     ) -> tuple[frozenset[tf.Operation], list[tf.Tensor]]:
-        """What to run for the targets after other operations have run, and what it needs of them.
+        """The operations to run for the targets, and the tensors that they need.
 
         Args:
             targets: the tensors to compute.
-            before: the operations that have run.
-            again: which of them may run again.
+            before: the operations that have already run.
+            recompute: which of them may run again.
         """
         found: set[tf.Operation] = set()
         needed: dict[str, tf.Tensor] = {}
@@ -157,7 +157,7 @@ class _Graph:
             if tensor.name in self._captured:
                 continue
             outside = tensor.name in self.inputs or tensor.name in self.seeds
-            if outside or (tensor.op in before and not again(tensor.op)):
+            if outside or (tensor.op in before and not recompute(tensor.op)):
                 needed[tensor.name] = tensor
             elif tensor.op not in found:
                 found.add(tensor.op)
@@ -170,25 +170,27 @@ class _Graph:
         fetches: Sequence[tf.Tensor],
         sums: Sequence[tf.Tensor] = (),
     ) -> Part:
-        """The part that runs operations; what they do not compute is fed."""
-        own = {op for op in operations if op.type != "Placeholder"}
+        """The part that runs operations; tensors that they do not compute are fed."""
+        computed = {op for op in operations if op.type != "Placeholder"}
         feeds: dict[str, tf.Tensor] = {}
-        for tensor in [*(t for op in own for t in op.inputs), *fetches, *sums]:
-            if tensor.op not in own and tensor.name not in self._captured:
+        for tensor in [*(t for op in computed for t in op.inputs), *fetches, *sums]:
+            if tensor.op not in computed and tensor.name not in self._captured:
                 feeds[tensor.name] = tensor
         unique, added = ({t.name: t for t in some} for some in (fetches, sums))
         ordered = sorted(feeds.values(), key=lambda t: t.name)
-        return Part(frozenset(own), tuple(ordered), tuple(unique.values()), tuple(added.values()))
+        return Part(
+            frozenset(computed), tuple(ordered), tuple(unique.values()), tuple(added.values())
+        )
 
     def free(self, op: tf.Operation) -> bool:
-        """Whether running it again costs next to nothing and gives the same."""
+        """Whether running it again costs next to nothing and yields the same result."""
         if op not in self._free:
-            self._free[op] = False  # Of a cycle, as loops have.
+            self._free[op] = False  # For cycles, as in loops.
             self._free[op] = self._is_free(op)
         return self._free[op]
 
     def without_effect(self, op: tf.Operation) -> bool:
-        """Whether running it again gives the same."""
+        """Whether running it again yields the same result."""
         if op in self._effects or op.type == "Placeholder":
             return False
         return not any(t.name in self._written for t in op.inputs)

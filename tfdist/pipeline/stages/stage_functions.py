@@ -1,4 +1,4 @@
-"""A stage's forward and backward pass as functions that are traced once, for every microbatch."""
+"""A stage's forward and backward pass as functions, traced once for all microbatches."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tfdist.pipeline.stages.subgraph import make_function
 from tfdist.pipeline.stages.trace import Forward, trace
 from tfdist.pipeline.stages.value_specs import ValueSpecs
 
-# Values between stages by key; tensors carry Keras's masks.
+# Values between stages by key; tensors carry Keras masks.
 Tensors = dict[Key, tf.Tensor]
 
 
 @dataclass(frozen=True)
 class Ran:
-    """What a forward pass of a microbatch gave.
+    """The result of a microbatch's forward pass.
 
     Attributes:
-        values: what later stages take.
-        loss: what the stage adds to the loss of the microbatch; None for nothing.
-        results: of the stage's end.
+        values: the values that later stages consume.
+        loss: the stage's contribution to the loss of the microbatch, or None.
+        results: the other results of the stage's head.
         kept: tensors of the stage's graph, by name, for the backward pass.
     """
 
@@ -42,38 +42,38 @@ class StageFunctions:
     """A stage that this rank holds, for training or not.
 
     Args:
-        partition: of the model.
-        index: the stage's number.
-        wires: the forms of the values between stages.
-        differentiable: the values that have a gradient; none where nothing is trained.
-        variables: whose gradients are wanted.
-        end: what follows the stage's calls.
-        sums: to which the variables' gradients are added.
-        training: as Keras's layers take it.
-        split: whether the variables' gradients are computed apart.
-        remat: whether the backward pass runs the forward pass again.
+        partition: the model's partition.
+        index: the stage's index.
+        specs: the specs of the values between stages.
+        differentiable: the values that have a gradient; empty if nothing is trained.
+        variables: the variables to differentiate.
+        head: what follows the stage's calls.
+        sums: the sums to which the variables' gradients are added.
+        training: as for Keras layers.
+        split: whether the variables' gradients are computed separately.
+        remat: whether the backward pass reruns the forward pass.
 
     Attributes:
         stage: the stage.
         variables: as above.
-        takes_gradients: the values that it gives and whose gradients come back to it.
-        gives_gradients: the values that it takes and whose gradients it sends back.
-        without_gradient: those of them on which nothing depends that has a gradient.
-        split: whether the variables' gradients are computed apart.
+        takes_gradients: the outputs whose gradients it receives.
+        gives_gradients: the inputs whose gradients it sends back.
+        without_gradient: those of `gives_gradients` on which nothing differentiable depends.
+        split: whether the variables' gradients are computed separately.
         written: the strategy's variables that the forward pass assigns.
-        summed: the variables that have a dense gradient.
-        looked_up: those that have a sparse one.
-        done: of what was called last, tensors to wait for; empty where nothing had to run.
+        summed: the variables with a dense gradient.
+        looked_up: the variables with a sparse gradient.
+        done: tensors of the latest call to wait for; empty if nothing had to run.
     """
 
     def __init__(
         self,
         partition: Partition,
         index: int,
-        wires: ValueSpecs,
+        specs: ValueSpecs,
         differentiable: frozenset[Key],
         variables: Sequence[Any],
-        end: Head,
+        head: Head,
         sums: GradientSums,
         *,
         training: bool,
@@ -84,7 +84,7 @@ class StageFunctions:
         self.variables = list(variables)
         self.done: list[tf.Tensor] = []
         self.written: list[Any] = []
-        self._end = end
+        self._head = head
         self._sums = sums
         self._training = training
         self._has_objective = False
@@ -93,19 +93,19 @@ class StageFunctions:
         out = [edge for edge in partition.edges if edge.source == index]
         self._partition, self._out = partition, out
         self._masked = sorted({key for edge in into for key in edge.masked})
-        gives = sorted({key for edge in out for key in edge.keys})
+        sent = sorted({key for edge in out for key in edge.keys})
         self._gives_masks = sorted({key for edge in out for key in edge.masked})
-        self.takes_gradients = [key for key in gives if key in differentiable]
-        self._others = [key for key in gives if key not in differentiable]
+        self.takes_gradients = [key for key in sent if key in differentiable]
+        self._others = [key for key in sent if key not in differentiable]
         crossing = {key for edge in into for key in edge.keys}
         self.gives_gradients = sorted(crossing & differentiable)
-        specs = [wires.of(key).spec for key in self.stage.inputs]
-        specs += [wires.mask_of(key).spec for key in self._masked]
+        inputs = [specs.of(key).spec for key in self.stage.inputs]
+        inputs += [specs.mask_of(key).spec for key in self._masked]
         wanted = [key in self.gives_gradients for key in self.stage.inputs]
         self._trace = trace(
             self._forward,
-            [*specs, *end.extra],
-            wanted + [False] * (len(self._masked) + len(end.extra)),
+            [*inputs, *head.extra],
+            wanted + [False] * (len(self._masked) + len(head.extra)),
             [v.value for v in self.variables],
             backward=bool(self.variables or self.gives_gradients),
         )
@@ -143,8 +143,8 @@ class StageFunctions:
         """Runs the forward pass of a microbatch.
 
         Args:
-            values: what the stage takes.
-            extra: for the end.
+            values: the stage's inputs.
+            extra: the head's additional inputs.
         """
         given = [values[key] for key in self.stage.inputs]
         given += [*(get_keras_mask(values[key]) for key in self._masked), *extra]
@@ -163,19 +163,19 @@ class StageFunctions:
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
     ) -> tuple[Tensors, dict[str, tf.Tensor]]:
-        """Runs the backward pass; the chain of input gradients alone where they are split.
+        """Runs the backward pass; only the chain of input gradients if it is split.
 
         Args:
-            kept: of the forward pass.
-            gradients: of `takes_gradients`.
+            kept: the tensors kept by the forward pass.
+            gradients: those of `takes_gradients`.
             seed: the gradient of the objective.
 
         Returns:
-            The gradients of `gives_gradients`, and what is kept for `add_gradients`.
+            The gradients of `gives_gradients`, and the tensors kept for `add_gradients`.
         """
         self.done = []
         if self._parts.input_gradient is None:
-            # What it computes has no gradient, and others still wait for that of its inputs.
+            # Its outputs have no gradient, but other stages still wait for those of its inputs.
             zeros = {k: tf.zeros_like(kept[self._input_names[k]]) for k in self.gives_gradients}
             return zeros, {}
         seeds = [gradients[key] for key in self.takes_gradients]
@@ -203,12 +203,12 @@ class StageFunctions:
         """Adds the variables' gradients of a microbatch to the sums.
 
         Args:
-            kept: of `backward`.
+            kept: the tensors kept by `backward`.
         """
         self.done = []
         if self.split:
             kept = {**kept, **self._call("weight_gradient", kept)}
-        # The dense ones have been added where they were computed.
+        # The dense ones were added as they were computed.
         sparse = [None if g is None else _rebuilt(g, kept) for g in self._sparse]
         self._sums.add(self.variables, sparse)
 
@@ -224,16 +224,16 @@ class StageFunctions:
         for key in self._masked:
             set_keras_mask(values[key], next(rest))
         extra = list(rest)
-        with self._end.step(extra) as step:
+        with self._head.step(extra) as step:
             made = self.stage(values, training=self._training)
             steps, self.stage.steps = self.stage.steps, []
-            losses = self.stage.losses() if self._end.has_loss else []
-            objective, results = self._end.finish(made, extra)
+            losses = self.stage.losses() if self._head.has_loss else []
+            objective, results = self._head.finish(made, extra)
         self.written = list(step.written.values())
         self._reports_mean = objective is not None and objective.shape.rank != 0
         if self._reports_mean:
-            # The gradient of an unreduced loss is that of its sum, and what is told is its mean.
-            results = [_sum([tf.reduce_mean(step.weigh(objective)), *losses]), *results]
+            # An unreduced loss is differentiated as its sum, but reported as its mean.
+            results = [_sum([tf.reduce_mean(step.scale_by_rows(objective)), *losses]), *results]
         terms = [t for t in [objective, *losses] if t is not None]
         self._has_objective = bool(terms)
         outputs = [made[key] for key in self.takes_gradients]
@@ -241,7 +241,7 @@ class StageFunctions:
             outputs.append(_sum(terms))
         others = [made[key] for key in self._others]
         for edge in self._out:
-            pack(self._partition, edge, made)  # Raises where a mask is not there.
+            pack(self._partition, edge, made)  # Raises if a mask is missing.
         masks = [get_keras_mask(made[key]) for key in self._gives_masks]
         return Forward(outputs, [*others, *masks, *results], steps)
 

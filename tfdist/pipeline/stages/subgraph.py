@@ -1,4 +1,4 @@
-"""Makes a function of some operations of a graph."""
+"""Turns some operations of a graph into a function."""
 
 from __future__ import annotations
 
@@ -17,19 +17,18 @@ def make_function(
     """A function that runs a part of a traced graph.
 
     Args:
-        trace: of the stage.
-        part: the operations, what they are fed, and what is fetched.
-        name: shown in profiles.
-        accumulators: for each of `part.sums` by name, the variables to which it is added.
+        trace: the stage's trace.
+        part: the operations with their feeds and fetches.
+        name: the name shown in profiles.
+        accumulators: for each of `part.sums`, by name, the variables to which it is added.
 
     Returns:
-        A function of tensors for `part.feeds`, in their order, that returns those of
-        `part.fetches`, and one to wait for. Called in a graph it is one operation there, however
-        often.
+        A function of tensors for `part.feeds`, in order, that returns those of `part.fetches` and
+        one to wait for. Each call in a graph adds a single operation to it.
     """
     definition = _definition(trace, part)
     consumed = {name for op in part.operations for name in (t.name for t in op.inputs)}
-    own = part.operations
+    operations = part.operations
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
@@ -38,7 +37,7 @@ def make_function(
         for inner in sorted(consumed | {t.name for t in results}):
             if inner in trace.captured:
                 given[inner] = graph.capture(trace.captured[inner])
-        computed = [t for t in results if t.op in own]
+        computed = [t for t in results if t.op in operations]
         imported = tf.graph_util.import_graph_def(
             definition,
             input_map={name: t for name, t in given.items() if name in consumed},
@@ -56,21 +55,21 @@ def make_function(
 
     run.__name__ = name
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in part.feeds]
-    # Inlined, it would be optimised anew at every place where it is called.
+    # If inlined, it would be optimized again at every call site.
     function = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
     concrete = function.get_concrete_function(*specs)
     return lambda tensors: list(concrete(*tensors))
 
 
 def _shaped(tensor: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    # Some operations tell their shape in Python alone.
+    # The shape of some operations is known only in Python.
     result = tf.identity(tensor)
     result.set_shape(like.shape)
     return result
 
 
 def _definition(trace: Trace, part: Part) -> tf.compat.v1.GraphDef:
-    """The part's nodes; an order of effects that it has in the graph stays."""
+    """The part's nodes, with the control dependencies between them."""
     names = {op.name for op in part.operations}
     whole = trace.graph.as_graph_def()
     definition = tf.compat.v1.GraphDef(library=whole.library, versions=whole.versions)

@@ -1,4 +1,4 @@
-"""Traces a stage's forward and backward pass into one graph, from which both can be cut."""
+"""Traces a stage's forward and backward pass into a single graph, which can be cut into parts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tensorflow as tf
 
 @dataclass(frozen=True)
 class Forward:
-    """What a stage's forward pass gives.
+    """The result of a stage's forward pass.
 
     Attributes:
         outputs: tensors that have a gradient.
         others: tensors that have none.
-        steps: values in between. What leads to their gradients is the chain of input gradients;
-            what leads to the variables' gradients alone can be computed later.
+        steps: intermediate values. The operations that lead to their gradients are the chain of
+            input gradients; those that lead only to the variables' gradients can run later.
     """
 
     outputs: Sequence[tf.Tensor]
@@ -27,19 +27,19 @@ class Forward:
 
 @dataclass(frozen=True)
 class Trace:
-    """The graph of a stage's forward and backward pass, and the tensors at its borders.
+    """The graph of a stage's forward and backward pass, and the tensors at its boundary.
 
     Attributes:
         graph: the graph.
-        captured: for each tensor that stands for one from outside, by name: that one.
-        inputs: placeholders.
-        outputs: of the forward pass, with a gradient.
-        others: of the forward pass, without.
-        seeds: placeholders of the outputs' gradients.
-        input_gradients: for each input; None for one without.
-        step_gradients: those of the values in between that have one.
-        variable_gradients: for each variable a tensor, `tf.IndexedSlices` or None.
-        effects: the operations of the forward pass with an effect, in order.
+        captured: the captured outer tensors, by the names of their inner placeholders.
+        inputs: the placeholders of the inputs.
+        outputs: the outputs of the forward pass that have a gradient.
+        others: those that have none.
+        seeds: the placeholders of the outputs' gradients.
+        input_gradients: for each input, its gradient or None.
+        step_gradients: the gradients of the intermediate values that have one.
+        variable_gradients: for each variable, a tensor, `tf.IndexedSlices` or None.
+        effects: the operations of the forward pass with a side effect, in order.
     """
 
     graph: Any
@@ -65,11 +65,11 @@ def trace(
     """Traces a forward pass and its gradients.
 
     Args:
-        forward: takes a tensor for each of `inputs`.
-        inputs: their shapes and types.
-        differentiable: for each input whether its gradient is wanted.
-        variables: whose gradients are wanted.
-        backward: False for the forward pass alone.
+        forward: a function of one tensor for each of `inputs`.
+        inputs: the specs of the inputs.
+        differentiable: for each input, whether its gradient is computed.
+        variables: the variables to differentiate.
+        backward: False for the forward pass only.
     """
     made: dict[str, Any] = {}
 

@@ -1,4 +1,4 @@
-"""What crosses from stage to stage: the shape, type and mask of every value."""
+"""The values passed between stages: the shape, type and mask of each."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.cut import Edge, Partition
 from tfdist.pipeline.partition.graph import Call, Key
 
-# Shapes are found out with this many rows: a dimension that Keras does not know, and that is a
-# multiple of it, is a multiple of the rows.
+# Shapes are inferred with this many rows: a dimension unknown to Keras that is a multiple of it is
+# a multiple of the rows.
 _ROWS = 1_000_003
 
 
 @dataclass(frozen=True)
 class ValueSpec:
-    """The form of a tensor whose number of rows is known when it runs.
+    """The spec of a tensor whose number of rows is known at run time.
 
     Attributes:
-        shape: for each dimension its size for no rows, and what it grows by with each row.
+        shape: for each dimension, its size with no rows, and its growth per row.
         dtype: its type.
     """
 
@@ -34,7 +34,7 @@ class ValueSpec:
 
     @property
     def spec(self) -> tf.TensorSpec:
-        """The form as TensorFlow knows it."""
+        """The same as a `tf.TensorSpec`."""
         return tf.TensorSpec(
             [None if per_row else size for size, per_row in self.shape], self.dtype
         )
@@ -46,15 +46,15 @@ class ValueSpec:
 
 
 class ValueSpecs:
-    """The forms of all values between the stages of a model.
+    """The specs of all values between the stages of a model.
 
-    Runs the whole model's forward pass symbolically; no rank needs the values of its variables.
+    Traces the full model's forward pass symbolically; no rank needs the values of its variables.
 
     Args:
-        partition: of the model.
+        partition: the model's partition.
 
     Raises:
-        UnsupportedError: a shape depends on the data, or a value that crosses is no number.
+        UnsupportedError: a shape depends on the data, or a value between stages is not numeric.
     """
 
     def __init__(self, partition: Partition) -> None:
@@ -65,8 +65,8 @@ class ValueSpecs:
         graph = partition.graph
 
         def note(call: Call, made: dict[Key, Any]) -> dict[Key, Any]:
-            forms = {key: tf.TensorSpec(v.shape, v.dtype, call.name) for key, v in made.items()}
-            self._made.update(forms)
+            specs = {key: tf.TensorSpec(v.shape, v.dtype, call.name) for key, v in made.items()}
+            self._made.update(specs)
             return made
 
         def forward(*inputs: tf.Tensor) -> list[tf.Tensor]:
@@ -76,60 +76,60 @@ class ValueSpecs:
                     values.update(stage(values, training=False, after=note))
             crossing = {key for edge in partition.edges for key in edge.keys}
             for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
-                self._tensors[key] = _wire(values[key], graph.specs[key].shape)
+                self._tensors[key] = _value_spec(values[key], graph.specs[key].shape)
             for key in {key for edge in partition.edges for key in edge.masked}:
-                self._masks[key] = _wire(get_keras_mask(values[key]))
+                self._masks[key] = _value_spec(get_keras_mask(values[key]))
             return []
 
         specs = [graph.specs[key].with_rows(_ROWS).form for key in graph.inputs]
         tf.function(forward, autograph=False).get_concrete_function(*specs)
         for key in [key for key, _ in self._tensors.items() if key in graph.inputs]:
             spec = graph.specs[key]
-            self._tensors[key] = _wire(spec.with_rows(_ROWS).form, spec.shape)
+            self._tensors[key] = _value_spec(spec.with_rows(_ROWS).form, spec.shape)
         for edge in partition.edges:
-            _check_numbers(edge, self.of_edge(edge))
+            _check_numeric(edge, self.of_edge(edge))
 
     def of(self, key: Key) -> ValueSpec:
-        """The form of a value."""
+        """The spec of a value between stages, or of a model input or output."""
         return self._tensors[key]
 
     def anywhere(self, key: Key) -> ValueSpec:
-        """The form of a value, whether it crosses or not.
+        """The spec of any value, whether or not it crosses stages.
 
         Raises:
             UnsupportedError: its shape depends on the data.
         """
-        return _wire(self._made[key], self._specs[key].shape)
+        return _value_spec(self._made[key], self._specs[key].shape)
 
     def mask_of(self, key: Key) -> ValueSpec:
-        """The form of a value's mask."""
+        """The spec of a value's mask."""
         return self._masks[key]
 
     def of_edge(self, edge: Edge) -> list[ValueSpec]:
-        """What `partition.packing.pack` gives for an edge."""
+        """The specs of what `partition.packing.pack` returns for an edge."""
         return [*map(self.of, edge.keys), *map(self.mask_of, edge.masked)]
 
 
-def _wire(tensor: Any, known: Sequence[int | None] = ()) -> ValueSpec:
+def _value_spec(tensor: Any, known: Sequence[int | None] = ()) -> ValueSpec:
     if tensor.shape.rank is None or None in tensor.shape.as_list():
         raise UnsupportedError(
-            f"The shape of {tensor.name!r} depends on the data: {tensor.shape}. Between stages "
+            f"The shape of {tensor.name!r} depends on the data: {tensor.shape}. Between stages, "
             "all dimensions but the rows must be known. Give the model's inputs fixed shapes, or "
-            "cut the model elsewhere by `cuts`."
+            "cut the model elsewhere with `cuts`."
         )
     sizes = tensor.shape.as_list()
-    # A layer's own `compute_output_shape` may be wrong.
+    # A layer's custom `compute_output_shape` may be wrong.
     known = known if len(known) == len(sizes) else [None] * len(sizes)
     dimensions = [_dimension(*each) for each in zip(sizes, known, strict=True)]
     return ValueSpec(tuple(dimensions), tensor.dtype)
 
 
-def _check_numbers(edge: Edge, wires: Sequence[ValueSpec]) -> None:
-    wrong = sorted({wire.dtype.name for wire in wires if wire.dtype not in TYPES})
+def _check_numeric(edge: Edge, specs: Sequence[ValueSpec]) -> None:
+    wrong = sorted({spec.dtype.name for spec in specs if spec.dtype not in TYPES})
     if wrong:
         raise UnsupportedError(
             f"A value of type {wrong[0]} cannot cross from stage {edge.source} to stage "
-            f"{edge.target}. Cast it to a number or a bool, or cut the model elsewhere by `cuts`."
+            f"{edge.target}. Cast it to a number or a bool, or cut the model elsewhere with `cuts`."
         )
 
 

@@ -1,1 +1,1 @@
-"""The state of the whole model, put together from its stages for files and weights."""
+"""The state of the full model, assembled from its stages for files and weights."""

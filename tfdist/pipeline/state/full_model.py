@@ -1,4 +1,4 @@
-"""What a model in stages offers of the whole: its files, its weights, its summary."""
+"""The methods of `PipelineModel` that concern the full model: files, weights, summary."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from tfdist.trainer.saving.files import InStages
 
 
 @dataclasses.dataclass
-class Parts:
-    """Holds what Keras must not track: the whole model.
+class Untracked:
+    """Hides the full model from Keras's tracking.
 
     Attributes:
-        whole: the model.
-        partition: its stages.
-        remat: whether backward passes run the forward pass again.
-        files: how it is written and read.
-        compiled: what it was compiled with.
+        full_model: the ordinary model.
+        partition: its partition into stages.
+        remat: whether backward passes recompute the forward pass.
+        files: saves and loads it.
+        compiled: the arguments that it was compiled with.
     """
 
-    whole: keras.Model
+    full_model: keras.Model
     partition: Partition
     remat: bool
     files: Files
@@ -37,19 +37,20 @@ class Parts:
 
 
 class FullModel(InStages, keras.Model):  # type: ignore[misc]
-    """A part of `PipelineModel`: all workers call these methods, and each gives its stages."""
+    """The part of `PipelineModel` whose methods all workers call, each contributing its stages."""
 
-    _parts: Parts
+    _untracked: Untracked
 
     @property
     def partition(self) -> Partition:
         """The stages."""
-        return self._parts.partition
+        return self._untracked.partition
 
     def gathered(self) -> contextlib.AbstractContextManager[keras.Model | None]:
-        """The ordinary model with all values, on the chief; None elsewhere. All workers call it.
+        """Yields the ordinary model with all values on the chief, None elsewhere.
 
-        `save`, `save_weights` and `export` write it; they too are called by all workers.
+        All workers must call it, as they must `save`, `save_weights` and `export`, which write this
+        model.
 
         Example:
             ```python
@@ -59,37 +60,38 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
             ```
         """
         optimizer = getattr(self, "optimizer", None)
-        return self._parts.files.gathered(optimizer, self._parts.compiled)
+        return self._untracked.files.gathered(optimizer, self._untracked.compiled)
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
-        """As `keras.Model.load_weights`: each worker takes its own from the whole model's file.
+        """Like `keras.Model.load_weights`; each worker loads its part of the full model's file.
 
-        The file may be one that any number of workers has saved, or a single process. As in Keras
-        the optimizer's state comes with it if the optimizer is built; see `load_optimizer`.
+        The file may have been saved by any number of workers or by a single process. As in Keras,
+        the optimizer's state is loaded too if the optimizer is built; see `load_optimizer`.
 
         Args:
-            filepath: ends in `.keras`, `.weights.h5`, or as `keras.Model.load_weights` takes it.
-            skip_mismatch: whether to leave layers as they are whose weights are of other shapes.
+            filepath: a `.keras`, `.weights.h5` or other file that `keras.Model.load_weights`
+                accepts.
+            skip_mismatch: whether to skip layers whose weights differ in shape.
             **kwargs: as for `keras.Model.load_weights`.
 
         Raises:
-            ValueError: the file is another model's.
+            ValueError: the file is from another model.
         """
         options = {"skip_mismatch": skip_mismatch, **kwargs}
-        if self._parts.files.load(filepath, getattr(self, "optimizer", None), **options):
+        if self._untracked.files.load(filepath, getattr(self, "optimizer", None), **options):
             load_state(self, filepath)
 
     def load_optimizer(self, filepath: Any) -> None:
-        """Takes the optimizer's state from a file of the whole model, to go on with training.
+        """Loads the optimizer's state from a file of the full model, to resume training.
 
-        All workers call it, after `compile`.
+        All workers must call it, after `compile`.
 
         Args:
-            filepath: what `save` or `save_weights` of the compiled model wrote, on any number of
-                workers or in a single process.
+            filepath: a file written by `save` or `save_weights` of the compiled model, on any
+                number of workers or in a single process.
 
         Raises:
-            ValueError: the file has no state of such an optimizer, or the model is not compiled.
+            ValueError: the file has no state for such an optimizer, or the model is not compiled.
 
         Example:
             ```python
@@ -101,48 +103,48 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         """
         if getattr(self, "optimizer", None) is None:
             raise ValueError(
-                "An optimizer's state is for a compiled model. Received: a model without an "
-                "optimizer. Call `compile` first."
+                "Loading an optimizer's state requires a compiled model. Received: a model without "
+                "an optimizer. Call `compile` first."
             )
         if not self.optimizer.built:
             with self.distribute_strategy.scope():
                 self.optimizer.build(self.trainable_variables)
-        self._parts.files.load_optimizer(filepath, self.optimizer)
+        self._untracked.files.load_optimizer(filepath, self.optimizer)
         load_state(self, filepath)
 
     def get_weights(self) -> list[Any]:
-        """The whole model's weights as arrays, on every worker; all of them call it."""
-        return self._parts.files.get_weights()
+        """The full model's weights as arrays, on every worker; all workers must call it."""
+        return self._untracked.files.get_weights()
 
     def set_weights(self, weights: Any) -> None:
-        """Takes this worker's values from weights of the whole model, as of `get_weights`.
+        """Sets this worker's values from weights of the full model, as `get_weights` returns them.
 
         Raises:
-            ValueError: they are another model's.
+            ValueError: the weights do not match the model.
         """
-        self._parts.files.set_weights(weights)
+        self._untracked.files.set_weights(weights)
 
     def get_config(self) -> dict[str, Any]:
-        """A model in stages has none: it is made of another one, and of a strategy.
+        """Not supported: a PipelineModel is made from another model and a strategy.
 
         Raises:
             NotImplementedError: always.
         """
         raise NotImplementedError(
-            "A model in stages has no configuration, and cannot be cloned. Take those of the "
-            "ordinary model: `with model.gathered() as whole`, on the chief."
+            "A PipelineModel has no config and cannot be cloned. Use the ordinary model's: `with "
+            "model.gathered() as whole`, on the chief."
         )
 
     def count_params(self) -> int:
-        """The number of the whole model's weights, counted as numbers."""
-        return int(self._parts.whole.count_params())
+        """The number of scalar weights in the full model."""
+        return int(self._untracked.full_model.count_params())
 
     def summary(self, *args: Any, print_fn: Callable[[str], Any] | None = None, **kw: Any) -> None:
-        """Prints the whole model as `keras.Model.summary` does, and a table of its stages.
+        """Prints the full model as `keras.Model.summary` does, and a table of its stages.
 
-        A stage's share of the cost is estimated where the model was cut by hand.
+        If the model was cut by hand, the stages' shares of the cost are estimates.
         """
-        self._parts.whole.summary(*args, print_fn=print_fn, **kw)
+        self._untracked.full_model.summary(*args, print_fn=print_fn, **kw)
         partition = self.partition
         seconds = partition.seconds or [c.seconds for c in estimate(partition.graph, rows=1)]
         (print_fn or print)("\n".join(summary(partition, seconds)))

@@ -1,4 +1,4 @@
-"""The values of a whole model and its optimizer, of which each worker of a pipeline holds some."""
+"""The values of a full model and its optimizer, of which each worker of a pipeline holds some."""
 
 from __future__ import annotations
 
@@ -15,100 +15,103 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.sharding.sharded import trained_by
 
 _Key: TypeAlias = tuple[int | None, int]
-"""Which of the model's trainable variables a slot belongs to, and the how manieth it is of its."""
+"""A slot's model variable (its number among the trainable ones), and its index among its slots."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """One value of the whole.
+    """One value of the full state.
 
     Attributes:
-        variable: of the whole model, or of the optimizer for the whole model.
-        own: the variable, or `WholeSlot`, with the value on this worker; None where it is not.
-        places: in the pipeline, of the workers that have the value.
+        variable: a variable of the full model, or of the optimizer for the full model.
+        local: the variable or `WholeSlot` with the value on this worker; None if it has none.
+        ranks: the pipeline ranks that hold the value.
     """
 
     variable: keras.Variable
-    own: Any
-    places: tuple[int, ...]
+    local: Any
+    ranks: tuple[int, ...]
 
     def collect(self, strategy: HybridStrategy, to: Collection[int]) -> Any:
-        """The value as an array; all workers of a pipeline call it together.
+        """The value as an array; collective over the workers of a pipeline.
 
         Args:
-            strategy: the pipeline's.
-            to: the places that need the value; None may be returned at others.
+            strategy: the pipeline's strategy.
+            to: the pipeline ranks that need the value; the others may get None.
         """
-        if set(to) <= set(self.places):
-            return None if self.own is None else tf.convert_to_tensor(self.own).numpy()
+        if set(to) <= set(self.ranks):
+            return None if self.local is None else tf.convert_to_tensor(self.local).numpy()
         with tf.device("CPU:0"):
             blank = tf.zeros(self.variable.shape, self.variable.dtype)
-            value = blank if self.own is None else tf.convert_to_tensor(self.own)
+            value = blank if self.local is None else tf.convert_to_tensor(self.local)
         communicator: Any = strategy.pipeline_communicator
-        return communicator.broadcast(value, self.places[0]).numpy()
+        return communicator.broadcast(value, self.ranks[0]).numpy()
 
 
-class Places:
+class Placement:
     """Which workers of a pipeline hold which variables.
 
     Args:
-        partition: of the model.
-        strategy: where its stages are.
+        partition: the model's partition.
+        strategy: the strategy, which places the stages.
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
-        self.mine = strategy.place
-        self._of: dict[int, tuple[int, ...]] = {}
+        self.rank = strategy.place
+        self._ranks: dict[int, tuple[int, ...]] = {}
         for stage in partition.stages:
-            place = strategy.rank_of(stage.index)
+            rank = strategy.rank_of(stage.index)
             for variable in stage.variables:
-                before = self._of.get(id(variable), ())
-                self._of[id(variable)] = tuple(dict.fromkeys((*before, place)))
+                before = self._ranks.get(id(variable), ())
+                self._ranks[id(variable)] = tuple(dict.fromkeys((*before, rank)))
 
-    def of(self, variable: keras.Variable) -> tuple[int, ...]:
-        """The places of those that hold a variable."""
-        return self._of[id(variable)]
+    def ranks_of(self, variable: keras.Variable) -> tuple[int, ...]:
+        """The pipeline ranks that hold a variable."""
+        return self._ranks[id(variable)]
 
     def pieces(self, variables: Iterable[keras.Variable]) -> list[Piece]:
         """The values of some of the model's variables."""
-        return [Piece(v, v if self.mine in self.of(v) else None, self.of(v)) for v in variables]
+        return [
+            Piece(v, v if self.rank in self.ranks_of(v) else None, self.ranks_of(v))
+            for v in variables
+        ]
 
 
 class FullOptimizer:
-    """Tells which variable of an optimizer for the whole model this worker's optimizer has.
+    """Maps the variables of an optimizer for the full model to those of this worker's optimizer.
 
     Args:
         own: this worker's optimizer.
-        trained: the variables of the whole model that are trained.
-        places: where they are.
+        trained: the trainable variables of the full model.
+        placement: the ranks that hold them.
         built: whether the optimizer is built on the workers that train any of them.
-        variables: those of this worker's optimizer, each of whole variables of the model.
+        variables: the variables of this worker's optimizer, unsharded.
 
     Attributes:
-        optimizer: for the whole model; its variables have no values.
+        optimizer: the optimizer for the full model; its variables have no values.
 
     Raises:
-        ValueError: this worker's has been built for other variables, or has other slots than one
-            that is made like it.
+        ValueError: this worker's optimizer was built for other variables, or has other slots than
+            a copy made from its config.
     """
 
     def __init__(
         self,
         own: Any,
         trained: Sequence[Any],
-        places: Places,
+        placement: Placement,
         built: bool,
         variables: Sequence[Any],
     ) -> None:
         self._variables = list(variables)
-        self._own, self._trained, self._places, self._built = own, trained, places, built
-        here = [v for v in trained if places.mine in places.of(v)]
-        # It may have been built in another order.
+        self._own, self._trained, self._placement, self._built = own, trained, placement, built
+        here = [v for v in trained if placement.rank in placement.ranks_of(v)]
+        # The optimizer may have been built in another order.
         order = trained_by(own) if own.built else here
         if {id(v) for v in order} != {id(v) for v in here}:
             raise ValueError(
-                "The variables that an optimizer trains stay the same. Received: a model of which "
-                "other layers are trainable than before. Compile it again."
+                "The variables that an optimizer trains must not change. Received: a model with "
+                "other trainable layers than when the optimizer was built. Compile it again."
             )
         self.optimizer, owners = blank_copy(own, trained if built else None)
         self._keys = numbered(owners)
@@ -122,18 +125,20 @@ class FullOptimizer:
             key for key in self._keys if key[0] is None
         }:
             raise ValueError(
-                "An optimizer that is made anew from its `get_config()` has the same variables, "
-                f"named after the model's. Received: {type(own).__name__}, with other ones."
+                "An optimizer recreated from its `get_config()` must have the same variables, "
+                f"named after the model's. Received: {type(own).__name__}, with different ones."
             )
 
     def pieces(self) -> list[Piece]:
-        """The values of the variables of `optimizer`, in their order."""
-        # A worker with nothing to train builds no optimizer and does not count its steps.
-        trains = tuple(sorted({p for v in self._trained for p in self._places.of(v)})) or (0,)
+        """The values of the variables of `optimizer`, in order."""
+        # A worker with nothing to train does not build its optimizer and counts no steps.
+        trains = tuple(sorted({p for v in self._trained for p in self._placement.ranks_of(v)})) or (
+            0,
+        )
         pieces = []
         for key, variable in zip(self._keys, self.optimizer.variables, strict=True):
-            places = trains if key[0] is None else self._places.of(self._trained[key[0]])
+            ranks = trains if key[0] is None else self._placement.ranks_of(self._trained[key[0]])
             held = self._own.built == self._built and key in self._positions
-            own = self._variables[self._positions[key]] if held else None
-            pieces.append(Piece(variable, own, places))
+            local = self._variables[self._positions[key]] if held else None
+            pieces.append(Piece(variable, local, ranks))
         return pieces

@@ -1,1 +1,1 @@
-"""Keras's `fit`, `evaluate` and `predict` on many replicas."""
+"""Keras's `fit`, `evaluate` and `predict` on several replicas."""

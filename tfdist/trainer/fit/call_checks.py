@@ -1,7 +1,7 @@
-"""Calls of `fit`, `evaluate`, `predict` and `compile`, checked before they start.
+"""Checks of calls to `fit`, `evaluate`, `predict` and `compile` before they start.
 
-What the workers must do alike, and what a model must be made of, is told at once and by name,
-rather than by a collective that fails or waits.
+Differences between the workers and unsupported models are reported immediately and by name, instead
+of by a collective that fails or hangs.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import joined_group, share_randomness
 from tfdist.trainer.patching import patch
 
-# What all workers pass with the same value, and what all pass or none.
-_ALIKE = (
+# Arguments that must have the same value on all workers.
+_IDENTICAL = (
     "epochs",
     "initial_epoch",
     "batch_size",
@@ -37,13 +37,14 @@ _ALIKE = (
     "validation_steps",
     "validation_batch_size",
 )
+# Arguments that all workers must pass, or none.
 _PRESENT = ("sample_weight", "validation_data")
 
 
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
     patch("TensorFlowTrainer.fit", lambda fit: _checked(fit, trains=True))
-    patch("TensorFlowTrainer.train_on_batch", _of_the_scope)
+    patch("TensorFlowTrainer.train_on_batch", _requiring_scope)
     patch("TensorFlowTrainer.evaluate", _checked)
     predict = TensorFlowTrainer.predict
 
@@ -53,21 +54,21 @@ def install() -> None:
             return predict(self, *args, **kwargs)
 
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
-    # On the base class: Keras tells by it whether a model has a `compile` of its own.
+    # On the base class: Keras uses it to detect whether a model overrides `compile`.
     patch("Trainer.compile", _in_scope)
 
 
 def is_ours(model: Any) -> bool:
-    """Whether the model was made under a tfdist strategy."""
+    """Whether the model was created under a tfdist strategy."""
     strategy = made_under(model)
     return strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
 
 
 def check_variables(model: Any) -> None:
-    """Checks that every replica has its copy of what is trained.
+    """Checks that every replica has a copy of each trainable variable.
 
     Raises:
-        ValueError: a variable was made outside of the strategy's scope.
+        ValueError: a variable was created outside the strategy's scope.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:
@@ -75,13 +76,13 @@ def check_variables(model: Any) -> None:
     for variable in model.trainable_variables:
         if getattr(variable.value, "distribute_strategy", None) is not strategy:
             raise ValueError(
-                f"The variable {variable.path!r} was made outside of the scope of the strategy "
-                "that trains the model, so the replicas would not keep it equal. Make all layers "
-                "inside `with strategy.scope():`."
+                f"The variable {variable.path!r} was created outside the scope of the strategy "
+                "that trains the model, so it would not stay equal on all replicas. Create all "
+                "layers inside `with strategy.scope():`."
             )
 
 
-def _of_the_scope(train: Callable[..., Any]) -> Callable[..., Any]:
+def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train)
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
@@ -91,22 +92,22 @@ def _of_the_scope(train: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_outside(model: Any, call: str) -> None:
-    """Refuses to train a model of no strategy in a job of several workers.
+    """Refuses to train a model without a strategy in a job of several workers.
 
-    What one worker does with a model by itself asks nobody else: it may evaluate one that it has
-    made outside of the scope, and train one that it has made under a strategy of its own.
+    A worker may use a model independently of the others: it may evaluate one that it created
+    outside the scope, and train one that it created under a separate strategy.
 
     Raises:
-        ValueError: the model is of no strategy.
+        ValueError: the model has no strategy.
     """
     group = joined_group()
     if group is None or made_under(model) is not None:
         return
     raise ValueError(
-        f"`{call}` trains a model that was made in the scope of a strategy. Received: the model "
-        f"{model.name!r}, made outside, so that each of the {group.topology.size} workers would "
-        "train one of its own. Make it inside `with strategy.scope():`. If this worker is to train "
-        "it alone, make it in the scope of a strategy of one process, such as "
+        f"`{call}` requires a model created in the scope of a strategy. Received: the model "
+        f"{model.name!r}, created outside, of which each of the {group.topology.size} workers "
+        "would train a separate copy. Create it inside `with strategy.scope():`. To train it on "
+        "this worker only, create it in the scope of a single-process strategy such as "
         '`tfdist.MirroredStrategy(["CPU:0"])`.'
     )
 
@@ -121,7 +122,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
         if is_ours(self):
             group = self.distribute_strategy.extended.group
             given = signature.bind(self, *args, **kwargs).arguments
-            group.agree("call", f"{call.__name__} {_alike(given) or ''}".strip())
+            group.agree("call", f"{call.__name__} {_compared_arguments(given) or ''}".strip())
             share_randomness(group)
             _refuse_stateful_layers(self)
             _refuse_keras_distribution()
@@ -130,14 +131,14 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
     return checked
 
 
-def _alike(given: dict[str, Any]) -> dict[str, Any]:
-    """What of a call's arguments is the same on all workers, as text."""
-    alike = {name: given[name] for name in _ALIKE if given.get(name) is not None}
-    return alike | {name: "given" for name in _PRESENT if given.get(name) is not None}
+def _compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call that must be identical on all workers."""
+    compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
+    return compared | {name: "given" for name in _PRESENT if given.get(name) is not None}
 
 
 def _refuse_keras_distribution() -> None:
-    """Refuses to train under two things that distribute.
+    """Refuses to combine a tfdist strategy with a Keras distribution.
 
     Raises:
         UnsupportedError: `keras.distribution.set_distribution` has been called.
@@ -145,9 +146,9 @@ def _refuse_keras_distribution() -> None:
     distribution = keras.distribution.distribution()
     if distribution is not None:
         raise UnsupportedError(
-            "A model under a tfdist strategy is distributed by the strategy alone. Received: "
-            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Leave that "
-            "out, or undo it by `keras.distribution.set_distribution(None)`."
+            "A model under a tfdist strategy is distributed by the strategy only. Received: "
+            f"a {type(distribution).__name__} by keras.distribution.set_distribution. Remove that "
+            "call, or undo it with `keras.distribution.set_distribution(None)`."
         )
 
 
@@ -158,8 +159,8 @@ def _refuse_stateful_layers(model: Any) -> None:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
                 f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
-                "of fixed size, which cannot be shared out among replicas. Use stateful=False, or "
-                "train with one replica."
+                "of fixed size, which cannot be split among replicas. Use stateful=False, or train "
+                "with one replica."
             )
 
 
@@ -176,8 +177,8 @@ def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:
             check_elementwise(self.optimizer)
         if strategy_of(self.optimizer, strategy) is not strategy:
             raise ValueError(
-                f"The optimizer {self.optimizer.name!r} was made outside of the scope of the "
-                "strategy that the model belongs to. Make it inside `with strategy.scope():`."
+                f"The optimizer {self.optimizer.name!r} was created outside the scope of the "
+                "model's strategy. Create it inside `with strategy.scope():`."
             )
         return result
 

@@ -1,7 +1,7 @@
 """`keras.backend.clear_session` inside the scope of a strategy.
 
-It resets TensorFlow's default graph, to which the scope belongs: what a script makes afterwards
-would be made outside of it.
+It resets TensorFlow's default graph, to which the scope is attached: objects that a script creates
+afterwards would be outside the scope.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces how the default graph is reset inside the scope of a tfdist strategy."""
+    """Makes a reset of the default graph preserve the scope of a tfdist strategy."""
     patch("tf.compat.v1.reset_default_graph", _inside_the_scope)
 
 

@@ -1,4 +1,4 @@
-"""Lets a choice of codec follow the links while a model is trained."""
+"""Updates the automatic choice of a codec to the links' speed during training."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _SECONDS = 30.0
 
 
 class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
-    """Probes the links when an epoch begins, twice a minute at most; all workers together."""
+    """Probes the links at the start of an epoch, at most twice a minute; collective."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,6 +27,6 @@ class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._last = time.monotonic()
         changed = str(choice is not None and choice.reconsider())
-        # Workers that hold different stages choose by themselves.
+        # Workers that hold different stages choose separately.
         if str(True) in group.exchange("whether another codec is chosen", changed):
             self.model.make_train_function(force=True)

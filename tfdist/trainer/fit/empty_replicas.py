@@ -1,10 +1,10 @@
-"""A row to compute with for a replica that has none of a batch.
+"""A row of zeros for a replica whose part of a batch is empty.
 
-Where a batch has fewer rows than there are replicas, some have nothing to do, and take part all the
-same. Many of TensorFlow's kernels take no batch of no rows, and layers tell it from others: its
-fused convolutions lose its shape, Keras's `add` takes it for a bias. So such a replica computes
-with a row of zeros, which counts for nothing: not in sums over the replicas, gradients, metrics and
-moving statistics (`tfdist.strategies.step`), and what is predicted of it is dropped.
+If a batch has fewer rows than there are replicas, some replicas have no rows but must still take
+part. Many TensorFlow kernels do not support empty batches, and some layers treat them differently:
+fused convolutions lose the shape, and Keras's `add` mistakes the batch for a bias. So such a
+replica computes with a row of zeros, which is excluded from sums over the replicas, gradients,
+metrics and moving statistics (`tfdist.strategies.step`); its predictions are dropped.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tensorflow as tf
 
 
 def with_a_row(batch: Any, rows: tf.Tensor) -> Any:
-    """The batch; or one with a row of zeros, where it has none.
+    """Returns the batch, or one with a single row of zeros if it is empty.
 
     Args:
-        batch: a nest of tensors whose first dimension is the rows. One with ragged or sparse
-            tensors stays as it is.
-        rows: their number, an int32 scalar.
+        batch: a nest of tensors with rows as the first dimension. A batch with ragged or sparse
+            tensors is returned unchanged.
+        rows: the number of rows, an int32 scalar.
     """
     flat = tf.nest.flatten(batch)
     present = [i for i, component in enumerate(flat) if component is not None]
@@ -34,12 +34,12 @@ def with_a_row(batch: Any, rows: tf.Tensor) -> Any:
     return tf.nest.pack_sequence_as(batch, flat)
 
 
-def without_it(outputs: Any, rows: tf.Tensor) -> Any:
-    """What a model gives for such a batch; nothing, where there were no rows.
+def without_added_row(outputs: Any, rows: tf.Tensor) -> Any:
+    """Drops the model's outputs for the row that `with_a_row` added.
 
     Args:
         outputs: a nest of dense or ragged tensors.
-        rows: how many the batch had without the row of zeros.
+        rows: the number of rows without the added one.
     """
     if tf.get_static_value(rows):
         return outputs

@@ -1,4 +1,4 @@
-"""A pass over a dataset by Keras's loops: the workers begin it, and end it, together."""
+"""Epochs of Keras's loops: the workers begin and end each pass over a dataset together."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Extends the iterator that `fit`, `evaluate` and `predict` make."""
+    """Extends the iterator used by `fit`, `evaluate` and `predict`."""
     begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
-    following, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
+    advance, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
 
     @functools.wraps(begin)
     def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
@@ -32,8 +32,8 @@ def install() -> None:
         self._begun = None
         with first_batch_watched(extended.group) as self._first_batch:
             begin(self, distribute_strategy, *args, **kw)
-        # Workers with data of their own may have different numbers of batches; an epoch lasts
-        # until the last runs out.
+        # Workers with different data may have different numbers of batches; an epoch lasts until
+        # the last one runs out.
         counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
         self._agreed = None if "None" in counts else max(map(int, counts))
         self._num_batches = self._agreed
@@ -43,9 +43,9 @@ def install() -> None:
         reset(self)
         self._num_batches = getattr(self, "_agreed", self._num_batches)
 
-    @functools.wraps(following)
+    @functools.wraps(advance)
     def next_compared(self: Any) -> Any:
-        step = following(self)
+        step = advance(self)
         if hasattr(self, "_first_batch"):
             self._first_batch.compare(step[-1])
             if step[-1] is not self._begun:
@@ -59,7 +59,7 @@ def install() -> None:
         with catch(self):
             yield
         if hasattr(self, "_first_batch"):
-            _meet_at_the_end(made_under(self).extended)
+            _check_all_ended(made_under(self).extended)
 
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)
@@ -67,11 +67,11 @@ def install() -> None:
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
 
 
-def _meet_at_the_end(extended: ReplicatedExtended) -> None:
-    """Fails on all workers where only some have left the loop, as by `stop_training`.
+def _check_all_ended(extended: ReplicatedExtended) -> None:
+    """Fails on all workers if only some have left the loop, for example by `stop_training`.
 
-    The others are in their next step, and wait there for this one. TensorFlow's collectives do
-    not notice that they differ.
+    The other workers are in their next step, waiting for this one. TensorFlow's collectives do not
+    detect the mismatch.
     """
     if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
         workers = extended.group.native()
@@ -79,5 +79,5 @@ def _meet_at_the_end(extended: ReplicatedExtended) -> None:
             native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)
 
 
-# In the error's message.
+# The name of the collective, which appears in the error message.
 _END = "the end of an epoch, by its data or by stop_training"

@@ -1,4 +1,4 @@
-"""Makes Keras's loops use the step functions for replicas, and build models without data."""
+"""Makes Keras's loops use the replicated step functions, and build models without data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces what `fit`, `evaluate` and `predict` call for models under a tfdist strategy."""
+    """Replaces the step functions of `fit`, `evaluate` and `predict` under a tfdist strategy."""
     make_train, make_test, make_predict = (
         TensorFlowTrainer.make_train_function,
         TensorFlowTrainer.make_test_function,
@@ -62,22 +62,22 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         if iterator is not None:
             data_batch = symbolic_batch(dataset_of(iterator).element_spec)
         if type(self).call is Model.call:
-            return  # Only its steps know what to call; they build it.
+            return  # Only its custom steps know what to call; they build it.
         try:
             with self.distribute_strategy.scope():
                 build_by_spec(self, data_batch)
         except TfdistError:
             raise
         except Exception:
-            # Only the model's own steps may know how to take a batch apart. What they call is then
-            # built when they are traced, as without a strategy; what is wrong is raised there.
+            # Perhaps only the model's custom steps can unpack a batch. The layers they call are
+            # then built during tracing, as without a strategy, and errors are raised there.
             return
 
     return symbolic_build
 
 
 def symbolic_batch(element_spec: Any) -> Any:
-    """Shapes and types of one replica's share of a batch, enough to build a model from."""
+    """The specs of one replica's part of a batch, sufficient to build a model."""
 
     def first(spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):

@@ -1,7 +1,7 @@
-"""Functions that a step calls, which `tf.function` traces for it alone.
+"""Functions called by a step, which `tf.function` must trace separately for it.
 
-What is traced in a step computes with its rows. TensorFlow would use such a trace again outside of
-it and in other steps, and what it has traced before the step inside it.
+A trace made in a step uses that step's rows. TensorFlow would reuse it outside the step and in
+other steps, and would reuse earlier traces inside the step.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Makes `tf.function` tell a tfdist step from others and from none."""
+    """Makes `tf.function` key its traces by the current tfdist step."""
     patch("function_context.make_function_context", _with_step)
 
 
 def _with_step(make_context: Any) -> Any:
-    def make_context_of_step(scope_type: Any = None) -> Any:
+    def make_context_with_step(scope_type: Any = None) -> Any:
         step, made = current_step(), make_context(scope_type)
         return made if step is None else made._replace(context=(made.context, step.key))
 
-    return make_context_of_step
+    return make_context_with_step

@@ -1,7 +1,7 @@
-"""One replica's training or test step, and what the replicas sync_step_state at its end.
+"""One replica's training or test step, and the synchronization of the replicas at its end.
 
-A step ends with one all-reduce of everything small: the state of the metrics, the moving
-statistics that the step has changed, and what a custom step returned.
+A step ends with a single all-reduce of all small values: the metrics' state, the moving statistics
+that the step has changed, and the values that a custom step returned.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from tfdist.trainer.fit.empty_replicas import with_a_row
 def run_replica_step(
     model: keras.Model, step_function: Callable[[Any], Any], batch: Any
 ) -> tuple[Any, Any]:
-    """Runs `train_step` or `test_step` on a replica's share of a batch.
+    """Runs `train_step` or `test_step` on a replica's part of a batch.
 
     Args:
-        model: the model whose step it is.
+        model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
 
     Returns:
-        The step's logs, equal on all replicas: metrics of all rows so far, other values averaged
-        over the rows of the step; and the totals of `metric_variables(model)`.
+        The logs of the step, equal on all replicas (metrics over all rows so far, other values
+        averaged over the rows of the step), and the totals of `metric_variables(model)`.
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
@@ -44,7 +44,7 @@ def run_replica_step(
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
-    """The state of all metrics of a model that replicas keep by themselves, each variable once."""
+    """The metric variables of a model that each replica updates separately, without duplicates."""
     variables = {id(v): v for m in model.metrics for v in m.variables}.values()
     return [v for v in variables if isinstance(v.value, SummedVariable)]
 
@@ -55,7 +55,7 @@ def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
 
 
 def begin_step(context: Any, batch: Any) -> Step:
-    """Counts the rows of all replicas; those of the earlier ones come first in the batch."""
+    """Counts the rows of all replicas, which hold the batch's rows in order."""
     rows = count_rows(batch)
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
@@ -72,49 +72,49 @@ def count_rows(batch: Any) -> tf.Tensor:
             return tf.cast(component.nrows(), tf.int32)
         if isinstance(component, tf.SparseTensor):
             return tf.cast(component.dense_shape[0], tf.int32)
-        # A number where it is known, by which noise for rows is told from other noise.
+        # Static if known, so that noise for rows can be told from other noise.
         known = component.shape[0]
         return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
-    raise ValueError("A batch must hold at least one tensor. Received: an empty structure.")
+    raise ValueError("A batch must contain at least one tensor. Received: an empty structure.")
 
 
 def forget_without_rows(model: keras.Model, step: Step, before: dict[int, tf.Tensor]) -> None:
-    """Takes back what metrics have made of no rows, which may be NaN.
+    """Restores the metrics of a replica without rows, whose updates may be NaN.
 
     Args:
-        model: whose metrics they are.
+        model: the model with the metrics.
         step: the replica's step.
-        before: `metric_values(model)` before it.
+        before: `metric_values(model)` before the step.
     """
     for variable in metric_variables(model):
-        # A metric that the step itself has built begins with zeros.
+        # A metric that was built during the step starts from zero.
         value = before.get(id(variable))
         value = tf.zeros_like(variable) if value is None else value
         variable.assign(tf.where(step.share > 0, variable, value))
 
 
 def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> tuple[Any, Any]:
-    """Makes metrics, moving statistics and logs those of all replicas.
+    """Synchronizes metrics, moving statistics and logs over all replicas.
 
     Args:
-        context: the replica's.
-        model: whose metrics they are.
+        context: the replica context.
+        model: the model with the metrics.
         step: the replica's step, at its end.
-        logs: of the replica.
+        logs: the replica's logs.
 
     Returns:
-        As `run_replica_step`.
+        As for `run_replica_step`.
     """
     metrics = metric_variables(model)
     statistics = _changed_statistics(step)
     values = [tf.convert_to_tensor(v) for v in tf.nest.flatten(logs)]
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
-    others = _no_results(model, step, logs)
+    others = _other_values(model, step, logs)
 
     sums = reduction.sum_over_replicas(
-        [_of_metric(context, step, v) for v in metrics]
+        [_metric_contribution(context, step, v) for v in metrics]
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
-        + [step.weigh(values[i]) for i in averaged]
+        + [step.scale_by_rows(values[i]) for i in averaged]
         + list(others.values()),
     )
     sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
@@ -132,10 +132,10 @@ def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> 
     return _with_results(logs, results), totals
 
 
-def _no_results(model: keras.Model, step: Step, logs: Any) -> dict[str, tf.Tensor]:
-    """Which logs have a metric's name, and are something else: 1 if they are, on this replica.
+def _other_values(model: keras.Model, step: Step, logs: Any) -> dict[str, tf.Tensor]:
+    """Flags logs that have a metric's name but another value: 1 if they do on this replica.
 
-    A step of the user's own may call its loss "loss", as Keras calls its mean.
+    A custom step may log its loss as "loss", the name of Keras's running mean.
     """
     own = type(model).train_step is Model.train_step and type(model).test_step is Model.test_step
     if own or not isinstance(logs, dict):
@@ -154,14 +154,14 @@ def _no_results(model: keras.Model, step: Step, logs: Any) -> dict[str, tf.Tenso
 
 
 def _with_results(logs: Any, results: dict[str, tf.Tensor]) -> Any:
-    # What a metric computes from the totals is exact; a mean of the replicas' results is not.
+    # A metric's result from the totals is exact; the mean of the replicas' results is not.
     if not isinstance(logs, dict):
         return logs
     return {k: results[k] if k in results else _with_results(v, results) for k, v in logs.items()}
 
 
 def _changed_statistics(step: Step) -> list[Any]:
-    # Moving averages and the like, which each replica has computed from its own rows.
+    # Moving averages and the like, which each replica has updated from its rows.
     return [
         v
         for v in step.written.values()
@@ -170,21 +170,21 @@ def _changed_statistics(step: Step) -> list[Any]:
     ]
 
 
-def _of_metric(context: Any, step: Step, variable: Any) -> tf.Tensor:
+def _metric_contribution(context: Any, step: Step, variable: Any) -> tf.Tensor:
     value = tf.convert_to_tensor(variable)
     if variable.value.aggregation == tf.VariableAggregation.SUM:
         return value
     if variable.value.aggregation == tf.VariableAggregation.ONLY_FIRST_REPLICA:
-        return _of_first(context, value)
+        return _from_first_replica(context, value)
     return _contribution(context, step, value)
 
 
 def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
-    # Numbers are averaged by rows; of what has no mean the first replica's value is taken.
+    # Floats are averaged by rows; for other types the first replica's value is used.
     if value.dtype.is_floating or value.dtype.is_complex:
-        return step.weigh(value)
-    return _of_first(context, value)
+        return step.scale_by_rows(value)
+    return _from_first_replica(context, value)
 
 
-def _of_first(context: Any, value: tf.Tensor) -> tf.Tensor:
+def _from_first_replica(context: Any, value: tf.Tensor) -> tf.Tensor:
     return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))

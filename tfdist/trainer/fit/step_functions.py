@@ -1,4 +1,4 @@
-"""The functions that Keras's loops call for each step, made for replicas on many workers."""
+"""The functions that Keras's loops call for each step, for replicas on several workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
-from tfdist.trainer.fit.empty_replicas import with_a_row, without_it
+from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.losses.metrics import take_over_metrics
 
@@ -19,21 +19,21 @@ from tfdist.trainer.losses.metrics import take_over_metrics
 def make_step_function(
     model: keras.Model, step_function: Callable[[Any], Any]
 ) -> Callable[[Iterator[Any]], Any]:
-    """What `fit` and `evaluate` call: takes the next batches of an iterator, returns the logs.
+    """Makes the function of `fit` and `evaluate`: from an iterator's next batches to the logs.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
 
     Raises:
-        UnsupportedError: XLA was asked for, and there is more than one replica.
+        UnsupportedError: `jit_compile=True` with more than one replica.
     """
     strategy = model.distribute_strategy
     take_over_metrics(model)
 
     def one_step(batch: Any, fixed: bool = True) -> Any:
-        def replica_step(share: Any) -> Any:
-            return run_replica_step(model, step_function, _as_traced(share, fixed))
+        def replica_step(shard: Any) -> Any:
+            return run_replica_step(model, step_function, _as_traced(shard, fixed))
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -63,7 +63,7 @@ def make_step_function(
                 logs, totals = steps_of_iterator(iterator)
             else:
                 for _, batch in zip(range(several), iterator, strict=False):
-                    logs, totals = run_one(*_shares(strategy, batch))
+                    logs, totals = run_one(*_local_shards(strategy, batch))
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -73,16 +73,16 @@ def make_step_function(
 
 
 def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
-    """What `predict` calls: takes a list of batches, returns the outputs for all their rows."""
+    """Makes the function of `predict`: from a list of batches to the outputs for all their rows."""
     strategy = model.distribute_strategy
 
     def one_step(batch: Any, fixed: bool) -> Any:
-        def replica_step(share: Any) -> Any:
-            share = _as_traced(share, fixed)
+        def replica_step(shard: Any) -> Any:
+            shard = _as_traced(shard, fixed)
             if strategy.num_replicas_in_sync == 1:
-                return model.predict_step(share)
-            rows = count_rows(share)
-            return without_it(model.predict_step(with_a_row(share, rows)), rows)
+                return model.predict_step(shard)
+            rows = count_rows(shard)
+            return without_added_row(model.predict_step(with_a_row(shard, rows)), rows)
 
         outputs = strategy.run(replica_step, (batch,))
         if strategy.num_replicas_in_sync == 1:
@@ -98,7 +98,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            outputs = [run_one(*_shares(strategy, batch)) for batch in batches]
+            outputs = [run_one(*_local_shards(strategy, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -106,8 +106,8 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     return function
 
 
-def share_out(strategy: tf.distribute.Strategy, batch: Any) -> Any:
-    """Cuts a batch that all workers hold into the local replicas' shares, where it is not yet."""
+def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """Splits a batch that all workers hold into the local replicas' shards, unless it is split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if replicas == 1 or any(isinstance(v, tf.distribute.DistributedValues) for v in flat):
@@ -116,26 +116,26 @@ def share_out(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         batch = tuple(batch)
     tensors = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)
 
-    def share(context: Any) -> Any:
+    def shard(context: Any) -> Any:
         return take_share(tensors, context.replica_id_in_sync_group, replicas)
 
-    return strategy.experimental_distribute_values_from_function(share)
+    return strategy.experimental_distribute_values_from_function(shard)
 
 
-def _shares(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bool]:
-    """The local replicas' shares of a batch, and whether a model may know how many rows they have.
+def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bool]:
+    """The local replicas' shards of a batch, and whether the model may see a static row count.
 
-    The shares that a dataset has cut are here with sizes of their own, as if all had that many.
+    Shards that a dataset has split have static shapes here, which may differ between replicas.
     """
     replicas = strategy.num_replicas_in_sync
-    shares = share_out(strategy, batch)
+    shards = shard_batch(strategy, batch)
     if replicas == 1:
-        return shares, True
+        return shards, True
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if shares is batch:
+    if shards is batch:
         local = [v for leaf in leaves for v in strategy.experimental_local_results(leaf)]
-        return shares, all(_rows(v) is None or _rows(v) > 1 for v in local)
-    return shares, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
+        return shards, all(_rows(v) is None or _rows(v) > 1 for v in local)
+    return shards, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
 
 
 def _rows(component: Any) -> Any:
@@ -143,9 +143,9 @@ def _rows(component: Any) -> Any:
     return shape[0] if len(shape) else None
 
 
-def _as_traced(share: Any, fixed: bool) -> Any:
-    share = without_optionals(share)
-    return share if fixed else tf.nest.map_structure(_with_any_rows, share)
+def _as_traced(shard: Any, fixed: bool) -> Any:
+    shard = without_optionals(shard)
+    return shard if fixed else tf.nest.map_structure(_with_any_rows, shard)
 
 
 def _with_any_rows(component: Any) -> Any:
@@ -153,7 +153,7 @@ def _with_any_rows(component: Any) -> Any:
 
 
 def without_optionals(batch: Any) -> Any:
-    """Puts None where a dataset, which cannot hold None, has an empty optional."""
+    """Replaces the empty optionals of a dataset, which cannot hold None, with None."""
     return tf.nest.map_structure(
         lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch
     )
@@ -164,7 +164,7 @@ def _compiled(model: keras.Model, one_step: Callable[..., Any]) -> Callable[...,
         return one_step
     if model.jit_compile and model.distribute_strategy.num_replicas_in_sync > 1:
         raise UnsupportedError(
-            "jit_compile=True is not possible with several replicas: XLA cannot compile the "
+            "jit_compile=True is not supported with several replicas: XLA cannot compile the "
             "collectives between them. Compile the model with jit_compile=False."
         )
     return tf.function(  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Ends training on all workers where one of them asks for it."""
+"""Stops training on all workers if one of them requests it."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ import keras
 
 
 class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
-    """Lets all workers stop after an epoch where a callback of one has set `stop_training`.
+    """Stops all workers after an epoch in which a callback of one has set `stop_training`.
 
-    It comes after the user's callbacks. Who stops within an epoch, and alone, is told so when the
-    others are in their next step (`trainer/fit/epochs.py`): asking there would cost each step.
+    It runs after the user's callbacks. A worker that stops alone within an epoch gets an error when
+    the others are in their next step (`trainer/fit/epochs.py`): checking there would slow down
+    every step.
     """
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

@@ -1,1 +1,1 @@
-"""Losses, metrics and random numbers, which are those of one process."""
+"""Losses, metrics and random numbers with the values of a single process."""

@@ -1,7 +1,7 @@
-"""Noise that is drawn for all rows of the global batch, of which a replica takes its own.
+"""Noise that each replica draws for the global batch, keeping only its rows.
 
-The numbers of some distributions take parts of the random stream that nobody knows beforehand. So
-each replica draws those of the whole batch, as one process would.
+Some distributions consume an unpredictable part of the random stream per number, so each replica
+draws the numbers of the whole batch, as a single process would.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tfdist.strategies.warn_once import warn_once
 from tfdist.trainer.losses.random_streams import is_for_rows
 from tfdist.trainer.patching import patch
 
-# For each distribution the parameters that rows may have values of their own for, and a value that
-# other replicas' rows can take: numbers do not depend on those of other rows.
+# The parameters of each distribution that may differ per row, with a valid value for the rows of
+# other replicas: a row's numbers do not depend on the parameters of other rows.
 _PARAMETERS: dict[str, dict[str, float]] = {
     "truncated_normal": {"mean": 0, "stddev": 1},
     "gamma": {"alpha": 1},
@@ -28,14 +28,14 @@ _PARAMETERS: dict[str, dict[str, float]] = {
 
 
 def install() -> None:
-    """Replaces Keras's draws of such noise inside a tfdist step."""
+    """Replaces how Keras draws such noise inside a tfdist step."""
     for name in _PARAMETERS:
-        patch(f"random.{name}", _drawn_whole)
-    patch("random.categorical", _categorical_drawn_whole)
-    patch("random.shuffle", _telling_of_rows)
+        patch(f"random.{name}", _drawn_for_all_rows)
+    patch("random.categorical", _categorical_for_all_rows)
+    patch("random.shuffle", _warning_of_rows)
 
 
-def _drawn_whole(keras_draws: Any) -> Any:
+def _drawn_for_all_rows(keras_draws: Any) -> Any:
     signature, parameters = inspect.signature(keras_draws), _PARAMETERS[keras_draws.__name__]
 
     @functools.wraps(keras_draws)
@@ -58,7 +58,7 @@ def _drawn_whole(keras_draws: Any) -> Any:
     return draw
 
 
-def _categorical_drawn_whole(keras_draws: Any) -> Any:
+def _categorical_for_all_rows(keras_draws: Any) -> Any:
     @functools.wraps(keras_draws)
     def draw(logits: Any, *args: Any, **kwargs: Any) -> Any:
         step = current_step()
@@ -73,7 +73,7 @@ def _categorical_drawn_whole(keras_draws: Any) -> Any:
 
 
 def _others(step: Step, dimension: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """How many entries of a first dimension come before this replica's in the batch, and after."""
+    """The numbers of entries along the first dimension before and after this replica's."""
     rows = tf.maximum(step.rows, 1)
     per_row = tf.where(dimension % rows == 0, dimension // rows, 0)
     return per_row * step.first_row, per_row * (step.total - step.first_row - step.rows)
@@ -84,7 +84,7 @@ def _padded(value: tf.Tensor, before: tf.Tensor, after: tf.Tensor, filler: float
     return tf.pad(value, around, constant_values=tf.cast(filler, value.dtype))
 
 
-def _telling_of_rows(shuffle: Any) -> Any:
+def _warning_of_rows(shuffle: Any) -> Any:
     @functools.wraps(shuffle)
     def shuffle_rows(x: Any, axis: int = 0, seed: Any = None) -> Any:
         step = current_step()
@@ -92,10 +92,9 @@ def _telling_of_rows(shuffle: Any) -> Any:
             x = tf.convert_to_tensor(x)
             if axis in (0, -x.shape.rank) and is_for_rows(step, x.shape):
                 warn_once(
-                    "keras.random.shuffle is called for the rows of a batch in a training step. "
-                    "With several replicas each shuffles its own rows among themselves, which is "
-                    "not what one process does. Shuffle in the dataset, or shuffle what "
-                    "tfdist.global_batch.rows gives."
+                    "keras.random.shuffle is called on the rows of a batch in a training step. "
+                    "Each replica shuffles only its own rows, unlike a single process. Shuffle in "
+                    "the dataset, or shuffle the result of tfdist.global_batch.rows."
                 )
         return shuffle(x, axis=axis, seed=seed)
 

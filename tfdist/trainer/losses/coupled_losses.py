@@ -1,9 +1,9 @@
-"""Keras's losses that couple the rows of a batch, computed for all rows of the global batch.
+"""Keras's losses that couple the rows of a batch, computed over the global batch.
 
-Dice and Tversky over the whole batch are ratios of sums over rows: the sums cross the network.
-Circle, which compares each row with all others, and what is normalised along the axis of the rows,
-take the rows of all replicas; then each replica computes the loss of all of them, and
-differentiates it by its own.
+Dice and Tversky over the whole batch are ratios of sums over rows, so only the sums are reduced.
+Circle, which compares each row with all others, and losses normalized along the row axis need the
+rows of all replicas; each replica then computes the loss over all rows and differentiates it with
+respect to its own.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from tfdist.trainer.patching import patch
 
 def install() -> None:
     """Replaces how Keras computes losses that couple rows, inside a tfdist step."""
-    patch("keras.losses.dice", _of_all_rows)
-    patch("keras.losses.tversky", _of_all_rows)
-    patch("Loss.__call__", _of_whole_batch)
+    patch("keras.losses.dice", _over_all_rows)
+    patch("keras.losses.tversky", _over_all_rows)
+    patch("Loss.__call__", _over_global_batch)
 
 
-def _of_whole_batch(call: Any) -> Any:
+def _over_global_batch(call: Any) -> Any:
     def call_coupled(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         step = current_step()
         if step is None or isinstance(step, WholeBatch) or not _couples_rows(self, y_pred):
             return call(self, y_true, y_pred, sample_weight)
-        return _whole_loss(step, call, self, y_true, y_pred, sample_weight)
+        return _global_loss(step, call, self, y_true, y_pred, sample_weight)
 
     return call_coupled
 
@@ -47,7 +47,7 @@ def _couples_rows(loss: Any, y_pred: Any) -> bool:
         return False
     if inspect.unwrap(function) is _CIRCLE:
         return True
-    # Along which axes it takes values together, as far as it says.
+    # The axes over which it reduces, if its settings name them.
     axis = settings.get("axis", None if _ratio_of(function) else ())
     return _is_over_rows(axis, y_pred.shape.rank)
 
@@ -59,7 +59,7 @@ def _is_over_rows(axis: Any, rank: int | None) -> bool:
     return any(a == 0 or a == -(rank or 0) for a in axes)
 
 
-def _whole_loss(
+def _global_loss(
     step: Step,
     call: Callable[..., Any],
     loss: Any,
@@ -72,7 +72,7 @@ def _whole_loss(
     if _ratio_of(function) is None:
         y_true, y_pred = global_batch.rows((y_true, y_pred))
     else:
-        # A weighted ratio is the ratio of all rows, times the weights of all rows.
+        # A weighted ratio is the ratio over all rows, times the weights of all rows.
         loss, y_pred = copy.copy(loss), tf.identity(y_pred)
         loss.fn = functools.partial(_ratio, step, function)
     if mask is not None:
@@ -83,16 +83,16 @@ def _whole_loss(
         value = call(loss, y_true, y_pred, sample_weight)
     if value.shape.rank != 0:
         raise UnsupportedError(
-            f"The loss {loss.name!r} couples the rows of a batch, so with several replicas it is "
-            f"one number for all of them. Received: reduction={loss.reduction!r}. Use "
+            f"The loss {loss.name!r} couples the rows of a batch, so with several replicas it must "
+            f"be reduced to a scalar. Received: reduction={loss.reduction!r}. Use "
             "reduction='sum_over_batch_size', 'sum' or 'mean_with_sample_weight'."
         )
     return value
 
 
-def _of_all_rows(function: Any) -> Any:
-    # As losses of the user's own call it.
-    def ratio_of_all_rows(y_true: Any, y_pred: Any, *args: Any, **settings: Any) -> Any:
+def _over_all_rows(function: Any) -> Any:
+    # For custom losses that call the function.
+    def ratio_over_all_rows(y_true: Any, y_pred: Any, *args: Any, **settings: Any) -> Any:
         step = current_step()
         given = inspect.signature(function).bind(y_true, y_pred, *args, **settings).arguments
         y_pred = tf.convert_to_tensor(y_pred) if step is not None else y_pred
@@ -101,7 +101,7 @@ def _of_all_rows(function: Any) -> Any:
         settings = {k: v for k, v in given.items() if k not in ("y_true", "y_pred")}
         return _ratio(step, function, y_true, y_pred, **settings)
 
-    return ratio_of_all_rows
+    return ratio_over_all_rows
 
 
 def _ratio(step: Step, function: Any, y_true: Any, y_pred: Any, **settings: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Metrics as one process would see them: numbers for a batch, and state made anywhere."""
+"""Metrics with the results of a single process: scalar updates, and state created anywhere."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces how Keras's metrics take up a number without a weight, in a tfdist step."""
+    """Replaces how Keras's metrics handle a scalar without a weight in a tfdist step."""
     patch("Mean.update_state", _by_rows)
     patch("Sum.update_state", _by_rows)
 
@@ -24,16 +24,16 @@ def install() -> None:
 def _by_rows(update: Any) -> Any:
     @functools.wraps(update)
     def update_by_rows(self: Any, values: Any, sample_weight: Any = None) -> Any:
-        # Replicas and microbatches have a number each for their rows, which are a part of one.
+        # Each replica and microbatch has a scalar for its rows, which are part of one batch.
         step = current_step()
         if step is not None and sample_weight is None and keras.ops.ndim(values) == 0:
             if isinstance(self, keras.metrics.Sum):
                 warn_once(
-                    f"The metric {self.name!r} (keras.metrics.Sum) gets one number for a batch. "
-                    "With several replicas each gives its number, which is taken as a mean over "
-                    "its rows: the metric adds up their mean, weighted by rows. If the number is "
-                    "itself a sum over rows, give the metric a value for each row, or the number "
-                    "with sample_weight=1."
+                    f"The metric {self.name!r} (keras.metrics.Sum) is updated with a scalar per "
+                    "batch. Each of several replicas passes a scalar, which is treated as a mean "
+                    "over its rows: the metric sums their mean, weighted by rows. If the scalar is "
+                    "itself a sum over rows, pass a value for each row, or the scalar with "
+                    "sample_weight=1."
                 )
             sample_weight = step.share
         return update(self, values, sample_weight=sample_weight)
@@ -42,10 +42,12 @@ def _by_rows(update: Any) -> Any:
 
 
 def take_over_metrics(model: keras.Model) -> None:
-    """Gives metrics that were made outside of the scope a copy of their state on each replica.
+    """Replicates the state of metrics that were created outside the scope.
+
+    Collective over all workers.
 
     Args:
-        model: of a strategy; all workers call this.
+        model: a model under a tfdist strategy.
     """
     strategy = model.distribute_strategy
     if strategy.num_replicas_in_sync == 1:

@@ -1,8 +1,8 @@
-"""Dropout and noise that are, row by row, what one process would draw.
+"""Dropout and noise that are identical, row by row, to those of a single process.
 
-All replicas hold the same seeds, and would draw the same numbers for their different rows. Here
-a replica draws from the place in the random stream where one process would be at its first row:
-the Philox generator yields any part of its stream directly (Salmon et al., "Parallel random
+All replicas hold the same seeds and would draw the same numbers for their different rows. Here a
+replica draws from the position in the random stream where a single process would be at its first
+row: the Philox generator provides random access to its stream (Salmon et al., "Parallel random
 numbers: as easy as 1, 2, 3", 2011).
 """
 
@@ -18,13 +18,13 @@ from tfdist.internals.keras import dropout_shape, random, seed_for_draw
 from tfdist.strategies.step import Step, current_step
 from tfdist.trainer.patching import patch
 
-# One step of the counter gives 128 bits: four numbers, or two of 64 bits each.
+# Each increment of the counter yields 128 bits: four 32-bit numbers, or two of 64 bits.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2}
 _PHILOX = 1
 
 
 def install() -> None:
-    """Replaces Keras's draws of noise inside a tfdist step."""
+    """Replaces how Keras draws noise inside a tfdist step."""
     patch("random.dropout", lambda original: _by_rows(original, _dropout, _drops_for_rows))
     patch("random.uniform", lambda original: _by_rows(original, _uniform, is_for_rows))
     patch("random.normal", lambda original: _by_rows(original, _normal, is_for_rows))
@@ -32,7 +32,7 @@ def install() -> None:
 
 
 def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any:
-    """Draws by rows where the noise is for the rows of the batch."""
+    """Wraps a function of Keras to draw by rows if the noise is for the rows of the batch."""
 
     @functools.wraps(keras_draws)
     def draw(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
@@ -45,12 +45,12 @@ def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any
 
 
 def is_for_rows(step: Step, shape: Any, *_: Any, **__: Any) -> bool:
-    """Whether noise of a shape is for the rows of the batch, each of which has its own."""
+    """Whether noise of a shape differs per row of the batch."""
     if tf.is_tensor(shape):
         known = tf.get_static_value(shape)
         shape = [None] if known is None else known.tolist()
     first = shape[0] if len(shape) else 1
-    # Noise of another fixed first dimension is for weights, or shared by the rows.
+    # Noise with another static first dimension is for weights, or shared by the rows.
     return not isinstance(first, int) or first == tf.get_static_value(step.rows)
 
 
@@ -58,7 +58,7 @@ def _drops_for_rows(step: Step, x: Any, rate: float, noise_shape: Any = None) ->
     first = x.shape[0] if noise_shape is None or noise_shape[0] is None else noise_shape[0]
     if is_for_rows(step, [first]):
         return True
-    # A row may have several entries, as the windows of an image.
+    # A row may have several entries, such as the windows of an image.
     rows = tf.get_static_value(step.rows)
     return rows is not None and rows > 1 and first % rows == 0
 

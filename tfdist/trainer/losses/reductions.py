@@ -1,10 +1,10 @@
-"""Losses as one process would see them on a replica's rows.
+"""Losses on a replica's rows, scaled so that training matches a single process.
 
-In a step of `fit` a loss stays the mean over the replica's rows, whoever computes it, and the
-gradient is weighted by the replica's share of the rows (see `trainer/optimizers/replicated.py`):
-the sum over the replicas is then that of the global batch, however the rows divide. What is no mean
-over the rows is brought into that form here: sums, means over what a mask leaves or that sample
-weights divide, and the losses that TensorFlow's guides divide by the global batch.
+In a step of `fit` every loss is the mean over the replica's rows, and its gradient is weighted by
+the replica's share of the rows (see `trainer/optimizers/replicated.py`): the sum over the replicas
+is then the gradient over the global batch, however the rows are divided. Losses that are not means
+over the rows are converted here: sums, means over unmasked entries or divided by sample weights,
+and the losses that TensorFlow's guides divide by the global batch size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces Keras's scaling of losses for replicas inside a tfdist step."""
+    """Replaces how Keras scales losses for replicas inside a tfdist step."""
     _install_scaling()
     _install_reduction()
     _install_guides()
@@ -40,9 +40,9 @@ def _install_scaling() -> None:
 
 
 def _for_metric(step: Step, value: tf.Tensor) -> tf.Tensor:
-    """What a metric takes up of a loss: nothing from a replica without rows."""
+    """The value of a loss that a metric accumulates: zero on a replica without rows."""
     if value.shape.rank != 0:
-        return step.weigh(value)  # Unreduced values were divided by the share.
+        return step.scale_by_rows(value)  # Unreduced values were divided by the share.
     return tf.where(step.share > 0, value, tf.zeros_like(value))
 
 
@@ -77,7 +77,7 @@ def _install_reduction() -> None:
 
 
 def _mask_correction(step: Step, mask: Any, dtype: Any) -> tf.Tensor:
-    # Keras weighs valid entries by total/valid of the local rows; this makes it the global ratio.
+    # Keras scales valid entries by total/valid of the local rows; this makes it the global ratio.
     total, valid = tf.cast(tf.size(mask), tf.float32), tf.reduce_sum(tf.cast(mask, tf.float32))
     all_total, all_valid = step.totals_of_mask(mask)
     correction = tf.math.divide_no_nan(all_total * valid, all_valid * total)

@@ -1,4 +1,4 @@
-"""Layers that mix the rows of a batch with one another, over all rows of the global batch."""
+"""Layers that mix the rows of a batch, applied to the rows of the global batch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ def install() -> None:
     """Replaces how Keras's MixUp and CutMix are called inside a tfdist step."""
     for name in ("MixUp.call", "CutMix.call"):
         if name in TARGETS:
-            patch(name, _among_all_rows)
+            patch(name, _over_all_rows)
 
 
-def _among_all_rows(call: Any) -> Any:
+def _over_all_rows(call: Any) -> Any:
     @functools.wraps(call)
     def mix(self: Any, data: Any, training: bool = True) -> Any:
         step = current_step()
@@ -29,7 +29,7 @@ def _among_all_rows(call: Any) -> Any:
         data = tf.nest.map_structure(_constant, global_batch.rows(data))
         with WholeBatch(step.total):
             mixed = call(self, data, training=training)
-        # A replica without rows takes the last, which counts for nothing.
+        # A replica without rows takes the last row, which is not counted.
         first = tf.minimum(step.first_row, step.total - 1)
         own = slice(first, tf.maximum(step.first_row + step.rows, first + 1))
         return tf.nest.map_structure(lambda rows: rows[own], mixed)
@@ -40,6 +40,6 @@ def _among_all_rows(call: Any) -> Any:
 def _constant(rows: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.PreventGradient(
         input=rows,
-        message="With several replicas MixUp and CutMix take rows of other replicas, through which "
-        "no gradient flows: apply them to the inputs of a model, before all that is trained.",
+        message="With several replicas MixUp and CutMix use rows of other replicas, through which "
+        "no gradient flows: apply them to the inputs of a model, before all trainable layers.",
     )

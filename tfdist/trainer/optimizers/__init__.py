@@ -1,1 +1,1 @@
-"""Optimizers whose gradients are those of all replicas."""
+"""Optimizers that apply the summed gradients of all replicas."""

@@ -1,4 +1,4 @@
-"""What goes with every optimizer that is applied, in replicas and outside of them."""
+"""What all wrappers of `Optimizer.apply` share, inside and outside of replicas."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _here = _Here()
 
 @contextlib.contextmanager
 def updating(variables: Sequence[Any]) -> Iterator[None]:
-    """While it lasts an optimizer of this thread updates these."""
+    """Within this context, an optimizer of this thread updates these variables."""
     outer, _here.variables = _here.variables, variables
     try:
         yield
@@ -35,38 +35,38 @@ def updating(variables: Sequence[Any]) -> Iterator[None]:
 
 
 def updated_now() -> Sequence[Any]:
-    """The variables that an optimizer of this thread updates."""
+    """The variables that an optimizer of this thread is updating."""
     return _here.variables
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:
-    """The variables of gradients that an optimizer is given, with them or when it was built."""
+    """The variables of an optimizer's gradients, as given or as the optimizer was built for."""
     return trained_by(optimizer) if given is None else list(given)
 
 
 def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Checks that gradients that are applied outside of replicas are of a single one.
+    """Checks that gradients applied outside of replicas belong to a single replica.
 
     Args:
-        optimizer: which applies them.
-        variables: whose gradients they are.
+        optimizer: the optimizer that applies them.
+        variables: the variables that it would update.
 
     Raises:
-        UnsupportedError: there are several replicas, whose gradients nobody would sum.
+        UnsupportedError: there are several replicas, whose gradients would not be summed.
     """
     values = [v.value if isinstance(v, keras.Variable) else v for v in variables[:1]]
     made_under = [getattr(v, "distribute_strategy", None) for v in values]
     if any(has_replicas(strategy) for strategy in (strategy_of(optimizer), *made_under)):
         raise UnsupportedError(
-            "Optimizers are applied where the gradients of all replicas can be summed. Received: "
-            f"a call of {type(optimizer).__name__} outside of `strategy.run`. Compute the "
-            "gradients and apply them in a function that all workers give to `strategy.run`."
+            "Optimizers must be applied where the gradients of all replicas can be summed. "
+            f"Received: a call of {type(optimizer).__name__} outside of `strategy.run`. Compute "
+            "the gradients and apply them in a function that all workers pass to `strategy.run`."
         )
 
 
 @contextlib.contextmanager
 def unrecorded() -> Iterator[None]:
-    """While it lasts the step takes no note of what is written: it is the same on all replicas."""
+    """Within this context, the step records no writes, as they are identical on all replicas."""
     step = current_step()
     if step is None:
         yield
@@ -79,12 +79,12 @@ def unrecorded() -> Iterator[None]:
 
 
 def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
-    """Makes what compression keeps: variables cannot be made in an optimizer's conditionals.
+    """Creates the state of compression, as an optimizer's conditionals cannot create variables.
 
     Args:
-        optimizer: which will apply the gradients.
-        grads: dense, `tf.IndexedSlices` or None.
-        trainable_variables: as it is given them; may be None.
+        optimizer: the optimizer that will apply the gradients.
+        grads: dense tensors, `tf.IndexedSlices` or None.
+        trainable_variables: as passed to the optimizer; may be None.
 
     Raises:
         UnsupportedError: the gradients cannot be compressed here.
@@ -94,12 +94,12 @@ def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> N
         return
     if tf.executing_eagerly() and len(tf.distribute.get_strategy().extended.worker_devices) > 1:
         raise UnsupportedError(
-            "Gradients of several devices per worker cannot be compressed eagerly. Compile "
+            "With several devices per worker, gradients cannot be compressed eagerly. Compile "
             "the model with run_eagerly=False, or leave `compression` out."
         )
     if not optimizer.built:
         if trainable_variables is None:
-            return  # Keras says what is wrong.
+            return  # Keras raises the error.
         optimizer.build(list(trainable_variables))
     given = zip(grads, variables_of(optimizer, trainable_variables), strict=False)
     slices = {id(v) for g, v in given if isinstance(g, tf.IndexedSlices)}

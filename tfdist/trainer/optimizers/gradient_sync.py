@@ -1,19 +1,19 @@
-"""The gradients of replicas: weighed by their rows, summed, and known to overflow by all.
+"""The gradients of replicas: weighted by rows, summed, and checked for overflow together.
 
-A replica's gradients are those of a mean over its own rows, so they are weighted by its share of
-all rows, and summed. The weight comes in by one of three ways (`Step.weighed`), never by which
-optimizer a loss has met:
+A replica's gradients are those of the mean over its rows, so they are weighted by its share of all
+rows and summed. The weight is applied in one of three ways (`Step.weighed`), regardless of which
+optimizers a loss has passed through:
 
-- In Keras's own `train_step` all gradients are those of one loss, which goes through the
-  optimizer's `scale_loss`. That loss is weighed, before the backward pass. It costs nothing, and
-  the backward pass sees the numbers of one process: overflows in float16 happen at the same loss
-  scale, and what is not linear in it (float8 layers, clipping in a custom gradient) is exact.
-- In a `train_step` of one's own nobody knows which losses an optimizer's gradients come from, or
-  whether they were scaled, so the gradients are weighed where an optimizer takes them up.
-- The gradients of a pipeline come weighted by the rows of each microbatch.
+- In Keras's `train_step` all gradients come from a single loss, which passes through the
+  optimizer's `scale_loss`. That loss is weighted, before the backward pass. This is free, and the
+  backward pass sees the values of a single process: float16 overflows occur at the same loss scale,
+  and operations that are not linear in it (float8 layers, clipping in a custom gradient) are exact.
+- In a custom `train_step` it is unknown which losses an optimizer's gradients come from, or whether
+  those were scaled, so the gradients are weighted when they are passed to an optimizer.
+- The gradients of a pipeline are already weighted by the rows of each microbatch.
 
-They are weighed before they are accumulated, since the shares differ from step to step, and
-summed after that, so that they cross the network once per update.
+Gradients are weighted before accumulation, since the shares differ from step to step, and summed
+after it, so that they cross the network once per update.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from tfdist.strategies.step import current_step
 
 
 class _Progress(threading.local):
-    """How far the gradients have come that the optimizers of this thread are given."""
+    """What has been done to the gradients passed to this thread's optimizers."""
 
-    applying = 0  # How many optimizers are being applied, one inside another.
-    weighed = False
+    applying = 0  # The nesting depth of optimizers being applied.
+    scaled = False
     summed = False
-    sums = 0  # How many there were.
+    sums = 0  # The number of summations so far.
 
 
 _progress = _Progress()
@@ -52,13 +52,13 @@ def in_replica() -> bool:
 
 
 def has_replicas(strategy: Any) -> bool:
-    """Whether a strategy is one of tfdist with several replicas."""
+    """Whether a strategy is a tfdist strategy with several replicas."""
     ours = isinstance(getattr(strategy, "extended", None), ReplicatedExtended)
     return ours and strategy.num_replicas_in_sync > 1
 
 
 def compressor_in_use() -> Any:
-    """What compresses the replicas' gradients; None where nothing does."""
+    """The compressor of the replicas' gradients; None if they are not compressed."""
     if not in_replica():
         return None
     compressor = tf.distribute.get_strategy().extended.compressor
@@ -66,58 +66,58 @@ def compressor_in_use() -> Any:
 
 
 @contextlib.contextmanager
-def gradients_are(*, weighed: bool = False, summed: bool = False) -> Iterator[None]:
-    """While it lasts optimizers of this thread are given gradients that have come this far."""
-    before = _progress.weighed, _progress.summed
-    _progress.weighed, _progress.summed = before[0] or weighed or summed, before[1] or summed
+def gradients_are(*, scaled: bool = False, summed: bool = False) -> Iterator[None]:
+    """Within this context, gradients passed to this thread's optimizers are scaled or summed."""
+    before = _progress.scaled, _progress.summed
+    _progress.scaled, _progress.summed = before[0] or scaled or summed, before[1] or summed
     _progress.applying += 1
     try:
         yield
     finally:
         _progress.applying -= 1
-        _progress.weighed, _progress.summed = before
+        _progress.scaled, _progress.summed = before
 
 
 def are_summed() -> bool:
-    """Whether an optimizer of this thread is given gradients that are summed already."""
+    """Whether the gradients of this thread's optimizers are already summed."""
     return _progress.summed
 
 
 def note_summed() -> None:
-    """Notes that the gradients are summed now which an optimizer of this thread is given."""
+    """Records that the gradients of this thread's optimizer have now been summed."""
     _progress.sums += 1
     if _progress.applying:
-        _progress.weighed = _progress.summed = True
+        _progress.scaled = _progress.summed = True
 
 
 @contextlib.contextmanager
 def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
-    """Checks that an optimizer that is applied while it lasts has its gradients summed.
+    """Checks that the gradients of an optimizer applied within this context are summed.
 
     Args:
-        optimizer: any.
-        variables: what it trains.
+        optimizer: the optimizer.
+        variables: the variables that it trains.
 
     Raises:
-        UnsupportedError: nobody has summed them.
+        UnsupportedError: the gradients were not summed.
     """
     before, done = _progress.sums, _progress.summed
     yield
-    # Eagerly, those that are accumulated are summed in another step.
+    # In eager mode, accumulated gradients are summed in another step.
     later = tf.executing_eagerly() and optimizer.gradient_accumulation_steps
     if not (done or later or _progress.sums > before):
         names = ", ".join(str(getattr(v, "path", v.name)) for v in list(variables)[:3])
         raise UnsupportedError(
-            "An optimizer applies gradients that are summed over the replicas. Received: "
+            "An optimizer must apply gradients summed over the replicas. Received: "
             f"{type(optimizer).__name__}, which has updated {names}, … by those of one replica. "
-            "Its `apply` must call that of keras.optimizers.Optimizer."
+            "Call the `apply` of keras.optimizers.Optimizer in its `apply`."
         )
 
 
-def weigh(gradients: Sequence[Any]) -> list[Any]:
-    """An optimizer's gradients, weighted by the replica's share of the rows; None stays None."""
+def scale_by_rows(gradients: Sequence[Any]) -> list[Any]:
+    """Scales an optimizer's gradients by the replica's share of the rows; None stays None."""
     step = current_step()
-    if step is None or _progress.weighed or all(g is None for g in gradients):
+    if step is None or _progress.scaled or all(g is None for g in gradients):
         return list(gradients)
     return step.weigh_gradients(gradients)
 
@@ -126,14 +126,15 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None.
 
     Args:
-        optimizer: whose gradients they are.
+        optimizer: the optimizer.
         grads: tensors, `tf.IndexedSlices` or None.
-        variables: for each gradient its variable, where they may be compressed or shared.
+        variables: the variable of each gradient, if the gradients may be compressed or belong to
+            variables shared by stages.
     """
-    weighed = weigh(grads)
-    present = [g for g in weighed if g is not None]
+    scaled = scale_by_rows(grads)
+    present = [g for g in scaled if g is not None]
     if not present:
-        return weighed
+        return scaled
     step = current_step()
     exact = reduction.sum_over_replicas
     compressor = compressor_in_use()
@@ -146,62 +147,62 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     if not variables:
         sums = iter(exact(present))
     else:
-        owners = [v for g, v in zip(weighed, variables, strict=True) if g is not None]
+        owners = [v for g, v in zip(scaled, variables, strict=True) if g is not None]
         by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
         sums = iter(by_step(present, owners))
-    return [None if g is None else next(sums) for g in weighed]
+    return [None if g is None else next(sums) for g in scaled]
 
 
 def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int]]:
-    """Makes those gradients equal on all replicas which overwrite their variables.
+    """Makes gradients that overwrite their variables equal on all replicas.
 
-    Those of float8 layers are the largest numbers that a layer has met, and scales that follow from
-    those of the steps before.
+    In float8 layers these are the largest values that a layer has seen, and scales derived from
+    those of previous steps.
 
     Args:
         grads: tensors, `tf.IndexedSlices` or None.
-        variables: for each gradient its variable.
+        variables: the variable of each gradient.
 
     Returns:
-        All gradients, and the places of these.
+        All gradients, and the indices of the overwriting ones.
 
     Raises:
-        UnsupportedError: they are not what one process would have.
+        UnsupportedError: their values would differ from those of a single process.
     """
     results = list(grads)
     pairs = enumerate(zip(results, variables, strict=True))
-    places = [i for i, (g, v) in pairs if g is not None and is_overwritten(v)]
-    if not places:
+    indices = [i for i, (g, v) in pairs if g is not None and is_overwritten(v)]
+    if not indices:
         return results, []
     step = current_step()
     if step is None or not step.weighed:
         raise UnsupportedError(
-            "A float8 layer records the largest gradients that it meets in the backward pass, "
-            "which are those of the global batch in Keras's own `train_step` alone. Received: "
-            f"{variables[places[0]].path!r}, trained by several replicas in a loop or a "
-            "`train_step` of one's own. Train with Keras's, or with another dtype policy."
+            "A float8 layer records the largest gradients of the backward pass, which are those of "
+            "the global batch only in Keras's `train_step`. Received: "
+            f"{variables[indices[0]].path!r}, trained by several replicas in a custom loop or "
+            "`train_step`. Use Keras's `train_step`, or another dtype policy."
         )
-    largest = step.largest_over_replicas([results[i] for i in places])
-    for i, value in zip(places, largest, strict=True):
+    largest = step.largest_over_replicas([results[i] for i in indices])
+    for i, value in zip(indices, largest, strict=True):
         results[i] = value
     _progress.sums += 1
-    return results, places
+    return results, indices
 
 
 def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) -> list[Any]:
-    """Sums gradients over all replicas, and makes those equal which overwrite their variables.
+    """Sums gradients over all replicas, and makes those that overwrite variables equal.
 
     Args:
-        optimizer: whose gradients they are.
+        optimizer: the optimizer.
         grads: tensors, `tf.IndexedSlices` or None.
-        variables: for each gradient its variable.
-        exactly: whether none may be compressed.
+        variables: the variable of each gradient.
+        exactly: whether to disable compression.
     """
     variables = list(variables)
-    combined, places = combine_overwriting(grads, variables)
-    others = [None if i in places else g for i, g in enumerate(combined)]
+    combined, indices = combine_overwriting(grads, variables)
+    others = [None if i in indices else g for i, g in enumerate(combined)]
     sums = sum_over_replicas(optimizer, others, () if exactly else variables)
-    for i in places:
+    for i in indices:
         sums[i] = combined[i]
     return sums
 
@@ -209,39 +210,39 @@ def sum_or_combine(optimizer: Any, grads: Any, variables: Any, exactly: bool) ->
 def not_finite_anywhere(gradients: Any, add_up: Callable[[tf.Tensor], Any]) -> tf.Tensor:
     """Whether any gradient is not finite on any participant; a bool scalar.
 
-    All of them call it, also one who has no gradients, for whom the others wait.
+    Collective over the participants, including those without gradients.
 
     Args:
-        gradients: dense, `tf.IndexedSlices` or None.
+        gradients: dense tensors, `tf.IndexedSlices` or None.
         add_up: sums a number over the participants.
     """
     finite = [tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients if g is not None]
-    broken: tf.Tensor = add_up(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)) > 0
-    return broken
+    overflowed: tf.Tensor = add_up(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)) > 0
+    return overflowed
 
 
-def with_nan(gradients: Any, broken: tf.Tensor) -> list[Any]:
-    """The gradients, one of them NaN where they are `broken` anywhere; Keras skips the step."""
+def with_nan(gradients: Any, overflowed: tf.Tensor) -> list[Any]:
+    """Sets one of the gradients to NaN if `overflowed`, so that Keras skips the step."""
     grads: list[Any] = list(gradients)
     present = [i for i, g in enumerate(grads) if g is not None]
     if not present:
         return grads
     dense = [i for i in present if not isinstance(grads[i], tf.IndexedSlices)]
     marked = next((i for i in dense if 0 not in grads[i].shape), present[0])
-    grads[marked] = _marked(grads[marked], broken)
+    grads[marked] = _marked(grads[marked], overflowed)
     return grads
 
 
-def _marked(gradient: Any, broken: tf.Tensor) -> Any:
-    """The gradient, or one that is not a number."""
+def _marked(gradient: Any, overflowed: tf.Tensor) -> Any:
+    """The gradient, or NaN after an overflow."""
     values = _values(gradient)
     nan = tf.cast(float("nan"), values.dtype)
     if not isinstance(gradient, tf.IndexedSlices):
-        return tf.where(broken, nan, values)
-    # It may have no rows on this replica.
+        return tf.where(overflowed, nan, values)
+    # The slices may be empty on this replica.
     row = tf.fill(tf.concat([[1], tf.shape(values)[1:]], axis=0), nan)
     first = tf.zeros([1], gradient.indices.dtype)
-    more = tf.cast(broken, tf.int32)
+    more = tf.cast(overflowed, tf.int32)
     return tf.IndexedSlices(
         tf.concat([values, row[:more]], axis=0),
         tf.concat([gradient.indices, first[:more]], axis=0),

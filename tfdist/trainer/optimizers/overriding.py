@@ -1,8 +1,8 @@
-"""Optimizers that override what Keras does with gradients: they are given the sums.
+"""Optimizers that override Keras's gradient processing: they receive the sums.
 
-What such a class does with gradients may not be linear, and it may update variables by itself. With
-the sums of all replicas, on each of them, it does what it does in one process. A method that it
-overrides is replaced on each object, so its class stays as it is.
+Such a class may process gradients nonlinearly, and may update variables directly. Given the sums of
+all replicas, it behaves on each replica as in a single process. The overridden methods are replaced
+on each instance, so the class is unchanged.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ Method = Callable[..., Any]
 
 
 def install() -> None:
-    """Replaces where optimizers are made."""
+    """Wraps the constructor of optimizers."""
     patch("TFOptimizer.__init__", _giving_sums_to_overriding)
 
 
 def _giving_sums_to_overriding(init: Method) -> Method:
     def init_given_sums(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        # One that scales losses has its gradients summed by the method that it overrides.
+        # A loss-scaling optimizer has its gradients summed by the method that it overrides.
         for name, giving_sums in {} if scales_losses(self) else _OVERRIDABLE.items():
             if overrides(self, name):
                 method = giving_sums(getattr(type(self), name))
@@ -63,7 +63,7 @@ def _given_sums(apply: Method) -> Method:
             return apply(self, grads, trainable_variables)
         prepare(self, grads, trainable_variables)
         with gradients_are(), must_sum(self, variables), unrecorded():
-            if not is_sharded(self):  # Keras's `apply`, which it must call, shares them out.
+            if not is_sharded(self):  # Otherwise Keras's `apply`, which it must call, shards them.
                 grads = sum_or_combine(self, grads, variables, exactly=False)
                 note_summed()
             return apply(self, grads, trainable_variables)

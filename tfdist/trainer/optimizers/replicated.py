@@ -1,9 +1,9 @@
-"""Optimizers that weigh the gradients by rows, and sum them over the replicas before they clip.
+"""Optimizers that weight gradients by rows and sum them over the replicas before clipping.
 
-Keras clips each replica's gradients and sums them afterwards, which is not what one process does.
-Here the sum comes first: at the last moment before clipping, so that accumulated gradients cross
-the network once per update; and before the check for overflow where the loss is scaled, so that
-all replicas skip a step together. `gradient_sync.py` says how they are weighted.
+Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
+comes first: just before clipping, so that accumulated gradients cross the network once per update,
+and, with loss scaling, before the check for overflow, so that all replicas skip a step together.
+`gradient_sync.py` describes the weighting.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from tfdist.trainer.optimizers.gradient_sync import (
     must_sum,
     not_finite_anywhere,
     note_summed,
+    scale_by_rows,
     sum_or_combine,
     sum_over_replicas,
-    weigh,
     with_nan,
 )
 from tfdist.trainer.optimizers.sharded_optimizers import clip_shards
@@ -46,37 +46,37 @@ Method = Callable[..., Any]
 
 
 def install() -> None:
-    """Replaces where Keras's optimizers weigh and sum gradients in a tfdist replica."""
-    patch("TensorFlowTrainer.train_step", _of_one_loss)
-    patch("BaseOptimizer.scale_loss", _weighing_loss)
-    patch("LossScaleOptimizer.scale_loss", _weighing_loss)
+    """Replaces how Keras's optimizers weight and sum gradients in a tfdist replica."""
+    patch("TensorFlowTrainer.train_step", _with_one_loss)
+    patch("BaseOptimizer.scale_loss", _scaling_loss)
+    patch("LossScaleOptimizer.scale_loss", _scaling_loss)
     patch("BaseOptimizer.apply", _applying)
     patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
-    patch("BaseOptimizer._backend_apply_gradients", _weighing)
+    patch("BaseOptimizer._backend_apply_gradients", _scaling_by_rows)
     patch("BaseOptimizer._clip_gradients", _summing_before)
     patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
     patch("LossScaleOptimizer.apply", _applying_scaled)
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
 
 
-def _of_one_loss(train_step: Method) -> Method:
-    # Keras's own, also where a model's calls it.
-    def train_step_of_one_loss(self: Any, data: Any) -> Any:
+def _with_one_loss(train_step: Method) -> Method:
+    # Keras's `train_step`, including calls of it from a model's override.
+    def train_step_with_one_loss(self: Any, data: Any) -> Any:
         step = current_step()
         if step is None:
             return train_step(self, data)
         with step.of_one_loss():
             return train_step(self, data)
 
-    return train_step_of_one_loss
+    return train_step_with_one_loss
 
 
-def _weighing_loss(scale_loss: Method) -> Method:
-    def scale_weighed_loss(self: Any, loss: Any) -> Any:
+def _scaling_loss(scale_loss: Method) -> Method:
+    def scale_loss_by_rows(self: Any, loss: Any) -> Any:
         step = current_step()
         return scale_loss(self, loss if step is None else step.weigh_loss(loss))
 
-    return scale_weighed_loss
+    return scale_loss_by_rows
 
 
 def _applying(apply: Method) -> Method:
@@ -96,21 +96,21 @@ def _applying(apply: Method) -> Method:
 
 
 def _combining(overwrite: Method) -> Method:
-    def overwrite_alike(self: Any, grads: Any, variables: Any) -> Any:
+    def overwrite_combined(self: Any, grads: Any, variables: Any) -> Any:
         if (in_replica() or current_step() is not None) and not are_summed():
             grads, _ = combine_overwriting(grads, variables)
         return overwrite(self, grads, variables)
 
-    return overwrite_alike
+    return overwrite_combined
 
 
-def _weighing(apply_gradients: Method) -> Method:
-    def apply_weighed(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        grads = weigh(grads) if in_replica() else grads
-        with updating(trainable_variables), gradients_are(weighed=True):
+def _scaling_by_rows(apply_gradients: Method) -> Method:
+    def apply_scaled_by_rows(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = scale_by_rows(grads) if in_replica() else grads
+        with updating(trainable_variables), gradients_are(scaled=True):
             return apply_gradients(self, grads, trainable_variables)
 
-    return apply_weighed
+    return apply_scaled_by_rows
 
 
 def _summing_before(clip: Method) -> Method:
@@ -159,18 +159,18 @@ def _applying_scaled(apply: Method) -> Method:
                 grads = sum_or_combine(self, grads, variables, exactly=True)
                 with gradients_are(summed=True):
                     return apply(self, grads, trainable_variables)
-            # What is lost must not be scaled by what changes from step to step, nor come from a
-            # step that is skipped; so all agree to skip first, and sum what is no longer scaled.
+            # Compression errors must not contain the varying loss scale, nor come from a skipped
+            # step; so all replicas first agree on skipping, then sum the unscaled gradients.
             if step is not None:
                 grads = step.zero_without_rows(grads)
-            broken = not_finite_anywhere(grads, reduction.sum_over_replicas)
-            return apply(self, with_nan(grads, broken), trainable_variables)
+            overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
+            return apply(self, with_nan(grads, overflowed), trainable_variables)
 
     return apply_sums
 
 
 def _in_this_replica(apply: Method) -> Method:
-    # Keras would merge the replicas, whose gradients are finite on all of them or on none.
+    # Keras would merge the replicas, but either all have finite gradients or none has.
     def apply_here(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
         if in_replica():
             return apply_scaled(self, grads, trainable_variables)

@@ -1,4 +1,4 @@
-"""Moving averages of weights that are shared out among the workers, and where they are used."""
+"""Moving averages of weights under a sharded optimizer, and their uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces where Keras puts averages in the place of weights; all workers go there together."""
+    """Replaces how Keras overwrites weights with averages; collective over all workers."""
     patch("TFOptimizer._overwrite_model_variables_with_average_value", _overwriting)
     patch("SwapEMAWeights._tf_swap_variables", _swapping)
     patch("SwapEMAWeights._tf_finalize_ema_values", _taking)

@@ -1,8 +1,9 @@
-"""Optimizers that keep and update a share of the model's variables (ZeRO-1, arXiv 1910.02054).
+"""Optimizers that hold and update a shard of the model's variables (ZeRO-1, arXiv 1910.02054).
 
-Under a strategy with `shard_optimizer=True` an optimizer is built for this replica's share: flat
-parts of variables, which stand for them wherever Keras's optimizers work element by element. An
-update takes the replica's part of the summed gradients, changes the parts, and spreads them.
+Under a strategy with `shard_optimizer=True`, an optimizer is built for this replica's shards: flat
+pieces of variables, which replace them wherever Keras's optimizers work element by element. An
+update applies the replica's shards of the summed gradients to its shards of the variables, and
+sends the results to the other replicas.
 """
 
 from __future__ import annotations
@@ -38,23 +39,23 @@ from tfdist.trainer.optimizers.gradient_sync import (
     compressor_in_use,
     gradients_are,
     note_summed,
+    scale_by_rows,
     sum_over_replicas,
-    weigh,
 )
 from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces where Keras's optimizers are made, built and applied."""
+    """Replaces how Keras's optimizers are created, built and applied."""
     patch("TFOptimizer.__init__", _built_for_shards)
     patch("BaseOptimizer.apply", _applied_to_shards)
-    patch("BaseOptimizer._use_weight_decay", _asked_of_variables)
+    patch("BaseOptimizer._use_weight_decay", _using_model_variables)
 
 
 def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_and_replace_build(self: Any, *args: Any, **kwargs: Any) -> None:
         init(self, *args, **kwargs)
-        # One that scales losses has no slots; it builds the other one.
+        # A loss-scaling optimizer has no slots; it builds its inner optimizer.
         if may_shard(self) and not scales_losses(self):
             self.build = types.MethodType(_build, self)
 
@@ -64,7 +65,7 @@ def _built_for_shards(init: Callable[..., Any]) -> Callable[..., Any]:
 def _build(self: Any, variables: Sequence[Any]) -> None:
     build = type(self).build
     if not is_sharded(self):
-        build(self, variables)  # Plain SGD, or a copy that is made to be saved.
+        build(self, variables)  # Plain SGD, or a copy made for saving.
         return
     if self.built:
         return
@@ -90,7 +91,7 @@ def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
             self.build(trainable_variables)
         sharded = sharded_by(self)
         if sharded is None:
-            return apply(self, grads, trainable_variables)  # Keras says what is wrong.
+            return apply(self, grads, trainable_variables)  # Keras raises the error.
         _apply(self, apply, sharded, grads, list(trainable_variables or sharded.variables))
         return None
 
@@ -109,11 +110,11 @@ def _apply(
     if any(key_of(self, v) not in numbers for v in variables):
         check_known(self, variables)  # Raises.
     given: list[Any] = [None] * len(sharded.variables)
-    whole = compressor_in_use() is not None
-    grads = sum_over_replicas(self, grads, variables) if whole else weigh(grads)
+    full = compressor_in_use() is not None
+    grads = sum_over_replicas(self, grads, variables) if full else scale_by_rows(grads)
     for gradient, variable in zip(grads, variables, strict=True):
         given[numbers[key_of(self, variable)]] = gradient
-    own = sharded.of(given) if whole else sharded.reduce(given)
+    own = sharded.of(given) if full else sharded.reduce(given)
     sharded.refresh()
     pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
     with gradients_are():
@@ -121,13 +122,14 @@ def _apply(
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])
         else:
-            # A worker may have no part of so little, and goes along. Until Keras 3.9 this counts.
+            # A worker may have no shard of so few elements but must take part. Up to Keras 3.9
+            # `update` counts this as a batch.
             before = tf.identity(batches_of(self))
             update(self, [], [])
             batches_of(self).assign(before + 1)
 
     def publish() -> None:
-        # Moving averages may overwrite what has no gradient.
+        # Moving averages may also overwrite variables without a gradient.
         some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
         sharded.publish(sharded.shards, some)
         for variable in variables:
@@ -141,8 +143,8 @@ def _apply(
         tf.cond(tf.equal(tf.convert_to_tensor(batches_of(self)) % steps, 0), publish, lambda: None)
 
 
-def _asked_of_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
-    # What is left out of weight decay is told by the model's variables and their names.
+def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:
+    # Exclusions from weight decay refer to the model's variables and their names.
     def use_weight_decay_of(self: Any, variable: Any) -> Any:
         sharded = sharded_by(self)
         if sharded is not None:
@@ -160,14 +162,14 @@ def clip_shards(
     shards: Sequence[Any],
     clip: Callable[..., Any],
 ) -> list[Any]:
-    """Clips parts of gradients by the norms of the whole ones.
+    """Clips shards of gradients by the norms of the full gradients.
 
     Args:
-        optimizer: says how.
-        sharded: what it is built for.
-        gradients: summed, this replica's parts.
-        shards: whose they are.
-        clip: clips elements, each by itself.
+        optimizer: the optimizer, with the clipping settings.
+        sharded: the variables that it is built for.
+        gradients: this replica's shards of the summed gradients.
+        shards: the variable shards to which they belong.
+        clip: clips elementwise.
     """
     if optimizer.global_clipnorm:
         step = current_step()

@@ -1,1 +1,1 @@
-"""Files of models and optimizers that several workers hold."""
+"""Saving and loading of models and optimizers held by several workers."""

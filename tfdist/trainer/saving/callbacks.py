@@ -1,6 +1,6 @@
-"""Keras's callbacks that write files, given the same path on all workers: the chief's alone do.
+"""Makes Keras's callbacks with the same path on all workers write files on the chief only.
 
-`ModelCheckpoint` writes through `Model.save`; here it only shares its folder.
+`ModelCheckpoint` writes through `Model.save`; here only its folder is created.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from tfdist.internals.contract import TARGETS
 from tfdist.internals.keras import backup_path, checkpoint_path
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.compression_files import compressor_of
-from tfdist.trainer.saving.files import group_of, in_parts
+from tfdist.trainer.saving.files import group_of, needs_gathering
 
 
 def install() -> None:
-    """Replaces where these callbacks write."""
-    patch("CSVLogger.on_train_begin", _writing_elsewhere)
-    patch("TensorBoard.set_model", _logging_elsewhere)
-    patch("BackupAndRestore._save_model", _saving_at_once)
+    """Redirects the output of these callbacks."""
+    patch("CSVLogger.on_train_begin", _discarding_unless_chief)
+    patch("TensorBoard.set_model", _logging_unless_chief)
+    patch("BackupAndRestore._save_model", _saving_atomically)
     patch(
         "BackupAndRestore.on_train_end",
-        lambda original: _by_the_chief(_again_if_not_empty(original)),
+        lambda original: _chief_only(_retried_if_not_empty(original)),
     )
-    patch("ModelCheckpoint._save_model", _sharing_a_folder)
-    patch("RemoteMonitor.on_epoch_end", _by_the_chief)
+    patch("ModelCheckpoint._save_model", _making_the_folder)
+    patch("RemoteMonitor.on_epoch_end", _chief_only)
     if "OrbaxCheckpoint._save_checkpoint" in TARGETS:
         patch(
             "OrbaxCheckpoint._save_checkpoint",
-            lambda original: _of_one_piece(_by_the_chief(original)),
+            lambda original: _refusing_sharded(_chief_only(original)),
         )
 
 
-def _may_write(model: Any) -> bool:
+def _writes(model: Any) -> bool:
     group = group_of(model)
     return group is None or group.topology.is_chief
 
@@ -51,8 +51,8 @@ def _make_folder(path: Any) -> None:
         os.makedirs(folder, exist_ok=True)
 
 
-def _again_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
-    # Another worker may still have added its part while the folder was deleted.
+def _retried_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
+    # Another worker may add its part while the folder is being deleted.
     @functools.wraps(delete)
     def delete_again(self: Any, logs: Any = None) -> Any:
         try:
@@ -66,31 +66,32 @@ def _again_if_not_empty(delete: Callable[..., Any]) -> Callable[..., Any]:
     return delete_again
 
 
-def _by_the_chief(method: Callable[..., Any]) -> Callable[..., Any]:
+def _chief_only(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def by_the_chief(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self, *args, **kwargs) if _may_write(self.model) else None
+    def call_on_chief(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return method(self, *args, **kwargs) if _writes(self.model) else None
 
-    return by_the_chief
+    return call_on_chief
 
 
-def _of_one_piece(save: Callable[..., Any]) -> Callable[..., Any]:
+def _refusing_sharded(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
-    def save_one_piece(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if group_of(self.model) is not None and in_parts(self.model):
+    def save_unless_sharded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if group_of(self.model) is not None and needs_gathering(self.model):
             raise UnsupportedError(
-                f"{type(self).__name__} writes what one worker holds, and each holds a part of "
-                f"{self.model.name!r}. Use keras.callbacks.ModelCheckpoint."
+                f"{type(self).__name__} saves only the state of one worker. Received: "
+                f"{self.model.name!r}, whose state is sharded over the workers. Use "
+                "keras.callbacks.ModelCheckpoint."
             )
         return save(self, *args, **kwargs)
 
-    return save_one_piece
+    return save_unless_sharded
 
 
-def _writing_elsewhere(begin: Callable[..., Any]) -> Callable[..., Any]:
+def _discarding_unless_chief(begin: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(begin)
     def on_train_begin(self: Any, logs: Any = None) -> Any:
-        if _may_write(self.model):
+        if _writes(self.model):
             return begin(self, logs)
         path, self.filename = self.filename, os.devnull
         try:
@@ -101,12 +102,12 @@ def _writing_elsewhere(begin: Callable[..., Any]) -> Callable[..., Any]:
     return on_train_begin
 
 
-def _logging_elsewhere(set_model: Callable[..., Any]) -> Callable[..., Any]:
+def _logging_unless_chief(set_model: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(set_model)
     def set_model_and_folder(self: Any, model: Any) -> Any:
-        if _may_write(model):
+        if _writes(model):
             return set_model(self, model)
-        # Held by the callback, and gone with it.
+        # Deleted together with the callback.
         self._discarded = tempfile.TemporaryDirectory(prefix="tfdist-")
         path, self.log_dir = self.log_dir, self._discarded.name
         try:
@@ -117,8 +118,8 @@ def _logging_elsewhere(set_model: Callable[..., Any]) -> Callable[..., Any]:
     return set_model_and_folder
 
 
-def _sharing_a_folder(save: Callable[..., Any]) -> Callable[..., Any]:
-    # Keras makes the folder where there is none, and fails if another worker was a moment earlier.
+def _making_the_folder(save: Callable[..., Any]) -> Callable[..., Any]:
+    # Keras creates a missing folder, and fails if another worker creates it first.
     @functools.wraps(save)
     def save_model(self: Any, epoch: int, batch: int | None, logs: Any) -> Any:
         if group_of(self.model) is not None:
@@ -128,23 +129,23 @@ def _sharing_a_folder(save: Callable[..., Any]) -> Callable[..., Any]:
     return save_model
 
 
-def _saving_at_once(save: Callable[..., Any]) -> Callable[..., Any]:
+def _saving_atomically(save: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(save)
     def save_model(self: Any) -> Any:
         group = group_of(self.model)
         if group is None:
             return save(self)
-        all_write = in_parts(self.model) or compressor_of(self.model) is not None
+        all_write = needs_gathering(self.model) or compressor_of(self.model) is not None
         if all_write:
-            # Keras fails if another worker makes it a moment earlier.
+            # Keras fails if another worker creates the folder first.
             _make_folder(backup_path(self))
         if not group.topology.is_chief:
             if all_write:
-                # After the last epoch the chief may have deleted it again.
+                # After the last epoch the chief may already have deleted the folder.
                 with contextlib.suppress(FileNotFoundError):
                     self.model.save_weights(backup_path(self), overwrite=True)
             return None
-        # The weights are renamed into place by themselves; what belongs to them follows.
+        # The weights file is replaced atomically; its metadata must be too.
         path = self._training_metadata_path
         self._training_metadata_path = f"{path}.unfinished"
         try:

@@ -1,7 +1,7 @@
-"""What codecs keep, saved beside the model's file: by each worker its own.
+"""The state of codecs, which each worker saves beside the model's file.
 
-A model's file is the chief's, and the same for all. What compression has lost differs from worker
-to worker, so each writes it beside the file, with a mark of the weights that it belongs to.
+The chief writes the model's file for all workers. The compression errors differ from worker to
+worker, so each writes its errors beside the file, with a checksum of the weights they belong to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MARK = "mark"
 
 
 def install() -> None:
-    """Extends what writes and reads `.keras` and `.weights.h5` files."""
+    """Extends the functions that write and read `.keras` and `.weights.h5` files."""
     patch("saving_lib.save_model", _saving)
     patch("saving_lib.save_weights_only", _saving)
     patch("saving_lib.load_weights_only", _loading)
@@ -67,10 +67,10 @@ def _loading(load: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def load_state(model: Any, filepath: Any) -> None:
-    """Gives a model's optimizer what this worker's codec has kept, if it is beside a file.
+    """Restores this worker's codec state from beside a model's file, if it is there.
 
     Args:
-        model: whose weights and optimizer's state have been read from the file.
+        model: the model, its weights and optimizer state already loaded from the file.
         filepath: the file.
     """
     compressor, optimizer = compressor_of(model), _optimizer_of(model)
@@ -85,15 +85,15 @@ def load_state(model: Any, filepath: Any) -> None:
             optimizer.compression_state = compressor.new_state()
         optimizer.compression_state.load(values)
     elif compressor.keeps():
-        found = "belongs to other weights" if os.path.exists(path) else "is not there"
+        problem = "belongs to other weights" if os.path.exists(path) else "does not exist"
         say(
-            f"tfdist: {path} {found}, so what compression had lost before is not added to the next "
-            "gradients. Training goes on without."
+            f"tfdist: {path} {problem}; training continues without the compression errors of the "
+            "earlier run."
         )
 
 
 def compressor_of(model: Any) -> Compressor | None:
-    """What compresses the model's gradients, of which each worker saves its own state."""
+    """The compressor of the model's gradients, if any; each worker saves its state."""
     if group_of(model) is None:
         return None
     compressor = model.distribute_strategy.extended.compressor
@@ -106,7 +106,7 @@ def _optimizer_of(model: Any) -> Any:
 
 
 def _path(model: Any, filepath: Any) -> str:
-    """Where this worker's part lies; empty where it cannot be beside the file."""
+    """The path of this worker's part; empty if it cannot be beside the file."""
     if not isinstance(filepath, (str, os.PathLike)) or "://" in str(filepath):
         return ""
     group = group_of(model)
@@ -116,7 +116,7 @@ def _path(model: Any, filepath: Any) -> str:
 
 
 def _mark(model: Any) -> int:
-    """Another number for other weights, or another step."""
+    """A checksum of the weights and the step."""
     mark = zlib.crc32(_value(_optimizer_of(model).iterations).tobytes())
     for variable in model.trainable_variables:
         mark = zlib.crc32(np.ascontiguousarray(_value(variable)).view(np.uint8).data, mark)
@@ -140,7 +140,7 @@ def _write(path: str, values: dict[str, Any]) -> None:
 
 
 def _read(path: str) -> dict[str, Any]:
-    """What is there; nothing where it is missing or no longer whole."""
+    """The contents of the file; empty if it is missing or damaged."""
     try:
         with np.load(path, allow_pickle=False) as file:
             return {name: file[name] for name in file.files}

@@ -1,9 +1,9 @@
-"""Saving when all workers run the same script: the chief writes, everyone finds the file.
+"""Saving when all workers run the same script: the chief writes, and every worker finds the file.
 
-The chief writes beside the path it was given and renames at the end, so that nobody ever reads
-half a file, and tells the others. Their calls to save return when it has, so that what they load
-next is there. One that was given a path of its own writes it, as the chief has saved elsewhere.
-What the chief saves by itself waits for nobody, nor do the variables that Keras makes meanwhile.
+The chief writes to a temporary name beside the path and renames at the end, so that a partial file
+is never read, then notifies the others. Their save calls return only then, so that they can load
+the file next. A worker whose path differs from the chief's writes the file itself. A save on the
+chief alone waits for no other worker, nor does the creation of variables in Keras during it.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 from tfdist.strategies.variable_creation import alone
 from tfdist.trainer.patching import patch
-from tfdist.trainer.saving.sharded_files import has_sharded_optimizer, with_whole_optimizer
+from tfdist.trainer.saving.sharded_files import has_sharded_optimizer, with_full_optimizer
 
 _NOTICE = "saved"
 _OTHER_PATH_SECONDS = 2.0
 
 
 def install() -> None:
-    """Replaces what writes model files."""
+    """Replaces the functions that write model files."""
     patch("saving_lib.save_model", _chief_writes)
     patch("saving_lib.save_weights_only", _chief_writes)
     patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
@@ -38,11 +38,11 @@ def install() -> None:
 
 
 def group_of(model: Any) -> Group | None:
-    """The group of workers that a model is trained by; None where there is only one."""
+    """The group of workers that train a model; None if there is only one."""
     strategy = getattr(model, "_distribute_strategy", None)
     extended = getattr(strategy, "extended", None)
     if isinstance(extended, ReplicatedExtended) and extended.process_count > 1:
-        # The whole of a model in stages is the chief's alone.
+        # The full model of a PipelineModel exists only on the chief.
         return None if extended.in_stages and not in_stages(model) else extended.group
     return None
 
@@ -54,16 +54,16 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
-        group, together = group_of(model), in_parts(model)
-        with _in_one_piece(model) as whole:
+        group, together = group_of(model), needs_gathering(model)
+        with _full_model(model) as full:
             if group is None or not isinstance(filepath, (str, os.PathLike)):
-                return write_alone(whole, filepath, *args, **kwargs)
+                return write_alone(full, filepath, *args, **kwargs)
             path = os.path.abspath(filepath)
             if together:
-                return _write_together(write_alone, whole, str(filepath), group, args, kwargs)
+                return _write_together(write_alone, full, str(filepath), group, args, kwargs)
             if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
                 return None
-            return _write_and_notify(write_alone, whole, str(filepath), group, args, kwargs)
+            return _write_and_notify(write_alone, full, str(filepath), group, args, kwargs)
 
     return chief_writes
 
@@ -83,25 +83,25 @@ def _write_and_notify(
 
 
 def _write_together(
-    write: Callable[..., Any], whole: Any, path: str, group: Group, args: Any, kwargs: Any
+    write: Callable[..., Any], full: Any, path: str, group: Group, args: Any, kwargs: Any
 ) -> Any:
-    """The chief writes what all workers have a part in, and all learn how that ended."""
+    """The chief writes the full model gathered from all workers; all learn the outcome."""
     result, error = None, None
-    if whole is not None:
+    if full is not None:
         try:
-            result = _write_then_rename(write, whole, path, args, kwargs)
-        except Exception as problem:
-            error = problem
-    said = {"path": os.path.abspath(path), "error": error and f"{type(error).__name__}: {error}"}
-    chiefs = json.loads(group.exchange("saving", json.dumps(said))[0])
+            result = _write_then_rename(write, full, path, args, kwargs)
+        except Exception as exception:
+            error = exception
+    report = {"path": os.path.abspath(path), "error": error and f"{type(error).__name__}: {error}"}
+    chief_report = json.loads(group.exchange("saving", json.dumps(report))[0])
     if error is not None:
         raise error
-    _check_written(chiefs)
-    if chiefs["path"] != said["path"]:
+    _check_written(chief_report)
+    if chief_report["path"] != report["path"]:
         raise ValueError(
-            "All workers save a model of which they hold parts to the same path, where the chief "
-            f"writes it. Received: {said['path']!r}, and {chiefs['path']!r} on the chief. Pass "
-            "the same."
+            "All workers must save a sharded model to the same path, which the chief writes. "
+            f"Received: {report['path']!r}, and {chief_report['path']!r} on the chief. Pass the "
+            "same path on all workers."
         )
     return result
 
@@ -111,42 +111,45 @@ def _check_written(notice: dict[str, Any]) -> None:
         raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
 
 
-def in_parts(model: Any) -> bool:
-    """Whether workers hold parts of a model or its optimizer, so that all take part in saving."""
+def needs_gathering(model: Any) -> bool:
+    """Whether the model or its optimizer is sharded, so that all workers take part in saving."""
     return in_stages(model) or has_sharded_optimizer(model)
 
 
 class InStages:
-    """What models are whose parts different workers hold; a user's model has other names."""
+    """Marker base class of models whose stages are held by different workers.
+
+    A class, since a user's model may define any attribute.
+    """
 
     def gathered(self) -> contextlib.AbstractContextManager[Any]:
-        """The whole model on the chief, None elsewhere; all workers call it."""
+        """The full model on the chief, None elsewhere; all workers call it."""
         raise NotImplementedError
 
 
 def in_stages(model: Any) -> bool:
-    """Whether workers hold parts of a model."""
+    """Whether the model is split into stages held by different workers."""
     return isinstance(model, InStages)
 
 
-def _in_one_piece(model: Any) -> contextlib.AbstractContextManager[Any]:
-    """The model to be written; of one in parts the whole on the chief, and None elsewhere."""
+def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
+    """The model to write; for a sharded one the full model on the chief, None elsewhere."""
     if in_stages(model):
         return model.gathered()  # type: ignore[no-any-return]
     if has_sharded_optimizer(model):
-        return with_whole_optimizer(model)
+        return with_full_optimizer(model)
     return contextlib.nullcontext(model)
 
 
 class _Notices:
-    """The chief's word of what it has saved, as another worker has read it so far."""
+    """The chief's notices of its saves, as another worker has read them so far."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self._read = 0
 
     def chief_has_saved(self, path: str) -> bool:
-        """Waits for the chief's next save; False where it was to another path."""
+        """Waits for the chief's next save; returns False if it was to another path."""
         texts = self._session.wait_notified(_NOTICE, self._read + 1)
         while path not in [notice["path"] for notice in map(json.loads, texts[self._read :])]:
             try:

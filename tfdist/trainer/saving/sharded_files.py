@@ -1,7 +1,7 @@
-"""Files of models whose optimizer is shared out: they hold its whole state, as ever.
+"""Files of models with a sharded optimizer: they always contain its full, unsharded state.
 
-For saving, all workers put the state together on the chief. For loading, each reads the whole state
-and keeps its share, whichever number of workers has saved it.
+To save, all workers gather the state on the chief. To load, each worker reads the full state and
+keeps its shard; the number of workers may differ from when it was saved.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Replaces how optimizers take their state from files."""
-    patch("BaseOptimizer.load_own_variables", _of_the_whole)
-    patch("BaseOptimizer.set_weights", _of_the_whole)
+    """Replaces how optimizers load their state from files."""
+    patch("BaseOptimizer.load_own_variables", _loading_full_state)
+    patch("BaseOptimizer.set_weights", _loading_full_state)
 
 
 def has_sharded_optimizer(model: Any) -> bool:
-    """Whether workers hold parts of a model's optimizer."""
+    """Whether a model's optimizer is sharded."""
     return sharded_by(getattr(model, "optimizer", None)) is not None
 
 
 @contextlib.contextmanager
-def with_whole_optimizer(model: Any) -> Iterator[Any]:
-    """The model with an optimizer that has all state, on the chief, while it lasts; None elsewhere.
+def with_full_optimizer(model: Any) -> Iterator[Any]:
+    """Yields the model with an optimizer that has the full state on the chief; None elsewhere.
 
-    All workers call it.
+    Collective over all workers.
     """
     optimizer, extended = model.optimizer, model.distribute_strategy.extended
     chief = extended.group.topology.is_chief
@@ -46,7 +46,7 @@ def with_whole_optimizer(model: Any) -> Iterator[Any]:
         return
     for variable, own in zip(state.blanks, state.variables, strict=True):
         lend_value(variable, tf.convert_to_tensor(own))
-    # Past Keras's tracking, which would make it a part of the model.
+    # Set without Keras's tracking, which would add it to the model.
     attributes = vars(model)
     attributes["optimizer"] = state.blank
     try:
@@ -55,8 +55,8 @@ def with_whole_optimizer(model: Any) -> Iterator[Any]:
         attributes["optimizer"] = optimizer
 
 
-class _Whole:
-    """An optimizer as files know it: its variables take whole values."""
+class _FullState:
+    """Stands in for an optimizer when its state is loaded; its variables accept full values."""
 
     built = True
 
@@ -68,9 +68,9 @@ class _Whole:
         return str(variable.name)
 
 
-def _of_the_whole(take: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(take)
-    def take_own(self: Any, values: Any) -> Any:
-        return take(self if sharded_by(self) is None else _Whole(self), values)
+def _loading_full_state(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def load_local(self: Any, values: Any) -> Any:
+        return load(self if sharded_by(self) is None else _FullState(self), values)
 
-    return take_own
+    return load_local

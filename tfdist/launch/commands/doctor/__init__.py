@@ -1,4 +1,4 @@
-"""`tfdist doctor`: says what this machine has, how TF_CONFIG is understood, and what to mend."""
+"""`tfdist doctor`: reports what this host has, how TF_CONFIG is parsed, and any problems."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import os
 from collections.abc import Callable, Sequence
 
 from tfdist.launch.argument_types import OneLineParser, seconds
-from tfdist.launch.commands.doctor import devices, machine, native, settings, tls, versions, workers
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor import devices, host, native, settings, tls, versions, workers
+from tfdist.launch.commands.doctor.section import Context, Section
 
-# Title -> check, in the order in which they are shown; the slowest comes last.
-CHECKS: dict[str, Callable[[Question], Section]] = {
+# Title -> check, in the order shown; the slowest is last.
+CHECKS: dict[str, Callable[[Context], Section]] = {
     "versions": versions.check,
-    "machine": machine.check,
+    "host": host.check,
     "settings": settings.check,
     "collectives": native.check,
     "TLS": tls.check,
@@ -22,27 +22,27 @@ CHECKS: dict[str, Callable[[Question], Section]] = {
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Runs every check and prints what it finds.
+    """Runs every check and prints the results.
 
     Args:
         arguments: the command line, without `tfdist doctor`.
 
     Returns:
-        0 if there is nothing to mend, else 1.
+        0 if there are no problems, else 1.
 
     Raises:
-        SystemExit: the command line is wrong (code 2), or asks for help (code 0).
+        SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
-    question = Question(os.environ, _parse(arguments))
+    context = Context(os.environ, _parse(arguments))
     problems = []
     for title, check in CHECKS.items():
-        section = check(question)
+        section = check(context)
         print(section.text(title), end="\n\n", flush=True)
         problems += section.problems
     if not problems:
-        print("Nothing to mend.")
+        print("No problems found.")
         return 0
-    print("To mend:")
+    print("Problems:")
     for number, problem in enumerate(problems, start=1):
         print(f"  {number}. {problem}")
     return 1
@@ -51,15 +51,15 @@ def main(arguments: Sequence[str]) -> int:
 def _parse(arguments: Sequence[str]) -> float | None:
     parser = OneLineParser(
         prog="tfdist doctor",
-        description="Checks this machine, its settings, TF_CONFIG and the way to the other "
-        "workers; the exit code is 1 if there is something to mend.",
+        description="Checks this host, its settings, TF_CONFIG and the connections to the other "
+        "workers; exits with code 1 if there are problems.",
         allow_abbrev=False,
     )
     parser.add_argument(
         "--timeout",
         type=seconds(zero=False),
         metavar="SECONDS",
-        help="limit for each probe (default: 5 for another worker, 60 for TensorFlow's devices)",
+        help="time limit of each probe (default: 5 for a worker, 60 for TensorFlow's devices)",
     )
     timeout: float | None = parser.parse_args(list(arguments)).timeout
     return timeout

@@ -1,4 +1,4 @@
-"""The devices that TensorFlow sees, asked of a process of its own."""
+"""The devices that TensorFlow sees, queried in a separate process."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.launch.job.gpus import visible_gpus
 
 _SECONDS = 60.0
@@ -18,15 +18,15 @@ print(json.dumps([name.removeprefix("/physical_device:") for name in names]))
 """
 
 
-def check(question: Question, program: str = _PROGRAM) -> Section:
-    """Imports TensorFlow in another process, under a time limit.
+def check(context: Context, program: str = _PROGRAM) -> Section:
+    """Imports TensorFlow in a separate process, with a time limit.
 
     Args:
-        question: the time limit is 60 seconds by default.
-        program: what that process runs; its last line of output is a JSON list of names.
+        context: the time limit is 60 seconds by default.
+        program: the code to run; its last line of output is a JSON list of names.
     """
-    seconds = _SECONDS if question.timeout is None else question.timeout
-    environment = {**question.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
+    seconds = _SECONDS if context.timeout is None else context.timeout
+    environment = {**context.environment, "TF_CPP_MIN_LOG_LEVEL": "3"}
     environment.pop("TF_CONFIG", None)
     try:
         done = subprocess.run(
@@ -48,17 +48,17 @@ def check(question: Question, program: str = _PROGRAM) -> Section:
             [("TensorFlow", f"no answer in {seconds:.0f} s")],
             [
                 f"Importing TensorFlow took longer than {seconds:.0f} s: try tfdist doctor "
-                f"--timeout {2 * seconds:.0f}; if that fails too, look at this machine's load, "
-                f"disk and GPU driver"
+                f"--timeout {2 * seconds:.0f}; if that fails too, check this host's load, disk "
+                f"and GPU driver"
             ],
         )
     except (ValueError, IndexError):
         return _cannot("its output could not be read")
     section = Section([("TensorFlow", ", ".join(names))])
-    if visible_gpus(question.environment) and not any(name.startswith("GPU") for name in names):
+    if visible_gpus(context.environment) and not any(name.startswith("GPU") for name in names):
         section.problems.append(
-            "The machine has GPUs but TensorFlow sees none: pip install 'tensorflow[and-cuda]', "
-            "and look at nvidia-smi for the driver"
+            "This host has GPUs but TensorFlow sees none: pip install 'tensorflow[and-cuda]', "
+            "and check the driver with nvidia-smi"
         )
     return section
 
@@ -66,5 +66,5 @@ def check(question: Question, program: str = _PROGRAM) -> Section:
 def _cannot(reason: str) -> Section:
     return Section(
         [("TensorFlow", "cannot list devices")],
-        [f"TensorFlow does not work ({reason}): install it again, and tfdist with it"],
+        [f"TensorFlow does not work ({reason}): reinstall it, and tfdist with it"],
     )

@@ -1,4 +1,4 @@
-"""Whether another worker can be reached."""
+"""Whether another worker is reachable."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ import socket
 from tfdist.cluster.net.dns import resolve
 
 
-class Answer(enum.Enum):
-    """What a machine answers; the value is what the user reads."""
+class ProbeResult(enum.Enum):
+    """The result of a probe; the value is shown to the user."""
 
     LISTENING = "reachable, and listening"
-    REFUSED = "reachable; nothing listens there yet, which is normal before the start"
+    REFUSED = "reachable, but not listening yet, which is normal before the start"
     UNRESOLVED = "its name does not resolve"
     SILENT = "no answer"
 
 
-def probe(address: str, timeout: float) -> Answer:
+def probe(address: str, timeout: float) -> ProbeResult:
     """Opens a TCP connection and closes it.
 
     Args:
         address: `"host:port"`.
-        timeout: seconds for the name, and again for the connection.
+        timeout: seconds for resolving the name, and again for the connection.
 
     Example:
         >>> probe("127.0.0.1:1", 1.0).name
@@ -31,16 +31,16 @@ def probe(address: str, timeout: float) -> Answer:
     try:
         endpoints = resolve(address, timeout)
     except OSError:
-        return Answer.UNRESOLVED
-    answer = Answer.SILENT
-    for family, where in endpoints:
+        return ProbeResult.UNRESOLVED
+    result = ProbeResult.SILENT
+    for family, endpoint in endpoints:
         with socket.socket(family, socket.SOCK_STREAM) as connection:
             connection.settimeout(timeout / len(endpoints))
             try:
-                connection.connect(where)
-                return Answer.LISTENING
+                connection.connect(endpoint)
+                return ProbeResult.LISTENING
             except ConnectionRefusedError:
-                answer = Answer.REFUSED
+                result = ProbeResult.REFUSED
             except OSError:
-                pass  # Silent, or no route to it.
-    return answer
+                pass  # Silent, or no route.
+    return result

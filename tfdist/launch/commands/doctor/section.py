@@ -1,4 +1,4 @@
-"""What one check of `tfdist doctor` is asked and what it answers."""
+"""The input and output of one check of `tfdist doctor`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _NAME_WIDTH = 14
 
 
 @dataclass(frozen=True)
-class Question:
-    """What every check is given.
+class Context:
+    """The input of every check.
 
     Attributes:
-        environment: the variables of this process.
-        timeout: seconds that the user gives a probe; None for each check's own limit.
+        environment: the environment variables of this process.
+        timeout: seconds per probe, if set by the user; None for each check's default.
     """
 
     environment: Mapping[str, str]
@@ -23,11 +23,11 @@ class Question:
 
 @dataclass
 class Section:
-    """The answer of one check.
+    """The result of one check.
 
     Attributes:
-        rows: names and values, in the order in which to show them.
-        problems: what to mend, each with its remedy.
+        rows: names and values, in display order.
+        problems: the problems found, each with its remedy.
     """
 
     rows: list[tuple[str, str]] = field(default_factory=list)

@@ -6,24 +6,24 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.options import Options
 
 _BACKEND = "tensorflow"
 _PREFIX = "TFDIST_"
 
 
-def check(question: Question) -> Section:
+def check(context: Context) -> Section:
     """Reads KERAS_BACKEND, keras.json, TF_USE_LEGACY_KERAS and the TFDIST_* variables."""
     section = Section()
-    environment = question.environment
+    environment = context.environment
     backend, source, remedy = _backend(environment)
     section.add("Keras backend", f"{backend} ({source})")
     if backend != _BACKEND:
-        section.problems.append(f"Keras's backend is {backend!r} by {source}: {remedy}")
+        section.problems.append(f"Keras's backend is {backend!r} ({source}): {remedy}")
     if environment.get("TF_USE_LEGACY_KERAS", "").lower() in ("1", "true"):
         section.add("tf.keras", "Keras 2 (TF_USE_LEGACY_KERAS)")
-        section.problems.append("TF_USE_LEGACY_KERAS asks for Keras 2: unset it")
+        section.problems.append("TF_USE_LEGACY_KERAS selects Keras 2: unset it")
     for name in sorted(name for name in environment if name.startswith(_PREFIX)):
         section.add(name, "set" if "SECRET" in name else environment[name])
     try:
@@ -34,7 +34,7 @@ def check(question: Question) -> Section:
 
 
 def _backend(environment: Mapping[str, str]) -> tuple[str, str, str]:
-    """The backend, where it is set, and how to set it right."""
+    """The backend, where it is set, and how to correct it."""
     if backend := environment.get("KERAS_BACKEND"):
         return backend, "KERAS_BACKEND", f"unset KERAS_BACKEND, or set it to {_BACKEND}"
     home = environment.get("KERAS_HOME")

@@ -1,23 +1,23 @@
-"""Whether the workers speak TLS with one another, and whether what it needs is in order."""
+"""Whether the workers use TLS, and whether its files are valid."""
 
 from __future__ import annotations
 
 from tfdist.cluster.net.tls import Tls
 from tfdist.errors import TlsError
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.options import Options
 
 _NAME = "between workers"
 
 
-def check(question: Question) -> Section:
-    """Reads the certificate, the key and the CA, and tries them with one another."""
+def check(context: Context) -> Section:
+    """Loads the certificate, the key and the CA, and checks that they match."""
     try:
-        tls = Tls.load(Options.from_environment(dict(question.environment)))
+        tls = Tls.load(Options.from_environment(dict(context.environment)))
     except TlsError as error:
-        return Section([(_NAME, "on, and it cannot work")], [str(error)])
-    except ValueError:  # `settings` says which
-        return Section([(_NAME, "a setting is wrong")])
+        return Section([(_NAME, "on, but invalid")], [str(error)])
+    except ValueError:  # `settings` reports which
+        return Section([(_NAME, "a setting is invalid")])
     if tls is None:
         return Section([(_NAME, "off")])
     return Section([(_NAME, "on"), ("certificate", f"{tls.subject}, until {tls.expires}")])

@@ -1,4 +1,4 @@
-"""The versions of what tfdist stands on."""
+"""The versions of tfdist's dependencies."""
 
 from __future__ import annotations
 
@@ -7,42 +7,43 @@ import re
 from importlib.metadata import PackageNotFoundError, version
 
 from tfdist._version import __version__
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.section import Context, Section
 
-# The least version, and the first that is too new ("" for none); a test holds setup.cfg to it.
+# The oldest supported version, and the first that is too new ("" for none). A test compares them
+# with setup.cfg.
 SUPPORTED = {"tensorflow": ("2.18", "2.22"), "keras": ("3.8", ""), "numpy": ("", "")}
 _TITLES = {"tensorflow": "TensorFlow", "keras": "Keras", "numpy": "NumPy"}
 _OTHER_NAMES = {"tensorflow": ("tensorflow-cpu", "tensorflow-intel", "tf-nightly")}
 
 
-def check(question: Question) -> Section:
-    """Reads the versions from the packages' metadata; nothing is imported."""
+def check(context: Context) -> Section:
+    """Reads the versions from package metadata, without importing anything."""
     section = Section([("tfdist", __version__), ("Python", platform.python_version())])
-    for package, (least, too_new) in SUPPORTED.items():
+    for package, (oldest, too_new) in SUPPORTED.items():
         title = _TITLES[package]
         wanted = ",".join(
-            sign + number for sign, number in ((">=", least), ("<", too_new)) if number
+            sign + number for sign, number in ((">=", oldest), ("<", too_new)) if number
         )
         found = _installed(package, *_OTHER_NAMES.get(package, ()))
         section.add(title, found or "not installed")
         if not found:
             section.problems.append(f"{title} is missing: pip install '{package}{wanted}'")
-        elif not supported(found, least, too_new):
+        elif not supported(found, oldest, too_new):
             section.problems.append(
                 f"{title} {found} is not supported: pip install '{package}{wanted}'"
             )
     return section
 
 
-def supported(found: str, least: str, too_new: str) -> bool:
-    """Whether a version is in a range; `""` is no bound.
+def supported(found: str, oldest: str, too_new: str) -> bool:
+    """Whether a version is in a range; `""` means no bound.
 
     Example:
         >>> supported("2.22.0rc1", "2.18", "2.22"), supported("2.21.0", "2.18", "2.22")
         (False, True)
     """
     number = _numbers(found)
-    return number >= _numbers(least) and (not too_new or number < _numbers(too_new))
+    return number >= _numbers(oldest) and (not too_new or number < _numbers(too_new))
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The callbacks that `fit` adds to the user's where it trains on several workers."""
+"""The callbacks that `fit` adds to the user's when training on several workers."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ from tfdist.trainer.patching import patch
 
 
 def install() -> None:
-    """Makes `fit` add them, after the user's."""
+    """Makes `fit` add these callbacks after the user's."""
     fit = TensorFlowTrainer.fit
     signature = inspect.signature(fit)
 
     @functools.wraps(fit)
-    def fit_with_own(self: Any, *args: Any, **kwargs: Any) -> Any:
-        own = _own_callbacks(self) if is_ours(self) else []
-        if not own:
+    def fit_with_added(self: Any, *args: Any, **kwargs: Any) -> Any:
+        added = _added_callbacks(self) if is_ours(self) else []
+        if not added:
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
         if isinstance(given, keras.callbacks.CallbackList):
-            for callback in own:
+            for callback in added:
                 callback.set_model(self)
             users = [c for c in given.callbacks if not isinstance(c, (FollowLinks, StopTogether))]
-            given.callbacks = [*users, *own]
+            given.callbacks = [*users, *added]
         else:
             several = [] if given is None else list(given) if _is_list(given) else [given]
-            bound.arguments["callbacks"] = [*several, *own]
+            bound.arguments["callbacks"] = [*several, *added]
         return fit(*bound.args, **bound.kwargs)
 
-    patch("TensorFlowTrainer.fit", lambda _: fit_with_own)
+    patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
 
 
-def _own_callbacks(model: Any) -> list[Any]:
+def _added_callbacks(model: Any) -> list[Any]:
     extended = model.distribute_strategy.extended
-    own: list[Any] = []
+    added: list[Any] = []
     if extended.compressor is not None:
-        own.append(FollowLinks())
+        added.append(FollowLinks())
     if extended.process_count > 1:
-        own.append(StopTogether())
-    return own
+        added.append(StopTogether())
+    return added
 
 
 def _is_list(callbacks: Any) -> bool:

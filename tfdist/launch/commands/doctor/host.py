@@ -1,4 +1,4 @@
-"""The machine's cores, memory and GPUs, as this process may use them."""
+"""The cores, memory and GPUs of this host that this process may use."""
 
 from __future__ import annotations
 
@@ -6,31 +6,31 @@ import os
 import shutil
 from pathlib import Path
 
-from tfdist.launch.commands.doctor.section import Question, Section
+from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.launch.job.cores import available_cores
 from tfdist.launch.job.gpus import visible_gpus
 
 _GIB = 1 << 30
 _SHARED_MEMORY = "/dev/shm"
-# The control group's limit, where the system is a container: version 2, then 1.
+# The limit of a container: cgroup version 2, then 1.
 _MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-def check(question: Question) -> Section:
-    """Counts what there is."""
+def check(context: Context) -> Section:
+    """Counts the resources."""
     section = Section()
     section.add("cores", f"{available_cores()} of {os.cpu_count()}")
     section.add("memory", _memory())
     if os.path.isdir(_SHARED_MEMORY):
         free = shutil.disk_usage(_SHARED_MEMORY).free
         section.add("shared memory", f"{free / _GIB:.1f} GiB free in {_SHARED_MEMORY}")
-    gpus = visible_gpus(question.environment)
+    gpus = visible_gpus(context.environment)
     section.add("GPUs", ", ".join(gpus) if gpus else "none visible")
     return section
 
 
 def _memory() -> str:
-    """Total and free memory, within the limit of a container."""
+    """Total and free memory, and the limit of a container."""
     try:
         fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
         total, free = (int(fields[name].split()[0]) << 10 for name in ("MemTotal", "MemAvailable"))
