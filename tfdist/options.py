@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+_SECURITY = ("warn", "required", "none")
+
 
 @dataclass(frozen=True)
 class Options:
@@ -28,6 +30,8 @@ class Options:
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
         secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
             appears in no message and no repr.
+        security: what to do about a job on several hosts that has neither a secret nor TLS
+            (`TFDIST_SECURITY`): warn (the default), required for an error, or none for silence.
         host: the name of this worker's host (`TFDIST_HOST`); workers share memory only if they have
             the same one. Detected by default.
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
@@ -48,12 +52,18 @@ class Options:
     stall_warning: float = 30.0
     algorithm: str = ""
     secret: str = field(default="", repr=False)
+    security: str = "warn"
     host: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
 
     def __post_init__(self) -> None:
+        if self.security not in _SECURITY:
+            raise ValueError(
+                f"TFDIST_SECURITY must be one of {', '.join(_SECURITY)}. Received: "
+                f"{self.security!r}."
+            )
         paths = {
             "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
             "TFDIST_TLS_KEY": self.tls_key,

@@ -101,7 +101,7 @@ def test_handshake(pair, in_parallel):
         MAGIC + encode({"kind": "hello"}),
         MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "rank": -1}),
         MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "pid": "1"}),
-        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "cluster": [1]}),
+        MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "worker": [1]}),
         MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "host": "a\nb"}),
         MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY)), "host": "a" * 1000}),
         MAGIC + encode({"kind": "hello", **vars(Identity.of(TOPOLOGY))}),

@@ -67,7 +67,7 @@ def test_the_same_secret(shake, secret):
 def test_another_secret(shake, one, two):
     dialed, listened = shake(one, two)
     assert isinstance(dialed, ClusterError)
-    where = f"{LISTENER} refused {DIALER}: their secrets differ"
+    where = f"the other end refused {DIALER}: their secrets differ"
     set_here = "(one is set here)" if one else "(none is set here)"
     assert str(dialed) == f"{where} {set_here}. Set the same TFDIST_SECRET on all workers."
     assert isinstance(listened, WireError)
@@ -130,6 +130,14 @@ class Impostor:
         self.sock.sendall((MAGIC if magic else b"") + encode(header))
 
 
+def challenge(value="0" * 64):
+    return {"kind": "challenge", "protocol": LISTENER.protocol, "challenge": value}
+
+
+def listeners_proof(mine, proof="0" * 64):
+    return {**dataclasses.asdict(mine), "kind": "proof", "proof": proof}
+
+
 def hello(mine, challenge):
     return {"kind": "hello", **dataclasses.asdict(mine), "challenge": challenge}
 
@@ -160,10 +168,10 @@ def test_reflection_proves_nothing(pair, mine):
     error = failing(pair[0], True, DIALER)
     impostor = Impostor(pair[1])
     said = impostor.read(magic=True)
-    impostor.say({**said, "rank": mine.rank}, magic=True)
+    impostor.say(challenge(said["challenge"]), magic=True)
     proof = impostor.read()
     assert proof["kind"] == "proof"
-    impostor.say(proof)
+    impostor.say(listeners_proof(mine, proof["proof"]))
     assert isinstance(error(), WireError)
     assert "does not have the secret" in str(error())
 
@@ -182,9 +190,9 @@ def test_a_listener_without_the_secret_is_rejected(pair):
     error = failing(pair[0], True, DIALER)
     impostor = Impostor(pair[1])
     impostor.read(magic=True)
-    impostor.say(hello(LISTENER, "0" * 64), magic=True)
+    impostor.say(challenge(), magic=True)
     impostor.read()
-    impostor.say({"kind": "proof", "proof": "0" * 64})
+    impostor.say(listeners_proof(LISTENER))
     assert isinstance(error(), WireError)
 
 
@@ -296,9 +304,9 @@ def test_rank_0_without_the_secret_is_rejected(addresses, attempt, dial):
         impostor = Impostor(sock)
         impostor.read(magic=True)
         chief = Identity.of(Topology(worker.topology.workers, 0, "worker", 0))
-        impostor.say(hello(chief, "0" * 64), magic=True)
+        impostor.say(challenge(), magic=True)
         impostor.read()
-        impostor.say({"kind": "proof", "proof": "0" * 64})
+        impostor.say(listeners_proof(chief))
         impostor.say({"kind": "go"})
     for one in (attempt(cluster, 0, secret="s"), worker):
         one.met()

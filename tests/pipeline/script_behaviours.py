@@ -64,7 +64,9 @@ def times_traced(strategy):
         model = tfdist.PipelineModel(build, cuts=[cut])
         model.compile("sgd", "mse")
     x, y = np.ones([17, 6], "float32"), np.ones([17, 2], "float32")
-    with mock.patch.object(StepRunner, "_step", autospec=True, side_effect=StepRunner._step) as step:
+    with mock.patch.object(
+        StepRunner, "_step", autospec=True, side_effect=StepRunner._step
+    ) as step:
         model.fit(x, y, batch_size=10, epochs=2, verbose=0)
         model.fit(x, y, batch_size=6, verbose=0)
     return step.call_count

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cluster import Session
-from tfdist.collective.communicator import Alone
+from tfdist.collective.communicator_interface import Alone
 
 _ALONE = Alone()
 _communicators: dict[str, Any] = {}

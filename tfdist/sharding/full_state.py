@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.internals.optimizer import blank_copy, forms, numbered
 from tfdist.sharding.shard import Shard
 from tfdist.sharding.sharded import sharded_by

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective.buckets import pack, plan
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
 from tfdist.internals.keras import BaseOptimizer
 from tfdist.internals.optimizer import inner_optimizer, strategy_of, trainable_variables_of

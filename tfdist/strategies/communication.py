@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.cluster.net.wait_messages import say
-from tfdist.collective.communicator import Alone, Communicator
+from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator

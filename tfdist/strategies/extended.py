@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import LocalExtended
 from tfdist.internals.keras import in_callers_state

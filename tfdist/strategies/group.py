@@ -18,7 +18,7 @@ import tensorflow as tf
 from tfdist.cluster import Session, Topology, meet
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import registry
-from tfdist.collective.communicator import Alone
+from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import (
     NativeCommunicator,
     open_communicator,
@@ -297,7 +297,8 @@ def share_randomness(group: Group) -> None:
         "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
         "tensorflow": random.SystemRandom().randrange(2**31),
     }
-    chief = json.loads(group.exchange("random state", json.dumps(states))[0])
+    own = json.dumps(states) if group.topology.is_chief else ""
+    chief = json.loads(group.exchange("random state", own)[0])
     version, internal, gauss = chief["python"]
     random.setstate((version, tuple(internal), gauss))
     np.random.set_state(tuple(chief["numpy"]))

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import Topology
-from tfdist.collective.communicator import Alone
+from tfdist.collective.communicator_interface import Alone
 from tfdist.strategies.communication import local_devices, replica_communicators
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import join

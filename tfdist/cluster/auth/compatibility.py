@@ -1,40 +1,43 @@
-"""Decides whether two workers belong to one job, from what they say of themselves."""
+"""Decides from two workers' identities whether they belong to the same job."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import ClusterError
 
+Entry = tuple[str, int, str]
+"""A worker in a cluster: its job, its index in it, and its address."""
 
-def disagreement(mine: Identity, theirs: Identity) -> ClusterError | None:
-    """What keeps a process from joining rank 0.
+
+def disagreement(topology: Topology, mine: Identity, theirs: Identity) -> ClusterError | None:
+    """Why two processes cannot belong to the same job.
 
     Args:
-        mine: the hello of rank 0.
-        theirs: the hello of the process that dialled.
+        topology: this process's cluster.
+        mine: the identity of this process.
+        theirs: the identity of the process that connected.
 
     Returns:
-        The error for both; None where they agree.
+        The error for both to raise; None if they match.
     """
     if mine.version != theirs.version:
         return _different("versions", mine, mine.version, theirs, theirs.version)
     if error := protocols_differ(mine, theirs):
         return error
-    if mine.fingerprint != theirs.fingerprint or mine.cluster != theirs.cluster:
+    if mine.fingerprint != theirs.fingerprint:
+        return clusters_differ(f"those of {mine} and of {theirs}")
+    if theirs.rank >= topology.size:
         return ClusterError(
-            f"The workers hold different clusters: {_difference(mine, theirs)}. "
-            f'Give all workers the same "cluster" in TF_CONFIG.'
-        )
-    if theirs.rank >= len(mine.cluster):
-        return ClusterError(
-            f"{theirs}: there is no such rank among {len(mine.cluster)} workers. "
-            f"Correct the task's index."
+            f"{theirs}: no such rank among {topology.size} workers. Correct the task index."
         )
     return None
 
 
 def protocols_differ(mine: Identity, theirs: Identity) -> ClusterError | None:
-    """The error for two processes that cannot even prove to one another who they are."""
+    """The error for two processes whose protocols differ, so that they cannot authenticate."""
     if mine.protocol == theirs.protocol:
         return None
     return _different("protocols", mine, mine.protocol, theirs, theirs.protocol)
@@ -42,12 +45,42 @@ def protocols_differ(mine: Identity, theirs: Identity) -> ClusterError | None:
 
 def duplicate(one: Identity, other: Identity) -> ClusterError:
     """The error for two processes that claim the same rank."""
-    job, index, address = one.cluster[one.rank]
     return ClusterError(
-        f"Two processes say that they are {job} {index} ({address}): process {one.pid} on "
-        f"{one.host} and process {other.pid} on {other.host}. Give each process a task index of "
-        f"its own, or end the one that is left over."
+        f"Two processes claim to be {one.worker}: process {one.pid} on {one.host} and "
+        f"process {other.pid} on {other.host}. Give each process its own task index, or stop the "
+        f"stale process."
     )
+
+
+def clusters_differ(difference: str) -> ClusterError:
+    """The error for two processes with different clusters."""
+    return ClusterError(
+        f"The workers have different clusters: {difference}. "
+        f'Give all workers the same "cluster" in TF_CONFIG.'
+    )
+
+
+def entries(topology: Topology) -> list[Entry]:
+    """The workers of a cluster, in rank order."""
+    return [(w.task_type, w.task_index, w.address) for w in topology.workers]
+
+
+def first_difference(
+    mine: Sequence[Entry], me: object, theirs: Sequence[Entry], them: object
+) -> str:
+    """Describes the first entry that differs between two clusters, with both values.
+
+    Example:
+        >>> first_difference([("worker", 0, "a:1")], "x", [("worker", 0, "b:1")], "y")
+        '"worker"[0] is "a:1" at x; "b:1" at y'
+    """
+    here = {(job, index): address for job, index, address in mine}
+    there = {(job, index): address for job, index, address in theirs}
+    for job, index in [*here, *there]:
+        ours, others = here.get((job, index)), there.get((job, index))
+        if ours != others:
+            return f'"{job}"[{index}] is {_entry(ours)} at {me}; {_entry(others)} at {them}'
+    return f"the order of the entries at {me} differs from that at {them}"
 
 
 def _different(
@@ -57,17 +90,6 @@ def _different(
         f"The workers run different {what} of tfdist: {here} at {mine}; {there} at {theirs}. "
         f"Install the same version of tfdist everywhere."
     )
-
-
-def _difference(mine: Identity, theirs: Identity) -> str:
-    """The first entry that differs, with both sides."""
-    here = {(job, index): address for job, index, address in mine.cluster}
-    there = {(job, index): address for job, index, address in theirs.cluster}
-    for job, index in [*here, *there]:
-        ours, others = here.get((job, index)), there.get((job, index))
-        if ours != others:
-            return f'"{job}"[{index}] is {_entry(ours)} at {mine}; {_entry(others)} at {theirs}'
-    return f"the order of the entries at {mine} is not that at {theirs}"
 
 
 def _entry(address: str | None) -> str:

@@ -1,17 +1,32 @@
-"""The handshake on a new connection: both workers identify and authenticate themselves."""
+"""The handshake on a new connection: both workers identify and authenticate themselves.
+
+Both ends prove, by an HMAC over everything said so far, that they have the job's secret: first the
+dialer, then the listener, which says nothing of itself before that. Without a secret, an empty one
+is used. In TLS the proofs also cover the certificates of both ends, so that nobody between the two
+can pass them on.
+
+The protocol is a generator that does no I/O, so that one thread can run many handshakes at once.
+"""
 
 from __future__ import annotations
 
 import socket
 import ssl
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass
 
-from tfdist.cluster.auth.compatibility import protocols_differ
 from tfdist.cluster.auth.hmac_challenge import VARIABLE, is_challenge, new_challenge, prove, proves
 from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.net.framing import HELLO_LIMIT, WireError, encode, read_exactly, read_frame
-from tfdist.cluster.net.sockets import end_gently, send_at_once
+from tfdist.cluster.net.framing import (
+    HELLO_LIMIT,
+    Frame,
+    Header,
+    WireError,
+    encode,
+    frame_steps,
+    read_exactly,
+)
+from tfdist.cluster.net.sockets import end_gently
 from tfdist.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, explain
 from tfdist.cluster.net.tls_socket import TlsSocket
 from tfdist.errors import ClusterError, TlsError
@@ -24,6 +39,34 @@ HELLO_SECONDS = 5.0
 _DIALER = "tfdist worker that dials"
 _LISTENER = "tfdist worker that listens"
 
+Admit = Callable[[Identity], None]
+
+
+@dataclass(frozen=True)
+class Read:
+    """Asks for exactly so many bytes; their number is bounded."""
+
+    count: int
+
+
+@dataclass(frozen=True)
+class Write:
+    """Asks to send these bytes."""
+
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Secure:
+    """Asks to switch to TLS; answered with the digests of this end's and the peer's certificate."""
+
+
+Steps = Generator[Read | Write | Secure, bytes, Identity]
+
+
+class TlsMismatch(Exception):
+    """Only one of the two ends uses TLS."""
+
 
 def handshake(
     sock: socket.socket,
@@ -32,14 +75,10 @@ def handshake(
     deadline: float,
     *,
     first: bool,
-    admit: Callable[[Identity], None] | None = None,
+    admit: Admit | None = None,
     name: str = "the other end",
 ) -> Identity:
     """Identifies the peer and authenticates both ends with the job's secret.
-
-    Both ends send a hello with a challenge. Then each proves, over both hellos, that it has the
-    secret: first the dialer, then the listener. The listener sends nothing before it has received a
-    hello, and no proof to a peer whose own proof failed. Without a secret, an empty one is used.
 
     On a `TlsSocket` all of this happens inside TLS, after both ends have verified each other's
     certificates.
@@ -64,115 +103,161 @@ def handshake(
         WireError: the peer is not a tfdist worker, or was rejected.
         OSError: the connection ended, or the deadline passed.
     """
+    tls = isinstance(sock, TlsSocket)
+    steps = (
+        dialing(mine, secret, tls, name, admit) if first else listening(mine, secret, tls, admit)
+    )
     try:
-        return _handshake(sock, mine, secret, deadline, first, admit)
-    except _TlsMismatch as mismatch:
-        reason, remedy = str(mismatch), _ALL_OR_NONE
-    except ssl.SSLError as error:
-        reason, remedy = explain(error) or "", REMEDY
-        if not reason:
+        return _run(sock, steps, deadline)
+    except (TlsMismatch, ssl.SSLError) as error:
+        reason = tls_problem(error)
+        if reason is None:
             raise
-    # Let the peer read the reason.
-    end_gently(sock)
-    if first:
-        raise TlsError(f"{mine}: no TLS with {name}: {reason}. {remedy}.")
-    raise WireError(f"no TLS: {reason}; {remedy[:1].lower()}{remedy[1:]}")
-
-
-_ALL_OR_NONE = f"Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
-
-
-class _TlsMismatch(Exception):
-    """Only one of the two ends uses TLS."""
-
-
-def _handshake(
-    sock: socket.socket,
-    mine: Identity,
-    secret: str,
-    deadline: float,
-    first: bool,
-    admit: Callable[[Identity], None] | None,
-) -> Identity:
-    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
-    if isinstance(sock, TlsSocket):
+        # Let the peer read the reason.
+        end_gently(sock)
         if first:
-            sock.sendall(TLS_MAGIC)
-        theirs_magic = _read_magic(sock, deadline)
-        if not first:
-            sock.sendall(TLS_MAGIC)
-        if theirs_magic != TLS_MAGIC:
-            raise _TlsMismatch("it does not use TLS, but this worker does")
-        sock.secure(deadline)
-        opening = hello
+            raise TlsError(f"{mine}: no TLS with {name}: {reason}.") from None
+        raise WireError(f"no TLS: {reason}") from None
+
+
+def tls_problem(error: Exception) -> str | None:
+    """Why two ends cannot use TLS with each other, and the remedy; None for any other error."""
+    if isinstance(error, TlsMismatch):
+        return f"{error}. Set {CERTIFICATE}, {KEY} and {CA} on all workers, or on none"
+    reason = explain(error) if isinstance(error, ssl.SSLError) else None
+    return f"{reason}. {REMEDY}" if reason else None
+
+
+def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | None = None) -> Steps:
+    """The dialer's side of the handshake."""
+    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
+    certificates: tuple[bytes, ...] = ()
+    if tls:
+        yield Write(TLS_MAGIC)
+        if (yield from _magic()) != TLS_MAGIC:
+            raise TlsMismatch("it does not use TLS, but this worker does")
+        digests = yield Secure()
+        certificates = (digests[:32], digests[32:])
+        yield Write(hello)
     else:
-        opening = MAGIC + hello
-    if first:
-        sock.sendall(opening)
-    if not isinstance(sock, TlsSocket) and _read_magic(sock, deadline) != MAGIC:
-        if not first:
-            sock.sendall(MAGIC)
-        raise _TlsMismatch("it uses TLS, but this worker does not")
-    header, _ = read_frame(sock, HELLO_LIMIT, deadline)
-    theirs = Identity.from_header(header)
-    error = protocols_differ(mine, theirs)
-    if error is None and not is_challenge(header.get("challenge")):
-        raise WireError("it sent no hello")
-    if not first:
-        sock.sendall(opening)
-    if error is not None:
-        raise error if first else WireError(str(error))
-    # The proof covers the decoded hello, re-encoded: JSON has many encodings of the same value.
-    transcript = (hello, encode(header)) if first else (encode(header), hello)
-    if first:
-        _prove(sock, secret, _DIALER, transcript)
-        _check(sock, secret, _LISTENER, transcript, deadline, mine, theirs)
-        if admit:
-            admit(theirs)
-    else:
-        _check(sock, secret, _DIALER, transcript, deadline, mine, theirs)
-        if admit:
-            admit(theirs)
-        _prove(sock, secret, _LISTENER, transcript)
+        yield Write(MAGIC + hello)
+        if (yield from _magic()) != MAGIC:
+            raise TlsMismatch("it uses TLS, but this worker does not")
+    header, _ = yield from _frame()
+    if header["kind"] != "challenge" or not is_challenge(header.get("challenge")):
+        raise WireError("it sent no challenge")
+    if header.get("protocol") != mine.protocol:
+        raise ClusterError(_other_protocol(mine, header.get("protocol"), name))
+    transcript = (hello, encode(header), *certificates)
+    yield Write(encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
+    header, _ = yield from _frame()
+    if header["kind"] == "refused":
+        here = "one is set here" if secret else "none is set here"
+        raise ClusterError(
+            f"{name} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on all "
+            f"workers."
+        )
+    theirs = Identity.from_header({**header, "kind": "hello"})
+    said = encode({"kind": "hello", **asdict(theirs)})
+    if header["kind"] != "proof" or not proves(
+        header.get("proof"), secret, _LISTENER, *transcript, said
+    ):
+        raise WireError(_no_secret(theirs))
+    if admit:
+        admit(theirs)
     return theirs
 
 
-def _read_magic(sock: socket.socket, deadline: float) -> bytes:
+def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None) -> Steps:
+    """The listener's side of the handshake."""
+    certificates: tuple[bytes, ...] = ()
+    magic = yield from _magic()
+    if tls:
+        yield Write(TLS_MAGIC)
+        if magic != TLS_MAGIC:
+            raise TlsMismatch("it does not use TLS, but this worker does")
+        digests = yield Secure()
+        certificates = (digests[32:], digests[:32])
+    elif magic != MAGIC:
+        yield Write(MAGIC)
+        raise TlsMismatch("it uses TLS, but this worker does not")
+    header, _ = yield from _frame()
+    opening = b"" if tls else MAGIC
+    challenge = encode(
+        {"kind": "challenge", "protocol": mine.protocol, "challenge": new_challenge()}
+    )
+    protocol = header.get("protocol")
+    if header["kind"] == "hello" and type(protocol) is int and protocol != mine.protocol:
+        yield Write(opening + challenge)
+        raise WireError(_other_protocol(mine, protocol, "the other end"))
+    theirs = Identity.from_header(header)
+    if not is_challenge(header.get("challenge")):
+        raise WireError("it sent no hello")
+    yield Write(opening + challenge)
+    # The decoded hello, encoded again: JSON has many encodings of the same value.
+    transcript = (encode(header), challenge, *certificates)
+    header, _ = yield from _frame()
+    if header["kind"] != "proof" or not proves(header.get("proof"), secret, _DIALER, *transcript):
+        yield Write(encode({"kind": "refused"}))
+        raise WireError(_no_secret(theirs))
+    if admit:
+        admit(theirs)
+    said = encode({"kind": "hello", **asdict(mine)})
+    proof = prove(secret, _LISTENER, *transcript, said)
+    yield Write(encode({"kind": "proof", **asdict(mine), "proof": proof}))
+    return theirs
+
+
+def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
     """Reads byte by byte, so that a peer with another protocol is detected immediately."""
     magic = b""
     while len(magic) < len(MAGIC):
-        magic += read_exactly(sock, 1, deadline)
+        magic += yield Read(1)
         if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
             raise WireError("it is not a tfdist worker")
     return magic
 
 
-def _prove(sock: socket.socket, secret: str, role: str, transcript: tuple[bytes, bytes]) -> None:
-    sock.sendall(encode({"kind": "proof", "proof": prove(secret, role, *transcript)}))
+def _frame() -> Generator[Read | Write | Secure, bytes, Frame]:
+    steps = frame_steps(HELLO_LIMIT)
+    count = next(steps)
+    while True:
+        try:
+            count = steps.send((yield Read(count)))
+        except StopIteration as end:
+            frame: tuple[Header, bytes] = end.value
+            return frame
 
 
-def _check(
-    sock: socket.socket,
-    secret: str,
-    role: str,
-    transcript: tuple[bytes, bytes],
-    deadline: float,
-    mine: Identity,
-    theirs: Identity,
-) -> None:
-    """Checks the peer's proof; a listener tells the dialer if it is wrong."""
-    header, _ = read_frame(sock, HELLO_LIMIT, deadline)
-    if role == _LISTENER and header["kind"] == "refused":
-        here = "one is set here" if secret else "none is set here"
-        raise ClusterError(
-            f"{theirs} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on "
-            f"all workers."
-        )
-    if header["kind"] == "proof" and proves(header.get("proof"), secret, role, *transcript):
-        return
-    if role == _DIALER:
-        send_at_once(sock, encode({"kind": "refused"}))
-    raise WireError(
+def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:
+    """Runs a handshake on a blocking socket."""
+    try:
+        step = next(steps)
+        while True:
+            answer = b""
+            if isinstance(step, Read):
+                answer = read_exactly(sock, step.count, deadline)
+            elif isinstance(step, Write):
+                sock.sendall(step.data)
+            else:
+                assert isinstance(sock, TlsSocket)
+                sock.secure(deadline)
+                answer = sock.certificate_digests()
+            step = steps.send(answer)
+    except StopIteration as end:
+        identity: Identity = end.value
+        return identity
+
+
+def _other_protocol(mine: Identity, theirs: object, name: str) -> str:
+    return (
+        f"The workers run different protocols of tfdist: {mine.protocol} here; {theirs} at {name}. "
+        f"Install the same version of tfdist everywhere."
+    )
+
+
+def _no_secret(theirs: Identity) -> str:
+    return (
         f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
         f"workers"
     )

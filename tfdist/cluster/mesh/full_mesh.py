@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from tfdist.cluster.auth.compatibility import disagreement
@@ -17,7 +18,7 @@ from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.tls_socket import in_the_clear
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
-from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.cluster.rendezvous.acceptor import Acceptor, Pending
 from tfdist.cluster.rendezvous.connector import Connector, Endpoint
 from tfdist.cluster.session.lockstep import Report
 from tfdist.cluster.spec.topology import Topology
@@ -25,6 +26,8 @@ from tfdist.options import Options
 
 CONTROL = "control"
 DATA = "data"
+
+_TICK_SECONDS = 0.2
 
 _Key = tuple[int, str]
 """The peer's rank in the group, and the kind of the connection."""
@@ -74,8 +77,16 @@ class FullMeshConnector:
             for rank, kind in self._missing
             if rank > group.rank
         }
+        self._selector = selectors.DefaultSelector()
         self._acceptor = Acceptor(
-            self._mine, options.secret, tls, 2 * group.size, self._screen, self._accepted, announce
+            self._selector,
+            self._mine,
+            options.secret,
+            tls,
+            2 * group.size,
+            self._screen,
+            self._accepted,
+            announce,
         )
         self._listener = threading.Thread(target=self._listen, args=(listeners,), daemon=True)
         self._connector = Connector(options.secret, tls, self._deadline)
@@ -83,8 +94,15 @@ class FullMeshConnector:
     def start(self) -> None:
         """Starts to listen and dial; separate from the constructor so that `close` can follow."""
         self._listener.start()
-        for rank in range(self._group.rank):
-            self._connector.start([self._endpoint(rank, kind) for kind in self._kinds(rank)])
+        # Not all ranks begin with the same one.
+        own = self._group.rank
+        self._connector.start(
+            [
+                self._endpoint(own - 1 - i, kind)
+                for i in range(own)
+                for kind in self._kinds(own - 1 - i)
+            ]
+        )
 
     def wait(self, seconds: float) -> None:
         """Waits until all connections are open, or one cannot be, or `seconds` have passed."""
@@ -97,8 +115,11 @@ class FullMeshConnector:
             workers = [self._topology.workers[self._group.members[rank]] for rank in missing]
             self._progress.report(f"connections with {named(workers)}")
 
-    def status(self) -> Report:
-        """Reports this rank's missing connections, as pairs of ranks in the session.
+    def status(self, most: int) -> Report:
+        """Reports this rank's missing connections.
+
+        Args:
+            most: how many to describe, as [dialer, listener, reason], ranks of the session.
 
         Raises:
             Exception: a connection cannot be opened.
@@ -108,13 +129,14 @@ class FullMeshConnector:
         with self._changed:
             if self._error is not None:
                 raise self._error
-            missing = [
-                [members[rank], me, kind, why]
-                if rank > self._group.rank
-                else [me, members[rank], kind, why]
-                for (rank, kind), why in self._missing.items()
-            ]
-        return {"missing": missing, "late": time.monotonic() >= self._deadline}
+            ranks = {rank for rank, _ in self._missing}
+            some: dict[int, list[object]] = {}
+            for (rank, _), why in self._missing.items():
+                if rank not in some and len(some) < most:
+                    ends = [members[rank], me] if rank > self._group.rank else [me, members[rank]]
+                    some[rank] = [*ends, why]
+        late = time.monotonic() >= self._deadline
+        return {"missing": len(ranks), "some": list(some.values()), "late": late}
 
     def finish(self) -> dict[_Key, socket.socket]:
         """Stops the threads, once all ranks have all connections.
@@ -138,8 +160,8 @@ class FullMeshConnector:
         self._wake_sender.send(b"!")
         if self._listener.is_alive():
             self._listener.join()
-        # Peers that know that they are accepted still complete their handshakes.
         self._acceptor.close()
+        self._selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()
 
@@ -151,18 +173,21 @@ class FullMeshConnector:
         return f"{self._subject} {kind} {dialer}>{listener}"
 
     def _listen(self, listeners: Sequence[socket.socket]) -> None:
-        with selectors.DefaultSelector() as selector:
-            for sock in (*listeners, self._wake_receiver):
-                selector.register(sock, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if key.fileobj is self._wake_receiver:
-                        return
+        for sock in (*listeners, self._wake_receiver):
+            self._selector.register(sock, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select(_TICK_SECONDS):
+                if isinstance(key.data, Pending):
+                    self._acceptor.serve(key.data)
+                elif key.fileobj is self._wake_receiver:
+                    return
+                else:
                     self._acceptor.accept(key.fileobj)  # type: ignore[arg-type]
+            self._acceptor.tick()
 
     def _screen(self, hello: Identity) -> None:
         """Rejects a peer that is not expected here."""
-        if error := disagreement(self._mine, hello):
+        if error := disagreement(self._topology, self._mine, hello):
             raise WireError(str(error))
         key = self._expected.get(hello.purpose)
         if key is None or hello.rank != self._group.members[key[0]]:
@@ -178,7 +203,7 @@ class FullMeshConnector:
             name=str(self._topology.workers[self._group.members[rank]]),
             address=self._group.addresses[rank],
             ports=self._group.ports[rank],
-            hello=Identity.of(self._topology, self._purpose(self._group.rank, rank, kind)),
+            hello=replace(self._mine, purpose=self._purpose(self._group.rank, rank, kind)),
             screen=partial(self._screen_listener, rank),
             on_connected=partial(self._connected, key),
             on_failed=partial(self._failed, key),

@@ -10,14 +10,16 @@ from dataclasses import dataclass, field
 
 from tfdist.cluster.mesh.colocation import host_key
 from tfdist.cluster.mesh.full_mesh import CONTROL, DATA, FullMeshConnector
+from tfdist.cluster.mesh.runs import to_runs
 from tfdist.cluster.mesh.shared_memory import HostMemory, SegmentBytes
-from tfdist.cluster.mesh.subgroups import Subgroup, check_members, group_of
-from tfdist.cluster.net.descriptors import Owner, close_on_fork
+from tfdist.cluster.mesh.subgroups import SessionPlan, Subgroup, check_members, group_of
+from tfdist.cluster.net.descriptors import Owner, allow_descriptors, close_on_fork
 from tfdist.cluster.net.listener import listen_near, ports
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce, say
 from tfdist.cluster.session.lockstep import Lockstep, Report
 from tfdist.cluster.session.session import Session
+from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
 
@@ -115,27 +117,29 @@ def connect(
 
         def prepare() -> Report:
             check_members(members, topology)
+            allow_descriptors(2 * len(members))
             tls.append(Tls.load(options))
             if len(members) > 1:
                 for sock in listen_near(topology.me.address, str(topology.me)):
                     listeners.append(close_on_fork(listening.enter_context(sock)))
             return {
-                "members": list(members),
+                "members": to_runs(members),
                 "identity": secrets.token_hex(8),
                 "host": host_key(options),
-                "ports": ports(listeners),
+                "ports": ports(listeners, topology.me.address) if listeners else None,
             }
 
-        group = group_of(topology, steps.run("members", prepare), subject)
+        plan = SessionPlan(topology, subject)
+        group = group_of(topology, steps.run("members", prepare, plan.split))
         memory = HostMemory(group, segment_bytes, announce)
         unfinished.callback(memory.close)
-        memory.share(steps)
+        memory.share(steps, plan)
         group = memory.group
         connector = None
         if group is not None and group.size > 1:
             connector = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
             unfinished.callback(connector.close)
-        _wait_connected(steps, session, connector, subject, options.start_timeout)
+        _wait_connected(steps, topology, connector, subject, options.start_timeout)
         sockets = connector.finish() if connector else {}
         unfinished.pop_all()
     if group is None:
@@ -145,55 +149,59 @@ def connect(
 
 def _wait_connected(
     steps: Lockstep,
-    session: Session,
+    topology: Topology,
     connector: FullMeshConnector | None,
     subject: str,
     seconds: float,
 ) -> None:
     """Waits until all groups are connected.
 
-    The ranks compare their progress round by round, so that none waits for one that has failed, and
-    all report the same missing connections.
+    The ranks report their progress round by round, so that none waits for one that has failed, and
+    all raise the same error.
     """
 
     def work() -> Report:
         if connector is None:
-            return {"missing": [], "late": False}
+            return {"missing": 0, "some": [], "late": False}
         if not started:
             connector.start()
             started.append(True)
         connector.wait(_ROUND_SECONDS)
-        return connector.status()
+        return connector.status(_NAMED)
+
+    def decide(reports: list[Report]) -> list[Report]:
+        complete = not any(report["missing"] for report in reports)
+        if not complete and any(report["late"] for report in reports):
+            raise _timeout_error(topology, reports, subject, seconds)
+        return [{"complete": complete}] * len(reports)
 
     started: list[bool] = []
-    while True:
-        reports = steps.run("connections", work)
-        if not any(report["missing"] for report in reports):
-            return
-        if any(report["late"] for report in reports):
-            raise _timeout_error(session, reports, subject, seconds)
+    while not steps.run("connections", work, decide)["complete"]:
+        pass
 
 
 def _timeout_error(
-    session: Session, reports: list[Report], subject: str, seconds: float
+    topology: Topology, reports: list[Report], subject: str, seconds: float
 ) -> RendezvousError:
-    """Names the missing connections, preferably with the dialer's reason."""
+    """Names some of the missing connections, preferably with the dialer's reason."""
     reasons: dict[tuple[int, int], str] = {}
     for by_dialer in (True, False):
         for rank, report in enumerate(reports):
-            for start, end, _, reason in report["missing"]:
+            for start, end, reason in report["some"]:
                 if (start == rank) == by_dialer:
                     reasons.setdefault((start, end), reason)
-    workers = session.topology.workers
+    workers = topology.workers
     missing = [
         f"{workers[start]} cannot reach {workers[end]} ({reason})"
         for (start, end), reason in sorted(reasons.items())
     ]
-    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    # Each connection is missing at two ranks.
+    more = max(len(missing), sum(report["missing"] for report in reports) // 2) - _NAMED
+    others = f" and {more} more" if more > 0 else ""
     return RendezvousError(
-        f"{subject} is incomplete after {seconds:g} s: {'; '.join(missing[:_NAMED])}{more}. Allow "
-        f"connections between the workers in all firewalls, to the ports of TF_CONFIG and, where "
-        f"those are taken, to other ports, or increase TFDIST_START_TIMEOUT."
+        f"{subject} is incomplete after {seconds:g} s: {'; '.join(missing[:_NAMED])}{others}. "
+        f"Allow connections between the workers in all firewalls, to the ports of TF_CONFIG and, "
+        f"where those are taken, to other ports, or increase TFDIST_START_TIMEOUT."
     )
 
 

@@ -6,8 +6,9 @@ import errno
 from collections.abc import Callable
 
 from tfdist.cluster.mesh.colocation import MEMORY
+from tfdist.cluster.mesh.runs import from_runs
 from tfdist.cluster.mesh.shm_segment import Segment, open_segment, remedy
-from tfdist.cluster.mesh.subgroups import Subgroup
+from tfdist.cluster.mesh.subgroups import SessionPlan, Subgroup
 from tfdist.cluster.net.descriptors import Descriptor
 from tfdist.cluster.net.wait_messages import Announce
 from tfdist.cluster.session.lockstep import Lockstep, Report
@@ -46,20 +47,20 @@ class HostMemory:
         self._segment_bytes = segment_bytes
         self._created: Segment | None = None
         self._name: str | None = None
-        self._first = 0
 
-    def share(self, steps: Lockstep) -> None:
+    def share(self, steps: Lockstep, plan: SessionPlan) -> None:
         """Creates and opens the memory, and then unlinks its name.
 
         Args:
             steps: run with all ranks of the session.
+            plan: rank 0's.
 
         Raises:
             TfdistError: some rank cannot open it; also see `Lockstep.run`.
         """
         try:
-            self._read(steps.run("memory", self._create))
-            steps.run("shared memory", self._open)
+            self._read(steps.run("memory", self._create, plan.share))
+            steps.run("shared memory", self._open, lambda reports: reports)
         except BaseException:
             self.close()
             raise
@@ -96,16 +97,12 @@ class HostMemory:
         self.descriptor = self._created.descriptor
         return {"name": self._created.name}
 
-    def _read(self, reports: list[Report]) -> None:
-        """Determines the name of the memory, and which ranks of the group have none."""
+    def _read(self, told: Report) -> None:
+        """Learns the name of the memory, and which ranks of the group have none."""
         if self.group is None:
             return
-        names = [reports[member].get("name") for member in self.group.members]
-        firsts = [self.group.colocated(rank)[0] for rank in range(self.group.size)]
-        self._first = firsts[self.group.rank]
-        self._name = names[self._first]
-        without = [rank for rank, first in enumerate(firsts) if names[first] is None]
-        self.group = self.group.without_memory(without)
+        self._name = told["name"]
+        self.group = self.group.without_memory(from_runs(told["without"]))
         if self._name is None:
             self.size = 0
 
@@ -115,11 +112,11 @@ class HostMemory:
         try:
             self.descriptor = open_segment(self._name, self.size)
         except (OSError, ValueError) as error:
-            names = self.group.names
+            names, first = self.group.names, self.group.colocated(self.group.rank)[0]
             reason = getattr(error, "strerror", None) or error
             raise ClusterError(
                 f"{names[self.group.rank]} cannot open the shared memory of "
-                f"{names[self._first]} ({reason}). Run the same version of tfdist as the same user "
+                f"{names[first]} ({reason}). Run the same version of tfdist as the same user "
                 f"on all workers of a host; if these are different hosts, set TFDIST_HOST to a "
                 f"different name on each."
             ) from None

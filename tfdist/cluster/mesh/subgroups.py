@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tfdist.cluster.mesh.colocation import numbered
+from tfdist.cluster.mesh.runs import from_runs, to_runs
 from tfdist.cluster.net.listener import Ports
 from tfdist.cluster.session.lockstep import Report
 from tfdist.cluster.spec.topology import Topology
@@ -22,7 +23,7 @@ class Subgroup:
         rank: this process's rank in the group.
         names: what messages call each rank.
         addresses: each rank's entry in the cluster; empty for a single process.
-        ports: the ports at which each rank listens.
+        ports: the ports at which each rank listens; None for those of its address.
         hosts: host number of each rank; hosts are numbered in order of first appearance.
     """
 
@@ -31,7 +32,7 @@ class Subgroup:
     rank: int
     names: tuple[str, ...]
     addresses: tuple[str, ...]
-    ports: tuple[Ports, ...]
+    ports: tuple[Ports | None, ...]
     hosts: tuple[int, ...]
 
     @property
@@ -45,7 +46,8 @@ class Subgroup:
 
     def without_memory(self, ranks: Sequence[int]) -> Subgroup:
         """The group with these ranks sharing nothing, as if each were on a separate host."""
-        keys = [("rank", r) if r in ranks else ("host", h) for r, h in enumerate(self.hosts)]
+        alone = frozenset(ranks)
+        keys = [("rank", r) if r in alone else ("host", h) for r, h in enumerate(self.hosts)]
         return replace(self, hosts=numbered(keys))
 
 
@@ -68,41 +70,120 @@ def check_members(members: Sequence[int], topology: Topology) -> None:
         )
 
 
-def group_of(topology: Topology, reports: Sequence[Report], subject: str) -> Subgroup | None:
+class SessionPlan:
+    """How a session splits into groups, as rank 0 finds it out from the reports of all ranks.
+
+    All of it takes time in proportion to the number of ranks, and what it tells each rank mostly
+    does not depend on that number.
+
+    Args:
+        topology: the session's ranks.
+        subject: what messages call the group.
+    """
+
+    def __init__(self, topology: Topology, subject: str) -> None:
+        self._topology = topology
+        self._subject = subject
+        self._group_of: list[int] = []  # for each rank a number; -1 for a rank in no group
+        self._members: list[list[int]] = []
+        self._hosts: list[tuple[int, ...]] = []
+
+    def split(self, reports: Sequence[Report]) -> list[Report]:
+        """Finds the groups.
+
+        Args:
+            reports: for each rank `"members"` (runs), `"identity"`, `"host"`, and `"ports"`, which
+                is None for the ports of its address.
+
+        Returns:
+            For each rank the description of its group, for `group_of`.
+
+        Raises:
+            ProgramMismatchError: two ranks of one group passed different members.
+        """
+        numbers: dict[str, int] = {}
+        self._group_of = [
+            numbers.setdefault(str(report["members"]), len(numbers)) if report["members"] else -1
+            for report in reports
+        ]
+        found: list[Report] = []
+        for number in numbers.values():
+            first = self._group_of.index(number)
+            members = from_runs(reports[first]["members"])
+            for member in members:
+                if self._group_of[member] != number:
+                    raise self._mismatch(first, member, reports)
+            hosts = numbered([reports[member]["host"] for member in members])
+            self._members.append(members)
+            self._hosts.append(hosts)
+            ports = {i: reports[m]["ports"] for i, m in enumerate(members) if reports[m]["ports"]}
+            found.append(
+                {
+                    "members": reports[first]["members"],
+                    "identity": reports[members[0]]["identity"],
+                    "hosts": to_runs(hosts),
+                    "ports": ports,
+                }
+            )
+        sets = [frozenset(members) for members in self._members]
+        for rank, number in enumerate(self._group_of):
+            if number >= 0 and rank not in sets[number]:
+                raise self._mismatch(rank, self._members[number][0], reports)
+        return [found[number] if number >= 0 else {} for number in self._group_of]
+
+    def share(self, reports: Sequence[Report]) -> list[Report]:
+        """Tells each rank the memory of its host.
+
+        Args:
+            reports: for each rank `"name"` if it has created the memory of its host.
+
+        Returns:
+            For each rank `"name"`, if its host has memory, and `"without"`: the ranks of its group
+            on hosts without it, as runs.
+        """
+        told: list[Report] = [{} for _ in reports]
+        for members, hosts in zip(self._members, self._hosts, strict=True):
+            names: dict[int, str | None] = {}
+            for member, host in zip(members, hosts, strict=True):
+                names.setdefault(host, reports[member].get("name"))
+            without = to_runs([i for i, host in enumerate(hosts) if names[host] is None])
+            for member, host in zip(members, hosts, strict=True):
+                told[member] = {"name": names[host], "without": without}
+        return told
+
+    def _mismatch(self, one: int, other: int, reports: Sequence[Report]) -> ProgramMismatchError:
+        first, second = sorted((one, other))
+        given = [from_runs(reports[rank]["members"]) for rank in (first, second)]
+        return ProgramMismatchError(
+            f"{self._subject}: {_name(self._topology, first)} passed the members {given[0]}, but "
+            f"{_name(self._topology, second)} passed {given[1]}. Pass the same list on all members."
+        )
+
+
+def group_of(topology: Topology, told: Report) -> Subgroup | None:
     """The group of this process.
 
     Args:
         topology: the session's ranks.
-        reports: `"members"`, `"identity"`, `"host"` and `"ports"` of each of them.
-        subject: what messages call the group.
+        told: what `SessionPlan.split` says of it.
 
     Returns:
         The group; None if this process is in no group.
-
-    Raises:
-        ProgramMismatchError: two ranks of one group passed different members; raised on all ranks.
     """
-    for rank, report in enumerate(reports):
-        for other in report["members"]:
-            if reports[other]["members"] != report["members"]:
-                raise ProgramMismatchError(
-                    f"{subject}: {_name(topology, rank)} passed the members {report['members']}, "
-                    f"but {_name(topology, other)} passed {reports[other]['members']}. Pass the "
-                    f"same list on all members."
-                )
-    members = tuple(reports[topology.rank]["members"])
-    if not members:
+    if not told:
         return None
+    members = tuple(from_runs(told["members"]))
+    ports = told["ports"]
     return Subgroup(
-        identity=reports[members[0]]["identity"],
+        identity=told["identity"],
         members=members,
         rank=members.index(topology.rank),
         names=tuple(_name(topology, member) for member in members),
         addresses=tuple(topology.workers[member].address for member in members)
         if topology.workers
         else (),
-        ports=tuple(reports[member]["ports"] for member in members),
-        hosts=numbered([reports[member]["host"] for member in members]),
+        ports=tuple(ports.get(str(rank)) for rank in range(len(members))),
+        hosts=tuple(from_runs(told["hosts"])),
     )
 
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import weakref
 from typing import Protocol, TypeVar
+
+_SPARE = 256
+"""Descriptors left for everything else, such as files of the program's."""
 
 
 class Owner(Protocol):
@@ -40,6 +45,25 @@ class Descriptor:
         """Closes the descriptor; calling this again has no effect."""
         if (number := self.detach()) >= 0:
             os.close(number)
+
+
+def allow_descriptors(count: int) -> None:
+    """Raises the soft limit of open descriptors, if needed for so many more.
+
+    Raises:
+        OSError: the hard limit is too low.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + count + _SPARE
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise OSError(
+            errno.EMFILE,
+            f"this process needs {needed} descriptors, but its hard limit is {hard}: raise it, with "
+            f"`ulimit -Hn` or LimitNOFILE=",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 _T = TypeVar("_T", bound=Owner)

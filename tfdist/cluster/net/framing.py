@@ -8,9 +8,12 @@ import socket
 import ssl
 import struct
 import time
+from collections.abc import Generator
 from typing import Any
 
 HELLO_LIMIT = 64 * 1024
+CLUSTER_LIMIT = 16 * 1024 * 1024
+"""For what rank 0 sends before the session begins: its cluster, to a worker with another one."""
 FRAME_LIMIT = 128 * 1024 * 1024
 
 _LENGTHS = struct.Struct("!II")
@@ -92,9 +95,21 @@ def read_frame(sock: socket.socket, limit: int, deadline: float) -> Frame:
         WireError: the bytes are not a frame.
         OSError: the connection ended, or the deadline passed.
     """
-    lengths = read_exactly(sock, _LENGTHS.size, deadline)
+    steps = frame_steps(limit)
+    count = next(steps)
+    while True:
+        try:
+            count = steps.send(read_exactly(sock, count, deadline))
+        except StopIteration as end:
+            frame: Frame = end.value
+            return frame
+
+
+def frame_steps(limit: int) -> Generator[int, bytes, Frame]:
+    """Decodes one frame; yields the number of bytes to read next, and is sent those bytes."""
+    lengths = yield _LENGTHS.size
     header, end = _extent(lengths, limit)
-    body = read_exactly(sock, end - _LENGTHS.size, deadline)
+    body = yield end - _LENGTHS.size
     cut = header - _LENGTHS.size
     return _header(body[:cut]), body[cut:]
 

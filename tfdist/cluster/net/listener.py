@@ -6,6 +6,7 @@ import socket
 
 from tfdist.cluster.net.bind_address import bind, explain
 from tfdist.cluster.net.dns import Endpoint, check_resolvable, resolve
+from tfdist.cluster.spec.host_port import split
 
 BACKLOG = 512
 
@@ -40,17 +41,22 @@ def listen_near(address: str, name: str) -> list[socket.socket]:
         raise explain(error, address, name) from None
 
 
-def ports(listeners: list[socket.socket]) -> Ports:
-    """The ports at which the sockets listen, to send to the workers that dial."""
-    return {sock.family.name: sock.getsockname()[1] for sock in listeners}
+def ports(listeners: list[socket.socket], address: str) -> Ports | None:
+    """The ports at which the sockets listen, to send to the workers that dial.
+
+    Returns:
+        The ports; None if they are that of the address.
+    """
+    found = {sock.family.name: sock.getsockname()[1] for sock in listeners}
+    return None if set(found.values()) == {split(address)[1]} else found
 
 
-def dial_endpoints(address: str, listening: Ports) -> list[Endpoint]:
+def dial_endpoints(address: str, listening: Ports | None) -> list[Endpoint]:
     """The endpoints at which to dial a worker.
 
     Args:
         address: its entry in the cluster.
-        listening: its `ports`.
+        listening: its `ports`; None for that of the address.
 
     Returns:
         The endpoints to connect to, in order of preference.
@@ -58,6 +64,8 @@ def dial_endpoints(address: str, listening: Ports) -> list[Endpoint]:
     Raises:
         OSError: its name does not resolve, or not to an address at which it listens.
     """
+    if listening is None:
+        return resolve(address)
     found = [
         (family, (sockaddr[0], listening[family.name], *sockaddr[2:]))
         for family, sockaddr in resolve(address)

@@ -23,12 +23,14 @@ class Tls:
     Attributes:
         server: context for the connections that it accepts.
         client: context for the connections that it dials.
+        certificate: this worker's certificate, DER.
         subject: subject of the certificate.
         expires: expiration date of the certificate.
     """
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    certificate: bytes
     subject: str
     expires: str
 
@@ -53,7 +55,8 @@ class Tls:
             for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT)
         )
         server.num_tickets = 0  # TLS sessions are never resumed
-        return cls(server, client, *_check_trusted(server, client, options))
+        subject, expires, certificate = _check_trusted(server, client, options)
+        return cls(server, client, certificate, subject, expires)
 
     def wrap(self, sock: socket.socket, *, dialed: bool) -> TlsSocket:
         """Wraps a connection, which stays in the clear until `TlsSocket.secure`.
@@ -74,6 +77,7 @@ class Tls:
             sock.close()
             raise
         assert isinstance(wrapped, TlsSocket)
+        wrapped.own_certificate = self.certificate
         return wrapped
 
 
@@ -106,7 +110,7 @@ def _words(reason: str) -> str:
 def _context(protocol: int, options: Options) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)
     context.sslsocket_class = TlsSocket
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.options |= ssl.OP_NO_RENEGOTIATION
     # Workers are known by address; the job's CA alone decides who is one of them.
     context.check_hostname = False
@@ -158,8 +162,12 @@ def _read(variable: str, path: str) -> bytes:
 
 def _check_trusted(
     server: ssl.SSLContext, client: ssl.SSLContext, options: Options
-) -> tuple[str, str]:
-    """Connects both contexts in memory; returns the certificate's subject and expiration date."""
+) -> tuple[str, str, bytes]:
+    """Connects both contexts in memory.
+
+    Returns:
+        The certificate's subject, its expiration date, and its DER encoding.
+    """
     up, down = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = (client.wrap_bio(down, up), server.wrap_bio(up, down, server_side=True))
     for _ in range(_MAX_ROUNDS):
@@ -177,4 +185,5 @@ def _check_trusted(
                 ) from None
     certificate: dict[str, Any] = ends[0].getpeercert() or {}
     names = [f"{key}={value}" for pairs in certificate.get("subject", ()) for key, value in pairs]
-    return ", ".join(names), str(certificate.get("notAfter", ""))
+    encoded = ends[0].getpeercert(binary_form=True) or b""
+    return ", ".join(names), str(certificate.get("notAfter", "")), encoded

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import hashlib
+import selectors
 import socket
 import ssl
 import time
@@ -16,6 +18,8 @@ class TlsSocket(ssl.SSLSocket):
     writing only. It is not thread-safe.
     """
 
+    own_certificate = b""
+    """The certificate of this end, DER."""
     _secured = False
 
     def secure(self, deadline: float) -> None:
@@ -36,6 +40,30 @@ class TlsSocket(ssl.SSLSocket):
             raise TimeoutError("it was silent or too slow") from None
         self.settimeout(seconds)
         self._secured = True
+
+    def begin(self) -> int | None:
+        """Advances the TLS handshake of a non-blocking socket.
+
+        Returns:
+            The `selectors` event to wait for before calling this again; None once it is complete.
+
+        Raises:
+            ssl.SSLError: the two do not trust each other, or are incompatible.
+            OSError: the connection ended.
+        """
+        try:
+            self.do_handshake()
+        except ssl.SSLWantReadError:
+            return selectors.EVENT_READ
+        except ssl.SSLWantWriteError:
+            return selectors.EVENT_WRITE
+        self._secured = True
+        return None
+
+    def certificate_digests(self) -> bytes:
+        """SHA-256 of this end's certificate, and of the peer's; 64 bytes."""
+        both = (self.own_certificate, self.getpeercert(binary_form=True) or b"")
+        return b"".join(hashlib.sha256(one).digest() for one in both)
 
     def recv(self, buflen: int = 1024, flags: int = 0) -> bytes:
         """Reads decrypted data; with MSG_PEEK, peeks at the raw data received."""

@@ -10,7 +10,8 @@ from tfdist.cluster.spec.topology import Worker
 
 FIRST_SECONDS = 3.0
 EVERY_SECONDS = 10.0
-_NAMED = 8
+NAMED = 8
+"""Workers that a message names at most."""
 
 Announce = Callable[[str], object]
 
@@ -21,15 +22,22 @@ def say(line: str) -> None:
     sys.stderr.flush()
 
 
-def named(workers: Sequence[Worker]) -> str:
+def named(workers: Sequence[Worker], count: int | None = None) -> str:
     """The workers' names; of many, only the first few.
+
+    Args:
+        workers: some or all of them.
+        count: how many there are; as many as are given by default.
 
     Example:
         >>> named([Worker("worker", 2, "h2:2222"), Worker("worker", 3, "h3:2222")])
         'worker 2 (h2:2222), worker 3 (h3:2222)'
     """
-    text = ", ".join(str(worker) for worker in workers[:_NAMED])
-    return f"{text} and {len(workers) - _NAMED} more" if len(workers) > _NAMED else text
+    shown = [str(worker) for worker in workers[:NAMED]]
+    more = (len(workers) if count is None else count) - len(shown)
+    if not shown:
+        return f"{more} workers"
+    return f"{', '.join(shown)} and {more} more" if more > 0 else ", ".join(shown)
 
 
 class WaitMessages:

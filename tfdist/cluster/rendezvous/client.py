@@ -5,10 +5,18 @@ from __future__ import annotations
 import socket
 import time
 
+from tfdist.cluster.auth.compatibility import entries, first_difference
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.auth.identity import JOIN, Identity
 from tfdist.cluster.net.dns import resolve
-from tfdist.cluster.net.framing import HELLO_LIMIT, Header, WireError, read_frame, readable
+from tfdist.cluster.net.framing import (
+    CLUSTER_LIMIT,
+    Header,
+    WireError,
+    encode,
+    read_frame,
+    readable,
+)
 from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
@@ -22,6 +30,7 @@ _BACK_OFF = (0.05, 1.0)
 _SILENCE_SECONDS = 10 * STATUS_SECONDS
 _GRACE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
+_MAX_DIFFERENCE = 2000
 
 
 class RendezvousClient:
@@ -45,7 +54,8 @@ class RendezvousClient:
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._deadline = time.monotonic() + timeout
         self._problem = "has not answered yet"
-        self._missing: list[int] | None = None
+        self._peer: Identity | None = None
+        self._missing: tuple[int, list[int]] | None = None  # how many, and some of them
 
     def run(self) -> socket.socket:
         """Dials until rank 0 signals that all workers have arrived.
@@ -84,8 +94,9 @@ class RendezvousClient:
         chief = self._topology.chief
         if self._missing is None:
             return f"{chief}, which {self._problem}"
-        missing = [self._topology.workers[rank] for rank in self._missing]
-        return f"{len(missing)} of {self._topology.size} workers: {named(missing)}"
+        count, some = self._missing
+        names = named([self._topology.workers[rank] for rank in some], count) if some else ""
+        return f"{count} of {self._topology.size} workers" + (f": {names}" if names else "")
 
     def _dial(self) -> socket.socket | None:
         """Makes one attempt; a failure is kept for the progress reports."""
@@ -100,7 +111,7 @@ class RendezvousClient:
             return None
         try:
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
-            handshake(
+            self._peer = handshake(
                 sock,
                 self._mine,
                 self._secret,
@@ -130,8 +141,11 @@ class RendezvousClient:
                     break
                 continue
             try:
-                header, _ = read_frame(sock, HELLO_LIMIT, time.monotonic() + HELLO_SECONDS)
-                if self._is_go(header):
+                deadline = time.monotonic() + HELLO_SECONDS
+                header, _ = read_frame(sock, CLUSTER_LIMIT, deadline)
+                if header["kind"] == "cluster":
+                    self._differ(sock, header)
+                elif self._is_go(header):
                     return True
             except (OSError, WireError) as error:
                 self._problem = f"disconnected ({error})"
@@ -146,12 +160,23 @@ class RendezvousClient:
         if header["kind"] == "error":
             raise decode_error(header)
         if header["kind"] == "waiting":
-            missing = header.get("missing")
+            count, some = header.get("missing"), header.get("some")
             known = range(self._topology.size)
-            if not isinstance(missing, list) or any(rank not in known for rank in missing):
+            if type(count) is not int or not isinstance(some, list):
+                raise WireError("it sent an invalid number of missing workers")
+            if any(rank not in known for rank in some):
                 raise WireError("it sent an invalid list of missing workers")
-            self._missing = missing
+            self._missing = (count, some)
         return bool(header["kind"] == "go")
+
+    def _differ(self, sock: socket.socket, header: Header) -> None:
+        """Tells rank 0 how the clusters differ; it answers with the error to raise."""
+        try:
+            theirs = [(str(job), int(index), str(at)) for job, index, at in header["cluster"]]
+        except (KeyError, TypeError, ValueError):
+            raise WireError("it sent an invalid cluster") from None
+        difference = first_difference(theirs, self._peer, entries(self._topology), self._mine)
+        sock.sendall(encode({"kind": "difference", "difference": difference[:_MAX_DIFFERENCE]}))
 
 
 def _screen(hello: Identity) -> None:

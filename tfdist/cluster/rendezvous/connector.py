@@ -1,12 +1,13 @@
-"""Dials other ranks in threads, retrying until they answer correctly."""
+"""Dials other ranks in a few threads, retrying until they answer correctly."""
 
 from __future__ import annotations
 
 import contextlib
+import heapq
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
@@ -18,6 +19,7 @@ from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.net.tls import Tls
 
 _BACK_OFF = (0.05, 1.0)
+_MAX_THREADS = 16
 
 
 @dataclass(frozen=True)
@@ -27,7 +29,7 @@ class Endpoint:
     Attributes:
         name: what messages call the peer.
         address: the peer's entry in the cluster.
-        ports: the ports at which the peer listens.
+        ports: the ports at which the peer listens; None for that of the address.
         hello: the identity of this process.
         screen: inspects the peer's identity, and raises WireError to reject it.
         on_connected: receives the connection.
@@ -37,7 +39,7 @@ class Endpoint:
 
     name: str
     address: str
-    ports: Ports
+    ports: Ports | None
     hello: Identity
     screen: Callable[[Identity], None]
     on_connected: Callable[[socket.socket], None]
@@ -45,7 +47,7 @@ class Endpoint:
 
 
 class Connector:
-    """Opens connections until it is closed.
+    """Opens connections in a few threads until it is closed.
 
     Args:
         secret: the job's secret.
@@ -57,41 +59,65 @@ class Connector:
         self._secret = secret
         self._tls = tls
         self._deadline = deadline
-        self._closed = threading.Event()
-        self._lock = threading.Lock()  # guards the next one
+        self._changed = threading.Condition()  # guards the next four
+        self._closed = False
         self._handshaking: set[socket.socket] = set()
+        self._due: list[tuple[float, int, float, Endpoint]] = []  # when, number, pause
+        self._unfinished = 0
         self._threads: list[threading.Thread] = []
 
-    def start(self, endpoints: list[Endpoint]) -> None:
-        """Opens these connections one after the other, concurrently with those of other calls."""
-        thread = threading.Thread(target=self._run, args=(endpoints,), daemon=True)
-        self._threads.append(thread)
-        thread.start()
+    def start(self, endpoints: Sequence[Endpoint]) -> None:
+        """Opens these connections in any order; called once."""
+        now = time.monotonic()
+        self._due = [(now, i, _BACK_OFF[0], endpoint) for i, endpoint in enumerate(endpoints)]
+        self._unfinished = len(endpoints)
+        for _ in range(min(_MAX_THREADS, len(endpoints))):
+            thread = threading.Thread(target=self._run, daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def close(self) -> None:
         """Stops all pending attempts."""
-        with self._lock:
-            self._closed.set()
+        with self._changed:
+            self._closed = True
             for sock in self._handshaking:
                 with contextlib.suppress(OSError):  # the peer was faster
                     sock.shutdown(socket.SHUT_RDWR)
+            self._changed.notify_all()
         for thread in self._threads:
             thread.join(HELLO_SECONDS)
 
-    def _run(self, endpoints: list[Endpoint]) -> None:
-        for endpoint in endpoints:
-            pause = _BACK_OFF[0]
-            while not self._closed.is_set():
-                try:
-                    endpoint.on_connected(self._connect(endpoint))
-                    break
-                except (OSError, WireError) as error:
-                    endpoint.on_failed(error)
-                except Exception as error:
-                    endpoint.on_failed(error)
-                    return
-                self._closed.wait(pause)
-                pause = min(2 * pause, _BACK_OFF[1])
+    def _run(self) -> None:
+        while (attempt := self._next()) is not None:
+            _, number, pause, endpoint = attempt
+            retry = False
+            try:
+                endpoint.on_connected(self._connect(endpoint))
+            except (OSError, WireError) as error:
+                endpoint.on_failed(error)
+                retry = True
+            except Exception as error:
+                endpoint.on_failed(error)
+            with self._changed:
+                if retry:
+                    later = time.monotonic() + pause
+                    longer = min(2 * pause, _BACK_OFF[1])
+                    heapq.heappush(self._due, (later, number, longer, endpoint))
+                else:
+                    self._unfinished -= 1
+                self._changed.notify()
+                if not self._unfinished:
+                    self._changed.notify_all()
+
+    def _next(self) -> tuple[float, int, float, Endpoint] | None:
+        """Waits for the next attempt; None once there is none left."""
+        with self._changed:
+            while not self._closed and self._unfinished:
+                wait = self._due[0][0] - time.monotonic() if self._due else None
+                if wait is not None and wait <= 0:
+                    return heapq.heappop(self._due)
+                self._changed.wait(wait)
+            return None
 
     def _connect(self, endpoint: Endpoint) -> socket.socket:
         sock = connect(dial_endpoints(endpoint.address, endpoint.ports), self._deadline)
@@ -99,8 +125,8 @@ class Connector:
             sock = self._tls.wrap(sock, dialed=True)
         close_on_fork(sock)
         try:
-            with self._lock:
-                if self._closed.is_set():
+            with self._changed:
+                if self._closed:
                     raise TimeoutError("it is too late")
                 self._handshaking.add(sock)
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
@@ -114,10 +140,10 @@ class Connector:
                 name=endpoint.name,
             )
         except BaseException:
-            with self._lock:
+            with self._changed:
                 self._handshaking.discard(sock)
                 sock.close()
             raise
-        with self._lock:
+        with self._changed:
             self._handshaking.discard(sock)
         return sock

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import socket
 
+from tfdist.cluster.auth.trust import check_security
 from tfdist.cluster.net.bind_address import claim, explain
+from tfdist.cluster.net.descriptors import allow_descriptors
 from tfdist.cluster.net.dns import check_resolvable
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce, say
@@ -38,7 +40,7 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
         The session; without connections for a single process.
 
     Raises:
-        ClusterError: an address cannot be used, the workers are incompatible, or rank 0 has a
+        ClusterError: the job must be secured and is not, an address cannot be used, the workers are incompatible, or rank 0 has a
             different secret.
         TlsError: this worker's certificate is unusable, rank 0 and this worker do not trust each
             other, or only one of them uses TLS.
@@ -50,11 +52,13 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
     """
     if topology.size == 1:
         return Session(topology, {}, options)
+    check_security(topology, options, announce)
     tls = Tls.load(options)
     claimed = claim(topology.me.address, name=str(topology.me))
     try:
         if topology.rank == 0:
             _listen(topology, claimed)
+            allow_descriptors(topology.size)
             sockets = RendezvousServer(topology, claimed, options, tls, announce).run()
         else:
             check_resolvable(topology.chief.address, name=str(topology.chief))

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import queue
+import heapq
 import selectors
 import socket
 import time
 from collections.abc import Sequence
 
-from tfdist.cluster.auth.compatibility import disagreement, duplicate
+from tfdist.cluster.auth.compatibility import clusters_differ, disagreement, duplicate, entries
 from tfdist.cluster.auth.identity import JOIN, Identity
-from tfdist.cluster.net.framing import Header, WireError, encode
+from tfdist.cluster.auth.trust import is_closed
+from tfdist.cluster.net.framing import HELLO_LIMIT, Decoder, Header, WireError, encode
 from tfdist.cluster.net.sockets import has_ended, send_at_once
 from tfdist.cluster.net.tls import Tls
-from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
-from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named
+from tfdist.cluster.rendezvous.acceptor import Acceptor, Pending
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError, TfdistError
@@ -22,13 +23,24 @@ from tfdist.options import Options
 
 STATUS_SECONDS = 2.0
 _LINGER_SECONDS = 2.0
+_ANSWER_SECONDS = 5.0
 _POLL_SECONDS = 0.2
+
+
+class _Asked:
+    """A worker with another cluster, which was asked for the difference."""
+
+    def __init__(self, sock: socket.socket, hello: Identity) -> None:
+        self.sock = sock
+        self.hello = hello
+        self.decoder = Decoder(HELLO_LIMIT)
+        self.deadline = time.monotonic() + _ANSWER_SECONDS
 
 
 class RendezvousServer:
     """Gathers all workers at rank 0.
 
-    An `Acceptor` authenticates the workers; only the calling thread admits them.
+    What it sends to each worker does not depend on the number of workers.
 
     Args:
         topology: the group; this process is rank 0.
@@ -49,17 +61,26 @@ class RendezvousServer:
         self._topology = topology
         self._listeners = listeners
         self._timeout = timeout = options.start_timeout
+        self._closed_job = is_closed(topology, options)
         self._announce = announce
         self._mine = Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._present: dict[int, tuple[socket.socket, Identity]] = {}
+        self._absent = set(range(1, topology.size))
+        self._asked: dict[socket.socket, _Asked] = {}
         self._error: TfdistError | None = None
+        self._refusal: TfdistError | None = None  # of one that has proven nothing
         self._informed: set[int] = set()  # of the error
         self._selector = selectors.DefaultSelector()
-        self._wake_receiver, self._wake_sender = socket.socketpair()
-        self._arrivals: queue.SimpleQueue[tuple[socket.socket, Identity]] = queue.SimpleQueue()
         self._acceptor = Acceptor(
-            self._mine, options.secret, tls, 2 * topology.size, _screen, self._enqueue, announce
+            self._selector,
+            self._mine,
+            options.secret,
+            tls,
+            2 * topology.size,
+            _screen,
+            self._admit,
+            announce,
         )
 
     def run(self) -> dict[int, socket.socket]:
@@ -70,12 +91,12 @@ class RendezvousServer:
 
         Raises:
             ClusterError: a worker has a different cluster or tfdist version, or an invalid or
-                duplicate rank.
+                duplicate rank. If the job is open to strangers, only that worker fails.
             RendezvousError: some worker did not arrive in time.
         """
         deadline = time.monotonic() + self._timeout
         try:
-            for sock in (*self._listeners, self._wake_receiver):
+            for sock in self._listeners:
                 sock.setblocking(False)
                 self._selector.register(sock, selectors.EVENT_READ)
             self._await_all(deadline)
@@ -91,16 +112,15 @@ class RendezvousServer:
 
     def _await_all(self, deadline: float) -> None:
         next_status = 0.0
-        while self._error is None and (missing := self._missing()):
+        while self._error is None and self._incomplete():
             self._progress.report(
-                f"{len(missing)} of {self._topology.size} workers: "
-                f"{named([self._topology.workers[rank] for rank in missing])}"
+                f"{len(self._absent)} of {self._topology.size} workers: {self._names()}"
             )
             self._poll()
             if time.monotonic() >= next_status:
                 next_status = time.monotonic() + STATUS_SECONDS
-                self._send({"kind": "waiting", "missing": self._missing()})
-            if time.monotonic() >= deadline and self._missing():
+                self._send(self._status(names=True))
+            if time.monotonic() >= deadline and self._incomplete():
                 self._fail(self._timeout_error())
                 break
         if self._error is not None:
@@ -109,43 +129,56 @@ class RendezvousServer:
                 self._poll()
             raise self._error
 
-    def _missing(self) -> list[int]:
-        if len(self._present) == self._topology.size - 1:
+    def _incomplete(self) -> bool:
+        if not self._absent:
             for rank, (sock, _) in list(self._present.items()):
                 if has_ended(sock):
                     self._drop(rank)
-        return [rank for rank in range(1, self._topology.size) if rank not in self._present]
+        return bool(self._absent)
+
+    def _status(self, *, names: bool) -> Header:
+        some = self._first_absent() if names else []
+        return {"kind": "waiting", "missing": len(self._absent), "some": some}
+
+    def _first_absent(self) -> list[int]:
+        return heapq.nsmallest(NAMED, self._absent)
+
+    def _names(self) -> str:
+        some = [self._topology.workers[rank] for rank in self._first_absent()]
+        return named(some, len(self._absent))
 
     def _timeout_error(self) -> TfdistError:
-        missing = [self._topology.workers[rank] for rank in self._missing()]
+        refused = f" Refused meanwhile: {self._refusal}" if self._refusal else ""
         return RendezvousError(
-            f"{len(missing)} of {self._topology.size} workers did not arrive within "
-            f"{self._timeout:g} s: {named(missing)}. Start them, check in their logs why they "
-            f"exited, or increase TFDIST_START_TIMEOUT."
+            f"{len(self._absent)} of {self._topology.size} workers did not arrive within "
+            f"{self._timeout:g} s: {self._names()}. Start them, check in their logs why they "
+            f"exited, or increase TFDIST_START_TIMEOUT.{refused}"
         )
 
     def _poll(self) -> None:
         """Handles pending events; returns soon, so that signals are handled."""
         for key, _ in self._selector.select(_POLL_SECONDS):
-            if key.fileobj is self._wake_receiver:
-                self._wake_receiver.recv(4096)
-            elif key.fileobj in self._listeners:
+            if isinstance(key.data, Pending):
+                self._acceptor.serve(key.data)
+            elif isinstance(key.data, _Asked):
+                self._read_answer(key.data)
+            elif key.data is None:
                 self._acceptor.accept(key.fileobj)  # type: ignore[arg-type]
             elif (rank := key.data) in self._present and self._present[rank][0] is key.fileobj:
                 self._drop(rank)
-        while not self._arrivals.empty():
-            self._admit(*self._arrivals.get())
-
-    def _enqueue(self, sock: socket.socket, hello: Identity) -> None:
-        """Passes an authenticated worker to the thread that admits it."""
-        self._arrivals.put((sock, hello))
-        self._wake_sender.send(b"!")
+        now = time.monotonic()
+        for asked in [one for one in self._asked.values() if now >= one.deadline]:
+            self._judge(asked, None)
+        self._acceptor.tick()
 
     def _admit(self, sock: socket.socket, hello: Identity) -> None:
-        """Admits or rejects an authenticated worker."""
+        """Admits or rejects a worker that has proven the secret."""
         rank = hello.rank
-        sock.setblocking(False)
-        error: TfdistError | None = disagreement(self._mine, hello)
+        error: TfdistError | None = disagreement(self._topology, self._mine, hello)
+        other_cluster = hello.fingerprint != self._mine.fingerprint
+        if other_cluster and hello.version == self._mine.version:
+            self._ask(sock, hello)
+            return
         if error is None:
             known = self._present.get(rank)
             if known and (known[1].nonce == hello.nonce or has_ended(known[0])):
@@ -153,15 +186,59 @@ class RendezvousServer:
             elif known or rank == 0:
                 error = duplicate(known[1] if known else self._mine, hello)
         if error is not None:
-            self._fail(error)
-        if self._error is not None:
-            send_at_once(sock, encode(encode_error("error", self._error)))
-            sock.close()
-            self._informed.add(rank)
+            self._refuse(sock, hello, error)
+        elif self._error is not None:
+            self._inform(sock, hello, self._error)
+        else:
+            self._present[rank] = (sock, hello)
+            self._absent.discard(rank)
+            self._selector.register(sock, selectors.EVENT_READ, rank)
+            # With names for few only: they would have to be looked up for each that arrives.
+            status = self._status(names=len(self._absent) <= NAMED)
+            if not send_at_once(sock, encode(status)):
+                self._drop(rank)
+
+    def _ask(self, sock: socket.socket, hello: Identity) -> None:
+        """Sends this cluster to a worker with another one, which answers with the difference."""
+        asked = self._asked[sock] = _Asked(sock, hello)
+        self._selector.register(sock, selectors.EVENT_READ, asked)
+        if not send_at_once(sock, encode({"kind": "cluster", "cluster": entries(self._topology)})):
+            self._judge(asked, None)
+
+    def _read_answer(self, asked: _Asked) -> None:
+        try:
+            data = asked.sock.recv(4096)
+            frames = asked.decoder.feed(data)
+        except BlockingIOError:
             return
-        self._present[rank] = (sock, hello)
-        self._selector.register(sock, selectors.EVENT_READ, rank)
-        self._send({"kind": "waiting", "missing": self._missing()}, only=rank)
+        except (OSError, WireError):
+            data, frames = b"", []
+        if frames or not data:
+            self._judge(asked, frames[0][0] if frames else None)
+
+    def _judge(self, asked: _Asked, answer: Header | None) -> None:
+        """Refuses a worker that has another cluster, with its answer where it has given one."""
+        del self._asked[asked.sock]
+        self._selector.unregister(asked.sock)
+        difference = answer.get("difference") if answer else None
+        if not isinstance(difference, str) or not difference.isprintable():
+            difference = f"that of {asked.hello} is not that of {self._mine}"
+        self._refuse(asked.sock, asked.hello, clusters_differ(difference))
+
+    def _refuse(self, sock: socket.socket, hello: Identity, error: TfdistError) -> None:
+        """Refuses a worker; unless it may be a stranger, all workers fail."""
+        if self._closed_job:
+            self._fail(error)
+        else:
+            self._refusal = error
+            self._announce(f"tfdist: refused {hello}: {error}")
+        self._inform(sock, hello, self._error or error)
+
+    def _inform(self, sock: socket.socket, hello: Identity, error: TfdistError) -> None:
+        send_at_once(sock, encode(encode_error("error", error)))
+        sock.close()
+        if self._error is not None:
+            self._informed.add(hello.rank)
 
     def _fail(self, error: TfdistError) -> None:
         """Fails the rendezvous with an error, sent to present workers and later arrivals."""
@@ -170,15 +247,16 @@ class RendezvousServer:
             self._send(encode_error("error", error))
             self._informed.update(self._present)
 
-    def _send(self, header: Header, only: int | None = None) -> None:
+    def _send(self, header: Header) -> None:
         frame = encode(header)
         for rank, (sock, _) in list(self._present.items()):
-            if only in (None, rank) and not send_at_once(sock, frame):
+            if not send_at_once(sock, frame):
                 self._drop(rank)
 
     def _drop(self, rank: int) -> None:
         """Drops a worker that disconnected before all had arrived."""
         sock, hello = self._present.pop(rank)
+        self._absent.add(rank)
         self._selector.unregister(sock)
         sock.close()
         if self._error is None:
@@ -186,10 +264,8 @@ class RendezvousServer:
 
     def _close(self) -> None:
         self._acceptor.close()
-        while not self._arrivals.empty():
-            self._arrivals.get()[0].close()
-        self._wake_receiver.close()
-        self._wake_sender.close()
+        for sock in self._asked:
+            sock.close()
         self._selector.close()
 
 

@@ -9,6 +9,8 @@ from tfdist.cluster.net.framing import Header, encode
 from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.coordinator import left_message, loss_message
 from tfdist.cluster.session.error_codec import decode_error
+from tfdist.cluster.session.pending_exchanges import Decision
+from tfdist.cluster.session.results import decode_result
 from tfdist.cluster.session.state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError
@@ -37,8 +39,16 @@ class Agent:
         self._connections = Connections({0: sock}, self, heartbeat_timeout)
         self._connections.start()
 
-    def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
-        """Joins an exchange."""
+    def join(
+        self,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None,
+    ) -> None:
+        """Joins an exchange, in which rank 0 decides if `decide` is given."""
         header = {
             "kind": "join",
             "sequence": sequence,
@@ -62,11 +72,9 @@ class Agent:
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         kind = header["kind"]
         if kind == "result":
-            parts, start = [], 0
-            for size in header["sizes"]:
-                parts.append(payload[start : start + size])
-                start += size
-            self._state.deliver(header["sequence"], parts)
+            self._state.deliver(header["sequence"], decode_result(header, payload))
+        elif kind == "reply":
+            self._state.deliver(header["sequence"], [payload])
         elif kind == "notice":
             self._state.notice(header["key"], header["text"])
         elif kind == "failed":

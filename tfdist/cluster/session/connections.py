@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -39,7 +40,8 @@ class _Connection:
         self.sock = sock
         self.decoder = Decoder(FRAME_LIMIT)
         self.lock = threading.Lock()  # guards `out` and the socket
-        self.out = bytearray()
+        self.out: deque[memoryview] = deque()  # frames are shared with other connections
+        self.waits_to_write = False
         self.last_heard = now
         self.dropped = False
         self.shut = False
@@ -49,10 +51,16 @@ class _Connection:
         with self.lock:
             if self.shut:
                 return
-            self.out += data
+            if data:
+                self.out.append(memoryview(data))
             try:
                 while self.out:
-                    del self.out[: self.sock.send(self.out[:_CHUNK])]
+                    part = self.out[0][:_CHUNK]
+                    rest = self.out[0][self.sock.send(part) :]
+                    if rest:
+                        self.out[0] = rest
+                    else:
+                        self.out.popleft()
             except BlockingIOError:
                 pass
             except OSError:  # the next read reports the reason
@@ -146,8 +154,10 @@ class Connections:
             last = next_beat = time.monotonic()
             while self._by_rank and not self._closed():
                 for rank, connection in self._by_rank.items():
-                    write = selectors.EVENT_WRITE if connection.out else 0
-                    selector.modify(connection.sock, selectors.EVENT_READ | write, rank)
+                    if bool(connection.out) != connection.waits_to_write:
+                        connection.waits_to_write = not connection.waits_to_write
+                        write = selectors.EVENT_WRITE if connection.waits_to_write else 0
+                        selector.modify(connection.sock, selectors.EVENT_READ | write, rank)
                 events = selector.select(min(_POLL_SECONDS, self._interval))
                 now = time.monotonic()
                 self._handle(selector, events, now)

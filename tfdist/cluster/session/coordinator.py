@@ -11,7 +11,8 @@ from tfdist.cluster.net.framing import Header, encode
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.error_codec import encode_error
-from tfdist.cluster.session.pending_exchanges import PendingExchanges
+from tfdist.cluster.session.pending_exchanges import Decision, PendingExchanges
+from tfdist.cluster.session.results import encode_result
 from tfdist.cluster.session.state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, TfdistError
@@ -56,9 +57,17 @@ class Coordinator:
         self._connections = Connections(sockets, self, heartbeat_timeout)
         self._connections.start()
 
-    def join(self, sequence: int, tag: str, payload: bytes, timeout: float, variable: str) -> None:
-        """Joins an exchange as rank 0."""
-        self._join(0, sequence, tag, payload, timeout, variable)
+    def join(
+        self,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None,
+    ) -> None:
+        """Joins an exchange as rank 0, with the decision on the payloads if there is one."""
+        self._join(0, sequence, tag, payload, timeout, variable, decide)
 
     def notify(self, key: str, text: str) -> None:
         """Posts a notice to all others."""
@@ -100,14 +109,21 @@ class Coordinator:
                     say(line)
 
     def _join(
-        self, rank: int, sequence: int, tag: str, payload: bytes, timeout: float, variable: str
+        self,
+        rank: int,
+        sequence: int,
+        tag: str,
+        payload: bytes,
+        timeout: float,
+        variable: str,
+        decide: Decision | None = None,
     ) -> None:
         now = time.monotonic()
         with self._lock:
             if self._failed:  # that rank is being told
                 return
             try:
-                payloads = self._exchanges.join(
+                complete = self._exchanges.join(
                     rank,
                     sequence,
                     tag,
@@ -115,17 +131,23 @@ class Coordinator:
                     deadline=now + timeout,
                     timeout=timeout,
                     variable=variable,
+                    decide=decide,
                 )
             except TfdistError as error:
                 self._fail(error)
                 return
-            if payloads is None:
+            if complete is None:
                 self.on_tick(now)
-                return
-            sizes = [len(part) for part in payloads]
-            header = {"kind": "result", "sequence": sequence, "sizes": sizes}
-            self._connections.broadcast(encode(header, b"".join(payloads)))
-            self._state.deliver(sequence, payloads)
+            elif complete.decide is None:
+                payloads = complete.in_rank_order()
+                self._connections.broadcast(encode_result(sequence, payloads))
+                self._state.deliver(sequence, payloads)
+            else:
+                replies = complete.decide(complete.in_rank_order())
+                header = {"kind": "reply", "sequence": sequence}
+                for other in range(1, len(replies)):
+                    self._connections.send(other, encode(header, replies[other]))
+                self._state.deliver(sequence, [replies[0]])
 
     def _fail(self, error: TfdistError) -> None:
         """Fails the session on all ranks; only the first error counts."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tfdist.cluster.net.wait_messages import named
@@ -11,10 +11,18 @@ from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, 
 
 COLLECTIVE_TIMEOUT = "TFDIST_COLLECTIVE_TIMEOUT"
 
+Decision = Callable[[list[bytes]], list[bytes]]
+"""What rank 0 replies to each rank, given the payloads of all; it must not raise or block."""
+
 
 @dataclass
-class _Exchange:
-    """One exchange that some ranks have joined."""
+class Exchange:
+    """One exchange that some ranks have joined.
+
+    Attributes:
+        decide: rank 0's decision; None if all ranks get all payloads.
+        payloads: of the ranks that have joined.
+    """
 
     tag: str
     first: int
@@ -22,8 +30,13 @@ class _Exchange:
     timeout: float
     variable: str
     payloads: dict[int, bytes] = field(default_factory=dict)
+    decide: Decision | None = None
     started: float = 0.0
     warned: float = 0.0  # seconds waited at the last warning
+
+    def in_rank_order(self) -> list[bytes]:
+        """The payloads in rank order, once all ranks have joined."""
+        return [self.payloads[rank] for rank in range(len(self.payloads))]
 
 
 class PendingExchanges:
@@ -33,14 +46,15 @@ class PendingExchanges:
         workers: the group in rank order; empty for a single process.
 
     Example:
-        >>> PendingExchanges(()).join(0, 0, "greeting", b"hello", deadline=1.0, timeout=1.0)
+        >>> exchanges = PendingExchanges(())
+        >>> exchanges.join(0, 0, "greeting", b"hello", deadline=1.0, timeout=1.0).in_rank_order()
         [b'hello']
     """
 
     def __init__(self, workers: Sequence[Worker]) -> None:
         self._workers = workers
         self._size = max(1, len(workers))
-        self._pending: dict[int, _Exchange] = {}
+        self._pending: dict[int, Exchange] = {}
         self._gone: set[int] = set()
 
     def join(
@@ -53,7 +67,8 @@ class PendingExchanges:
         deadline: float,
         timeout: float,
         variable: str = COLLECTIVE_TIMEOUT,
-    ) -> list[bytes] | None:
+        decide: Decision | None = None,
+    ) -> Exchange | None:
         """Records that a rank joins an exchange.
 
         Args:
@@ -64,14 +79,15 @@ class PendingExchanges:
             deadline: when that rank gives up, on the caller's clock.
             timeout: seconds from joining to the deadline.
             variable: the environment variable that sets the timeout.
+            decide: rank 0's decision, if there is one.
 
         Returns:
-            All payloads in rank order once the last rank has joined, else None.
+            The exchange once the last rank has joined, else None.
 
         Raises:
             ProgramMismatchError: another rank used a different tag.
         """
-        new = _Exchange(tag, rank, deadline, timeout, variable, started=deadline - timeout)
+        new = Exchange(tag, rank, deadline, timeout, variable, started=deadline - timeout)
         current = self._pending.setdefault(sequence, new)
         if tag != current.tag:
             raise ProgramMismatchError(
@@ -82,10 +98,10 @@ class PendingExchanges:
         if deadline < current.deadline:
             current.deadline, current.timeout, current.variable = deadline, timeout, variable
         current.payloads[rank] = payload
+        current.decide = current.decide or decide
         if len(current.payloads) < self._size:
             return None
-        del self._pending[sequence]
-        return [current.payloads[number] for number in range(self._size)]
+        return self._pending.pop(sequence)
 
     def leave(self, rank: int) -> None:
         """Records that a rank has left normally and joins no more exchanges."""
@@ -131,7 +147,7 @@ class PendingExchanges:
                 )
         return lines
 
-    def _missing(self, current: _Exchange) -> list[int]:
+    def _missing(self, current: Exchange) -> list[int]:
         return [rank for rank in range(self._size) if rank not in current.payloads]
 
     def _names(self, ranks: Sequence[int]) -> str:

@@ -12,7 +12,7 @@ from socket import socket
 from tfdist.cluster.session import exit_reason
 from tfdist.cluster.session.agent import Agent
 from tfdist.cluster.session.coordinator import Coordinator
-from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT
+from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
 from tfdist.cluster.session.state import SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
@@ -106,9 +106,53 @@ class Session:
             >>> session.exchange("batch size", b"32")  # doctest: +SKIP
             [b'32', b'32']
         """
+        return self._run(tag, payload, timeout, variable, None)
+
+    def coordinate(
+        self,
+        tag: str,
+        payload: bytes,
+        decide: Decision,
+        timeout: float | None = None,
+        *,
+        variable: str = COLLECTIVE_TIMEOUT,
+    ) -> bytes:
+        """Has rank 0 decide something on the payloads of all ranks, with a reply for each.
+
+        Like `exchange`, but what is sent to a rank does not depend on the number of ranks.
+
+        Args:
+            tag: see `exchange`.
+            payload: see `exchange`.
+            decide: returns the replies in rank order; only rank 0 calls it, in any of its threads.
+                It must not raise or block.
+            timeout: see `exchange`.
+            variable: see `exchange`.
+
+        Returns:
+            The reply to this rank.
+
+        Raises:
+            TfdistError, ValueError: see `exchange`.
+
+        Example:
+            >>> session.coordinate("rows", b"32", lambda p: [b"%d" % sum(map(int, p))] * len(p))
+            ... # doctest: +SKIP
+            b'64'
+        """
+        return self._run(tag, payload, timeout, variable, decide)[0]
+
+    def _run(
+        self,
+        tag: str,
+        payload: bytes,
+        timeout: float | None,
+        variable: str,
+        decide: Decision | None,
+    ) -> list[bytes]:
         if len(payload) * self.size > MAX_BYTES:
             raise ValueError(
-                f"exchange() is for small payloads of at most {MAX_BYTES // self.size} bytes on "
+                f"An exchange is for small payloads of at most {MAX_BYTES // self.size} bytes on "
                 f"each of {self.size} workers. Received: {len(payload)} bytes. Send less."
             )
         seconds = self._options.collective_timeout if timeout is None else timeout
@@ -117,7 +161,7 @@ class Session:
             sequence = self._sequence
             self._sequence += 1
             self._state.expect(sequence)
-            self._role.join(sequence, tag, bytes(payload), seconds, variable)
+            self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
             # A fallback: rank 0 tracks the deadline and names the missing workers.
             timeout_error = RendezvousError(
                 f"exchange {tag!r} timed out after {seconds:g} s, and {self._chief()} did not "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Policy

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.cluster import ClusterResolver
-from tfdist.collective.communicator import Alone, Communicator
+from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError

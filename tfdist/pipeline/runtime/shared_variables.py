@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective.communicator import Communicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy

@@ -1,0 +1,1 @@
+"""What users may rely on: names, signatures, command-line flags and environment variables."""
