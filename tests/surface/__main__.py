@@ -77,7 +77,8 @@ def _flags(command: str) -> list[str]:
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
         module.main(["--help"])
-    return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", printed.getvalue())))
+    text = printed.getvalue().partition("\nexamples:")[0]
+    return sorted(set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", text)))
 
 
 if __name__ == "__main__":

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import platform
-import random
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
@@ -25,7 +21,7 @@ from tfdist.collective.native_communicator import (
     open_local_communicators,
 )
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
-from tfdist.internals.tensorflow import abort_collectives, global_seed, start_server
+from tfdist.internals.tensorflow import abort_collectives, start_server
 from tfdist.options import Options
 from tfdist.strategies.error_cause import plain
 
@@ -280,28 +276,3 @@ def _join(topology: Topology) -> Group:
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
     return group
-
-
-def share_randomness(group: Group) -> None:
-    """Gives all workers the chief's random states, so that they shuffle in the same order.
-
-    Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
-    arrays and datasets are shuffled. Workers with the same seeds are left unchanged.
-    """
-    if group.topology.size == 1:
-        return
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": [version, internal, gauss],
-        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
-        "tensorflow": random.SystemRandom().randrange(2**31),
-    }
-    own = json.dumps(states) if group.topology.is_chief else ""
-    chief = json.loads(group.exchange("random state", own)[0])
-    version, internal, gauss = chief["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(tuple(chief["numpy"]))
-    seeds = group.exchange("seed", str(global_seed()))
-    if seeds[0] == "None" or len(set(seeds)) > 1:
-        tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))

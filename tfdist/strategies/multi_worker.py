@@ -21,7 +21,8 @@ from tfdist.strategies.communication import (
     worker_communicator,
 )
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import Group, join, share_randomness
+from tfdist.strategies.group import Group, join
+from tfdist.strategies.random_state import share_randomness
 
 
 class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]

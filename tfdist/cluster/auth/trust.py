@@ -12,9 +12,9 @@ from tfdist.errors import ClusterError
 from tfdist.options import Options
 
 _REMEDY = (
-    f"Give all workers the same {VARIABLE} (`tfdist run` creates one; on Kubernetes, mount a Secret "
-    f"as this variable; with Slurm, `export {VARIABLE}=$(openssl rand -hex 32)` before srun), or "
-    f"TLS certificates"
+    f"Give all workers the same {VARIABLE} (`tfdist run` creates one; on Kubernetes, mount a "
+    f"Secret as this variable; with Slurm, `export {VARIABLE}=$(openssl rand -hex 32)` before "
+    f"srun), or TLS certificates"
 )
 
 

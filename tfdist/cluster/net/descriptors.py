@@ -60,7 +60,7 @@ def allow_descriptors(count: int) -> None:
     if hard != resource.RLIM_INFINITY and hard < needed:
         raise OSError(
             errno.EMFILE,
-            f"this process needs {needed} descriptors, but its hard limit is {hard}: raise it, with "
+            f"this process needs {needed} descriptors, but its hard limit is {hard}: raise it with "
             f"`ulimit -Hn` or LimitNOFILE=",
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -40,8 +40,8 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
         The session; without connections for a single process.
 
     Raises:
-        ClusterError: the job must be secured and is not, an address cannot be used, the workers are incompatible, or rank 0 has a
-            different secret.
+        ClusterError: the job must be secured and is not, an address cannot be used, the workers
+            are incompatible, or rank 0 has a different secret.
         TlsError: this worker's certificate is unusable, rank 0 and this worker do not trust each
             other, or only one of them uses TLS.
         RendezvousError: some worker did not arrive in time.

@@ -18,8 +18,9 @@ from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules import make_schedule
 from tfdist.strategies.communication import choose, local_devices
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import Group, join, share_randomness
+from tfdist.strategies.group import Group, join
 from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy, read_cluster
+from tfdist.strategies.random_state import share_randomness
 
 
 class PipelineExtended(ReplicatedExtended):

@@ -20,7 +20,8 @@ from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import joined_group, share_randomness
+from tfdist.strategies.group import joined_group
+from tfdist.strategies.random_state import share_randomness
 from tfdist.trainer.patching import patch
 
 # Arguments that must have the same value on all workers.

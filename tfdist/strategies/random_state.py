@@ -1,0 +1,38 @@
+"""The chief's random states, shared by all workers."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.internals.tensorflow import global_seed
+from tfdist.strategies.group import Group
+
+
+def share_randomness(group: Group) -> None:
+    """Gives all workers the chief's random states, so that they shuffle in the same order.
+
+    Covers Python's `random`, NumPy's global generator and TensorFlow's seed, which determine how
+    arrays and datasets are shuffled. Workers with the same seeds are left unchanged.
+    """
+    if group.topology.size == 1:
+        return
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    states: dict[str, Any] = {
+        "python": [version, internal, gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
+        "tensorflow": random.SystemRandom().randrange(2**31),
+    }
+    own = json.dumps(states) if group.topology.is_chief else ""
+    chief = json.loads(group.exchange("random state", own)[0])
+    version, internal, gauss = chief["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(chief["numpy"]))
+    seeds = group.exchange("seed", str(global_seed()))
+    if seeds[0] == "None" or len(set(seeds)) > 1:
+        tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))
