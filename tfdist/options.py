@@ -20,7 +20,10 @@ class Options:
         heartbeat_timeout: seconds without a sign of life after which a worker counts as lost
             (`TFDIST_HEARTBEAT_TIMEOUT`).
         link_timeout: seconds without a sign of life from a worker's native core after which it
-            counts as lost (`TFDIST_LINK_TIMEOUT`); the core answers while Python is busy.
+            counts as lost (`TFDIST_LINK_TIMEOUT`), though its connection stands; the core answers
+            while Python is busy.
+        silence_warning: seconds without a sign of life from a worker's native core after which a
+            warning names it (`TFDIST_SILENCE_WARNING`).
         stall_warning: seconds in one native collective, or in an exchange of the session, after
             which a warning names those that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: how the native core reduces (`TFDIST_ALGORITHM`): auto, shared, whole, direct,
@@ -43,7 +46,8 @@ class Options:
     start_timeout: float = 300.0
     collective_timeout: float = 600.0
     heartbeat_timeout: float = 60.0
-    link_timeout: float = 5.0
+    link_timeout: float = 60.0
+    silence_warning: float = 5.0
     stall_warning: float = 30.0
     algorithm: str = ""
     secret: str = field(default="", repr=False)
@@ -100,15 +104,18 @@ class NativeOptions:
         cache: the folder for what is compiled on this machine (`TFDIST_CACHE`, by default
             `$XDG_CACHE_HOME/tfdist` or `~/.cache/tfdist`); None where there is no home folder.
         compiler: the C++ compiler's command (`CXX`); "" to look for one.
+        vector_unit: what the core computes with (`TFDIST_VECTOR_UNIT`): baseline, avx2 or avx512;
+            "" chooses the best that the processor has.
 
     Example:
         >>> NativeOptions.from_environment({"TFDIST_CACHE": "/scratch/me", "CXX": "clang++"})
-        NativeOptions(enabled=True, cache=PosixPath('/scratch/me'), compiler='clang++')
+        NativeOptions(enabled=True, cache=PosixPath('/scratch/me'), compiler='clang++', vector_unit='')
     """
 
     enabled: bool = True
     cache: Path | None = None
     compiler: str = ""
+    vector_unit: str = ""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
@@ -127,7 +134,12 @@ class NativeOptions:
                 f"TFDIST_NATIVE must be 0 or 1. Received: {switch!r}. "
                 f"Set it to 0 for TensorFlow's collectives, or unset it to take the default."
             )
-        return cls(switch == "1", _cache(source), source.get("CXX", "").strip())
+        return cls(
+            enabled=switch == "1",
+            cache=_cache(source),
+            compiler=source.get("CXX", "").strip(),
+            vector_unit=source.get("TFDIST_VECTOR_UNIT", "").strip(),
+        )
 
 
 def _cache(source: Mapping[str, str]) -> Path | None:

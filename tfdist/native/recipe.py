@@ -18,6 +18,10 @@ OPS = "libtfdist_ops.so"
 # needs newer instructions asks for them function by function. TensorFlow itself is built with
 # NDEBUG, on which its headers depend.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
+# Without the flags of floating-point exceptions, which nobody reads, branches become vector code;
+# and a product is rounded before it is added, on all processors.
+ARITHMETIC = ("-fno-trapping-math", "-fno-math-errno", "-ffp-contract=off")
+_HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
 _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
 # What is missing in the core shows when it is linked, not when it is loaded. libdl holds dlopen in
 # a glibc before 2.34.
@@ -50,7 +54,7 @@ class Recipe:
     def compile_core(self) -> tuple[str, ...]:
         """Flags for a unit of the core."""
         # The ops use C++ names of the core, so both have one ABI.
-        return (*_COMPILE, *self.tensorflow.defines, f"-I{self.source}")
+        return (*_COMPILE, *ARITHMETIC, *_HARDENING, *self.tensorflow.defines, f"-I{self.source}")
 
     @property
     def compile_ops(self) -> tuple[str, ...]:
@@ -93,7 +97,7 @@ def read(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
         )
     digest = hashlib.sha256()
     # No paths: where TensorFlow and the sources lie makes no other libraries.
-    flags = (*_COMPILE, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
+    flags = (*_COMPILE, *ARITHMETIC, *_HARDENING, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
     for text in (os.uname().machine, tensorflow.version, *flags):
         digest.update(text.encode() + b"\0")
     for path in files:
