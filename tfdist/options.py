@@ -23,7 +23,10 @@ class Options:
         heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost
             (`TFDIST_HEARTBEAT_TIMEOUT`).
         link_timeout: seconds without a heartbeat from a worker's native core after which the worker
-            is considered lost (`TFDIST_LINK_TIMEOUT`); the core responds even while Python is busy.
+            is considered lost even though its connection is open (`TFDIST_LINK_TIMEOUT`); the core
+            responds even while Python is busy.
+        silence_warning: seconds without a heartbeat from a worker's native core after which a
+            warning names the worker (`TFDIST_SILENCE_WARNING`).
         stall_warning: seconds that a native collective or a session exchange may take before a
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
@@ -48,7 +51,8 @@ class Options:
     start_timeout: float = 300.0
     collective_timeout: float = 600.0
     heartbeat_timeout: float = 60.0
-    link_timeout: float = 5.0
+    link_timeout: float = 60.0
+    silence_warning: float = 5.0
     stall_warning: float = 30.0
     algorithm: str = ""
     secret: str = field(default="", repr=False)
@@ -111,15 +115,18 @@ class NativeOptions:
         cache: folder for compiled libraries (`TFDIST_CACHE`, by default `$XDG_CACHE_HOME/tfdist` or
             `~/.cache/tfdist`); None without a home folder.
         compiler: the C++ compiler command (`CXX`); "" to search for one.
+        vector_unit: the vector instructions that the core uses (`TFDIST_VECTOR_UNIT`): baseline,
+            avx2 or avx512; "" selects the best that the processor has.
 
     Example:
         >>> NativeOptions.from_environment({"TFDIST_CACHE": "/scratch/me", "CXX": "clang++"})
-        NativeOptions(enabled=True, cache=PosixPath('/scratch/me'), compiler='clang++')
+        NativeOptions(enabled=True, cache=PosixPath('/scratch/me'), compiler='clang++', vector_unit='')
     """
 
     enabled: bool = True
     cache: Path | None = None
     compiler: str = ""
+    vector_unit: str = ""
 
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
@@ -138,7 +145,12 @@ class NativeOptions:
                 f"TFDIST_NATIVE must be 0 or 1. Received: {switch!r}. "
                 f"Set it to 0 for TensorFlow's collectives, or unset it to use the default."
             )
-        return cls(switch == "1", _cache(source), source.get("CXX", "").strip())
+        return cls(
+            enabled=switch == "1",
+            cache=_cache(source),
+            compiler=source.get("CXX", "").strip(),
+            vector_unit=source.get("TFDIST_VECTOR_UNIT", "").strip(),
+        )
 
 
 def _cache(source: Mapping[str, str]) -> Path | None:

@@ -32,7 +32,8 @@ class Toolchain:
         found = compilers.find(NativeOptions.from_environment().compiler)
         # One ABI with the library.
         self._recipe = recipe.read(tensorflow_package.find())
-        self._command = (*found.command, *_FLAGS, *self._recipe.tensorflow.defines, *flags)
+        common = (*_FLAGS, *recipe.ARITHMETIC, *self._recipe.tensorflow.defines)
+        self._command = (*found.command, *common, *flags)
         self._version = found.version
         self._cache = cache
         self._library = library

@@ -28,9 +28,11 @@ def setup(mesh: Mesh, options: Options) -> Setup:
         data=(ctypes.c_int * mesh.size)(*mesh.data),
         segment=mesh.segment,
         segment_bytes=mesh.segment_bytes,
-        heartbeat_seconds=options.link_timeout,
+        silence_warning_seconds=options.silence_warning,
+        silence_timeout_seconds=options.link_timeout,
         stall_seconds=options.stall_warning,
         timeout_seconds=options.collective_timeout,
+        start_seconds=options.start_timeout,
         algorithm=options.algorithm.encode(),
     )
 

@@ -14,8 +14,9 @@ pytestmark = pytest.mark.timeout(1800)
 # sanitizer, and what mostly waits, or goes through much data, says nothing new under a sanitizer.
 RUNS = {
     "plain": {
+        "arithmetic": ((),),
         "codec": ((),),
-        "collectives": (("threads", "quick"), ("processes", "quick"), ("processes",)),
+        "collectives": (("threads", "quick"), ("processes", "quick"), ("processes",), ("many",)),
         "compressed": (("quick",), ()),
         "data": (("20000",),),
         "endings": (("quick",), ()),
@@ -29,10 +30,12 @@ RUNS = {
         "rounding": ((),),
         "rounds": (("20",), ("60",)),
         "segment": (("20000",),),
+        "silence": ((),),
         "sparse": ((),),
         "waiting": ((),),
     },
     "address": {
+        "arithmetic": ((),),
         "codec": ((),),
         "collectives": (("processes", "quick"),),
         "compressed": (("quick",),),
@@ -52,13 +55,15 @@ RUNS = {
         "waiting": ((),),
     },
     "thread": {
-        "collectives": (("threads", "quick"),),
+        "arithmetic": ((),),
+        "collectives": (("threads", "quick"), ("many",)),
         "compressed": (("quick",),),
         "endings": (("quick",),),
         "garbage": ((),),
         "groups": ((),),
         "mismatches": (("quick",),),
         "rounds": (("20",),),
+        "silence": ((),),
     },
 }
 # Of the plain ones; all those with sanitizers are exhaustive.

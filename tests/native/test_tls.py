@@ -105,9 +105,11 @@ class Pair:
             control=place(self.control),
             data=place(self.data),
             segment=-1,
-            heartbeat_seconds=self.seconds,
+            silence_warning_seconds=self.seconds,
+            silence_timeout_seconds=self.seconds,
             stall_seconds=FAR,
             timeout_seconds=FAR,
+            start_seconds=self.seconds,
             algorithm=b"",
             **{key: os.fsencode(path) for key, path in (self.given[rank] or {}).items()},
         )
@@ -202,6 +204,10 @@ def test_bytes_that_were_changed_on_the_way(pair):
             (files(), None), "worker 1 (h1:1) cannot be reached in TLS: ", marks=exhaustive
         ),
         pytest.param((None, files()), "worker 0 (h0:1) ", marks=exhaustive),
+        (
+            ({**files(), "tls_secret": "one"}, {**files(), "tls_secret": "other"}),
+            "worker 1 (h1:1) cannot be reached in TLS: it does not have the secret",
+        ),
     ],
 )
 def test_who_is_refused(pair, given, said):

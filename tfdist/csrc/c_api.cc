@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "registry.h"
+#include "vector_unit.h"
 
 namespace {
 
@@ -107,11 +108,14 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.hosts.assign(setup.hosts, setup.hosts + setup.size);
   converted.control.assign(setup.control, setup.control + setup.size);
   converted.data.assign(setup.data, setup.data + setup.size);
-  converted.heartbeat_seconds = setup.heartbeat_seconds;
+  converted.silence_warning_seconds = setup.silence_warning_seconds;
+  converted.silence_timeout_seconds = setup.silence_timeout_seconds;
+  converted.start_seconds = setup.start_seconds;
   converted.stall_seconds = setup.stall_seconds;
   converted.timeout_seconds = setup.timeout_seconds;
   converted.algorithm = setup.algorithm;
   converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
+  converted.tls.secret = setup.tls_secret ? setup.tls_secret : "";
   converted.warn = Warn;
   return converted;
 }
@@ -145,6 +149,12 @@ void CloseAll(const tfd_setup& setup) {
 }
 
 }  // namespace
+
+int tfd_use_vector_unit(const char* name) {
+  return Guarded([&] { tfdist::ChooseVectorUnit(name ? name : ""); });
+}
+
+const char* tfd_vector_unit(void) { return NameOf(tfdist::FindVectorUnit()); }
 
 size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(std::max(ranks, 1)); }
 

@@ -12,6 +12,13 @@
 extern "C" {
 #endif
 
+/* Chooses the vector unit that everything is computed with ("baseline", "avx2", "avx512"), "" for the
+   best that this processor has; before the first communicator. */
+int tfd_use_vector_unit(const char* name);
+
+/* Its name. */
+const char* tfd_vector_unit(void);
+
 /* How a communicator reaches its ranks. Descriptors are taken over, also where the call fails. */
 typedef struct {
   const char* name;         /* of the group, for messages */
@@ -23,13 +30,16 @@ typedef struct {
   const int* data;          /* for each rank of another host a connected stream socket; else -1 */
   int segment;              /* a descriptor of the memory shared by this host's ranks; -1 if alone */
   size_t segment_bytes;     /* its size: tfd_segment_bytes(ranks of this host), all of it zero */
-  double heartbeat_seconds; /* a rank that is silent for longer is lost */
+  double silence_warning_seconds; /* a rank that is silent for longer is named in a warning */
+  double silence_timeout_seconds; /* and for longer than this it is lost */
   double stall_seconds;     /* after so long in one collective a warning names who is missing */
   double timeout_seconds;   /* after so long in one collective the communicator is aborted */
+  double start_seconds;     /* how long the TLS handshakes may take */
   const char* algorithm;    /* "" to choose by size and topology, or one name for all */
   const char* tls_certificate; /* with these paths of PEM files all sockets go on in TLS; */
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
+  const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
 } tfd_setup;
 
 /* The size of the shared memory for this many ranks of one host. */

@@ -6,6 +6,7 @@
 #include <future>
 #include <optional>
 
+#include "float_mode.h"
 #include "transport/ring_link.h"
 #include "transport/socket_link.h"
 
@@ -47,7 +48,7 @@ Communicator::Communicator(Setup setup)
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
   Connections connections = Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls,
-                                    setup.heartbeat_seconds);
+                                    setup.start_seconds);
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this);
   messages_to_.assign(size, 0);
   messages_from_.assign(size, 0);
@@ -60,8 +61,12 @@ Communicator::Communicator(Setup setup)
     }
     fabric_.links.push_back(std::move(link));
   }
-  Watch::Settings settings{topology.rank, topology.names, setup.heartbeat_seconds,
-                           setup.stall_seconds, setup.timeout_seconds};
+  Watch::Settings settings{topology.rank,
+                           topology.names,
+                           setup.silence_warning_seconds,
+                           setup.silence_timeout_seconds,
+                           setup.stall_seconds,
+                           setup.timeout_seconds};
   Watch::Callbacks callbacks{
       [this] { return CurrentlyDoing(); },
       [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
@@ -160,6 +165,7 @@ void Communicator::Work() {
 }
 
 void Communicator::Execute(Operation& operation) {
+  const FloatMode mode;
   cancellation_ = operation.cancellation.get();
   // The other ranks have not heard of it so far.
   if (cancellation_ && cancellation_->Overdue()) throw Error(Code::kCancelled, StepEnded());

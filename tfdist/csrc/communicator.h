@@ -33,7 +33,9 @@ class Communicator : private Guard {
     std::vector<int> data;           // for each rank of another host a stream socket; else -1
     TlsFiles tls;                    // for the sockets; empty for none
     std::unique_ptr<Segment> segment;  // none for a rank alone on its host
-    double heartbeat_seconds = 5;
+    double silence_warning_seconds = 5;
+    double silence_timeout_seconds = 60;
+    double start_seconds = 300;
     double stall_seconds = 30;
     double timeout_seconds = 600;
     std::string algorithm;

@@ -55,6 +55,13 @@ constexpr size_t SizeOf(DType type) {
 
 constexpr bool IsFloating(DType type) { return type >= DType::kFloat16; }
 
+// The type of partial results, which are reduced further: half types are rounded once, at the end,
+// and the sum of equal float32 values is exact, so that their mean is that value.
+constexpr DType PartialType(DType type, ReduceOp op) {
+  if (type == DType::kFloat16 || type == DType::kBfloat16) return DType::kFloat32;
+  return type == DType::kFloat32 && op == ReduceOp::kMean ? DType::kFloat64 : type;
+}
+
 const char* NameOf(DType type);
 const char* NameOf(ReduceOp op);
 const char* NameOf(Kind kind);

@@ -32,13 +32,16 @@ class Setup(ctypes.Structure):
         ("data", POINTER(c_int)),
         ("segment", c_int),
         ("segment_bytes", c_size_t),
-        ("heartbeat_seconds", c_double),
+        ("silence_warning_seconds", c_double),
+        ("silence_timeout_seconds", c_double),
         ("stall_seconds", c_double),
         ("timeout_seconds", c_double),
+        ("start_seconds", c_double),
         ("algorithm", c_char_p),
         ("tls_certificate", c_char_p),
         ("tls_key", c_char_p),
         ("tls_ca", c_char_p),
+        ("tls_secret", c_char_p),
     ]
 
 
@@ -75,6 +78,8 @@ _COUNTS = POINTER(c_size_t)
 
 # Function -> return type, argument types.
 FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "tfd_use_vector_unit": (c_int, (c_char_p,)),
+    "tfd_vector_unit": (c_char_p, ()),
     "tfd_segment_bytes": (c_size_t, (c_int,)),
     "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
     "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),

@@ -84,7 +84,7 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
     while True:
         build = builder.ensure(options, source, rejected=rejected)
         try:
-            return Core(api.declare(ctypes.CDLL(str(build.core))), build)
+            library = api.declare(ctypes.CDLL(str(build.core)))
         except AttributeError as error:
             raise NativeUnavailableError(
                 f"{build.core} lacks a function ({error}): reinstall tfdist."
@@ -97,6 +97,11 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
                     f"file system mounted noexec, set TFDIST_CACHE to another directory."
                 ) from error
             rejected.append(build.stamp)
+        else:
+            if library.tfd_use_vector_unit(options.vector_unit.encode()):
+                message = library.tfd_error().decode(errors="replace")
+                raise ValueError(f"TFDIST_VECTOR_UNIT: {message}")
+            return Core(library, build)
 
 
 def load_op_library(build: Build) -> Any:

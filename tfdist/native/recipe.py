@@ -18,6 +18,11 @@ OPS = "libtfdist_ops.so"
 # Code that needs newer instructions enables them per function. TensorFlow itself is built with
 # NDEBUG, which affects its headers.
 _COMPILE = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-DNDEBUG", "-Wall", "-Wextra")
+# Nothing reads the floating-point exception flags; without them, branches become vector code. A
+# product is rounded before it is added, so that all processors compute the same bits.
+ARITHMETIC = ("-fno-trapping-math", "-fno-math-errno", "-ffp-contract=off")
+_HARDENING = ("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2")
+_FLAGS = (*_COMPILE, *ARITHMETIC, *_HARDENING)
 _LINK = ("-shared", "-pthread", "-Wl,-z,relro", "-Wl,-z,now")
 # `-z defs` reports undefined symbols of the core when it is linked, not when it is loaded. Before
 # glibc 2.34, dlopen is in libdl.
@@ -50,7 +55,7 @@ class Recipe:
     def compile_core(self) -> tuple[str, ...]:
         """Compile flags of the core."""
         # The ops use C++ symbols of the core, so both need the same ABI.
-        return (*_COMPILE, *self.tensorflow.defines, f"-I{self.source}")
+        return (*_FLAGS, *self.tensorflow.defines, f"-I{self.source}")
 
     @property
     def compile_ops(self) -> tuple[str, ...]:
@@ -91,7 +96,7 @@ def read(tensorflow: TensorFlowPackage, source: Path = SOURCE) -> Recipe:
         raise NativeUnavailableError(f"The C++ sources are missing in {source}: reinstall tfdist.")
     digest = hashlib.sha256()
     # No paths: the locations of TensorFlow and the sources do not affect the libraries.
-    flags = (*_COMPILE, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
+    flags = (*_FLAGS, *_LINK, *_LINK_CORE, *_LINK_OPS, *tensorflow.defines)
     for text in (os.uname().machine, tensorflow.version, *flags):
         digest.update(text.encode() + b"\0")
     for path in files:

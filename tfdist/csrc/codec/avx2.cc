@@ -6,7 +6,11 @@
 
 #if defined(__x86_64__)
 // After the standard headers, whose inline functions must stay fit for any processor.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
 #pragma GCC target("avx2,f16c")
+#endif
 
 #include "codec/layout.h"
 #include "codec/units.h"
@@ -21,4 +25,8 @@ void EncodeOnAvx2(const Codec& codec, const Encoding& encoding) { EncodeWith(cod
 void DecodeOnAvx2(const Codec& codec, const Decoding& decoding) { DecodeWith(codec, decoding); }
 
 }  // namespace tfdist
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 #endif

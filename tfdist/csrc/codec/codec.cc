@@ -6,6 +6,7 @@
 #include "codec/layout.h"
 #include "codec/units.h"
 #include "error.h"
+#include "float_mode.h"
 #include "vector_unit.h"
 
 namespace tfdist {
@@ -86,8 +87,14 @@ size_t EncodedBytes(const Codec& codec, size_t count) {
          (rest ? BlockBytes(codec, rest) : 0);
 }
 
-void Encode(const Codec& codec, const Encoding& encoding) { Chosen().encode(codec, encoding); }
+void Encode(const Codec& codec, const Encoding& encoding) {
+  const FloatMode mode;
+  Chosen().encode(codec, encoding);
+}
 
-void Decode(const Codec& codec, const Decoding& decoding) { Chosen().decode(codec, decoding); }
+void Decode(const Codec& codec, const Decoding& decoding) {
+  const FloatMode mode;
+  Chosen().decode(codec, decoding);
+}
 
 }  // namespace tfdist

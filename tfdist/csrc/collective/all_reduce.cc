@@ -30,8 +30,8 @@ constexpr int kMostWhole = 64;
 // With more members a ring has fewer connections to serve, and no rank has many senders at once.
 constexpr int kMostDirect = 16;
 
-double Scale(const Operation& operation, int size) {
-  return operation.fingerprint.op == ReduceOp::kMean ? 1.0 / size : 1.0;
+double Divisor(const Operation& operation, int size) {
+  return operation.fingerprint.op == ReduceOp::kMean ? size : 1.0;
 }
 
 Transfer Everything(const Operation& operation, int participants, int owners, int size) {
@@ -41,7 +41,7 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
   transfer.op = operation.fingerprint.op;
   transfer.in = operation.in;
   transfer.out = operation.out;
-  transfer.scale = Scale(operation, size);
+  transfer.divisor = Divisor(operation, size);
   transfer.part_bytes =
       CutEvenly(operation.in.bytes(), SizeOf(transfer.type), owners, participants);
   return transfer;
@@ -49,7 +49,7 @@ Transfer Everything(const Operation& operation, int participants, int owners, in
 
 // Every rank of the host reads what every other one has brought along, and adds it up into `out`,
 // whose elements are of `out_type`.
-void AmongArrivals(Host& host, const Operation& operation, double scale, const Pieces& out,
+void AmongArrivals(Host& host, const Operation& operation, double divisor, const Pieces& out,
                    DType out_type) {
   const DType type = operation.fingerprint.type;
   const ReduceOp op = operation.fingerprint.op;
@@ -66,7 +66,7 @@ void AmongArrivals(Host& host, const Operation& operation, double scale, const P
     for (int rank = 0; rank < host.size(); ++rank) all[rank] = arrived[rank] + done;
     // Not from where it was written just now, which would wait for the writing.
     all[host.rank()] = own.data;
-    Reduce({type, op, scale, all, host.size(), bytes / element, to.data, out_type});
+    Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
     done += bytes;
   }
 }
@@ -88,9 +88,9 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
   if (algorithm == Algorithm::kAuto) {
     algorithm = BetweenHosts(transfer.in.bytes(), size);
   }
-  // A ring would round a half type's sum at every hop.
-  const bool half = SizeOf(transfer.type) == 2;
-  if (half && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
+  // A ring would round partial results at every hop.
+  const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
+  if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
   switch (algorithm) {
     case Algorithm::kWhole:
       return RunWhole(fabric, operation.fingerprint, members, transfer);
@@ -127,18 +127,18 @@ void CheckCompressible(const Operation& operation) {
   }
 }
 
-// Rounds float32 sums to a half type.
-void Narrow(const Pieces& sums, DType type, const Pieces& out) {
+// Rounds sums of the type `from` to one of half the size.
+void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) {
   size_t done = 0;
   out.ForEach(0, out.bytes(), [&](char* to, size_t bytes) {
     const void* from = sums.At(2 * done).data;
-    Reduce({DType::kFloat32, ReduceOp::kSum, 1.0, &from, 1, bytes / 2, to, type});
+    Reduce({from_type, ReduceOp::kSum, 1.0, &from, 1, bytes / SizeOf(type), to, type});
     done += bytes;
   });
 }
 
-// Reduced among the host's ranks, then among the hosts, then given to all. A host's sums of half
-// types are float32, so that all are rounded once, at the end.
+// Reduced among the host's ranks, then among the hosts, then given to all. A host's sums have the
+// partial type, and are rounded once, at the end.
 class Hierarchical {
  public:
   Hierarchical(Fabric& fabric, const Operation& operation)
@@ -148,7 +148,8 @@ class Hierarchical {
       most_ = std::max(most_, ranks.size());
     }
     type_ = operation.fingerprint.type;
-    widens_ = most_ > 1 && SizeOf(type_) == 2;
+    partial_type_ = PartialType(type_, operation.fingerprint.op);
+    widens_ = most_ > 1 && partial_type_ != type_;
   }
 
   void operator()() {
@@ -176,7 +177,7 @@ class Hierarchical {
   }
 
   Transfer Between(Transfer transfer, const Pieces& sums) {
-    if (widens_) transfer.type = DType::kFloat32;
+    if (widens_) transfer.type = partial_type_;
     transfer.in = sums.Const();
     transfer.out = sums;
     return transfer;
@@ -189,7 +190,7 @@ class Hierarchical {
     const Transfer between = Between(whole, sums);
     AmongArrivals(host_, operation_, 1.0, sums, between.type);
     AmongHosts(between, 0);
-    if (widens_) Narrow(sums, type_, operation_.out);
+    if (widens_) Narrow(sums, partial_type_, type_, operation_.out);
   }
 
   // Scattered over the host's ranks, each of which carries its part between the hosts.
@@ -199,7 +200,7 @@ class Hierarchical {
     const Pieces sums(Take(sum_bytes + bytes), sum_bytes);
     Transfer inside = whole;
     inside.gather = false;
-    inside.scale = 1.0;
+    inside.divisor = 1.0;
     inside.widens = widens_;
     inside.out = sums;
     if (host_.size() > 1) {
@@ -215,7 +216,7 @@ class Hierarchical {
     back.in = sums.Const();
     if (widens_) {
       const Pieces rounded(sums.At(0).data + sum_bytes, bytes);
-      Narrow(sums, type_, rounded);
+      Narrow(sums, partial_type_, type_, rounded);
       back.in = rounded.Const();
     }
     if (host_.size() > 1) {
@@ -231,6 +232,7 @@ class Hierarchical {
   Host& host_;
   const Operation& operation_;
   DType type_;
+  DType partial_type_;
   size_t carriers_ = SIZE_MAX;  // of each host, as many as the smallest has ranks
   size_t most_ = 0;             // ranks of a host
   bool widens_;
@@ -279,7 +281,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {
-    return AmongArrivals(host, operation, Scale(operation, topology.size), operation.out,
+    return AmongArrivals(host, operation, Divisor(operation, topology.size), operation.out,
                          operation.fingerprint.type);
   }
   const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);

@@ -17,7 +17,7 @@ void ReduceScatter(Fabric& fabric, Operation& operation) {
   transfer.op = operation.fingerprint.op;
   transfer.in = operation.in;
   transfer.out = operation.out;
-  if (transfer.op == ReduceOp::kMean) transfer.scale = 1.0 / size;
+  if (transfer.op == ReduceOp::kMean) transfer.divisor = size;
   transfer.part_bytes.assign(static_cast<size_t>(size), operation.out.bytes());
   fabric.host->Arrive(operation.fingerprint);
   if (fabric.topology.hosts.size() == 1 && size > 1) {

@@ -70,7 +70,7 @@ class AroundRing {
       const auto out = t_.out.At(at + done);
       const size_t some = std::min({in.bytes, out.bytes, bytes - done});
       const void* inputs[] = {sums + done, in.data};
-      Reduce({t_.type, t_.op, complete ? t_.scale : 1.0, inputs, 2, some / element,
+      Reduce({t_.type, t_.op, complete ? t_.divisor : 1.0, inputs, 2, some / element,
               complete ? out.data : sums + done});
       done += some;
     }

@@ -14,7 +14,7 @@ size_t Transfer::Begin(int j) const {
 
 void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
                 const std::vector<const char*>& others) {
-  const DType out_type = t.widens ? DType::kFloat32 : t.type;
+  const DType out_type = t.widens ? PartialType(t.type, t.op) : t.type;
   const size_t element = SizeOf(t.type), wider = SizeOf(out_type) / element;
   const size_t in_begin = t.InBegin(me) + begin, out_begin = t.OutBegin(me) + begin * wider;
   std::vector<const void*> inputs(others.size());
@@ -24,7 +24,7 @@ void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
     const size_t some = std::min({in.bytes, out.bytes / wider, bytes - done});
     for (size_t j = 0; j < others.size(); ++j) inputs[j] = others[j] + done;
     inputs[static_cast<size_t>(me)] = in.data;
-    Reduce({t.type, t.op, t.scale, inputs.data(), static_cast<int>(inputs.size()), some / element,
+    Reduce({t.type, t.op, t.divisor, inputs.data(), static_cast<int>(inputs.size()), some / element,
             out.data, out_type});
     done += some;
   }

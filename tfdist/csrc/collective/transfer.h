@@ -20,8 +20,8 @@ struct Transfer {
   Pieces out;                      // all parts when gathering, else the own part
   DType type = DType::kUint8;
   ReduceOp op = ReduceOp::kSum;
-  double scale = 1.0;  // of the reduced values
-  // Of scattered values of half types: whether the results are float32, to be reduced further.
+  double divisor = 1.0;  // of the reduced values
+  // Whether scattered values become results of their partial type, to be reduced further.
   bool widens = false;
 
   // Where a part begins in `in`, and in `out`.

@@ -40,6 +40,8 @@ struct Watch::Peer {
   FrameReader reader;
   std::string waiting;  // to be sent
   Clock::time_point heard = Clock::now();
+  bool silent = false;  // a warning has been given
+  Clock::time_point heard_last;  // before that
   Status status;
   bool left = false;  // has said farewell
   uint8_t failures = 0;  // steps of it that have failed
@@ -97,7 +99,9 @@ void Watch::WakeUp() {
 void Watch::Loop() {
   pthread_setname_np(pthread_self(), "tfdist-watch");
   Clock::time_point last = Clock::now(), beat = last - std::chrono::hours(1);
-  const double interval = std::min(1.0, settings_.heartbeat_seconds / 5);
+  const double patience =
+      std::min(settings_.silence_warning_seconds, settings_.silence_timeout_seconds);
+  const double interval = std::min(1.0, patience / 5), tick = std::min(kTickSeconds, interval);
   // TLS may have read the first words together with the last of the handshake.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
@@ -114,11 +118,11 @@ void Watch::Loop() {
       ranks.push_back(static_cast<int>(rank));
     }
     if (!stopping) {
-      poll(polled.data(), polled.size(), static_cast<int>(1000 * kTickSeconds));
+      poll(polled.data(), polled.size(), static_cast<int>(1000 * tick));
     }
     const auto now = Clock::now();
     // Whoever was stopped itself cannot judge the others' silence.
-    if (Seconds(now - last) > settings_.heartbeat_seconds / 2) {
+    if (Seconds(now - last) > patience / 2) {
       for (const auto& peer : peers_) peer->heard = now;
     }
     last = now;
@@ -231,10 +235,21 @@ void Watch::CheckSilence(Clock::time_point now) {
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     Peer& peer = *peers_[rank];
     if (!peer.stream || peer.gone || peer.lost || peer.left) continue;
-    if (Seconds(now - peer.heard) > settings_.heartbeat_seconds) {
+    const double silent = Seconds(now - peer.heard);
+    const std::string& name = settings_.names[rank];
+    const std::string limit = Rounded(settings_.silence_timeout_seconds);
+    if (silent > settings_.silence_timeout_seconds) {
       peer.lost = true;
-      Lose(static_cast<int>(rank),
-           "no sign of life for " + Rounded(settings_.heartbeat_seconds));
+      Lose(static_cast<int>(rank), "no sign of life for " + limit);
+    } else if (peer.silent && peer.heard > peer.heard_last) {
+      peer.silent = false;
+      callbacks_.warn(name + " responds again, after " +
+                      Rounded(Seconds(peer.heard - peer.heard_last)) + ".");
+    } else if (!peer.silent && silent > settings_.silence_warning_seconds) {
+      peer.silent = true;
+      peer.heard_last = peer.heard;
+      callbacks_.warn("No sign of life from " + name + " for " + Rounded(silent) +
+                      ", though its connection is open. It counts as lost after " + limit + ".");
     }
   }
 }
@@ -250,7 +265,7 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     const uint64_t last = failed ? peer.failed_after : peer.status.sequence;
     // What it has sent before may still be on its way.
     if ((failed || peer.left) && together &&
-        (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.heartbeat_seconds
+        (IsMessage(mine) ? Seconds(now - peer.ended_at) > settings_.silence_warning_seconds
                          : last < mine.sequence)) {
       callbacks_.give_up(Code::kUnavailable,
                          failed ? peer.failure

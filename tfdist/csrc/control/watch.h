@@ -28,7 +28,8 @@ class Watch {
   struct Settings {
     int rank = 0;
     std::vector<std::string> names;  // for each rank
-    double heartbeat_seconds = 5;
+    double silence_warning_seconds = 5;
+    double silence_timeout_seconds = 60;
     double stall_seconds = 30;
     double timeout_seconds = 600;
   };

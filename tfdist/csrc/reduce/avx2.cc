@@ -5,7 +5,11 @@
 
 #if defined(__x86_64__)
 // After the standard headers, whose inline functions must stay fit for any processor.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,f16c"))), apply_to = function)
+#else
 #pragma GCC target("avx2,f16c")
+#endif
 
 #include "reduce/half.h"
 #include "reduce/reduce.h"
@@ -19,4 +23,8 @@ namespace {
 void ReduceOnAvx2(const Reduction& reduction) { ReduceWith(reduction); }
 
 }  // namespace tfdist
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 #endif

@@ -6,7 +6,11 @@
 #include "sparse/units.h"
 
 // After the standard headers, whose inline functions must stay fit for any processor.
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512dq,avx512vl"))), apply_to = function)
+#else
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl")
+#endif
 
 namespace tfdist {
 namespace {
@@ -16,4 +20,8 @@ namespace {
 size_t PassOnAvx512(const Pass& pass) { return RunPass(pass); }
 
 }  // namespace tfdist
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
 #endif

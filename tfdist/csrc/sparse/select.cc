@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "error.h"
+#include "float_mode.h"
 #include "sparse/units.h"
 #include "vector_unit.h"
 
@@ -44,6 +45,7 @@ float FromMagnitude(uint32_t bits) {
 
 std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, float threshold) {
   static const Run run = Choose();
+  const FloatMode mode;
   std::vector<uint32_t> found, some(kPassValues);
   for (size_t begin = 0; begin < candidates.count; begin += kPassValues) {
     const size_t count = std::min(kPassValues, candidates.count - begin);

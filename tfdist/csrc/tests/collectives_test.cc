@@ -1,7 +1,10 @@
-// Usage: collectives_test [threads|processes|both] [quick]
+// Usage: collectives_test [threads|processes|both|many] [quick]
 //
+// With "many" few values of few types, among so many threads that all ways of reducing are taken.
 // Every collective, type and algorithm, on every arrangement of ranks, against values known
 // beforehand.
+#include <sys/resource.h>
+
 #include <cstdio>
 
 #include "tests/team.h"
@@ -289,6 +292,43 @@ void RunAll(As as) {
   }
 }
 
+void AmongMany(Communicator& c) {
+  for (const size_t count : {size_t{0}, size_t{3}, size_t{2003}, size_t{20'003}}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMax}) {
+      CheckAllReduce(c, DType::kFloat32, op, count, true);
+    }
+    CheckAllReduce(c, DType::kBfloat16, ReduceOp::kSum, count, false);
+    CheckAllReduce(c, DType::kInt64, ReduceOp::kSum, count, false);
+  }
+  CheckReduceScatter(c, DType::kFloat32, ReduceOp::kMean, 301);
+  CheckAllGather(c, DType::kFloat32, 301, true);
+  CheckAllGather(c, DType::kFloat32, 301, false);
+  CheckBroadcast(c, DType::kFloat32, 5003, c.size() - 2);
+  CheckAllToAll(c, DType::kFloat32, 11, false);
+  CheckPairs(c, 301);
+  CheckBarrier(c);
+}
+
+// Each rank has two descriptors for each other one, all of them in this process.
+void AllowDescriptors() {
+  rlimit limit;
+  EXPECT(getrlimit(RLIMIT_NOFILE, &limit) == 0);
+  limit.rlim_cur = limit.rlim_max;
+  EXPECT(setrlimit(RLIMIT_NOFILE, &limit) == 0);
+}
+
+void RunMany() {
+  AllowDescriptors();
+  for (const auto& [ranks, hosts] : {Arrangement{17, 17}, {33, 33}, {33, 4}, {80, 1}, {80, 7}}) {
+    Plan plan;
+    plan.ranks = ranks;
+    plan.hosts = hosts;
+    OnEachRank(plan, AmongMany);
+    std::printf("%d ranks on %d hosts: ok\n", ranks, hosts);
+    std::fflush(stdout);
+  }
+}
+
 }  // namespace
 }  // namespace tfdist::testing
 
@@ -297,6 +337,10 @@ int main(int argc, char** argv) {
   const std::string which = argc > 1 ? argv[1] : "both";
   tfdist::testing::quick = argc > 2 && argv[2] == std::string("quick");
   try {
+    if (which == "many") {
+      tfdist::testing::RunMany();
+      return 0;
+    }
     if (which != "processes") tfdist::testing::RunAll(As::kThreads);
     if (which != "threads") tfdist::testing::RunAll(As::kProcesses);
   } catch (const std::exception& failure) {

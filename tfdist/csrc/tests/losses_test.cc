@@ -81,7 +81,7 @@ void All(int signal, const std::vector<std::pair<int, int>>& arrangements) {
     Plan plan = Arranged(ranks, hosts, As::kProcesses);
     std::string word = "its process has ended";
     if (signal == SIGSTOP) {
-      plan.heartbeat_seconds = 5;
+      plan.silence_warning_seconds = plan.silence_timeout_seconds = 5;
       word = "no sign of life for 5.0 s";
     }
     std::vector<std::function<void()>> losses;

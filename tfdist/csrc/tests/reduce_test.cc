@@ -66,7 +66,7 @@ void ReduceSlowly(const Reduction& r) {
                                                    static_cast<T>(in(k))))
                       : Combine<As>(r.op, value, in(k));
     }
-    if (r.scale != 1.0) value = static_cast<As>(value * static_cast<As>(r.scale));
+    if (r.divisor != 1.0) value = static_cast<As>(value / static_cast<As>(r.divisor));
     const T result = static_cast<T>(value);
     std::memcpy(static_cast<char*>(r.out) + i * sizeof(T), &result, sizeof(T));
   }
@@ -80,7 +80,7 @@ void ReduceHalvesSlowly(const Reduction& r) {
     };
     float value = in(0);
     for (int k = 1; k < r.inputs; ++k) value = Combine<float>(r.op, value, in(k));
-    if (r.scale != 1.0) value *= static_cast<float>(r.scale);
+    if (r.divisor != 1.0) value /= static_cast<float>(r.divisor);
     T result;
     FromFloat(value, &result);
     std::memcpy(static_cast<char*>(r.out) + i * sizeof(T), &result, sizeof(T));
@@ -100,7 +100,8 @@ void ReduceSlowly(Reduction r) {
     case DType::kInt64: return ReduceSlowly<int64_t, uint64_t>(r);
     case DType::kFloat16: return ReduceHalvesSlowly<Float16>(r);
     case DType::kBfloat16: return ReduceHalvesSlowly<Bfloat16>(r);
-    case DType::kFloat32: return ReduceSlowly<float, float>(r);
+    case DType::kFloat32:
+      return r.divisor == 1.0 ? ReduceSlowly<float, float>(r) : ReduceSlowly<float, double>(r);
     case DType::kFloat64: return ReduceSlowly<double, double>(r);
   }
 }
@@ -175,9 +176,9 @@ void CheckReduction(const Unit& unit, DType type, ReduceOp op, int inputs, size_
   std::vector<char> out(skipped + bytes + kGuard, kMark), expected(bytes);
   char* to = into < 0 ? out.data() + skipped
                       : const_cast<char*>(static_cast<const char*>(pointers[into]));
-  const double scale = op == ReduceOp::kMean ? 1.0 / inputs : 1.0;
-  ReduceSlowly({type, op, scale, pointers, inputs, count, expected.data()});
-  unit.reduce({type, op, scale, pointers, inputs, count, to});
+  const double divisor = op == ReduceOp::kMean ? inputs : 1.0;
+  ReduceSlowly({type, op, divisor, pointers, inputs, count, expected.data()});
+  unit.reduce({type, op, divisor, pointers, inputs, count, to});
   bool same = Same(type, to, expected.data(), count);
   for (size_t i = 0; i < kGuard; ++i) same = same && to[bytes + i] == kMark;
   if (!same) {

@@ -108,7 +108,8 @@ Communicator::Setup Wiring::Take(int rank) {
     for (auto& descriptors : control_) CloseAll(descriptors);
     for (auto& descriptors : data_) CloseAll(descriptors);
   }
-  setup.heartbeat_seconds = plan_.heartbeat_seconds;
+  setup.silence_warning_seconds = plan_.silence_warning_seconds;
+  setup.silence_timeout_seconds = plan_.silence_timeout_seconds;
   setup.stall_seconds = plan_.stall_seconds;
   setup.timeout_seconds = plan_.timeout_seconds;
   setup.algorithm =

@@ -21,7 +21,8 @@ struct Plan {
   std::string algorithm;
   std::vector<std::string> algorithms;  // one for each rank, where they differ
   // No machine is so slow that these count.
-  double heartbeat_seconds = 60;
+  double silence_warning_seconds = 60;
+  double silence_timeout_seconds = 60;
   double stall_seconds = 60;
   double timeout_seconds = 600;
 };

@@ -48,9 +48,7 @@ double Reduced(DType type, ReduceOp op, int ranks, size_t i) {
       case ReduceOp::kProduct: result *= next; break;
     }
   }
-  return op == ReduceOp::kMean ? static_cast<double>(static_cast<float>(result) *
-                                                     static_cast<float>(1.0 / ranks))
-                               : result;
+  return op == ReduceOp::kMean ? result / ranks : result;
 }
 
 }  // namespace

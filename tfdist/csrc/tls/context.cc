@@ -23,7 +23,7 @@ void Check(bool done, const std::string& what, const std::string& path) {
 
 }  // namespace
 
-TlsContext::TlsContext(const TlsFiles& files) {
+TlsContext::TlsContext(const TlsFiles& files) : secret_(files.secret) {
   const openssl::Library& ssl = openssl::Load();
   ssl.ERR_clear_error();
   context_.reset(ssl.SSL_CTX_new(ssl.TLS_method()));
@@ -31,7 +31,7 @@ TlsContext::TlsContext(const TlsFiles& files) {
   if (!context) {
     throw Error(Code::kInternal, std::string("OpenSSL cannot begin: ") + openssl::Reason() + ".");
   }
-  ssl.SSL_CTX_ctrl(context, openssl::kSetMinimumVersion, openssl::kTls12, nullptr);
+  ssl.SSL_CTX_ctrl(context, openssl::kSetMinimumVersion, openssl::kTls13, nullptr);
   // No connection is resumed.
   ssl.SSL_CTX_ctrl(context, openssl::kSetSessionCache, 0, nullptr);
   ssl.SSL_CTX_set_num_tickets(context, 0);

@@ -13,6 +13,7 @@ struct TlsFiles {
   std::string certificate;
   std::string key;
   std::string ca;  // by whom all ranks' certificates are signed
+  std::string secret = {};  // what all ranks have besides; empty for none
 
   bool any() const { return !(certificate.empty() && key.empty() && ca.empty()); }
 };
@@ -24,12 +25,14 @@ class TlsContext {
   explicit TlsContext(const TlsFiles& files);
 
   openssl::SSL_CTX* get() const { return context_.get(); }
+  const std::string& secret() const { return secret_; }
 
  private:
   struct Free {
     void operator()(openssl::SSL_CTX* context) const;
   };
   std::unique_ptr<openssl::SSL_CTX, Free> context_;
+  const std::string secret_;
 };
 
 }  // namespace tfdist

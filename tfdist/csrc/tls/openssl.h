@@ -12,6 +12,7 @@ struct SSL_CTX;
 struct SSL_METHOD;
 struct BIO;
 struct BIO_METHOD;
+struct EVP_MD;
 
 // Numbers of OpenSSL 1.1 and 3.
 constexpr int kPem = 1;                   // SSL_FILETYPE_PEM
@@ -19,7 +20,7 @@ constexpr int kVerifyBoth = 1 | 2;        // SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF
 constexpr int kSetMinimumVersion = 123;   // SSL_CTRL_SET_MIN_PROTO_VERSION
 constexpr int kSetReadAhead = 41;         // SSL_CTRL_SET_READ_AHEAD
 constexpr int kSetSessionCache = 44;      // SSL_CTRL_SET_SESS_CACHE_MODE
-constexpr long kTls12 = 0x0303;           // TLS1_2_VERSION
+constexpr long kTls13 = 0x0304;           // TLS1_3_VERSION
 constexpr uint64_t kNoTicket = 1u << 14;  // SSL_OP_NO_TICKET
 constexpr uint64_t kNoRenegotiation = 1u << 30;  // SSL_OP_NO_RENEGOTIATION
 constexpr int kProtocol = 1;              // SSL_ERROR_SSL
@@ -56,6 +57,12 @@ constexpr long kVerified = 0;             // X509_V_OK
   F(SSL_write, int, (SSL*, const void*, int))                                  \
   F(SSL_get_error, int, (const SSL*, int))                                     \
   F(SSL_get_verify_result, long, (const SSL*))                                 \
+  F(SSL_export_keying_material, int, (SSL*, unsigned char*, size_t, const char*, size_t, \
+                                      const unsigned char*, size_t, int))       \
+  F(EVP_sha256, const EVP_MD*, ())                                             \
+  F(HMAC, unsigned char*, (const EVP_MD*, const void*, int, const unsigned char*, size_t, \
+                           unsigned char*, unsigned int*))                      \
+  F(CRYPTO_memcmp, int, (const void*, const void*, size_t))                    \
   F(X509_verify_cert_error_string, const char*, (long))                        \
   F(ERR_get_error, unsigned long, ())                                          \
   F(ERR_clear_error, void, ())                                                 \

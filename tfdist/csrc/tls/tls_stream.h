@@ -1,6 +1,7 @@
 // A connection between two ranks in TLS, in which each has proven to be one of the job.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,8 +17,10 @@ class TlsStream : public Stream {
   TlsStream(const TlsContext& context, std::unique_ptr<Socket> socket, bool server);
 
   // Goes on with the handshake as far as that goes without waiting, and says whether it is done;
-  // else descriptor() is to be polled for events(). Throws Error(kUnavailable) that says why the
-  // two do not come together.
+  // else descriptor() is to be polled for events(). After that of TLS both ends prove that they have
+  // the job's secret, by an HMAC of keys that this connection alone has (RFC 8446, 7.5): a proof
+  // that was given on another connection is worth nothing here. Throws Error(kUnavailable) that says
+  // why the two do not come together.
   bool Handshake();
   short events() const;
 
@@ -30,11 +33,21 @@ class TlsStream : public Stream {
     void operator()(openssl::SSL* ssl) const;
   };
   struct Callbacks;
+  using Proof = std::array<char, 32>;
 
+  bool Secure();
+  bool Prove();
+  Proof ProofOf(const char* role) const;
   ssize_t Failed(int result);
   bool Flush();
 
   const std::unique_ptr<Socket> socket_;
+  const std::string secret_;
+  const bool server_;
+  bool secured_ = false;
+  size_t proof_sent_ = 0;
+  size_t proof_received_ = 0;
+  Proof received_;
   std::unique_ptr<openssl::SSL, Free> ssl_;
   std::vector<char> out_;   // encrypted, and not sent yet from `sent_` on
   size_t sent_ = 0;
