@@ -15,6 +15,7 @@ while all ranks are idle.
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import resource
@@ -96,7 +97,7 @@ def join(rank: int, task: dict[str, Any], report: dict[int, list[float]]) -> Any
     if core.tfd_barrier(number, b""):
         raise RuntimeError(core.tfd_error().decode())
     times.append(time.monotonic())
-    report[rank] = [later - earlier for earlier, later in zip(times, times[1:], strict=False)]
+    report[rank] = [later - earlier for earlier, later in itertools.pairwise(times)]
     return lambda: (core.tfd_close(number), session.close())
 
 

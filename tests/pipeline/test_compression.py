@@ -42,7 +42,9 @@ def test_two_pipelines(codec, tied):
     check_equal(results)
     exact = reference(f"{PACKAGE}:train", None, 0, tied)
     losses = results[0]["history"]["loss"]
-    assert losses == pytest.approx(exact["history"]["loss"], rel=0.05)
+    # Of a hundred values top-k sends one at once; below it is compared with data parallelism.
+    tolerance = 0.2 if codec == "topk" else 0.05
+    assert losses == pytest.approx(exact["history"]["loss"], rel=tolerance)
     kept = CODECS[codec]().kept((16, 16))
     assert all(bool(result["kept"]) == bool(kept) for result in results)
 
