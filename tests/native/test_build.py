@@ -6,9 +6,11 @@ import ctypes
 import dataclasses
 import json
 import os
+import pathlib
 import re
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,9 @@ from tests.native.conftest import write
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import build as builds
-from tfdist.native import builder, compiler, recipe, store, tensorflow_package
+from tfdist.native import builder, compiler, lock, recipe, store, tensorflow_package
 from tfdist.native.builder import ensure
+from tfdist.native.ownership import writable_by_others
 from tfdist.native.tensorflow_package import TensorFlowPackage
 from tfdist.options import NativeOptions
 
@@ -156,6 +159,7 @@ WAITING = """
 import sys
 from pathlib import Path
 from tfdist.native.builder import ensure
+from tfdist.native.ownership import writable_by_others
 from tfdist.options import NativeOptions
 cache, source, compiler = sys.argv[1:]
 print(ensure(NativeOptions(cache=Path(cache), compiler=compiler), Path(source)).stamp)
@@ -298,3 +302,48 @@ def test_compilers_are_named():
     version = "Debian clang version 14.0.6"
     assert str(compiler.Compiler(("/usr/bin/clang++",), version)) == "clang++ 14.0.6"
     assert str(compiler.Compiler(("cc",), "no number")) == "cc"
+
+
+def test_a_cache_that_others_can_write_is_not_used(source, options):
+    """Anyone could put a library there, or could have put one there."""
+    ensure(options, source)
+    options.cache.chmod(0o777)
+    lines = []
+    build = ensure(options, source, announce=lines.append)
+    assert build.folder.parent == store._temporary()
+    assert f"everyone can write to {options.cache}" in "".join(lines)
+    options.cache.chmod(0o755)
+    assert ensure(options, source).folder.parent == options.cache / "native"
+
+
+@pytest.mark.parametrize(
+    ("mode", "uid", "reason"),
+    [
+        (0o755, 0, None),
+        (0o777, 0, "everyone can write to"),
+        (0o755, 12345, "belongs to the user 12345"),
+    ],
+)
+def test_who_can_write_to_a_directory(tmp_path, monkeypatch, mode, uid, reason):
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    inner.chmod(mode)
+    real = pathlib.Path.stat
+
+    def stat(path, **settings):
+        status = real(path, **settings)
+        owner = uid if path == inner else status.st_uid
+        return types.SimpleNamespace(st_mode=status.st_mode, st_uid=owner, st_gid=status.st_gid)
+
+    monkeypatch.setattr(pathlib.Path, "stat", stat)
+    found = writable_by_others(inner)
+    assert (found is None) if reason is None else (reason in found)
+
+
+def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / "lock").symlink_to(victim)
+    with pytest.raises(OSError), lock.held(tmp_path / "lock", 1.0, print):
+        pass
+    assert victim.read_text() == "precious"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
@@ -213,4 +214,4 @@ def test_a_build_says_what_it_is(source, options):
     build = ensure(options, source)
     values = json.loads((build.folder / builds.MANIFEST).read_text())
     assert values["tensorflow"] == tensorflow_package.find().version
-    assert values["sizes"] == {recipe.CORE: build.core.stat().st_size}
+    assert values["digests"] == {recipe.CORE: hashlib.sha256(build.core.read_bytes()).hexdigest()}

@@ -26,3 +26,7 @@ def test_the_chief_alone_writes(tmp_path):
 def test_what_one_worker_cannot_write(tmp_path):
     for message in GROUPS["2"].run(f"{WRITERS}:orbax_of_a_sharded_optimizer", str(tmp_path)):
         assert message.startswith("UnsupportedError: OrbaxCheckpoint writes")
+
+
+def test_progress_bars_are_the_chiefs():
+    assert GROUPS["2"].run(f"{WRITERS}:progress_bars") == [[True, True], [False, True]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import secrets
@@ -27,7 +28,7 @@ class Build:
         seconds: the compilation time.
         finished: when it finished, in seconds since the epoch.
         stamp: unique to this build, even among builds with the same key.
-        sizes: library name -> size in bytes.
+        digests: library name -> SHA-256 of the file.
     """
 
     folder: Path
@@ -37,7 +38,7 @@ class Build:
     seconds: float
     finished: float
     stamp: str
-    sizes: dict[str, int]
+    digests: dict[str, str]
 
     @property
     def core(self) -> Path:
@@ -47,12 +48,12 @@ class Build:
     @property
     def ops(self) -> Path | None:
         """The library with the TensorFlow ops; None if there are no ops."""
-        return self.folder / OPS if OPS in self.sizes else None
+        return self.folder / OPS if OPS in self.digests else None
 
     @property
     def libraries(self) -> list[Path]:
         """The paths of all libraries."""
-        return [self.folder / name for name in self.sizes]
+        return [self.folder / name for name in self.digests]
 
     def runs_here(self) -> bool:
         """Whether this host's C library is at least as new as the one it was linked against.
@@ -66,7 +67,7 @@ class Build:
 
 def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> None:
     """Writes the manifest of a build."""
-    sizes = {name: (folder / name).stat().st_size for name in (CORE, OPS) if name in _files(folder)}
+    digests = {name: _digest(folder / name) for name in (CORE, OPS) if name in _files(folder)}
     build = Build(
         folder=folder,
         tensorflow=recipe.tensorflow.version,
@@ -75,7 +76,7 @@ def write(folder: Path, recipe: Recipe, compiler: Compiler, seconds: float) -> N
         seconds=round(seconds, 1),
         finished=time.time(),
         stamp=secrets.token_hex(8),
-        sizes=sizes,
+        digests=digests,
     )
     values = asdict(build)
     del values["folder"]
@@ -86,10 +87,10 @@ def read(folder: Path) -> Build | None:
     """The build in a directory; None if there is none, or it is incomplete or truncated."""
     try:
         build = Build(folder=folder, **json.loads((folder / MANIFEST).read_text()))
-        sizes = {name: (folder / name).stat().st_size for name in build.sizes}
+        digests = {name: _digest(folder / name) for name in build.digests}
     except (OSError, ValueError, TypeError, AttributeError):
         return None
-    return build if sizes == build.sizes and CORE in sizes else None
+    return build if digests == build.digests and CORE in digests else None
 
 
 def libc() -> str:
@@ -103,6 +104,10 @@ def libc() -> str:
         return os.confstr("CS_GNU_LIBC_VERSION") or ""
     except (ValueError, OSError):
         return ""
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _files(folder: Path) -> set[str]:

@@ -31,7 +31,7 @@ def held(path: Path, seconds: float, announce: Callable[[str], object]) -> Itera
         NativeUnavailableError: another process still holds it after `seconds`.
         OSError: the file cannot be created.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         _take(descriptor, path, seconds, announce)
         os.ftruncate(descriptor, 0)

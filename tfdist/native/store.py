@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -16,6 +15,7 @@ from tfdist.errors import NativeUnavailableError
 from tfdist.native import build as builds
 from tfdist.native.build import Build
 from tfdist.native.compiler import Compiler
+from tfdist.native.ownership import writable_by_others
 from tfdist.native.recipe import Recipe
 from tfdist.options import NativeOptions
 
@@ -73,9 +73,8 @@ def _candidates(
 
 def caches(options: NativeOptions) -> list[Path]:
     """The directories that may contain builds of this host, without creating any."""
-    temporary = _temporary()
     cache = [options.cache / "native"] if options.cache else []
-    return [*cache, temporary] if _is_mine(temporary) else cache
+    return [folder for folder in (*cache, _temporary()) if _is_safe(folder)]
 
 
 def writable_cache(options: NativeOptions, announce: Callable[[str], object]) -> Path:
@@ -92,13 +91,17 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
     if options.cache:
         root = options.cache / "native"
         try:
-            return _writable(root)
+            _writable(root)
+            insecure = writable_by_others(root)
+            if insecure is None:
+                return root
+            problem = f"{insecure}, so that what is in {root} cannot be trusted"
         except OSError as error:
             problem = f"{root} cannot be written ({error.strerror})"
     temporary = _temporary()
     try:
         temporary.mkdir(mode=0o700, exist_ok=True)
-        if not _is_mine(temporary):
+        if not _is_safe(temporary):
             temporary = Path(tempfile.mkdtemp(prefix="tfdist-"))
         _writable(temporary)
     except OSError as error:
@@ -180,7 +183,10 @@ def _remove(folder: Path) -> None:
 
 
 def _writable(root: Path) -> Path:
-    root.mkdir(parents=True, exist_ok=True)
+    if not root.is_dir():
+        root.parent.mkdir(parents=True, exist_ok=True)
+        root.mkdir(mode=0o755, exist_ok=True)
+        root.chmod(0o755)  # whatever the umask is
     with tempfile.TemporaryFile(dir=root):
         return root
 
@@ -189,13 +195,8 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir()) / f"tfdist-{os.getuid()}"
 
 
-def _is_mine(folder: Path) -> bool:
-    """Whether no other user can have put libraries there; the name is predictable."""
+def _is_safe(folder: Path) -> bool:
+    """Whether a directory exists, and no other user can have put libraries there."""
     with contextlib.suppress(OSError):
-        status = folder.lstat()
-        return (
-            stat.S_ISDIR(status.st_mode)
-            and status.st_uid == os.getuid()
-            and not status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-        )
+        return not folder.is_symlink() and folder.is_dir() and writable_by_others(folder) is None
     return False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pathlib
 from unittest import mock
 
@@ -51,6 +53,21 @@ def users_names(strategy, folder):
 def _in_scope(strategy):
     with strategy.scope():
         return _UsersModel()
+
+
+def progress_bars(strategy):
+    """Whether anything is printed by default, and with `verbose`."""
+    model = compile_mlp(strategy)
+    x, y = rows(16)
+    found = []
+    for settings in ({}, {"verbose": 2}):
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            model.fit(x, y, batch_size=8, **settings)
+            model.evaluate(x, y, batch_size=8, **settings)
+            model.predict(x, batch_size=8, **settings)
+        found.append(bool(printed.getvalue()))
+    return found
 
 
 def errors_of_others(strategy, folder):

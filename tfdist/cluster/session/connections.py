@@ -227,7 +227,7 @@ class Connections:
             for header, payload in connection.decoder.feed(data):
                 if not self._leaving and not connection.dropped and header["kind"] != "beat":
                     self._handler.on_frame(rank, header, payload)
-        except (WireError, KeyError, TypeError, ValueError) as error:
+        except (WireError, LookupError, ArithmeticError, TypeError, ValueError) as error:
             return f"it sent a malformed frame ({error!r})"
         return None
 

@@ -33,12 +33,14 @@ def encode_result(sequence: int, payloads: Sequence[bytes]) -> bytes:
     return encode(header, b"".join(numbers))
 
 
-def decode_result(header: Header, payload: bytes) -> list[bytes]:
+def decode_result(header: Header, payload: bytes, ranks: int) -> list[bytes]:
     """The payloads of all ranks, in rank order.
 
     Raises:
-        IndexError, KeyError, TypeError: the frame is malformed.
+        LookupError, TypeError, ValueError: the frame is malformed.
     """
+    if sum(count for _, count in header["runs"]) != ranks:
+        raise ValueError(header["runs"])
     distinct, start = [], 0
     for size in header["sizes"]:
         distinct.append(payload[start : start + size])

@@ -122,11 +122,16 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             _refuse_outside(self, call.__name__)
         if is_ours(self):
             group = self.distribute_strategy.extended.group
-            given = signature.bind(self, *args, **kwargs).arguments
+            bound = signature.bind(self, *args, **kwargs)
+            given = bound.arguments
             group.agree("call", f"{call.__name__} {_compared_arguments(given) or ''}".strip())
             share_randomness(group)
             _refuse_stateful_layers(self)
             _refuse_keras_distribution()
+            # One progress bar is enough, and logs are better off without.
+            if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
+                given["verbose"] = 0
+            return call(*bound.args, **bound.kwargs)
         return call(self, *args, **kwargs)
 
     return checked
