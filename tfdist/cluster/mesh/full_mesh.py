@@ -15,6 +15,7 @@ from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.mesh.subgroups import Subgroup
 from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.net.sockets import why_unreachable
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.tls_socket import in_the_clear
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
@@ -227,7 +228,8 @@ class FullMeshConnector:
         """Records why dialing failed; a final error fails the whole group."""
         with self._changed:
             if isinstance(error, (OSError, WireError)):
-                self._missing[key] = getattr(error, "strerror", None) or str(error)
+                reason = why_unreachable(error) if isinstance(error, OSError) else str(error)
+                self._missing[key] = reason
                 return
             self._error = error
             self._changed.notify_all()

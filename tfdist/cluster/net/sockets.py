@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import socket
 import time
 from collections.abc import Sequence
@@ -53,6 +54,25 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
             sock.close()
             failure = error
     raise failure
+
+
+def why_unreachable(error: OSError) -> str:
+    """Why a worker cannot be reached, in terms of what to check.
+
+    Example:
+        >>> why_unreachable(ConnectionRefusedError(111, "Connection refused"))
+        'nothing listens there (Connection refused)'
+    """
+    reason = error.strerror or str(error)
+    if isinstance(error, socket.gaierror):
+        return f"its name does not resolve ({reason})"
+    if isinstance(error, ConnectionRefusedError):
+        return f"nothing listens there ({reason})"
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return f"there is no route to it ({reason})"
+    if isinstance(error, TimeoutError):
+        return f"it does not respond: a firewall, or a host that is down ({reason})"
+    return reason
 
 
 def send_at_once(sock: socket.socket, data: bytes) -> bool:

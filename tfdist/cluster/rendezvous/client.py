@@ -17,7 +17,7 @@ from tfdist.cluster.net.framing import (
     read_frame,
     readable,
 )
-from tfdist.cluster.net.sockets import connect
+from tfdist.cluster.net.sockets import connect, why_unreachable
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
 from tfdist.cluster.rendezvous.server import STATUS_SECONDS
@@ -107,7 +107,7 @@ class RendezvousClient:
             if self._tls:
                 sock = self._tls.wrap(sock, dialed=True)
         except OSError as error:
-            self._problem = f"cannot be reached ({error.strerror or error})"
+            self._problem = f"cannot be reached: {why_unreachable(error)}"
             return None
         try:
             deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)

@@ -72,7 +72,9 @@ class Agent:
     def on_frame(self, rank: int, header: Header, payload: bytes) -> None:
         kind = header["kind"]
         if kind == "result":
-            self._state.deliver(header["sequence"], decode_result(header, payload, len(self._workers)))
+            self._state.deliver(
+                header["sequence"], decode_result(header, payload, len(self._workers))
+            )
         elif kind == "reply":
             self._state.deliver(header["sequence"], [payload])
         elif kind == "notice":

@@ -5,6 +5,8 @@
 #include <limits>
 
 #if defined(__x86_64__)
+#include <immintrin.h>
+
 // After the standard headers, whose inline functions must stay fit for any processor.
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c"))), apply_to = function)
