@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
+from tfdist.internals.optimizer import is_overwritten
 from tfdist.internals.variables import (
     deferred_variables,
     draw_value,
@@ -26,7 +27,7 @@ def build(
 
     Raises:
         ValueError: it is no model, nor a function that returns one.
-        UnsupportedError: it has a `train_step` or the like of its own.
+        UnsupportedError: it has a `train_step` or the like of its own, or float8 layers.
     """
     made: list[weakref.ref[Any]] = []
     if not isinstance(model, keras.Model):
@@ -48,6 +49,13 @@ def build(
                 f"{type(model).__name__}, which has a `{method}` of its own. Express it by "
                 "`compile` (losses and metrics), or by layers with `add_loss`."
             )
+    recording = next((v.path for v in model.trainable_variables if is_overwritten(v)), None)
+    if recording is not None:
+        raise UnsupportedError(
+            "A float8 layer records the largest numbers that it meets in a step, of which a "
+            f"pipeline has several microbatches. Received: {recording!r}. Train the model without "
+            "a pipeline, or with another dtype policy."
+        )
     return model, made
 
 
