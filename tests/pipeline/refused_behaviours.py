@@ -25,10 +25,10 @@ def _said(loss, dtype=None):
         return keras.Model(inputs, keras.layers.Dense(3, activation="sigmoid")(hidden))
 
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
-    with strategy.scope():
-        model = tfdist.PipelineModel(build, by="parameters")
-        model.compile("sgd", loss)
     try:
+        with strategy.scope():
+            model = tfdist.PipelineModel(build, by="parameters")
+            model.compile("sgd", loss)
         model.fit(np.ones((8, 16), "float32"), np.ones((8, 3), "float32"), verbose=0)
     except Exception as error:
         return str(error)

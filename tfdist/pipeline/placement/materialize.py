@@ -9,6 +9,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
+from tfdist.internals.optimizer import is_overwritten
 from tfdist.internals.variables import (
     deferred_variables,
     draw_value,
@@ -26,7 +27,7 @@ def build(
 
     Raises:
         ValueError: `model` is neither a Keras model nor a function that returns one.
-        UnsupportedError: it overrides `train_step` or a similar method.
+        UnsupportedError: it overrides `train_step` or a similar method, or has float8 layers.
     """
     deferred: list[weakref.ref[Any]] = []
     if not isinstance(model, keras.Model):
@@ -48,6 +49,13 @@ def build(
                 f"{type(model).__name__}, which overrides `{method}`. Use `compile` (losses and "
                 "metrics), or layers with `add_loss`, instead."
             )
+    recording = next((v.path for v in model.trainable_variables if is_overwritten(v)), None)
+    if recording is not None:
+        raise UnsupportedError(
+            "A float8 layer records the largest values of a whole step, but a pipeline runs it on "
+            f"one microbatch at a time. Received: {recording!r}. Train the model without a "
+            "pipeline, or with another dtype policy."
+        )
     return model, deferred
 
 

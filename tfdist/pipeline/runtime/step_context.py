@@ -7,7 +7,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
@@ -49,12 +48,6 @@ class PipelineStep(Step):
     def updated(self, variable: Any) -> None:
         if _is_large(variable):
             self._updated[self._engine.stage_of(variable)] = variable.read_value()
-
-    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        raise UnsupportedError(
-            "A float8 layer records the largest values of a whole step, but a pipeline runs it on "
-            "one microbatch at a time. Train it without a pipeline, or with another dtype policy."
-        )
 
     def sums(self, variable: Any) -> bool:
         return self._engine.shared_variables.owns(variable)
