@@ -63,9 +63,10 @@ void AmongArrivals(Host& host, const Operation& operation, double divisor, const
     const auto own = operation.in.At(done);
     const auto to = out.At(done * wider);
     const size_t bytes = std::min(own.bytes, to.bytes / wider);
-    for (int rank = 0; rank < host.size(); ++rank) all[rank] = arrived[rank] + done;
-    // Not from where it was written just now, which would wait for the writing.
-    all[host.rank()] = own.data;
+    for (int rank = 0; rank < host.size(); ++rank) {
+      // The own not from where it was written just now, which would wait for the writing.
+      all[rank] = rank == host.rank() ? own.data : arrived[rank] + done;
+    }
     Reduce({type, op, divisor, all, host.size(), bytes / element, to.data, out_type});
     done += bytes;
   }

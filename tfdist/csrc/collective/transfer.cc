@@ -22,8 +22,9 @@ void ReducePart(const Transfer& t, int me, size_t begin, size_t bytes,
     const auto in = t.in.At(in_begin + done);
     const auto out = t.out.At(out_begin + done * wider);
     const size_t some = std::min({in.bytes, out.bytes / wider, bytes - done});
-    for (size_t j = 0; j < others.size(); ++j) inputs[j] = others[j] + done;
-    inputs[static_cast<size_t>(me)] = in.data;
+    for (size_t j = 0; j < others.size(); ++j) {
+      inputs[j] = j == static_cast<size_t>(me) ? in.data : others[j] + done;
+    }
     Reduce({t.type, t.op, t.divisor, inputs.data(), static_cast<int>(inputs.size()), some / element,
             out.data, out_type});
     done += some;

@@ -47,6 +47,10 @@ Frame Decode(const Header& header, const char* body) {
     if (frame.kind == FrameKind::kAbort) frame.code = static_cast<Code>(header.code);
     if (frame.kind == FrameKind::kFailure) frame.failures = header.code;
     frame.message.assign(body, header.bytes);
+    // It will be printed: no line ends, nothing that a terminal obeys.
+    for (char& c : frame.message) {
+      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
+    }
     return frame;
   }
   StatusBody status;

@@ -18,6 +18,7 @@ constexpr double kTickSeconds = 0.1;
 constexpr double kSlowSeconds = 0.1;
 constexpr double kBetweenSeconds = kTickSeconds / 2;
 constexpr size_t kMostWaiting = 1 << 20;
+constexpr int kMostReads = 64;
 
 double Seconds(Clock::duration duration) {
   return std::chrono::duration<double>(duration).count();
@@ -56,6 +57,10 @@ Watch::Watch(Settings settings, Streams streams, Callbacks callbacks)
     : settings_(std::move(settings)),
       callbacks_(std::move(callbacks)),
       wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
+  if (wake_ < 0) {
+    throw Error(Code::kInternal, std::string("There is no descriptor left (") +
+                                     std::strerror(errno) + "). Raise the limit of open files.");
+  }
   for (auto& stream : streams) {
     descriptors_.push_back(stream ? stream->descriptor() : -1);
     peers_.push_back(std::make_unique<Peer>());
@@ -163,7 +168,8 @@ void Watch::Loop() {
 void Watch::Read(int rank) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   char bytes[4096];
-  while (!peer.gone) {
+  // Not without end: one that sends all the time must not keep this rank from the others.
+  for (int reads = 0; reads < kMostReads && !peer.gone; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
     if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) return;
     if (got <= 0) {

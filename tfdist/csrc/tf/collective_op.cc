@@ -57,6 +57,8 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     OP_REQUIRES_OK_ASYNC(context, Prepare(context, *group, &operation), done);
   } catch (const Error& error) {
     OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
+  } catch (const std::exception& error) {  // no memory
+    OP_REQUIRES_OK_ASYNC(context, absl::InternalError(error.what()), done);
   }
   CancellationManager* const manager = context->cancellation_manager();
   CancellationToken token = CancellationManager::kInvalidToken;

@@ -42,7 +42,12 @@ class CompressedAllReduceOp : public CollectiveOp {
     Compression compression;
     compression.codec = codec_;
     compression.within_hosts = within_hosts_;
-    const int64_t seed = context->input(tensors_ + errors_ + 1).scalar<int64_t>()();
+    const Tensor& given = context->input(tensors_ + errors_ + 1);
+    if (given.NumElements() != 1) {
+      return absl::InvalidArgumentError("The seed must be a scalar. Received: " +
+                                        given.shape().DebugString() + ".");
+    }
+    const int64_t seed = *given.flat<int64_t>().data();
     compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
     if (errors_ > 0) {
       auto variables = std::make_shared<Variables>();

@@ -70,6 +70,7 @@ class Host {
   const std::vector<std::string> names_;
   Guard& guard_;
   const Patience patience_;
+  std::vector<uint64_t> awaited_;  // for each rank the last collective whose arrival was read
   Fingerprint joined_;
   uint64_t arrivals_ = 0;
   uint64_t chunks_ = 0;  // taken so far; the first is number 1

@@ -11,6 +11,10 @@
 
 namespace tfdist {
 
+// Processes share them: a lock would be one of each process.
+static_assert(std::atomic<uint64_t>::is_always_lock_free &&
+              std::atomic<uint32_t>::is_always_lock_free);
+
 // How far one rank of the host has come. The counts only grow.
 struct alignas(128) Progress {
   std::atomic<uint64_t> arrived;    // collectives joined
