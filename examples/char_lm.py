@@ -81,7 +81,7 @@ def write(model, text, count, temperature=0.7):
 def main(_):
     """Trains the model; the chief reports the speed and the loss, and prints a sample."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
-    chief = strategy.extended.should_checkpoint
+    chief = tfdist.is_chief()
     keras.utils.set_random_seed(FLAGS.seed)
     text = read_library()
     seen, unseen = np.split(text, [len(text) * 9 // 10])

@@ -75,9 +75,9 @@ def main(_):
         steps_per_epoch=FLAGS.steps,
         shuffle=False,
         validation_data=draw(unseen, 256),
-        verbose=2 if strategy.extended.should_checkpoint else 0,
+        verbose=2 if tfdist.is_chief() else 0,
     )
-    if strategy.extended.should_checkpoint:
+    if tfdist.is_chief():
         print(f"validation loss {history.history['val_loss'][-1]:.3f} nats per character")
 
 

@@ -47,9 +47,9 @@ def build_model():
 def main(_):
     """Trains the model; the chief reports the accuracy on the test digits."""
     strategy = tfdist.MultiWorkerMirroredStrategy()
-    chief = strategy.extended.should_checkpoint
+    chief = tfdist.is_chief()
     keras.utils.set_random_seed(FLAGS.seed)
-    train, test = load(strategy.extended.worker_rank)
+    train, test = load(tfdist.rank())
     with strategy.scope():
         model = build_model()
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)

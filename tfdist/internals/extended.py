@@ -21,7 +21,13 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
     def __init__(self, container: tf.distribute.Strategy, devices: Sequence[str]) -> None:
         # Not the parent's constructor, which reads TF_CONFIG and creates TensorFlow's collectives.
         distribute_lib.StrategyExtendedV1.__init__(self, container)
-        self._initialize_single_worker(list(devices))
+        logger = tf.get_logger()
+        level = logger.level
+        logger.setLevel("WARNING")  # It would say that this is a MirroredStrategy.
+        try:
+            self._initialize_single_worker(list(devices))
+        finally:
+            logger.setLevel(level)
         self._communication_options = tf.distribute.experimental.CommunicationOptions()
         self._use_var_policy = False
         self.experimental_enable_get_next_as_optional = True

@@ -47,6 +47,8 @@ def main(arguments: Sequence[str]) -> int:
     count = options.workers or len(gpus) or 1
     per_worker, note = gpu_settings(gpus, count, options.gpus_per_worker)
     shared = thread_settings(available_cores(), count, options.cores_per_worker, os.environ)
+    if options.workers is None and not gpus:
+        say("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
         say(note)
     if os.environ.get("TF_CONFIG"):
