@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 _SECURITY = ("warn", "required", "none")
+_ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
+_VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,8 @@ class Options:
     tls_ca: str = ""
 
     def __post_init__(self) -> None:
-        if self.security not in _SECURITY:
-            raise ValueError(
-                f"TFDIST_SECURITY must be one of {', '.join(_SECURITY)}. Received: "
-                f"{self.security!r}."
-            )
+        _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
+        _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
         paths = {
             "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
             "TFDIST_TLS_KEY": self.tls_key,
@@ -128,6 +127,9 @@ class NativeOptions:
     compiler: str = ""
     vector_unit: str = ""
 
+    def __post_init__(self) -> None:
+        _check_choice("TFDIST_VECTOR_UNIT", self.vector_unit, ("", *_VECTOR_UNITS))
+
     @classmethod
     def from_environment(cls, environment: dict[str, str] | None = None) -> NativeOptions:
         """Reads the variables that are set.
@@ -162,6 +164,15 @@ def _cache(source: Mapping[str, str]) -> Path | None:
         return Path(base) / "tfdist"
     # Without a home folder, "~" is left unexpanded.
     return Path(home) / ".cache" / "tfdist" if os.path.isabs(home) else None
+
+
+def _check_choice(name: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        known = ", ".join(choice for choice in choices if choice)
+        raise ValueError(
+            f"{name} must be one of {known}. Received: {value!r}. Set it to one of them, or unset "
+            f"it to use the default."
+        )
 
 
 def _seconds(name: str, text: str) -> float:

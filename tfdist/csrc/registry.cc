@@ -80,7 +80,7 @@ std::shared_ptr<Communicator> FindNamed(const std::string& name) {
   if (auto found = Named(registry, name)) return found;
   throw Error(Code::kClosed, "There is no communicator '" + name +
                                  "' in this process, or it has been closed. Make the strategy, or "
-                                 "tfdist.collective.Communicator, before the function runs.");
+                                 "split the group, before the function runs.");
 }
 
 std::shared_ptr<Communicator> Remove(int64_t number) {

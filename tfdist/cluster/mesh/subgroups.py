@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 from tfdist.cluster.mesh.colocation import numbered
 from tfdist.cluster.mesh.runs import from_runs, to_runs
@@ -121,7 +122,7 @@ class SessionPlan:
                 {
                     "members": reports[first]["members"],
                     "identity": reports[members[0]]["identity"],
-                    "hosts": to_runs(hosts),
+                    **_describe_hosts(hosts),
                     "ports": ports,
                 }
             )
@@ -183,8 +184,22 @@ def group_of(topology: Topology, told: Report) -> Subgroup | None:
         if topology.workers
         else (),
         ports=tuple(ports.get(str(rank)) for rank in range(len(members))),
-        hosts=tuple(from_runs(told["hosts"])),
+        hosts=_hosts_of(told),
     )
+
+
+def _describe_hosts(hosts: Sequence[int]) -> Report:
+    """The host number of each rank; how many ranks each host has, if they are consecutive."""
+    if list(hosts) == sorted(hosts):
+        return {"ranks_per_host": to_runs([len(list(ranks)) for _, ranks in groupby(hosts)])}
+    return {"hosts": to_runs(hosts)}
+
+
+def _hosts_of(told: Report) -> tuple[int, ...]:
+    if "hosts" in told:
+        return tuple(from_runs(told["hosts"]))
+    sizes = enumerate(from_runs(told["ranks_per_host"]))
+    return tuple(host for host, size in sizes for _ in range(size))
 
 
 def _name(topology: Topology, rank: int) -> str:
