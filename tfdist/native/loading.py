@@ -98,7 +98,8 @@ def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
                 ) from error
             rejected.append(build.stamp)
         else:
-            if library.tfd_use_vector_unit(options.vector_unit.encode()):
+            chosen = options.vector_unit.encode()
+            if chosen and library.tfd_use_vector_unit(chosen):
                 message = library.tfd_error().decode(errors="replace")
                 raise ValueError(f"TFDIST_VECTOR_UNIT: {message}")
             return Core(library, build)
