@@ -16,6 +16,11 @@ from tfdist.cluster.net.framing import encode
 from tfdist.cluster.spec.topology import Worker
 
 BODY = """
+from tfdist.cluster.rendezvous.rejections import Rejections
+# A line for each.
+Rejections.add = lambda self, address, peer, reason, now: self._announce(
+    f"tfdist: dropped a connection from {peer}: {reason}"
+)
 from tfdist.cluster.rendezvous import acceptor
 acceptor.HELLO_SECONDS = float(os.environ["HELLO_SECONDS"])
 before = descriptors()

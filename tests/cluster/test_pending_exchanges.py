@@ -16,7 +16,8 @@ def exchanges():
 
 def join(exchanges, rank, sequence=0, tag="a", deadline=10.0):
     payload = f"{rank}{sequence}".encode()
-    return exchanges.join(rank, sequence, tag, payload, deadline=deadline, timeout=deadline)
+    done = exchanges.join(rank, sequence, tag, payload, deadline=deadline, timeout=deadline)
+    return None if done is None else done.in_rank_order()
 
 
 def test_completes_in_rank_order(exchanges):

@@ -16,11 +16,8 @@ def here():
 
 
 def test_the_innermost_line_of_the_users():
-    found = [
-        here(),
-        call_site.of_call(),
-        *tf.nest.map_structure(lambda _: call_site.of_call(), [1]),
-    ]
+    of_call = call_site.of_call
+    found = [here(), of_call(), *tf.nest.map_structure(lambda _: of_call(), [1])]
     assert all(re.fullmatch(r"test_call_site\.py:\d+", text) for text in found)
     assert len(set(found)) == 2
 

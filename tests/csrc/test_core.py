@@ -51,6 +51,7 @@ RUNS = {
         "rounding": ((),),
         "rounds": (("20",),),
         "segment": (("20000",),),
+        "silence": ((),),
         "sparse": ((),),
         "waiting": ((),),
     },

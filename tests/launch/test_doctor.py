@@ -55,7 +55,7 @@ def test_rows_are_aligned():
 
 def test_the_supported_versions_are_those_of_the_package():
     file = configparser.ConfigParser()
-    file.read(Path(doctor.__file__).parents[3] / "setup.cfg")
+    file.read(Path(doctor.__file__).parents[4] / "setup.cfg")
     required = file["options"]["install_requires"].split()
     for package, (least, too_new) in versions.SUPPORTED.items():
         bounds = [f">={least}"] * bool(least) + [f"<{too_new}"] * bool(too_new)

@@ -69,7 +69,7 @@ def test_no_matplotlib(tmp_path, capsys, monkeypatch):
             "--ranks 4 --microbatches 8 --virtual-stages 0",
             "--virtual-stages: must be an integer >= 1",
         ),
-        ("--ranks 4 --microbatches 8 --costs 1,2", "three numbers F,I,W .* Received: '1,2'"),
+        ("--ranks 4 --microbatches 8 --costs 1,2", "three numbers F,I,W, .* Received: '1,2'"),
         ("--ranks 4 --microbatches 8 --costs 1,2,x", "Received: '1,2,x'"),
         ("--ranks 4 --microbatches 8 --costs 0,0,0", "not all 0"),
         ("--ranks 4 --microbatches 8 --transfer -1", "number of seconds|expected one argument"),

@@ -104,7 +104,7 @@ def test_flags_and_versions_change_the_key(source, monkeypatch):
     keys = {recipe.read(package, source).key}
     assert recipe.read(TensorFlowPackage(Path("/b"), "2.21.0"), source).key in keys
     keys.add(recipe.read(TensorFlowPackage(Path("/a"), "2.21.1"), source).key)
-    monkeypatch.setattr(recipe, "_COMPILE", ("-std=c++17", "-O2"))
+    monkeypatch.setattr(recipe, "_FLAGS", ("-std=c++17", "-O2"))
     keys.add(recipe.read(package, source).key)
     monkeypatch.setattr(tensorflow_package, "_DEFINES", ("-D_GLIBCXX_USE_CXX11_ABI=0",))
     keys.add(recipe.read(package, source).key)

@@ -59,7 +59,7 @@ def test_build_with_a_wrong_setting(installation, python):
 
 def run(python, installation, **settings):
     (installation / "train.py").write_text("print('trained')\n")
-    return python(installation, "-m", "tfdist", "run", "train.py", **settings)
+    return python(installation, "-m", "tfdist", "run", "-n", "1", "train.py", **settings)
 
 
 def test_run_compiles_first(installation, python):

@@ -95,5 +95,5 @@ def test_a_clone():
 def test_saving_on_the_chief_alone():
     ours, _ = GROUPS["2"].answers(f"{PLACE}:saving_alone")
     GROUPS["2"].stop()  # Its workers have waited for one another in vain.
-    assert "'saving a PipelineModel, which all workers must do together' waited" in ours[1]
+    assert "'saving a PipelineModel, which all workers must do together' timed out" in ours[1]
     assert "1 of 2 workers: worker 1" in ours[1]

@@ -64,7 +64,7 @@ def test_costs_of_stages():
 @pytest.mark.parametrize(
     ("costs", "complaint"),
     [
-        (Costs([1, 2]), "`forward` is .* or 4 of them, one for each stage. Received: .1, 2."),
+        (Costs([1, 2]), "`forward` must be .* or 4 of them, one for each stage. Received: .1, 2."),
         (Costs(1, -1), "`input_gradient` .* Received: -1"),
         (Costs(1, 1, [1, 1, 1, float("nan")]), "`weight_gradient` .* Received"),
         (Costs(backward=[1] * 5), "`backward` .* Received"),

@@ -25,7 +25,9 @@ def test_the_chief_alone_writes(tmp_path):
 
 def test_what_one_worker_cannot_write(tmp_path):
     for message in GROUPS["2"].run(f"{WRITERS}:orbax_of_a_sharded_optimizer", str(tmp_path)):
-        assert message.startswith("UnsupportedError: OrbaxCheckpoint writes")
+        assert message.startswith(
+            "UnsupportedError: OrbaxCheckpoint saves only the state of one worker"
+        )
 
 
 def test_progress_bars_are_the_chiefs():
