@@ -24,7 +24,6 @@ import subprocess
 import sys
 import threading
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,6 @@ def work(task: dict[str, Any]) -> None:
             ends.append(join(rank, task, report))
         except BaseException as error:
             errors.append(error)
-            traceback.print_exc()
 
     print("READY", flush=True)
     sys.stdin.readline()

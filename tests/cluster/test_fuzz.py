@@ -41,7 +41,7 @@ def run(steps, data: bytes) -> None:
             if isinstance(step, Read):
                 answer = data[place : place + step.count]
                 place += step.count
-                if place > len(data):
+                if not answer or (place > len(data) and not step.some):
                     return
             step = steps.send(answer)
     except (StopIteration, WireError, TlsMismatch, ClusterError):
@@ -65,9 +65,9 @@ def conversation() -> tuple[bytes, bytes]:
             step, answer = steps[name], b""
             if isinstance(step, Read):
                 answer = said[other][read[name] : read[name] + step.count]
-                if len(answer) < step.count:
+                if len(answer) < (1 if step.some else step.count):
                     continue
-                read[name] += step.count
+                read[name] += len(answer)
             else:
                 said[name] += step.data
             try:

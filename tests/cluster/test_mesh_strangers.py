@@ -22,7 +22,7 @@ Rejections.add = lambda self, address, peer, reason, now: self._announce(
     f"tfdist: dropped a connection from {peer}: {reason}"
 )
 from tfdist.cluster.rendezvous import acceptor
-acceptor.HELLO_SECONDS = float(os.environ["HELLO_SECONDS"])
+acceptor.ACCEPT_SECONDS = float(os.environ["HELLO_SECONDS"])
 before = descriptors()
 go = Path(os.environ["GO"])
 if rank == 0:

@@ -80,7 +80,7 @@ def test_the_deadline_of_an_open_job_names_who_was_refused(open_job, addresses, 
 def test_a_flood_from_one_address_keeps_nobody_out(addresses, attempt, monkeypatch, dial):
     """Those that came last displace those that came first, of the same address only."""
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 20)
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     flood = [dial(cluster[0]) for _ in range(100)]

@@ -17,7 +17,7 @@ def answer(sock):
 
 
 def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
     cluster = addresses(3)
     group = [attempt(cluster, 0), attempt(cluster, 1)]
     strangers = [dial(cluster[0]) for _ in range(5)]
@@ -41,7 +41,7 @@ def test_strangers_do_not_stop_the_job(addresses, attempt, monkeypatch, dial):
 
 
 def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.3)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.3)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     with dial(cluster[0]) as slow:
@@ -57,7 +57,7 @@ def test_slow_stranger_is_dropped(addresses, attempt, monkeypatch, dial):
 
 def test_more_strangers_than_are_accepted_at_once(addresses, attempt, monkeypatch, dial):
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 0)
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", 0.5)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", 0.5)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     strangers = [dial(cluster[0]) for _ in range(10)]

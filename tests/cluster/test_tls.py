@@ -175,7 +175,7 @@ def test_an_expired_certificate(addresses, attempt, monkeypatch, rank):
 
 
 def test_slow_strangers_do_not_delay_the_job(addresses, attempt, monkeypatch, dial):
-    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.HELLO_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0, secret="s", **files())
     strangers = [dial(cluster[0]) for _ in range(4)]

@@ -13,7 +13,7 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Generator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE, is_challenge, new_challenge, prove, proves
 from tfdist.cluster.auth.identity import Identity
@@ -25,6 +25,7 @@ from tfdist.cluster.net.framing import (
     encode,
     frame_steps,
     read_exactly,
+    read_some,
 )
 from tfdist.cluster.net.sockets import end_gently
 from tfdist.cluster.net.tls import CA, CERTIFICATE, KEY, REMEDY, explain
@@ -44,9 +45,15 @@ Admit = Callable[[Identity], None]
 
 @dataclass(frozen=True)
 class Read:
-    """Asks for exactly so many bytes; their number is bounded."""
+    """Asks for exactly so many bytes, whose number is bounded, or for those of them that are there.
+
+    Attributes:
+        count: how many.
+        some: whether fewer will do, but at least one.
+    """
 
     count: int
+    some: bool = False
 
 
 @dataclass(frozen=True)
@@ -130,7 +137,7 @@ def tls_problem(error: Exception) -> str | None:
 
 def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | None = None) -> Steps:
     """The dialer's side of the handshake."""
-    hello = encode({"kind": "hello", **asdict(mine), "challenge": new_challenge()})
+    hello = encode({"kind": "hello", **vars(mine), "challenge": new_challenge()})
     certificates: tuple[bytes, ...] = ()
     if tls:
         yield Write(TLS_MAGIC)
@@ -158,7 +165,7 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
             f"workers."
         )
     theirs = Identity.from_header({**header, "kind": "hello"})
-    said = encode({"kind": "hello", **asdict(theirs)})
+    said = encode({"kind": "hello", **vars(theirs)})
     if header["kind"] != "proof" or not proves(
         header.get("proof"), secret, _LISTENER, *transcript, said
     ):
@@ -202,17 +209,17 @@ def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None
         raise WireError(_no_secret(theirs))
     if admit:
         admit(theirs)
-    said = encode({"kind": "hello", **asdict(mine)})
+    said = encode({"kind": "hello", **vars(mine)})
     proof = prove(secret, _LISTENER, *transcript, said)
-    yield Write(encode({"kind": "proof", **asdict(mine), "proof": proof}))
+    yield Write(encode({"kind": "proof", **vars(mine), "proof": proof}))
     return theirs
 
 
 def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
-    """Reads byte by byte, so that a peer with another protocol is detected immediately."""
+    """Looks at what is there, so that a peer with another protocol is detected immediately."""
     magic = b""
     while len(magic) < len(MAGIC):
-        magic += yield Read(1)
+        magic += yield Read(len(MAGIC) - len(magic), some=True)
         if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
             raise WireError("it is not a tfdist worker")
     return magic
@@ -236,7 +243,8 @@ def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:
         while True:
             answer = b""
             if isinstance(step, Read):
-                answer = read_exactly(sock, step.count, deadline)
+                read = read_some if step.some else read_exactly
+                answer = read(sock, step.count, deadline)
             elif isinstance(step, Write):
                 sock.sendall(step.data)
             else:

@@ -32,6 +32,7 @@ class Identity:
         pid: the process id.
         nonce: random; tells a process that reconnects from a second one with its rank.
         purpose: what the connection is for.
+        attempt: the number of earlier attempts to open it.
     """
 
     protocol: int
@@ -43,6 +44,7 @@ class Identity:
     pid: int
     nonce: str
     purpose: str = JOIN
+    attempt: int = 0
 
     @classmethod
     def of(cls, topology: Topology, purpose: str = JOIN) -> Identity:
@@ -70,7 +72,7 @@ class Identity:
             hello = cls(**{field.name: header[field.name] for field in fields(cls)})
         except KeyError:
             raise WireError("it sent no hello") from None
-        numbers = (hello.protocol, hello.rank, hello.pid)
+        numbers = (hello.protocol, hello.rank, hello.pid, hello.attempt)
         texts = (hello.version, hello.fingerprint, hello.worker, hello.host, hello.nonce)
         valid = all(type(number) is int and number >= 0 for number in numbers)
         if (

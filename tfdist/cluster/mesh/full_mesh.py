@@ -61,8 +61,9 @@ class FullMeshConnector:
         self._subject = f"mesh {group.identity}"
         self._progress = WaitMessages(topology.me, options.start_timeout, announce)
         self._mine = Identity.of(topology, self._subject)
-        self._changed = threading.Condition()  # guards the next three
+        self._changed = threading.Condition()  # guards the next four
         self._sockets: dict[_Key, socket.socket] = {}
+        self._attempts: dict[_Key, int] = {}
         self._missing = {
             (rank, kind): "no attempt was received"
             for rank in range(group.size)
@@ -195,8 +196,15 @@ class FullMeshConnector:
             raise WireError(f"{hello} connected for {hello.purpose!r}, which is not expected here")
 
     def _accepted(self, sock: socket.socket, hello: Identity) -> None:
-        # A peer that connects again did not learn that its first connection was accepted.
-        self._connected(self._expected[hello.purpose], sock)
+        # A peer that connects again did not learn that it was accepted, or has given up an attempt
+        # whose handshake may only complete here after that of the next one.
+        key = self._expected[hello.purpose]
+        with self._changed:
+            if hello.attempt < self._attempts.get(key, 0):
+                sock.close()
+                return
+            self._attempts[key] = hello.attempt
+        self._connected(key, sock)
 
     def _endpoint(self, rank: int, kind: str) -> Endpoint:
         key = (rank, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 import socket
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
 
-_ROUND_SECONDS = 1.0
+_MAX_ROUND_SECONDS = 16.0
 _NAMED = 4
 
 
@@ -166,7 +167,7 @@ def _wait_connected(
         if not started:
             connector.start()
             started.append(True)
-        connector.wait(_ROUND_SECONDS)
+        connector.wait(next(seconds_of_rounds))
         return connector.status(_NAMED)
 
     def decide(reports: list[Report]) -> list[Report]:
@@ -176,6 +177,8 @@ def _wait_connected(
         return [{"complete": complete}] * len(reports)
 
     started: list[bool] = []
+    # A rank that has all of its connections does not wait; the others report ever less often.
+    seconds_of_rounds = (min(2.0**i, _MAX_ROUND_SECONDS) for i in itertools.count())
     while not steps.run("connections", work, decide)["complete"]:
         pass
 

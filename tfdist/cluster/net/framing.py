@@ -118,6 +118,13 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
     """Reads `count` bytes; raises OSError at the end of the stream or at the deadline."""
     data = bytearray()
     while len(data) < count:
+        data += read_some(sock, min(count - len(data), 64 * 1024), deadline)
+    return bytes(data)
+
+
+def read_some(sock: socket.socket, most: int, deadline: float) -> bytes:
+    """Reads at least one byte and at most `most`; raises OSError as `read_exactly` does."""
+    while True:
         # Poll: the main thread must still handle signals that another thread received.
         left = deadline - time.monotonic()
         if left <= 0:
@@ -125,13 +132,12 @@ def read_exactly(sock: socket.socket, count: int, deadline: float) -> bytes:
         if not readable(sock, min(left, _POLL_SECONDS)):
             continue
         try:
-            part = sock.recv(min(count - len(data), 64 * 1024), socket.MSG_DONTWAIT)
+            part = sock.recv(most, socket.MSG_DONTWAIT)
         except BlockingIOError:  # an incomplete TLS record
             continue
         if not part:
             raise ConnectionError("connection closed")
-        data += part
-    return bytes(data)
+        return part
 
 
 def readable(sock: socket.socket, seconds: float) -> bool:

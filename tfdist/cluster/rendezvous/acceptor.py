@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable
 
 from tfdist.cluster.auth.handshake import (
-    HELLO_SECONDS,
     Read,
     Steps,
     TlsMismatch,
@@ -26,6 +25,9 @@ from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.tls_socket import TlsSocket
 from tfdist.cluster.net.wait_messages import Announce
 from tfdist.cluster.rendezvous.rejections import Rejections
+
+ACCEPT_SECONDS = 20.0
+"""How long the handshake of a connection may take; its peer may have hundreds to open."""
 
 _MAX_STRANGERS = 256
 _LINGER_SECONDS = 1.0
@@ -81,7 +83,7 @@ class Pending:
         """Does the current step; returns what to wait for, or None and the answer."""
         step = self._step
         if isinstance(step, Read):
-            return self._read(step.count)
+            return self._read(step.count, step.some)
         if isinstance(step, Write):
             self._unsent = self._unsent or step.data
             while self._unsent:
@@ -95,8 +97,8 @@ class Pending:
             return wait, b""
         return None, self.sock.certificate_digests()
 
-    def _read(self, count: int) -> tuple[int | None, bytes]:
-        while (missing := count - len(self._received)) > 0:
+    def _read(self, count: int, some: bool) -> tuple[int | None, bytes]:
+        while (missing := count - len(self._received)) > 0 and not (some and self._received):
             try:
                 data = self.sock.recv(missing)
             except BlockingIOError:
@@ -165,7 +167,7 @@ class Acceptor:
                 continue
             close_on_fork(sock)
             steps = listening(self._mine, self._secret, self._tls is not None, self._screen)
-            deadline = time.monotonic() + HELLO_SECONDS
+            deadline = time.monotonic() + ACCEPT_SECONDS
             pending = Pending(sock, peer[0], f"{peer[0]}:{peer[1]}", steps, deadline)
             self._pending[pending] = None
             self._selector.register(sock, selectors.EVENT_READ, pending)

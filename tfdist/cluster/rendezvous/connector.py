@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
 from tfdist.cluster.auth.identity import Identity
@@ -19,7 +19,8 @@ from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.net.tls import Tls
 
 _BACK_OFF = (0.05, 1.0)
-_MAX_THREADS = 16
+_MAX_THREADS = 8
+_HANDSHAKE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Connector:
         self._changed = threading.Condition()  # guards the next four
         self._closed = False
         self._handshaking: set[socket.socket] = set()
-        self._due: list[tuple[float, int, float, Endpoint]] = []  # when, number, pause
+        self._due: list[tuple[float, int, float, Endpoint]] = []  # when, number, next pause
         self._unfinished = 0
         self._threads: list[threading.Thread] = []
 
@@ -91,6 +92,9 @@ class Connector:
         while (attempt := self._next()) is not None:
             _, number, pause, endpoint = attempt
             retry = False
+            again = replace(
+                endpoint, hello=replace(endpoint.hello, attempt=endpoint.hello.attempt + 1)
+            )
             try:
                 endpoint.on_connected(self._connect(endpoint))
             except (OSError, WireError) as error:
@@ -102,7 +106,7 @@ class Connector:
                 if retry:
                     later = time.monotonic() + pause
                     longer = min(2 * pause, _BACK_OFF[1])
-                    heapq.heappush(self._due, (later, number, longer, endpoint))
+                    heapq.heappush(self._due, (later, number, longer, again))
                 else:
                     self._unfinished -= 1
                 self._changed.notify()
@@ -129,7 +133,8 @@ class Connector:
                 if self._closed:
                     raise TimeoutError("it is too late")
                 self._handshaking.add(sock)
-            deadline = min(self._deadline, time.monotonic() + HELLO_SECONDS)
+            # The peer may have hundreds of connections to accept at the same time.
+            deadline = min(self._deadline, time.monotonic() + _HANDSHAKE_SECONDS)
             handshake(
                 sock,
                 endpoint.hello,
