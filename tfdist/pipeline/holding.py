@@ -52,9 +52,9 @@ def build(
     recording = next((v.path for v in model.trainable_variables if is_overwritten(v)), None)
     if recording is not None:
         raise UnsupportedError(
-            "A float8 layer records the largest numbers that it meets in a step, of which a "
-            f"pipeline has several microbatches. Received: {recording!r}. Train the model without "
-            "a pipeline, or with another dtype policy."
+            "A float8 layer records the largest numbers of a whole step, and a pipeline runs a "
+            f"step in microbatches. Received: {recording!r}. Train the model without a pipeline, "
+            "or with another dtype policy."
         )
     return model, made
 
