@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import subprocess
 import sys
 import textwrap
 
+from tests.cluster.conftest import tf_config
 from tests.deadlines import FAR
 from tests.tiers import exhaustive
 from tfdist.launch.job.ports import Reservation
@@ -29,11 +30,11 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def start(cluster, index):
-    task = {"type": "worker", "index": index}
+def start(addresses, index):
     more = {
-        "TF_CONFIG": json.dumps({"cluster": cluster, "task": task}),
+        "TF_CONFIG": tf_config(addresses, index),
         "TFDIST_COLLECTIVE_TIMEOUT": str(FAR),
+        "TFDIST_LINK_TIMEOUT": str(FAR),
         "TFDIST_STALL_WARNING": "1",
     }
     command = [sys.executable, "-c", PROGRAM]
@@ -43,9 +44,11 @@ def start(cluster, index):
 
 @exhaustive
 def test_an_uncaught_exception_while_a_collective_waits():
-    with Reservation(2) as ports:
-        cluster = {"worker": [f"127.0.0.1:{port}" for port in ports.ports]}
-        other, failing = (start(cluster, index) for index in range(2))
+    with Reservation(2) as ports, contextlib.ExitStack() as stack:
+        addresses = [f"127.0.0.1:{port}" for port in ports.ports]
+        other, failing = (stack.enter_context(start(addresses, index)) for index in range(2))
+        for process in (other, failing):
+            stack.callback(process.kill)
         while "barrier" not in (line := failing.stderr.readline()):
             assert line, "It ended before it waited."
         _, last = failing.communicate("\n")

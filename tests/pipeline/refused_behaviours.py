@@ -1,4 +1,4 @@
-"""Models that train in one process, and cannot in microbatches."""
+"""Models that train in one process but not in microbatches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is not exact in microbatches is refused, since each of them has but some of the rows."""
+"""What is not exact in microbatches is refused, as each of them has only some of the rows."""
 
 import pytest
 

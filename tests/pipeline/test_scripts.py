@@ -34,13 +34,7 @@ def test_a_pipeline(name):
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    "name",
-    some(
-        ["shared_lookups", "a_metric_of_one_number", "metrics_of_layers"],
-        always=["shared_lookups"],
-    ),
-)
+@pytest.mark.parametrize("name", ["shared_lookups", "a_metric_of_one_number", "metrics_of_layers"])
 def test_two_pipelines(name):
     expected = reference(f"{PLACE}:run", name)
     for rank, result in enumerate(GROUPS["4"].run(f"{PLACE}:run", name)):

@@ -35,10 +35,7 @@ def check(results, expected, weights):
 @exhaustive
 @pytest.mark.parametrize(
     ("group", "name", "pipeline"),
-    some(
-        [("4", "gpt_masked_loss", 2), ("4", "encoder_decoder", 2), ("2", "several_outputs", 1)],
-        always=[("2", "several_outputs", 1)],
-    ),
+    [("4", "gpt_masked_loss", 2), ("4", "encoder_decoder", 2), ("2", "several_outputs", 1)],
 )
 def test_training(group, name, pipeline):
     arguments = ("behaviours:train", name, "1f1b", 4, pipeline, False)

@@ -39,12 +39,11 @@ def test_two_workers(behaviour, tmp_path):
 @exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    some(
+    list(
         itertools.product(
             ["files:save_and_load_whole_model", "files:export_for_serving"],
             ["2 by TensorFlow", "3", "1x2", "2x2"],
-        ),
-        always=[("files:save_and_load_whole_model", "1x2")],
+        )
     ),
 )
 def test_groups(group, behaviour, tmp_path):

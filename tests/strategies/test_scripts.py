@@ -42,9 +42,7 @@ def test_what_is_built_in_the_first_step(behaviour):
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    "behaviour", some(["noise_without_a_seed", "made_in_the_first_step"], ["noise_without_a_seed"])
-)
+@pytest.mark.parametrize("behaviour", ["noise_without_a_seed", "made_in_the_first_step"])
 def test_several_devices(behaviour):
     check_same_as_alone("1x2", f"scripts:{behaviour}")
 
