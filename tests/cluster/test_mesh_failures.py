@@ -73,11 +73,11 @@ else:
 def test_a_member_that_cannot_be_reached(attempts, who):
     body = f"""
 options = Options(start_timeout=3.0, host=options.host)
-real = connector.connect
+real = connector.dial_endpoints
 if rank == {who}:
-    connector.connect = fail
+    connector.dial_endpoints = fail
 found = attempt([0, 1, 2], options=options)
-connector.connect = real
+connector.dial_endpoints = real
 report(**found, again=again())
 """
     error = attempts(body)
@@ -237,6 +237,7 @@ report(error=error, worker=str(session.topology.workers[1]), left=files())
 def test_too_few_descriptors(attempts):
     body = """
 import resource
+mesh_module.allow_descriptors = lambda count: None
 before = resource.getrlimit(resource.RLIMIT_NOFILE)
 if rank == 2:
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(descriptors()) + 4, before[1]))
@@ -260,7 +261,7 @@ if rank == 1:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         wait(self, options.start_timeout)
     full_mesh.FullMeshConnector.wait = interrupted
-    connector.connect = fail
+    connector.dial_endpoints = fail
 before = descriptors()
 try:
     connect_mesh([0, 1])

@@ -29,12 +29,12 @@ if rank == 0:
     go.with_name("met").touch()
 if rank == 1:
     from tfdist.cluster.rendezvous import connector
-    connect_now = connector.connect
-    def connect_then(*args):
+    look_up_now = connector.dial_endpoints
+    def look_up_then(*args):
         while not go.exists():
             time.sleep(0.01)
-        return connect_now(*args)
-    connector.connect = connect_then
+        return look_up_now(*args)
+    connector.dial_endpoints = look_up_then
 mesh = connect_mesh([0, 1])
 check(mesh, [0, 1], [0, 1])
 mesh.close()

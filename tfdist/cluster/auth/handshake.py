@@ -117,14 +117,19 @@ def handshake(
     try:
         return _run(sock, steps, deadline)
     except (TlsMismatch, ssl.SSLError) as error:
-        reason = tls_problem(error)
-        if reason is None:
+        if (problem := tls_problem(error)) is None:
             raise
         # Let the peer read the reason.
         end_gently(sock)
         if first:
-            raise TlsError(f"{mine}: no TLS with {name}: {reason}.") from None
-        raise WireError(f"no TLS: {reason}") from None
+            raise dialer_error(error, mine, name) from None
+        raise WireError(f"no TLS: {problem}") from None
+
+
+def dialer_error(error: Exception, mine: Identity, name: str) -> Exception:
+    """The error to raise at the dialer, which names both ends if they cannot use TLS."""
+    problem = tls_problem(error)
+    return TlsError(f"{mine}: no TLS with {name}: {problem}.") if problem else error
 
 
 def tls_problem(error: Exception) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import threading
@@ -19,8 +20,8 @@ from tfdist.cluster.net.sockets import why_unreachable
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.tls_socket import in_the_clear
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
-from tfdist.cluster.rendezvous.acceptor import Acceptor, Pending
-from tfdist.cluster.rendezvous.connector import Connector, Endpoint
+from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.cluster.rendezvous.connector import Connector, Target
 from tfdist.cluster.session.lockstep import Report
 from tfdist.cluster.spec.topology import Topology
 from tfdist.options import Options
@@ -61,7 +62,7 @@ class FullMeshConnector:
         self._subject = f"mesh {group.identity}"
         self._progress = WaitMessages(topology.me, options.start_timeout, announce)
         self._mine = Identity.of(topology, self._subject)
-        self._changed = threading.Condition()  # guards the next four
+        self._changed = threading.Condition()  # guards the next three
         self._sockets: dict[_Key, socket.socket] = {}
         self._attempts: dict[_Key, int] = {}
         self._missing = {
@@ -90,21 +91,22 @@ class FullMeshConnector:
             self._accepted,
             announce,
         )
-        self._listener = threading.Thread(target=self._listen, args=(listeners,), daemon=True)
-        self._connector = Connector(options.secret, tls, self._deadline)
+        self._connector = Connector(self._selector, options.secret, tls, self._wake)
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, args=(listeners,), daemon=True)
 
     def start(self) -> None:
         """Starts to listen and dial; separate from the constructor so that `close` can follow."""
-        self._listener.start()
         # Not all ranks begin with the same one.
         own = self._group.rank
         self._connector.start(
             [
-                self._endpoint(own - 1 - i, kind)
+                self._target(own - 1 - i, kind)
                 for i in range(own)
                 for kind in self._kinds(own - 1 - i)
             ]
         )
+        self._thread.start()
 
     def wait(self, seconds: float) -> None:
         """Waits until all connections are open, or one cannot be, or `seconds` have passed."""
@@ -141,7 +143,7 @@ class FullMeshConnector:
         return {"missing": len(ranks), "some": list(some.values()), "late": late}
 
     def finish(self) -> dict[_Key, socket.socket]:
-        """Stops the threads, once all ranks have all connections.
+        """Stops the thread, once all ranks have all connections.
 
         Returns:
             The connections, in non-blocking mode.
@@ -152,20 +154,25 @@ class FullMeshConnector:
         return self._sockets
 
     def close(self) -> None:
-        """Stops the threads and closes all connections."""
+        """Stops the thread and closes all connections."""
         self._stop()
         for sock in self._sockets.values():
             sock.close()
 
     def _stop(self) -> None:
+        self._stopped = True
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
         self._connector.close()
-        self._wake_sender.send(b"!")
-        if self._listener.is_alive():
-            self._listener.join()
         self._acceptor.close()
         self._selector.close()
         self._wake_receiver.close()
         self._wake_sender.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):  # it is full, or closed after the end
+            self._wake_sender.send(b"!", socket.MSG_DONTWAIT)
 
     def _kinds(self, rank: int) -> tuple[str, ...]:
         colocated = self._group.hosts[rank] == self._group.hosts[self._group.rank]
@@ -174,18 +181,25 @@ class FullMeshConnector:
     def _purpose(self, dialer: int, listener: int, kind: str) -> str:
         return f"{self._subject} {kind} {dialer}>{listener}"
 
-    def _listen(self, listeners: Sequence[socket.socket]) -> None:
-        for sock in (*listeners, self._wake_receiver):
-            self._selector.register(sock, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select(_TICK_SECONDS):
-                if isinstance(key.data, Pending):
-                    self._acceptor.serve(key.data)
-                elif key.fileobj is self._wake_receiver:
-                    return
-                else:
-                    self._acceptor.accept(key.fileobj)  # type: ignore[arg-type]
-            self._acceptor.tick()
+    def _run(self, listeners: Sequence[socket.socket]) -> None:
+        """Accepts and dials, in a thread of its own."""
+        for sock in listeners:
+            accept = partial(self._acceptor.accept, sock)
+            self._selector.register(sock, selectors.EVENT_READ, accept)
+        woken = partial(self._wake_receiver.recv, 4096)
+        self._selector.register(self._wake_receiver, selectors.EVENT_READ, woken)
+        next_tick = 0.0
+        try:
+            while not self._stopped:
+                self._connector.begin_due()
+                for key, _ in self._selector.select(self._connector.seconds_left(_TICK_SECONDS)):
+                    key.data()
+                if (now := time.monotonic()) >= next_tick:
+                    next_tick = now + _TICK_SECONDS
+                    self._connector.tick()
+                    self._acceptor.tick()
+        except Exception as error:
+            self._fail(error)
 
     def _screen(self, hello: Identity) -> None:
         """Rejects a peer that is not expected here."""
@@ -206,16 +220,16 @@ class FullMeshConnector:
             self._attempts[key] = hello.attempt
         self._connected(key, sock)
 
-    def _endpoint(self, rank: int, kind: str) -> Endpoint:
+    def _target(self, rank: int, kind: str) -> Target:
         key = (rank, kind)
-        return Endpoint(
+        return Target(
             name=str(self._topology.workers[self._group.members[rank]]),
             address=self._group.addresses[rank],
             ports=self._group.ports[rank],
             hello=replace(self._mine, purpose=self._purpose(self._group.rank, rank, kind)),
             screen=partial(self._screen_listener, rank),
             on_connected=partial(self._connected, key),
-            on_failed=partial(self._failed, key),
+            on_failed=partial(self._attempt_failed, key),
         )
 
     def _screen_listener(self, rank: int, hello: Identity) -> None:
@@ -230,14 +244,19 @@ class FullMeshConnector:
                 replaced.close()
             self._sockets[key] = sock
             self._missing.pop(key, None)
-            self._changed.notify_all()
+            if not self._missing:
+                self._changed.notify_all()
 
-    def _failed(self, key: _Key, error: Exception) -> None:
+    def _attempt_failed(self, key: _Key, error: Exception) -> None:
         """Records why dialing failed; a final error fails the whole group."""
-        with self._changed:
-            if isinstance(error, (OSError, WireError)):
+        if isinstance(error, (OSError, WireError)):
+            with self._changed:
                 reason = why_unreachable(error) if isinstance(error, OSError) else str(error)
                 self._missing[key] = reason
-                return
+        else:
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        with self._changed:
             self._error = error
             self._changed.notify_all()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import os
+import select
 import socket
 import time
 from collections.abc import Sequence
 
 from tfdist.cluster.net.dns import Endpoint
 
-_CONNECT_SECONDS = 3.0
+CONNECT_SECONDS = 3.0
+"""How long it may take to connect to one endpoint."""
+
 _LINGER_SECONDS = 1.0
 _KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
 
@@ -38,22 +42,64 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
         OSError: no endpoint answered; the last one's error.
     """
     failure = OSError("no address")
-    for family, sockaddr in endpoints:
-        sock = socket.socket(family, socket.SOCK_STREAM)
+    for endpoint in endpoints:
         try:
-            # The kernel may pick another worker's port as the source; it can then still bind to it.
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.settimeout(max(0.1, min(_CONNECT_SECONDS, deadline - time.monotonic())))
-            sock.connect(sockaddr)
-            if sock.getsockname() == sock.getpeername():
-                # The kernel picked the dialed port as the source: a TCP self-connection.
-                raise ConnectionRefusedError("nothing listens there")
-            tune(sock)
+            sock = begin_connect(endpoint)
+        except OSError as error:
+            failure = error
+            continue
+        try:
+            poll = select.poll()
+            poll.register(sock, select.POLLOUT)
+            if not poll.poll(1000 * max(0.1, min(CONNECT_SECONDS, deadline - time.monotonic()))):
+                raise TimeoutError("timed out")
+            finish_connect(sock)
+            sock.setblocking(True)
             return sock
         except OSError as error:
             sock.close()
             failure = error
+        except BaseException:  # an interruption
+            sock.close()
+            raise
     raise failure
+
+
+def begin_connect(endpoint: Endpoint) -> socket.socket:
+    """Begins to connect; once the socket can be written to, call `finish_connect`.
+
+    Returns:
+        A non-blocking socket.
+
+    Raises:
+        OSError: there is no way to the endpoint.
+    """
+    family, sockaddr = endpoint
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        # The kernel may pick another worker's port as the source; it can then still bind to it.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            sock.connect(sockaddr)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def finish_connect(sock: socket.socket) -> None:
+    """Checks and tunes a connection.
+
+    Raises:
+        OSError: the endpoint did not answer.
+    """
+    if error := sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+        raise OSError(error, os.strerror(error))
+    if sock.getsockname() == sock.getpeername():
+        # The kernel picked the dialed port as the source: a TCP self-connection.
+        raise ConnectionRefusedError("nothing listens there")
+    tune(sock)
 
 
 def why_unreachable(error: OSError) -> str:

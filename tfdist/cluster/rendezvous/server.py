@@ -7,6 +7,7 @@ import selectors
 import socket
 import time
 from collections.abc import Sequence
+from functools import partial
 
 from tfdist.cluster.auth.compatibility import clusters_differ, disagreement, duplicate, entries
 from tfdist.cluster.auth.identity import JOIN, Identity
@@ -15,7 +16,7 @@ from tfdist.cluster.net.framing import HELLO_LIMIT, Decoder, Header, WireError, 
 from tfdist.cluster.net.sockets import has_ended, send_at_once
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named
-from tfdist.cluster.rendezvous.acceptor import Acceptor, Pending
+from tfdist.cluster.rendezvous.acceptor import Acceptor
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError, TfdistError
@@ -98,7 +99,8 @@ class RendezvousServer:
         try:
             for sock in self._listeners:
                 sock.setblocking(False)
-                self._selector.register(sock, selectors.EVENT_READ)
+                accept = partial(self._acceptor.accept, sock)
+                self._selector.register(sock, selectors.EVENT_READ, accept)
             self._await_all(deadline)
         except BaseException:
             for sock, _ in self._present.values():
@@ -158,14 +160,7 @@ class RendezvousServer:
     def _poll(self) -> None:
         """Handles pending events; returns soon, so that signals are handled."""
         for key, _ in self._selector.select(_POLL_SECONDS):
-            if isinstance(key.data, Pending):
-                self._acceptor.serve(key.data)
-            elif isinstance(key.data, _Asked):
-                self._read_answer(key.data)
-            elif key.data is None:
-                self._acceptor.accept(key.fileobj)  # type: ignore[arg-type]
-            elif (rank := key.data) in self._present and self._present[rank][0] is key.fileobj:
-                self._drop(rank)
+            key.data()
         now = time.monotonic()
         for asked in [one for one in self._asked.values() if now >= one.deadline]:
             self._judge(asked, None)
@@ -192,7 +187,7 @@ class RendezvousServer:
         else:
             self._present[rank] = (sock, hello)
             self._absent.discard(rank)
-            self._selector.register(sock, selectors.EVENT_READ, rank)
+            self._selector.register(sock, selectors.EVENT_READ, partial(self._left, rank, sock))
             # With names for few only: they would have to be looked up for each that arrives.
             status = self._status(names=len(self._absent) <= NAMED)
             if not send_at_once(sock, encode(status)):
@@ -201,11 +196,13 @@ class RendezvousServer:
     def _ask(self, sock: socket.socket, hello: Identity) -> None:
         """Sends this cluster to a worker with another one, which answers with the difference."""
         asked = self._asked[sock] = _Asked(sock, hello)
-        self._selector.register(sock, selectors.EVENT_READ, asked)
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._read_answer, asked))
         if not send_at_once(sock, encode({"kind": "cluster", "cluster": entries(self._topology)})):
             self._judge(asked, None)
 
     def _read_answer(self, asked: _Asked) -> None:
+        if asked.sock not in self._asked:
+            return
         try:
             data = asked.sock.recv(4096)
             frames = asked.decoder.feed(data)
@@ -252,6 +249,11 @@ class RendezvousServer:
         for rank, (sock, _) in list(self._present.items()):
             if not send_at_once(sock, frame):
                 self._drop(rank)
+
+    def _left(self, rank: int, sock: socket.socket) -> None:
+        """A worker that waits sends nothing: its connection has ended."""
+        if rank in self._present and self._present[rank][0] is sock:
+            self._drop(rank)
 
     def _drop(self, rank: int) -> None:
         """Drops a worker that disconnected before all had arrived."""
