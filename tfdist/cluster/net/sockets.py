@@ -16,11 +16,14 @@ CONNECT_SECONDS = 3.0
 """How long it may take to connect to one endpoint."""
 
 _LINGER_SECONDS = 1.0
-_KEEPALIVE = (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 6))
+_KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
 
 
 def tune(sock: socket.socket) -> None:
-    """Disables Nagle's algorithm, and enables keepalive to detect an unreachable machine."""
+    """Disables Nagle's algorithm, and keeps firewalls from forgetting a connection that rests.
+
+    Lost peers are detected by the heartbeats of those who use the connection.
+    """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in _KEEPALIVE:

@@ -41,7 +41,6 @@ class _Connection:
         self.decoder = Decoder(FRAME_LIMIT)
         self.lock = threading.Lock()  # guards `out` and the socket
         self.out: deque[memoryview] = deque()  # frames are shared with other connections
-        self.waits_to_write = False
         self.last_heard = now
         self.dropped = False
         self.shut = False
@@ -85,6 +84,7 @@ class Connections:
         self._handler = handler
         self._timeout = heartbeat_timeout
         self._interval = min(_BEAT_SECONDS, heartbeat_timeout / 4)
+        self._unsent: set[int] = set()  # ranks whose connections wait to be written to
         self._leaving = False
         self._close_by: float | None = None
         self._wake_receiver, self._wake_sender = socket.socketpair()
@@ -105,6 +105,7 @@ class Connections:
         if connection := self._by_rank.get(rank):
             connection.send(frame)
             if connection.out:
+                self._unsent.add(rank)
                 self._wake()
 
     def broadcast(self, frame: bytes) -> None:
@@ -151,14 +152,15 @@ class Connections:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             for rank, connection in self._by_rank.items():
                 selector.register(connection.sock, selectors.EVENT_READ, rank)
-            last = next_beat = time.monotonic()
+            last = next_beat = next_watch = time.monotonic()
+            poll_seconds = min(_POLL_SECONDS, self._interval)
+            # Nothing here walks through all connections whenever one of them has something to read.
             while self._by_rank and not self._closed():
-                for rank, connection in self._by_rank.items():
-                    if bool(connection.out) != connection.waits_to_write:
-                        connection.waits_to_write = not connection.waits_to_write
-                        write = selectors.EVENT_WRITE if connection.waits_to_write else 0
-                        selector.modify(connection.sock, selectors.EVENT_READ | write, rank)
-                events = selector.select(min(_POLL_SECONDS, self._interval))
+                while self._unsent:
+                    if unsent := self._by_rank.get(rank := self._unsent.pop()):
+                        both = selectors.EVENT_READ | selectors.EVENT_WRITE
+                        selector.modify(unsent.sock, both, rank)
+                events = selector.select(poll_seconds)
                 now = time.monotonic()
                 self._handle(selector, events, now)
                 # After this process was suspended, the silence of the others means nothing.
@@ -166,7 +168,8 @@ class Connections:
                     for connection in self._by_rank.values():
                         connection.last_heard = now
                 last = now
-                if not self._leaving:
+                if now >= next_watch and not self._leaving:
+                    next_watch = now + poll_seconds
                     self._watch(selector, now)
                 if now >= next_beat:
                     next_beat = now + self._interval
@@ -204,6 +207,8 @@ class Connections:
             connection = self._by_rank[rank]
             if event & selectors.EVENT_WRITE:
                 connection.send(b"")
+                if not connection.out:
+                    selector.modify(connection.sock, selectors.EVENT_READ, rank)
             if event & selectors.EVENT_READ:
                 connection.last_heard = now
                 reason = self._read(rank, connection)

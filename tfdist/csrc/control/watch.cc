@@ -17,6 +17,11 @@ constexpr double kTickSeconds = 0.1;
 // tell it the same.
 constexpr double kSlowSeconds = 0.1;
 constexpr double kBetweenSeconds = kTickSeconds / 2;
+// With many ranks they tell less often, and are listened to together, so that watching costs each
+// rank no more than in proportion to their number.
+constexpr double kBetweenSecondsOfRank = 0.0005;
+constexpr double kIntervalSecondsOfRank = 0.005;
+constexpr int kRanksOfMillisecond = 20;
 constexpr size_t kMostWaiting = 1 << 20;
 constexpr int kMostReads = 64;
 
@@ -106,7 +111,14 @@ void Watch::Loop() {
   Clock::time_point last = Clock::now(), beat = last - std::chrono::hours(1);
   const double patience =
       std::min(settings_.silence_warning_seconds, settings_.silence_timeout_seconds);
-  const double interval = std::min(1.0, patience / 5), tick = std::min(kTickSeconds, interval);
+  const double ranks_of_group = static_cast<double>(peers_.size());
+  const double interval = std::min(std::max(std::min(1.0, patience / 5),
+                                            ranks_of_group * kIntervalSecondsOfRank),
+                                   patience / 2.5);
+  const double between = std::max(kBetweenSeconds, ranks_of_group * kBetweenSecondsOfRank);
+  const double tick = std::min(kTickSeconds, interval);
+  const int together_ms = std::min(static_cast<int>(1000 * tick),
+                                   static_cast<int>(peers_.size()) / kRanksOfMillisecond);
   // TLS may have read the first words together with the last of the handshake.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
@@ -124,6 +136,10 @@ void Watch::Loop() {
     }
     if (!stopping) {
       poll(polled.data(), polled.size(), static_cast<int>(1000 * tick));
+      if (together_ms > 0 && !polled[0].revents) {
+        poll(polled.data(), 1, together_ms);
+        poll(polled.data(), polled.size(), 0);
+      }
     }
     const auto now = Clock::now();
     // Whoever was stopped itself cannot judge the others' silence.
@@ -148,7 +164,7 @@ void Watch::Loop() {
       told_.clear();
     }
     const double waited = doing.status.active ? Seconds(now - doing.since) : 0;
-    const double pause = waited > kSlowSeconds ? kBetweenSeconds : interval;
+    const double pause = waited > kSlowSeconds ? between : interval;
     if (stopping || Seconds(now - beat) > pause) {
       beat = now;
       Frame frame;
@@ -243,10 +259,10 @@ void Watch::CheckSilence(Clock::time_point now) {
     if (!peer.stream || peer.gone || peer.lost || peer.left) continue;
     const double silent = Seconds(now - peer.heard);
     const std::string& name = settings_.names[rank];
-    const std::string limit = Rounded(settings_.silence_timeout_seconds);
     if (silent > settings_.silence_timeout_seconds) {
       peer.lost = true;
-      Lose(static_cast<int>(rank), "no sign of life for " + limit);
+      Lose(static_cast<int>(rank),
+           "no sign of life for " + Rounded(settings_.silence_timeout_seconds));
     } else if (peer.silent && peer.heard > peer.heard_last) {
       peer.silent = false;
       callbacks_.warn(name + " responds again, after " +
@@ -255,7 +271,8 @@ void Watch::CheckSilence(Clock::time_point now) {
       peer.silent = true;
       peer.heard_last = peer.heard;
       callbacks_.warn("No sign of life from " + name + " for " + Rounded(silent) +
-                      ", though its connection is open. It counts as lost after " + limit + ".");
+                      ", though its connection is open. It counts as lost after " +
+                      Rounded(settings_.silence_timeout_seconds) + ".");
     }
   }
 }
