@@ -32,7 +32,7 @@ from reducing.python import ENVIRONMENT, require
 
 FLAGS = flags.FLAGS
 flags.DEFINE_list("ranks", ["16", "64", "256"], "numbers of ranks")
-flags.DEFINE_list("backends", ["native", "gloo", "openmpi"], "what to start")
+flags.DEFINE_list("backends", ["native", "gloo", "mpi"], "what to start")
 flags.DEFINE_integer("ranks_per_host", 8, "ranks that share memory", lower_bound=1)
 flags.DEFINE_float("idle", 5.0, "seconds that the ranks stay idle", lower_bound=0.0)
 flags.DEFINE_float("timeout", 600.0, "seconds that a start may take", lower_bound=1.0)
@@ -75,7 +75,7 @@ def gloo(ranks: int) -> dict[str, Any]:
     return python("gloo", FLAGS.torch_python, ranks)
 
 
-def openmpi(ranks: int) -> dict[str, Any]:
+def mpi(ranks: int) -> dict[str, Any]:
     """Open MPI; its launcher has started all processes before the clock starts."""
     mpirun, mpicc = find()
     with tempfile.TemporaryDirectory() as folder:
@@ -119,7 +119,7 @@ def row(process: subprocess.Popen[str]) -> dict[str, Any]:
     raise RuntimeError("the ranks have ended without a result")
 
 
-BACKENDS = {"native": native, "gloo": gloo, "openmpi": openmpi}
+BACKENDS = {"native": native, "gloo": gloo, "mpi": mpi}
 
 
 def main(_: list[str]) -> None:

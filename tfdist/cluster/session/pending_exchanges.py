@@ -114,17 +114,17 @@ class PendingExchanges:
             now: the current time, on the clock of the deadlines.
         """
         for current in self._pending.values():
-            missing = self._missing(current)
-            gone = [rank for rank in missing if rank in self._gone]
-            if gone:
+            # Called whenever a rank joins, so it does not look at all ranks.
+            if gone := self._gone - current.payloads.keys():
+                first = min(gone)
                 return PeerLostError(
-                    f"rank {gone[0]}, {self._name(gone[0])}, has left the job without joining "
+                    f"rank {first}, {self._name(first)}, has left the job without joining "
                     f"exchange {current.tag!r}. Run the same number of steps on all workers."
                 )
             if now >= current.deadline:
                 return RendezvousError(
                     f"exchange {current.tag!r} timed out after {current.timeout:g} s waiting for "
-                    f"{self._names(missing)}. Check what they are doing; if they are only slow, "
+                    f"{self._names(self._missing(current))}. Check what they are doing; if they are only slow, "
                     f"increase {current.variable}."
                 )
         return None
