@@ -40,7 +40,6 @@ TYPES = {
     "uint64_t": ctypes.c_uint64,
     "const int*": ctypes.POINTER(ctypes.c_int),
     "const char* const*": ctypes.POINTER(ctypes.c_char_p),
-    "void (*)(const char* message)": api.WARN,
 }
 
 

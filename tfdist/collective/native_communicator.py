@@ -184,18 +184,32 @@ class NativeCommunicator:
         """
         self._core.tfd_step_failed(self._number, message.encode())
 
-    def at_exit(self) -> None:
-        """Leaves the group at process exit, and reports the exception that caused it, if any."""
-        failure = exit_reason.failure()
-        if failure:
-            self.abort(f"{self._me} failed: {failure}")
-        self.close()
+    def exit_because_of(self, failure: str) -> None:
+        """Reports to all ranks that an uncaught exception is terminating this process."""
+        self.abort(f"{self._me} failed: {failure}")
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
-        atexit.unregister(self.at_exit)
+        _open.pop(self._number, None)
         registry.remove(self.name, self)
         self._core.tfd_close(self._number)
+
+
+_open: dict[int, NativeCommunicator] = {}
+"""The communicators of this process, by number."""
+
+
+def _at_exit() -> None:
+    """Leaves all groups, and reports the exception that terminates this process, if any.
+
+    Otherwise the other ranks would report this process as lost.
+    """
+    failure = exit_reason.failure()
+    for communicator in list(_open.values()):
+        if failure:
+            communicator.exit_because_of(failure)
+    if _open:
+        native.load().library.tfd_close_all()
 
 
 def open_communicator(
@@ -266,11 +280,18 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     native.load_ops()
     number = ctypes.c_int64()
     setup = setup_of(mesh, options)
-    mesh.hand_over()
-    _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
+    # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
+    # them registered, a forked child closes them for Python.
+    mesh.hand_over_segment()
+    try:
+        _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
+    finally:
+        mesh.hand_over()
     communicator = NativeCommunicator(number.value, mesh, options, session)
-    # Otherwise the other ranks would report this process as lost when it exits.
-    atexit.register(communicator.at_exit)
+    _open[number.value] = communicator
+    # Once more, so that it is called before the session leaves.
+    atexit.unregister(_at_exit)
+    atexit.register(_at_exit)
     return communicator
 
 

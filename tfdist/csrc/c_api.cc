@@ -3,11 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cstdio>
 #include <memory>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -26,7 +26,6 @@ using tfdist::Operation;
 using tfdist::ReduceOp;
 
 thread_local std::string last_error;
-std::atomic<void (*)(const char*)> warning_sink{nullptr};
 
 Codec Checked(const tfd_codec& given) {
   return tfdist::MakeCodec(given.form, given.bits, given.stochastic, given.euclidean, given.unit,
@@ -47,13 +46,7 @@ int Guarded(Do what) {
   }
 }
 
-void Warn(const std::string& message) {
-  if (const auto sink = warning_sink.load()) {
-    sink(message.c_str());
-  } else {
-    std::fprintf(stderr, "tfdist: %s\n", message.c_str());
-  }
-}
+void Warn(const std::string& message) { std::fprintf(stderr, "tfdist: %s\n", message.c_str()); }
 
 Operation Make(Kind kind, const char* name, int dtype) {
   if (dtype < 0 || dtype >= tfdist::kDTypes) {
@@ -204,9 +197,17 @@ int tfd_close(int64_t number) {
   });
 }
 
-const char* tfd_error(void) { return last_error.c_str(); }
+int tfd_close_all(void) {
+  return Guarded([] {
+    std::vector<std::thread> closing;
+    for (auto& communicator : tfdist::RemoveAll()) {
+      closing.emplace_back([communicator] { communicator->Close(); });
+    }
+    for (std::thread& thread : closing) thread.join();
+  });
+}
 
-void tfd_on_warning(void (*warn)(const char* message)) { warning_sink = warn; }
+const char* tfd_error(void) { return last_error.c_str(); }
 
 int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
   return Guarded([&] {

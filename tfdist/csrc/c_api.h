@@ -2,7 +2,7 @@
 
    A function that can fail returns 0, or the value of a `tfdist::Code`; `tfd_error` then gives the
    message to the thread that called. Data for TensorFlow goes through the ops in tf/, which find a
-   communicator by its number. */
+   communicator by its name. */
 #pragma once
 
 #include <stddef.h>
@@ -62,11 +62,12 @@ int tfd_step_failed(int64_t number, const char* message);
    abort there is nothing to wait for. Closing twice is no error. */
 int tfd_close(int64_t number);
 
+/* Ends all communicators of this process at the same time, so that what is pending in one of them
+   does not keep the others from telling that this process ends. */
+int tfd_close_all(void);
+
 /* The message of this thread's last failed call; valid until its next one. */
 const char* tfd_error(void);
-
-/* Warnings (stalls, refused bytes) go to this function, from any thread; NULL for stderr. */
-void tfd_on_warning(void (*warn)(const char* message));
 
 /* What has crossed the links so far. */
 typedef struct {

@@ -309,7 +309,7 @@ void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
     const std::lock_guard<std::mutex> lock(abort_mutex_);
     if (aborted_ && !held_back_) return;
     abort_code_ = code;
-    abort_message_ = message;
+    abort_message_ = message.substr(0, kLongestMessage);
     aborted_ = true;
     held_back_ = false;
     if (fabric_.host && fabric_.host->has_segment()) {

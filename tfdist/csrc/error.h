@@ -1,6 +1,7 @@
 // What goes wrong in a collective.
 #pragma once
 
+#include <cstddef>
 #include <stdexcept>
 #include <string>
 
@@ -14,6 +15,10 @@ enum class Code : int {
   kInternal = 5,
   kCancelled = 6,        // the caller has asked for the end; never told to other ranks
 };
+
+// The longest message that ranks pass on to one another; the same for all ways, so that all raise
+// the same.
+constexpr size_t kLongestMessage = 1015;
 
 class Error : public std::runtime_error {
  public:

@@ -12,7 +12,7 @@
 namespace tfdist {
 
 // A plain block of bytes, so that it can lie in shared memory and cross a socket. What comes from
-// a peer may hold anything: only `Describe` and `==` read it.
+// a peer may hold anything: only `Describe` and `Agree` read it.
 struct Fingerprint {
   uint64_t sequence = 0;  // of the collective in its group; of the message between a pair
   uint64_t shapes = 0;    // a hash of all shapes and what else must agree

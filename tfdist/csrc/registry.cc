@@ -93,4 +93,13 @@ std::shared_ptr<Communicator> Remove(int64_t number) {
   return communicator;
 }
 
+std::vector<std::shared_ptr<Communicator>> RemoveAll() {
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  std::vector<std::shared_ptr<Communicator>> all;
+  for (auto& [number, communicator] : registry.communicators) all.push_back(communicator);
+  registry.communicators.clear();
+  return all;
+}
+
 }  // namespace tfdist

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "communicator.h"
 
@@ -22,5 +23,8 @@ std::shared_ptr<Communicator> FindNamed(const std::string& name);
 
 // Takes a communicator out; null if there is none.
 std::shared_ptr<Communicator> Remove(int64_t number);
+
+// Takes all of them out.
+std::vector<std::shared_ptr<Communicator>> RemoveAll();
 
 }  // namespace tfdist

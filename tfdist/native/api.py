@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 from ctypes import (
-    CFUNCTYPE,
     POINTER,
     c_char_p,
     c_double,
@@ -70,9 +69,6 @@ class Codec(ctypes.Structure):
     ]
 
 
-# The callback of `tfd_on_warning`. The caller must keep a reference while the core may call it.
-WARN = CFUNCTYPE(None, c_char_p)
-
 _COMMUNICATOR = (c_int64, c_char_p)  # communicator number, collective name
 _COUNTS = POINTER(c_size_t)
 
@@ -86,8 +82,8 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_abort": (c_int, (c_int64, c_char_p)),
     "tfd_step_failed": (c_int, (c_int64, c_char_p)),
     "tfd_close": (c_int, (c_int64,)),
+    "tfd_close_all": (c_int, ()),
     "tfd_error": (c_char_p, ()),
-    "tfd_on_warning": (None, (WARN,)),
     "tfd_get_statistics": (c_int, (c_int64, POINTER(Statistics))),
     "tfd_all_reduce": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
     "tfd_reduce_scatter": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),

@@ -56,7 +56,8 @@ def connect_threads(name: str, ranks: Sequence[str], segment_bytes: SegmentBytes
             data=(-1,) * size,
             segment=segments[rank].fileno(),
             segment_bytes=segment_bytes(size),
-            _owned=(*owned[rank], segments[rank]),
+            _sockets=tuple(owned[rank]),
+            _memory=segments[rank],
         )
         for rank in range(size)
     ]

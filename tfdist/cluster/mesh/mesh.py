@@ -57,16 +57,23 @@ class Mesh:
     data: tuple[int, ...]
     segment: int
     segment_bytes: int
-    _owned: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
+    _sockets: tuple[Owner, ...] = field(default=(), repr=False, compare=False)
+    _memory: Owner | None = field(default=None, repr=False, compare=False)
+
+    def hand_over_segment(self) -> None:
+        """Releases the descriptor of the shared memory to the caller."""
+        if self._memory:
+            self._memory.detach()
 
     def hand_over(self) -> None:
         """Releases all descriptors to the caller: `close` and forked children keep them open."""
-        for owner in self._owned:
+        self.hand_over_segment()
+        for owner in self._sockets:
             owner.detach()
 
     def close(self) -> None:
         """Closes the descriptors, unless handed over; calling this again has no effect."""
-        for owner in self._owned:
+        for owner in (*self._sockets, *([self._memory] if self._memory else [])):
             owner.close()
 
 
@@ -229,5 +236,6 @@ def _mesh(
         data=descriptors(DATA),
         segment=-1 if segment is None else segment.fileno(),
         segment_bytes=memory.size,
-        _owned=(*sockets.values(), *([segment] if segment else [])),
+        _sockets=tuple(sockets.values()),
+        _memory=segment,
     )

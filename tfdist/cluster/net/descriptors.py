@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import resource
@@ -87,7 +88,8 @@ def close_on_fork(owner: _T) -> _T:
 
 def _after_fork() -> None:
     for owner in list(_owners):
-        owner.close()
+        with contextlib.suppress(OSError):  # the native core was faster
+            owner.close()
 
 
 os.register_at_fork(after_in_child=_after_fork)

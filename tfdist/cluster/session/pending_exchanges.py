@@ -115,7 +115,7 @@ class PendingExchanges:
         """
         for current in self._pending.values():
             # Called whenever a rank joins, so it does not look at all ranks.
-            if gone := self._gone - current.payloads.keys():
+            if gone := self._gone.difference(current.payloads):
                 first = min(gone)
                 return PeerLostError(
                     f"rank {first}, {self._name(first)}, has left the job without joining "
@@ -124,8 +124,8 @@ class PendingExchanges:
             if now >= current.deadline:
                 return RendezvousError(
                     f"exchange {current.tag!r} timed out after {current.timeout:g} s waiting for "
-                    f"{self._names(self._missing(current))}. Check what they are doing; if they are only slow, "
-                    f"increase {current.variable}."
+                    f"{self._names(self._missing(current))}. Check what they are doing; if they "
+                    f"are only slow, increase {current.variable}."
                 )
         return None
 

@@ -22,7 +22,16 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 16 + sizeof(Fingerprint));
 
-constexpr size_t kLongestMessage = 4096;
+
+// It will be printed: no line ends, nothing that a terminal obeys, also in UTF-8.
+void MakePrintable(std::string* text) {
+  unsigned char last = 0;
+  for (char& c : *text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < ' ' || byte == 127 || (last == 0xC2 && byte >= 0x80 && byte < 0xA0)) c = '?';
+    last = byte;
+  }
+}
 
 bool Fits(const Header& header) {
   if (header.zero != 0 || header.active > 1) return false;
@@ -47,10 +56,7 @@ Frame Decode(const Header& header, const char* body) {
     if (frame.kind == FrameKind::kAbort) frame.code = static_cast<Code>(header.code);
     if (frame.kind == FrameKind::kFailure) frame.failures = header.code;
     frame.message.assign(body, header.bytes);
-    // It will be printed: no line ends, nothing that a terminal obeys.
-    for (char& c : frame.message) {
-      if (static_cast<unsigned char>(c) < ' ' || c == 127) c = '?';
-    }
+    MakePrintable(&frame.message);
     return frame;
   }
   StatusBody status;

@@ -17,11 +17,11 @@ constexpr double kTickSeconds = 0.1;
 // tell it the same.
 constexpr double kSlowSeconds = 0.1;
 constexpr double kBetweenSeconds = kTickSeconds / 2;
-// With many ranks they tell less often, and are listened to together, so that watching costs each
-// rank no more than in proportion to their number.
-constexpr double kBetweenSecondsOfRank = 0.0005;
-constexpr double kIntervalSecondsOfRank = 0.005;
-constexpr int kRanksOfMillisecond = 20;
+// With many ranks, statuses are sent less often and read in batches, so that the cost for each rank
+// stays proportional to their number.
+constexpr double kSlowStatusSecondsPerRank = 0.0005;
+constexpr double kStatusSecondsPerRank = 0.005;
+constexpr int kRanksPerBatchMillisecond = 20;
 constexpr size_t kMostWaiting = 1 << 20;
 constexpr int kMostReads = 64;
 
@@ -50,6 +50,7 @@ struct Watch::Peer {
   Clock::time_point heard_last;  // before that
   Status status;
   bool left = false;  // has said farewell
+  bool unread = false;  // TLS may hold bytes that the descriptor does not tell of
   uint8_t failures = 0;  // steps of it that have failed
   std::string failure;   // what it says of the last of them
   uint64_t failed_after = 0;  // the last collective that it had joined by then
@@ -113,12 +114,13 @@ void Watch::Loop() {
       std::min(settings_.silence_warning_seconds, settings_.silence_timeout_seconds);
   const double ranks_of_group = static_cast<double>(peers_.size());
   const double interval = std::min(std::max(std::min(1.0, patience / 5),
-                                            ranks_of_group * kIntervalSecondsOfRank),
+                                            ranks_of_group * kStatusSecondsPerRank),
                                    patience / 2.5);
-  const double between = std::max(kBetweenSeconds, ranks_of_group * kBetweenSecondsOfRank);
+  const double slow_interval =
+      std::min(interval, std::max(kBetweenSeconds, ranks_of_group * kSlowStatusSecondsPerRank));
   const double tick = std::min(kTickSeconds, interval);
-  const int together_ms = std::min(static_cast<int>(1000 * tick),
-                                   static_cast<int>(peers_.size()) / kRanksOfMillisecond);
+  const int batch_ms = std::min(static_cast<int>(1000 * tick),
+                                static_cast<int>(peers_.size()) / kRanksPerBatchMillisecond);
   // TLS may have read the first words together with the last of the handshake.
   for (size_t rank = 0; rank < peers_.size(); ++rank) {
     if (peers_[rank]->stream) Read(static_cast<int>(rank));
@@ -127,17 +129,19 @@ void Watch::Loop() {
     const bool stopping = stopping_;
     std::vector<pollfd> polled{{wake_, POLLIN, 0}};
     std::vector<int> ranks{-1};
+    bool unread = false;
     for (size_t rank = 0; rank < peers_.size(); ++rank) {
       const Peer& peer = *peers_[rank];
       if (!peer.stream || peer.gone || peer.lost) continue;
+      unread = unread || peer.unread;
       const int events = POLLIN | (peer.waiting.empty() ? 0 : POLLOUT);
       polled.push_back({peer.stream->descriptor(), static_cast<short>(events), 0});
       ranks.push_back(static_cast<int>(rank));
     }
     if (!stopping) {
-      poll(polled.data(), polled.size(), static_cast<int>(1000 * tick));
-      if (together_ms > 0 && !polled[0].revents) {
-        poll(polled.data(), 1, together_ms);
+      poll(polled.data(), polled.size(), unread ? 0 : static_cast<int>(1000 * tick));
+      if (batch_ms > 0 && !polled[0].revents) {
+        poll(polled.data(), 1, batch_ms);
         poll(polled.data(), polled.size(), 0);
       }
     }
@@ -153,7 +157,9 @@ void Watch::Loop() {
     }
     for (size_t i = 1; i < polled.size(); ++i) {
       if (polled[i].revents & POLLOUT) Send(*peers_[static_cast<size_t>(ranks[i])], "");
-      if (polled[i].revents & ~POLLOUT) Read(ranks[i]);
+      if (polled[i].revents & ~POLLOUT || peers_[static_cast<size_t>(ranks[i])]->unread) {
+        Read(ranks[i]);
+      }
     }
     callbacks_.tick();
     // Before what is told, so that nobody hears of what came after a failure first.
@@ -164,7 +170,7 @@ void Watch::Loop() {
       told_.clear();
     }
     const double waited = doing.status.active ? Seconds(now - doing.since) : 0;
-    const double pause = waited > kSlowSeconds ? between : interval;
+    const double pause = waited > kSlowSeconds ? slow_interval : interval;
     if (stopping || Seconds(now - beat) > pause) {
       beat = now;
       Frame frame;
@@ -184,6 +190,7 @@ void Watch::Loop() {
 void Watch::Read(int rank) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   char bytes[4096];
+  peer.unread = false;
   // Not without end: one that sends all the time must not keep this rank from the others.
   for (int reads = 0; reads < kMostReads && !peer.gone; ++reads) {
     const ssize_t got = peer.stream->Read(bytes, sizeof(bytes));
@@ -206,6 +213,7 @@ void Watch::Read(int rank) {
       return;
     }
   }
+  peer.unread = !peer.gone;
 }
 
 void Watch::Handle(int rank, const Frame& frame) {
@@ -301,10 +309,10 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     Fingerprint joined;
     const bool both = peer.status.active && !IsMessage(peer.status) &&
                       callbacks_.joined(peer.status.sequence, &joined);
-    // What it told may be old.
+    // What it told may be old; and where it has joined this collective, the message comes after it.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
-        !IsMessage(mine) && !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
+        !IsMessage(mine) && peer.status.sequence < mine.sequence && !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
       const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)],

@@ -22,6 +22,7 @@ void Call(Communicator& group, Kind kind, std::vector<float>& values, int peer =
   operation.fingerprint.type = DType::kFloat32;
   operation.fingerprint.AddShape({static_cast<int64_t>(values.size())});
   operation.peer = peer;
+  operation.fingerprint.root = kind == Kind::kBroadcast ? 1 : 0;
   if (kind != Kind::kReceive) operation.in = ConstPieces(reinterpret_cast<char*>(values.data()), bytes);
   if (kind != Kind::kSend) operation.out = Pieces(reinterpret_cast<char*>(values.data()), bytes);
   group.Run(std::move(operation));
@@ -62,6 +63,21 @@ void AMessageOfOneWhoHasLeft(int hosts) {
   });
 }
 
+// It waits in a message for one that is still in the collective before, which comes late there.
+void AMessageAfterACollective() {
+  Plan plan;
+  plan.ranks = plan.hosts = 4;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> values(10, static_cast<float>(group.rank())), message(1, 1.0f);
+    // Of the root, 1, rank 0 hears through one of these.
+    if (group.rank() > 1) Sleep(0.6);
+    Call(group, Kind::kBroadcast, values, -1);
+    if (group.rank() == 1) Call(group, Kind::kReceive, message, 0);
+    if (group.rank() == 0) Call(group, Kind::kSend, message, 1);
+    EXPECT(values[9] == 1.0f && message[0] == 1.0f);
+  });
+}
+
 void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
   Plan plan;
   plan.ranks = static_cast<int>(algorithms.size());
@@ -85,7 +101,7 @@ void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
 
 int main() {
   using namespace tfdist::testing;
-  std::vector<std::function<void()>> tests;
+  std::vector<std::function<void()>> tests{AMessageAfterACollective};
   for (const int hosts : {1, 2}) {
     tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
     tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });

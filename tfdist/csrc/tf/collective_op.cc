@@ -55,28 +55,29 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
       operation.fingerprint.type = FromTensorFlow(context->input_dtype(1));
     }
     OP_REQUIRES_OK_ASYNC(context, Prepare(context, *group, &operation), done);
+    CancellationManager* const manager = context->cancellation_manager();
+    CancellationToken token = CancellationManager::kInvalidToken;
+    if (manager) {
+      const auto cancellation = std::make_shared<Cancellation>();
+      token = manager->get_cancellation_token();
+      const bool goes_on =
+          manager->RegisterCallback(token, [cancellation] { cancellation->Ask(); });
+      OP_REQUIRES_ASYNC(context, goes_on,
+                        absl::CancelledError("The step has ended before this collective began."),
+                        done);
+      operation.cancellation = cancellation;
+    }
+    group->Enqueue(std::move(operation), [this, context, done, manager, token](const Error* error) {
+      // Without waiting for a callback that runs: it needs nothing that goes with the operation.
+      if (manager) manager->TryDeregisterCallback(token);
+      OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
+      done();
+    });
   } catch (const Error& error) {
     OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
   } catch (const std::exception& error) {  // no memory
     OP_REQUIRES_OK_ASYNC(context, absl::InternalError(error.what()), done);
   }
-  CancellationManager* const manager = context->cancellation_manager();
-  CancellationToken token = CancellationManager::kInvalidToken;
-  if (manager) {
-    const auto cancellation = std::make_shared<Cancellation>();
-    token = manager->get_cancellation_token();
-    const bool goes_on = manager->RegisterCallback(token, [cancellation] { cancellation->Ask(); });
-    OP_REQUIRES_ASYNC(context, goes_on,
-                      absl::CancelledError("The step has ended before this collective began."),
-                      done);
-    operation.cancellation = cancellation;
-  }
-  group->Enqueue(std::move(operation), [this, context, done, manager, token](const Error* error) {
-    // Without waiting for a callback that runs: it needs nothing that goes with the operation.
-    if (manager) manager->TryDeregisterCallback(token);
-    OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
-    done();
-  });
 }
 
 ConstPieces Read(const Tensor& tensor) {

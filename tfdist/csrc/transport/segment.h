@@ -83,7 +83,7 @@ class Segment {
   struct alignas(128) Header {
     std::atomic<uint32_t> writing;
     std::atomic<uint32_t> aborted;  // a Code, or zero
-    char message[1016];
+    char message[kLongestMessage + 1];
   };
 
   void Lay();
