@@ -71,7 +71,7 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("tfdist.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
-    from tfdist.trainer.hooks import install
+    from tfdist.trainer.install import install
 
     install()
     return getattr(importlib.import_module(_STRATEGIES[name]), name)

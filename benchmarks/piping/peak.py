@@ -64,7 +64,7 @@ def train(size: dict[str, int], schedule: str, optimizer: str) -> Any:
         import tfdist
 
         with tfdist.PipelineStrategy(microbatches=size["microbatches"], schedule=schedule).scope():
-            model = tfdist.PipelineModel(lambda: chain(width, layers), by="parameters")
+            model = tfdist.PipelineModel(lambda: chain(width, layers), balance="parameters")
             model.compile(optimizer, "mse")
     data = tf.data.Dataset.from_tensors((x, x)).repeat()
     model.fit(data, steps_per_epoch=STEPS, verbose=0)

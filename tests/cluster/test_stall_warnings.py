@@ -21,7 +21,7 @@ def test_warnings_are_repeated_when_the_wait_has_doubled():
 @pytest.mark.parametrize("wait", ["exchange", "notice"])
 def test_a_warning_before_the_deadline(sessions, monkeypatch, wait):
     lines = []
-    for module in ("coordinator", "state"):
+    for module in ("coordinator", "shared_state"):
         monkeypatch.setattr(f"tfdist.cluster.session.{module}.say", lines.append)
     chief, other = sessions(2, stall_warning=0.1)
     with pytest.raises(RendezvousError, match="timed out"):

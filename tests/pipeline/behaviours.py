@@ -48,7 +48,7 @@ def train(strategy, name, schedule, microbatches, pipeline, by_microbatches, rem
             pipeline_size=pipeline, microbatches=microbatches, schedule=schedule
         )
         with strategy.scope():
-            model = tfdist.PipelineModel(example.build, by="parameters", remat=remat)
+            model = tfdist.PipelineModel(example.build, balance="parameters", remat=remat)
         whole = model.partition.graph.model
         context = strategy.scope()
     with context:

@@ -69,10 +69,10 @@ def a_layer_cannot_be_traced(strategy):
 
 def a_worker_dies(strategy):
     """After two steps."""
-    place = tfdist.PipelineStrategy(microbatches=2).place
+    pipeline_rank = tfdist.PipelineStrategy(microbatches=2).pipeline_rank
 
     def die(batch, logs):
-        if place == 1 and batch == 1:
+        if pipeline_rank == 1 and batch == 1:
             os._exit(3)
 
     fit(strategy, callbacks=[keras.callbacks.LambdaCallback(on_train_batch_end=die)])
@@ -80,8 +80,8 @@ def a_worker_dies(strategy):
 
 def different_data(strategy):
     """The second worker has more."""
-    place = tfdist.PipelineStrategy(microbatches=2).place
-    fit(strategy, rows=24 + 8 * place)
+    pipeline_rank = tfdist.PipelineStrategy(microbatches=2).pipeline_rank
+    fit(strategy, rows=24 + 8 * pipeline_rank)
 
 
 def refuse(strategy):

@@ -38,7 +38,7 @@ def _model(strategy, optimizer=None, made=False, **arguments):
         strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=3, schedule="1f1b")
         scope = strategy.scope
         with scope():
-            model = tfdist.PipelineModel(_build() if made else _build, by="parameters")
+            model = tfdist.PipelineModel(_build() if made else _build, balance="parameters")
     arguments.setdefault("metrics", ["accuracy"])
     with scope():
         model.compile(

@@ -14,7 +14,7 @@ def record(strategy, schedule, frozen=0):
     keras.utils.set_random_seed(0)
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4, schedule=schedule)
     with strategy.scope():
-        model = tfdist.PipelineModel(lambda: _build(frozen), by="parameters")
+        model = tfdist.PipelineModel(lambda: _build(frozen), balance="parameters")
         model.compile("sgd", "mse")
     x, y = np.ones([8, 3], "float32"), np.zeros([8, 1], "float32")
     before = model.train_on_batch(x, y)
@@ -33,7 +33,7 @@ def record_uncompiled(strategy):
     """A model that cannot train."""
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=4)
     with strategy.scope():
-        model = tfdist.PipelineModel(_build, by="parameters")
+        model = tfdist.PipelineModel(_build, balance="parameters")
     try:
         model.timeline_on_batch(np.ones([8, 3]), np.zeros([8, 1]))
     except ValueError as error:

@@ -27,7 +27,7 @@ def _said(loss, dtype=None):
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     try:
         with strategy.scope():
-            model = tfdist.PipelineModel(build, by="parameters")
+            model = tfdist.PipelineModel(build, balance="parameters")
             model.compile("sgd", loss)
         model.fit(np.ones((8, 16), "float32"), np.ones((8, 3), "float32"), verbose=0)
     except Exception as error:

@@ -156,7 +156,7 @@ def _make(strategy, build, pipeline=2):
         return build()
     strategy = tfdist.HybridStrategy(pipeline_size=pipeline, microbatches=1)
     with strategy.scope():
-        return tfdist.PipelineModel(build, by="parameters")
+        return tfdist.PipelineModel(build, balance="parameters")
 
 
 def _compile(model, example, optimizer="adam"):

@@ -79,7 +79,7 @@ def trainable_at_odds(strategy):
     with strategy.scope():
         model = tfdist.PipelineModel(build, cuts=[cut])
         for layer in model.layers:
-            if layer.name == "shared" and strategy.place == 1:
+            if layer.name == "shared" and strategy.pipeline_rank == 1:
                 layer.trainable = False
         try:
             model.compile("sgd", "mse")
@@ -96,7 +96,7 @@ def layers_in_two_models(strategy):
         tfdist.PipelineModel(part, cuts=["first"])
         try:
             tfdist.PipelineModel(
-                lambda: keras.Sequential([keras.Input((6,)), part, _dense()]), by="parameters"
+                lambda: keras.Sequential([keras.Input((6,)), part, _dense()]), balance="parameters"
             )
         except tfdist.errors.UnsupportedError as error:
             return str(error)
@@ -112,14 +112,14 @@ def failing_to_write(strategy, folder):
 
 
 def saving_twice(strategy, folder):
-    """The chief saves the whole by itself; what all read that save to the same path afterwards."""
+    """The chief saves the full model alone; what all read that save to the same path afterwards."""
     path = f"{folder}/model.keras"
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     with strategy.scope():
         model = tfdist.PipelineModel(_mlp, cuts=["first"])
-    with model.gathered() as whole:
-        if whole is not None:
-            whole.save(path)
+    with model.full_model() as full:
+        if full is not None:
+            full.save(path)
     weights = [value + 1 for value in model.get_weights()]
     model.set_weights(weights)
     model.save(path)

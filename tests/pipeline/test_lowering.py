@@ -7,8 +7,8 @@ import pytest
 from tfdist.errors import ScheduleError
 from tfdist.pipeline.plan.action import Action, Kind
 from tfdist.pipeline.plan.deadlock_check import walk
+from tfdist.pipeline.plan.instructions import Receive, Send
 from tfdist.pipeline.plan.lowering import lower
-from tfdist.pipeline.plan.transfer import Receive, Send
 from tfdist.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist.pipeline.schedules.custom import from_lists
 

@@ -47,14 +47,14 @@ def test_docstrings(module, model):
     assert result.attempted and not result.failed
 
 
-@pytest.mark.parametrize("by", COSTS)
-def test_each_way_gives_stages(by):
-    stages = partition(gpt(), 3, by=by, rows=2).stages
+@pytest.mark.parametrize("cost", COSTS)
+def test_each_cost_gives_stages(cost):
+    stages = partition(gpt(), 3, balance=cost, rows=2).stages
     assert [stage.index for stage in stages] == [0, 1, 2]
 
 
 def test_estimates_give_the_same_partition_each_time():
-    boundaries = {partition(gpt(blocks=4), 4, by="parameters").boundaries for _ in range(3)}
+    boundaries = {partition(gpt(blocks=4), 4, balance="parameters").boundaries for _ in range(3)}
     assert len(boundaries) == 1
 
 
@@ -98,9 +98,9 @@ def test_too_few_calls(stages):
         partition(model, stages)
 
 
-def test_another_way():
-    with pytest.raises(ValueError, match=r"`by` must be one of 'time', .*\. Received: 'size'"):
-        partition(gpt(), 2, by="size")
+def test_another_cost():
+    with pytest.raises(ValueError, match=r"`balance` must be one of 'time', .*\. Received: 'size'"):
+        partition(gpt(), 2, balance="size")
 
 
 def test_summary():

@@ -111,7 +111,7 @@ def test_a_layer_that_cannot_run_on_made_up_numbers_is_named():
 
     inputs = keras.Input((4,))
     model = keras.Model(inputs, layers.Lambda(refuse, output_shape=(4,), name="picky")(inputs))
-    with pytest.raises(PartitionError, match=r"RuntimeError from 'picky'.*by=\"parameters\""):
+    with pytest.raises(PartitionError, match=r"RuntimeError from 'picky'.*balance=\"parameters\""):
         measure(linearize(model), rows=2)
 
 

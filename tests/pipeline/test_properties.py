@@ -15,9 +15,9 @@ from tfdist.pipeline.plan.action import Action, Kind
 from tfdist.pipeline.plan.costs import Costs
 from tfdist.pipeline.plan.deadlock_check import walk
 from tfdist.pipeline.plan.edges import Edge
+from tfdist.pipeline.plan.instructions import Receive, Send
 from tfdist.pipeline.plan.lowering import lower
 from tfdist.pipeline.plan.schedule import Schedule
-from tfdist.pipeline.plan.transfer import Receive, Send
 from tfdist.pipeline.plan.validation import check
 from tfdist.pipeline.schedules import SCHEDULES, make_schedule
 from tfdist.pipeline.simulation.simulator import simulate

@@ -83,7 +83,7 @@ def test_a_save_of_the_chief_alone(tmp_path):
 
 def test_a_clone():
     for error in GROUPS["2"].run(f"{PLACE}:cloning"):
-        assert "model.gathered()" in error
+        assert "model.full_model()" in error
 
 
 def test_saving_on_the_chief_alone():

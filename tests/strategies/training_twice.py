@@ -32,7 +32,7 @@ def graphs_left(strategy, staged):
 
 def _train(strategy, staged):
     with strategy.scope():
-        model = tfdist.PipelineModel(_build, by="parameters") if staged else _build()
+        model = tfdist.PipelineModel(_build, balance="parameters") if staged else _build()
         model.compile(keras.optimizers.Adam(global_clipnorm=1.0), "mse", metrics=["mae"])
     x = np.ones([8, 4], "float32")
     model.fit(x, x[:, :2], batch_size=4, verbose=0)

@@ -14,7 +14,7 @@ import pytest
 from tfdist.errors import UnsupportedError
 from tfdist.internals.contract import TARGETS, Target, check_targets
 from tfdist.internals.optimizer import overrides
-from tfdist.trainer import hooks
+from tfdist.trainer import install
 from tfdist.trainer.patching import LAYERS, layers_of, patch, patch_target
 
 
@@ -42,7 +42,7 @@ def layer(name, around):
 
 
 def test_each_is_there_once():
-    hooks.install()
+    install.install()
     before = all_layers()
     assert before["BaseOptimizer.apply"] == [
         "optimizers.sharded_optimizers",
@@ -56,7 +56,7 @@ def test_each_is_there_once():
 
 
 def test_all_that_is_replaced_is_known_and_the_other_way_round():
-    hooks.install()
+    install.install()
     names = {name for name, layers in all_layers().items() if not layers}
     # Those of an older Keras are left alone in a newer one.
     assert names <= {"Variable._initialize"}
@@ -113,7 +113,7 @@ def test_threads_install_once():
         import importlib
         for name in sorted(n for n in sys.modules if n.startswith("tfdist.trainer.")):
             importlib.reload(sys.modules[name])
-        sys.modules["tfdist.trainer.hooks"].install()
+        sys.modules["tfdist.trainer.install"].install()
         sys.exit(functions != {n: t.function for n, t in TARGETS.items()})
     """
     done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=False)
@@ -140,7 +140,7 @@ def test_what_another_package_replaces_is_its_own(target):
 
 def test_keras_overrides_nothing_that_is_given_sums():
     """A new optimizer of Keras that does is looked at here first."""
-    hooks.install()
+    install.install()
     names = ("apply", "apply_gradients", "_backend_apply_gradients", "_clip_gradients")
     for kind in vars(keras.optimizers).values():
         if isinstance(kind, type) and issubclass(kind, keras.Optimizer):

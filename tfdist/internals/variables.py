@@ -1,4 +1,4 @@
-"""Keras variables without values: creation, materialization, lending and freeing of values."""
+"""Keras variables without values: creating them, and setting and freeing their values."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAITING = "uninitialized_variables"
 
 @contextlib.contextmanager
 def deferred_variables() -> Iterator[list[Any]]:
-    """Creates variables without values, to be materialized later by `give_value`.
+    """Creates variables without values, to be materialized later by `materialize_value`.
 
     Yields the growing list of these variables. Values assigned to them inside the scope, as from a
     file, become their initial values. Loaded models are not compiled, since their optimizers cannot
@@ -99,21 +99,21 @@ def draw_value(variable: Any) -> None:
         initializer(tuple(variable.shape), dtype=variable.dtype)
 
 
-def give_value(variable: Any) -> None:
+def materialize_value(variable: Any) -> None:
     """Materializes a variable: assigns its initial value if it has none."""
     if variable._value is None:
         variable._deferred_initialize()
 
 
-def lend_value(variable: Any, value: Any) -> None:
-    """Gives a variable without a value one on the CPU, whatever strategy is in scope."""
+def set_value_on_cpu(variable: Any, value: Any) -> None:
+    """Sets the value of a variable without one, on the CPU whatever strategy is in scope."""
     with tf.device("CPU:0"):
         variable._value = ResourceVariable(
             value, trainable=variable.trainable, dtype=variable.dtype
         )
 
 
-def take_value(variable: Any) -> None:
+def free_value(variable: Any) -> None:
     """Frees a variable's value; keeps its shape and type, for tracing."""
     variable._value = None
     variable._initializer = keras.initializers.Zeros()

@@ -35,8 +35,8 @@ class PipelineModel(FullModel):
             reads from a file stay in CPU memory until the model is cut.
         cuts: the name of the last layer of each stage but the last; by default the model is cut
             so that the stages take equally long.
-        by: how to estimate a stage's cost: `"time"`, measured on the chief, or `"parameters"`,
-            computed from the parameter counts.
+        balance: the cost to balance among the stages: `"time"`, measured on the chief, or
+            `"parameters"`, computed from the parameter counts.
         remat: whether backward passes recompute the forward pass, which saves the memory of its
             intermediate values.
 
@@ -57,7 +57,7 @@ class PipelineModel(FullModel):
         self,
         model: keras.Model | Callable[[], keras.Model],
         cuts: Sequence[str] | None = None,
-        by: str = "time",
+        balance: str = "time",
         remat: bool = False,
     ) -> None:
         strategy = tf.distribute.get_strategy()
@@ -69,8 +69,8 @@ class PipelineModel(FullModel):
         full_model, made = build(model)
         check_free(full_model, made, strategy.extended.group)
         super().__init__(name=full_model.name, dtype=full_model.dtype_policy)
-        partition = choose(full_model, strategy, cuts, by)
-        mine = [partition.stages[i] for i in strategy.stages_of(strategy.place)]
+        partition = choose(full_model, strategy, cuts, balance)
+        mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
         files = Files(full_model, partition, strategy)
         self._untracked = Untracked(full_model, partition, remat, files)

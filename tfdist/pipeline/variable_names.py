@@ -23,13 +23,16 @@ def copies_of(model: Any) -> dict[str, Any]:
     """
     optimizer = getattr(model, "optimizer", None)
     optimizer_variables = _replicated(optimizer) if optimizer else []
-    rank, numbers = 0, {id(v): i for i, v in enumerate(model.weights)}
+    pipeline_rank, numbers = 0, {id(v): i for i, v in enumerate(model.weights)}
     if isinstance(model, PipelineModel):
-        rank = model.distribute_strategy.place
+        pipeline_rank = model.distribute_strategy.pipeline_rank
         numbers = {id(v): i for i, v in enumerate(model.partition.graph.model.variables)}
     return {
         **{f"weight {numbers[id(v)]}": v for v in model.weights},
-        **{f"pipeline rank {rank}, optimizer {i}": v for i, v in enumerate(optimizer_variables)},
+        **{
+            f"pipeline rank {pipeline_rank}, optimizer {i}": v
+            for i, v in enumerate(optimizer_variables)
+        },
     }
 
 

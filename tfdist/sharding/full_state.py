@@ -13,7 +13,7 @@ from tfdist.sharding.shard import Shard
 from tfdist.sharding.sharded import sharded_by
 
 
-class WholeSlot:
+class FullSlot:
     """A full slot, of which this rank holds some shards.
 
     Args:
@@ -39,7 +39,7 @@ class WholeSlot:
         return tf.zeros(self.shape, self.dtype) if self._value is None else self._value
 
 
-class WholeState:
+class FullState:
     """The variables of a sharded optimizer, as an unsharded one has them.
 
     Args:
@@ -48,7 +48,7 @@ class WholeState:
     Attributes:
         blank: the unsharded counterpart, whose variables have no values.
         blanks: its variables.
-        variables: for each of these, a `WholeSlot` or a variable of `optimizer`.
+        variables: for each of these, a `FullSlot` or a variable of `optimizer`.
 
     Raises:
         ValueError: the counterpart has different slots.
@@ -88,7 +88,7 @@ class WholeState:
         for i, shard in enumerate(sharded.shards):
             shards.setdefault(shard.piece.variable, []).append(i)
         self._slots = {
-            key: WholeSlot(
+            key: FullSlot(
                 slot, [(sharded.shards[i], self._local[i, key[1]]) for i in shards.get(key[0], [])]
             )
             for key, slot in expected.items()
@@ -121,8 +121,8 @@ def _tracked(
     return {key: v for key, v in pairs if key[0] is not None or key[1] < shared}
 
 
-def whole_variables(optimizer: Any) -> list[Any]:
+def full_variables(optimizer: Any) -> list[Any]:
     """An optimizer's variables as if it were unsharded, for assigning full values."""
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
-    return WholeState(optimizer).variables
+    return FullState(optimizer).variables

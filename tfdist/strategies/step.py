@@ -31,7 +31,7 @@ class Step:
         share: `rows / total`, a float32 scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
         key: identifies this step among traces.
-        weighed: whether gradients come out of the backward pass already weighted.
+        scaled_by_rows: whether gradients come out of the backward pass already scaled by rows.
         agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
     """
 
@@ -43,7 +43,7 @@ class Step:
         self.first_row = first_row
         self.share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
         self.written: dict[int, Any] = {}
-        self.weighed = False
+        self.scaled_by_rows = False
         self.agreed_on_overflow = False
         self.key = object()
         self._one_loss = False
@@ -116,24 +116,24 @@ class Step:
 
     @contextlib.contextmanager
     def of_one_loss(self) -> Iterator[None]:
-        """Declares that all gradients are of the single loss passed to `weigh_loss`."""
-        before = self._one_loss, self.weighed
-        self._one_loss, self.weighed = True, False
+        """Declares that all gradients are of the single loss passed to `scale_loss_by_rows`."""
+        before = self._one_loss, self.scaled_by_rows
+        self._one_loss, self.scaled_by_rows = True, False
         try:
             yield
         finally:
-            self._one_loss, self.weighed = before
+            self._one_loss, self.scaled_by_rows = before
 
-    def weigh_loss(self, loss: tf.Tensor) -> tf.Tensor:
-        """Weights the loss before the backward pass, if that weights all gradients."""
-        if not self._one_loss or self.weighed:
+    def scale_loss_by_rows(self, loss: tf.Tensor) -> tf.Tensor:
+        """Scales the loss before the backward pass, if that scales all gradients."""
+        if not self._one_loss or self.scaled_by_rows:
             return loss
-        self.weighed = True
+        self.scaled_by_rows = True
         return self.scale_by_rows(loss)
 
-    def weigh_gradients(self, gradients: Sequence[Any]) -> list[Any]:
-        """Weights gradients from the backward pass by the share; None stays None."""
-        if self.weighed:
+    def scale_gradients_by_rows(self, gradients: Sequence[Any]) -> list[Any]:
+        """Scales gradients from the backward pass, unless they already are; None stays None."""
+        if self.scaled_by_rows:
             return self.zero_without_rows(gradients)
         return self._of_rows(gradients, lambda v: v * tf.cast(self.share, v.dtype))
 

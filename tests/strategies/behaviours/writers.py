@@ -26,12 +26,12 @@ class _UsersModel(keras.Model):
     def call(self, x):
         return self.inner(x)
 
-    def gathered(self, *args):
+    def full_model(self, *args):
         self.calls.append(args)
 
 
 def users_names(strategy, folder):
-    """A model's `gathered` is not called, and its `optimizer` may be anything."""
+    """A model's `full_model` is not called, and its `optimizer` may be anything."""
     path = pathlib.Path(folder) / "model.weights.h5"
     found = []
     for make in (_UsersModel, lambda: _in_scope(strategy)):

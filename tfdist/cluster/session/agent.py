@@ -11,7 +11,7 @@ from tfdist.cluster.session.coordinator import left_message, loss_message
 from tfdist.cluster.session.error_codec import decode_error
 from tfdist.cluster.session.pending_exchanges import Decision
 from tfdist.cluster.session.results import decode_result
-from tfdist.cluster.session.state import SessionState
+from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError
 

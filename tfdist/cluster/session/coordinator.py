@@ -13,7 +13,7 @@ from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.session.pending_exchanges import Decision, PendingExchanges
 from tfdist.cluster.session.results import encode_result
-from tfdist.cluster.session.state import SessionState
+from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, TfdistError
 

@@ -13,7 +13,7 @@ from tfdist.cluster.session import exit_reason
 from tfdist.cluster.session.agent import Agent
 from tfdist.cluster.session.coordinator import Coordinator
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
-from tfdist.cluster.session.state import SessionState
+from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
 from tfdist.options import Options

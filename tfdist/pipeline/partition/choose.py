@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 from tfdist.errors import PartitionError
-from tfdist.pipeline.partition.balance import balance
+from tfdist.pipeline.partition.balance import balance as balance_stages
 from tfdist.pipeline.partition.cost_model import CallCost, estimate
 from tfdist.pipeline.partition.cut import Partition, cut
 from tfdist.pipeline.partition.graph import Graph
@@ -29,7 +29,7 @@ def partition(
     model: keras.Model,
     stages: int,
     *,
-    by: str = "time",
+    balance: str = "time",
     cuts: Sequence[str] | None = None,
     rows: int = 8,
     memory_limit: float = np.inf,
@@ -42,8 +42,8 @@ def partition(
     Args:
         model: a Functional model, or a built Sequential one.
         stages: the number of stages.
-        by: the cost to balance: `"time"`, measured on this host, or `"parameters"`, an estimate
-            that runs nothing.
+        balance: the cost to balance among the stages: `"time"`, measured on this host, or
+            `"parameters"`, an estimate that runs nothing.
         cuts: instead, the names of the calls after which to cut, one fewer than stages; see
             `boundaries_after`.
         rows: the rows of a microbatch.
@@ -55,16 +55,16 @@ def partition(
     Raises:
         PartitionError: the model has no graph of layers or too few calls, `cuts` names other calls
             or the wrong number of them, or no partition is within the limit.
-        ValueError: `by` is neither.
+        ValueError: `balance` is neither.
 
     Example:
 
         >>> [stage.calls[-1].name for stage in partition(model, 2, cuts=["block_4"]).stages]
         ['block_4', 'head']
     """
-    if by not in COSTS:
+    if balance not in COSTS:
         names = ", ".join(map(repr, COSTS))
-        raise ValueError(f"`by` must be one of {names}. Received: {by!r}.")
+        raise ValueError(f"`balance` must be one of {names}. Received: {balance!r}.")
     graph = linearize(model)
     if cuts is not None:
         if len(cuts) != stages - 1:
@@ -74,7 +74,7 @@ def partition(
             )
         return cut(graph, boundaries_after(graph, cuts))
     check_stages(graph, stages)
-    seconds = [cost.seconds for cost in COSTS[by](graph, rows)]
+    seconds = [cost.seconds for cost in COSTS[balance](graph, rows)]
     boundaries = decide(graph, stages, seconds, rows=rows, memory_limit=memory_limit)
     return cut(graph, boundaries, seconds)
 
@@ -105,7 +105,7 @@ def decide(
         PartitionError: there are too few calls, or no partition is within the limit.
     """
     check_stages(graph, stages)
-    return balance(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
+    return balance_stages(stage_costs(graph, seconds, rows, seconds_per_byte, memory_limit), stages)
 
 
 def check_stages(graph: Graph, stages: int) -> None:

@@ -74,7 +74,7 @@ class _Profiler:
             except Exception as error:
                 raise PartitionError(
                     "To be timed, a call must run on synthetic data. Received: "
-                    f"{type(error).__name__} from '{call.name}'. Use by=\"parameters\" or "
+                    f"{type(error).__name__} from '{call.name}'. Use balance=\"parameters\" or "
                     "cuts=[...], which run nothing."
                 ) from error
         return self._timings[name]

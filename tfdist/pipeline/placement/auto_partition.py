@@ -18,7 +18,7 @@ _ROWS = 8
 
 
 def choose(
-    model: keras.Model, strategy: HybridStrategy, cuts: Sequence[str] | None, by: str
+    model: keras.Model, strategy: HybridStrategy, cuts: Sequence[str] | None, balance: str
 ) -> Partition:
     """Cuts a model into the stages of a strategy; all workers must call it together.
 
@@ -26,7 +26,7 @@ def choose(
         model: the full model.
         strategy: its schedule determines the number of stages.
         cuts: the names of the calls after which to cut; None to choose.
-        by: `"time"` or `"parameters"`.
+        balance: `"time"` or `"parameters"`.
 
     Raises:
         PartitionError: the model cannot be cut this way.
@@ -34,15 +34,15 @@ def choose(
     """
     _check_rows(model, strategy)
     stages = strategy.stages
-    if cuts is not None or stages == 1 or by not in COSTS:
-        return partition(model, stages, by=by, cuts=cuts)
+    if cuts is not None or stages == 1 or balance not in COSTS:
+        return partition(model, stages, balance=balance, cuts=cuts)
     graph = linearize(model)
     check_stages(graph, stages)
     group = strategy.extended.group
     local: dict[str, object] = {}
     if group.topology.is_chief:
         try:
-            local["seconds"] = [cost.seconds for cost in COSTS[by](graph, _ROWS)]
+            local["seconds"] = [cost.seconds for cost in COSTS[balance](graph, _ROWS)]
         except (TfdistError, ValueError) as error:
             local["error"] = str(error)
     result = json.loads(group.exchange("stages", json.dumps(local))[0])

@@ -13,9 +13,9 @@ from tfdist.internals.optimizer import is_overwritten
 from tfdist.internals.variables import (
     deferred_variables,
     draw_value,
-    give_value,
+    free_value,
     has_value,
-    take_value,
+    materialize_value,
 )
 from tfdist.strategies.group import Group
 
@@ -100,11 +100,11 @@ def materialize(
         if variable is None:
             continue
         if id(variable) in local_ids or id(variable) not in model_ids:
-            give_value(variable)
+            materialize_value(variable)
         else:
             draw_value(variable)
     for variable in variables:
         if id(variable) in local_ids:
-            give_value(variable)
+            materialize_value(variable)
         else:
-            take_value(variable)
+            free_value(variable)

@@ -64,7 +64,7 @@ class RankGrid:
         """The job's ranks in the pipeline of a rank."""
         return next(ranks for ranks in self.pipelines if rank in ranks)
 
-    def place_of(self, rank: int) -> int:
+    def pipeline_rank_of(self, rank: int) -> int:
         """The pipeline rank of a rank."""
         return self.pipeline_of(rank).index(rank)
 
@@ -75,4 +75,4 @@ class RankGrid:
 
     def data_group_of(self, rank: int) -> tuple[int, ...]:
         """The job's ranks that hold the same stages as a rank."""
-        return self.data_groups[self.place_of(rank)]
+        return self.data_groups[self.pipeline_rank_of(rank)]

@@ -156,23 +156,23 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         return self._pipeline_size
 
     @property
-    def place(self) -> int:
+    def pipeline_rank(self) -> int:
         """This worker's pipeline rank."""
         extended: PipelineExtended = self.extended
-        return extended.mesh.place_of(extended.group.topology.rank)
+        return extended.mesh.pipeline_rank_of(extended.group.topology.rank)
 
     @property
     def stages(self) -> int:
         """The number of stages into which a model is cut."""
         return self.schedule_for(self.microbatches).stages
 
-    def rank_of(self, stage: int) -> int:
+    def pipeline_rank_of(self, stage: int) -> int:
         """The pipeline rank of the worker that holds a stage."""
         return self.schedule_for(self.microbatches).rank_of(stage)
 
-    def stages_of(self, place: int) -> tuple[int, ...]:
+    def stages_of(self, pipeline_rank: int) -> tuple[int, ...]:
         """The stages that the worker with a pipeline rank holds."""
-        return self.schedule_for(self.microbatches).stages_of(place)
+        return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
 
     def abort(self, message: str) -> None:
         """Fails the operations that other workers wait for, with this message."""

@@ -25,7 +25,7 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
         ValueError: ranks that hold the same layer or variable disagree.
     """
     group = strategy.extended.group
-    local = [partition.stages[index] for index in strategy.stages_of(strategy.place)]
+    local = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
     items = _layers_and_variables(partition.stages)
     local_ids = {id(item) for item in _layers_and_variables(local)}
     local_flags = [int(item.trainable) if id(item) in local_ids else None for item in items]

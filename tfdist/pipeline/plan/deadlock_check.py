@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tfdist.errors import ScheduleError
 from tfdist.pipeline.plan.action import Action, Value
-from tfdist.pipeline.plan.transfer import Receive, Send, Step
+from tfdist.pipeline.plan.instructions import Receive, Send, Step
 
 
 def walk(

@@ -10,8 +10,8 @@ from typing import TypeAlias
 from tfdist.pipeline.plan.action import Action
 from tfdist.pipeline.plan.deadlock_check import walk
 from tfdist.pipeline.plan.edges import Edge, Edges
+from tfdist.pipeline.plan.instructions import Receive, Send, Step
 from tfdist.pipeline.plan.schedule import Schedule
-from tfdist.pipeline.plan.transfer import Receive, Send, Step
 
 __all__ = ["Receive", "Send", "Step", "lower"]
 

@@ -83,9 +83,9 @@ class Engine:
         return SharedVariables(self._partition, self._strategy)
 
     @property
-    def rank(self) -> int:
+    def pipeline_rank(self) -> int:
         """This process's pipeline rank."""
-        return self._strategy.place
+        return self._strategy.pipeline_rank
 
     @property
     def last(self) -> int:
@@ -95,19 +95,19 @@ class Engine:
     @property
     def holds_last(self) -> bool:
         """Whether this rank holds the last stage."""
-        return self._strategy.rank_of(self.last) == self.rank
+        return self._strategy.pipeline_rank_of(self.last) == self.pipeline_rank
 
     @functools.cached_property
     def reads(self) -> bool:
         """Whether this rank needs the values of batches in training and evaluation."""
-        mine = self._strategy.stages_of(self.rank)
+        mine = self._strategy.stages_of(self.pipeline_rank)
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
 
     @functools.cached_property
     def training_ranks(self) -> list[int]:
         """The pipeline ranks whose stages have trainable variables, in order."""
         stages = [stage for stage in self._partition.stages if stage.trainable_variables]
-        return sorted({self._strategy.rank_of(stage.index) for stage in stages})
+        return sorted({self._strategy.pipeline_rank_of(stage.index) for stage in stages})
 
     def stage_of(self, variable: Any) -> int | None:
         """The number of this rank's stage that trains a `tf.Variable`, or None."""
@@ -117,7 +117,7 @@ class Engine:
     def _stage_of(self) -> dict[int, int]:
         return {
             id(variable.value): index
-            for index in self._strategy.stages_of(self.rank)
+            for index in self._strategy.stages_of(self.pipeline_rank)
             for variable in self._partition.stages[index].trainable_variables
         }
 
@@ -176,8 +176,8 @@ class Engine:
             _ = self.shared_variables
             self._channels = self._open_channels(edges)
         return MicrobatchExecutor(
-            self.rank,
-            steps[self.rank],
+            self.pipeline_rank,
+            steps[self.pipeline_rank],
             self._stages_for(mode, targets, split=schedule.splits_backward),
             self._partition,
             self.value_specs,
@@ -230,7 +230,7 @@ class Engine:
     def _stages_for(self, mode: str, targets: Any, *, split: bool) -> dict[int, StageFunctions]:
         key = (mode, split, repr(targets))
         if key not in self._stages:
-            mine = self._strategy.stages_of(self.rank)
+            mine = self._strategy.stages_of(self.pipeline_rank)
             self._stages[key] = {
                 index: StageFunctions(
                     self._partition,

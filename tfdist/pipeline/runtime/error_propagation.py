@@ -61,8 +61,8 @@ def _with_stages(strategy: HybridStrategy, message: str) -> str:
 
 
 def _describe(strategy: HybridStrategy, rank: int) -> str:
-    place = strategy.extended.mesh.place_of(rank)
-    stages = ", ".join(map(str, strategy.stages_of(place)))
+    pipeline_rank = strategy.extended.mesh.pipeline_rank_of(rank)
+    stages = ", ".join(map(str, strategy.stages_of(pipeline_rank)))
     workers = strategy.extended.group.topology.workers
     # A single process has no cluster.
     return f"{workers[rank] if workers else 'this process'}, which holds stage {stages},"

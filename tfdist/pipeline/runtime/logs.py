@@ -29,7 +29,7 @@ class LayerResult:
 
 def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dict[str, LayerResult]:
     """The results of all layers' metrics by name; collective over all ranks of the job."""
-    mine = [partition.stages[index] for index in strategy.stages_of(strategy.place)]
+    mine = [partition.stages[index] for index in strategy.stages_of(strategy.pipeline_rank)]
     shapes: dict[str, list[int]] = {}
     for layer in (layer for stage in mine for layer in stage.layers):
         for metric in layer.metrics:
@@ -57,8 +57,8 @@ def share_logs(
         results: this rank's results.
         layer_results: as returned by `collect_layer_results`.
     """
-    here = strategy.place
-    holds_last = strategy.rank_of(strategy.stages - 1) == here
+    pipeline_rank = strategy.pipeline_rank
+    holds_last = strategy.pipeline_rank_of(strategy.stages - 1) == pipeline_rank
     # A metric may have several results, of any shape.
     model_results = {name: result for name, result in results.items() if name not in layer_results}
     values = [
@@ -66,7 +66,9 @@ def share_logs(
         for value in keras.tree.flatten(model_results)
     ]
     layer_values = [
-        tf.cast(results[name], tf.float64) if it.rank == here else tf.zeros(it.shape, tf.float64)
+        tf.cast(results[name], tf.float64)
+        if it.rank == pipeline_rank
+        else tf.zeros(it.shape, tf.float64)
         for name, it in layer_results.items()
     ]
     sums = strategy.pipeline_communicator.all_reduce([*values, *layer_values])

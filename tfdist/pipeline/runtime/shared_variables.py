@@ -31,7 +31,7 @@ class SharedVariables:
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
-        self._rank = strategy.place
+        self._pipeline_rank = strategy.pipeline_rank
         self._shared = partition.shared
         self._kinds: dict[int, str] = {}
         extended = strategy.extended
@@ -39,7 +39,7 @@ class SharedVariables:
         self._owners: dict[int, int] = {}
         by_ranks: dict[tuple[int, ...], tuple[list[Any], list[Any]]] = {}
         for shared in partition.shared:
-            stage_ranks = [strategy.rank_of(stage) for stage in shared.stages]
+            stage_ranks = [strategy.pipeline_rank_of(stage) for stage in shared.stages]
             self._owners[id(shared.variable)] = stage_ranks[0]
             if len(set(stage_ranks)) > 1:
                 trained, states = by_ranks.setdefault(tuple(sorted(set(stage_ranks))), ([], []))
@@ -47,7 +47,7 @@ class SharedVariables:
         self._groups: list[_Gradients] = []
         self._states: list[_States] = []
         for ranks, (trained, states) in sorted(by_ranks.items(), key=lambda item: item[0]):
-            mine = self._rank in ranks
+            mine = self._pipeline_rank in ranks
             members = [pipeline[rank] for rank in ranks] if mine else []
             between = "=".join(map(str, ranks))
             part = extended.group.native_part(f"tied {between} of {extended.mesh}", members)
@@ -64,7 +64,7 @@ class SharedVariables:
 
     def owns(self, variable: Any) -> bool:
         """Whether this rank owns a variable that it holds."""
-        return self._owners.get(id(variable), self._rank) == self._rank
+        return self._owners.get(id(variable), self._pipeline_rank) == self._pipeline_rank
 
     def gradient_kinds(self, stages: Iterable[Any]) -> dict[str, str]:
         """Whether the gradient of each shared variable is dense or sparse in this rank's stages."""

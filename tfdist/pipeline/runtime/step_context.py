@@ -32,7 +32,7 @@ class PipelineStep(Step):
         engine: Engine,
     ) -> None:
         super().__init__(rows, total, first_row)
-        self.weighed = True  # The backward pass of each microbatch begins with its weight.
+        self.scaled_by_rows = True  # The backward pass of each microbatch begins with its weight.
         self._strategy = strategy
         self._engine = engine
         self._updated: dict[Any, tf.Tensor] = {}

@@ -10,9 +10,9 @@ from tfdist.pipeline.plan.action import Action, Kind, Value
 from tfdist.pipeline.plan.costs import Costs
 from tfdist.pipeline.plan.deadlock_check import walk
 from tfdist.pipeline.plan.edges import Edge
+from tfdist.pipeline.plan.instructions import Send
 from tfdist.pipeline.plan.lowering import lower
 from tfdist.pipeline.plan.schedule import Schedule
-from tfdist.pipeline.plan.transfer import Send
 from tfdist.pipeline.simulation.timeline import Span, Timeline
 
 

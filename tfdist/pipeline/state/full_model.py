@@ -46,7 +46,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         """The stages."""
         return self._untracked.partition
 
-    def gathered(self) -> contextlib.AbstractContextManager[keras.Model | None]:
+    def full_model(self) -> contextlib.AbstractContextManager[keras.Model | None]:
         """Yields the ordinary model with all values on the chief, None elsewhere.
 
         All workers must call it, as they must `save`, `save_weights` and `export`, which write this
@@ -54,13 +54,13 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
 
         Example:
             ```python
-            with model.gathered() as whole:
-                if whole is not None:
-                    print(whole.layers[0].get_weights())
+            with model.full_model() as full:
+                if full is not None:
+                    print(full.layers[0].get_weights())
             ```
         """
         optimizer = getattr(self, "optimizer", None)
-        return self._untracked.files.gathered(optimizer, self._untracked.compiled)
+        return self._untracked.files.full_model(optimizer, self._untracked.compiled)
 
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
         """Like `keras.Model.load_weights`; each worker loads its part of the full model's file.
@@ -132,7 +132,7 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         """
         raise NotImplementedError(
             "A PipelineModel has no config and cannot be cloned. Use the ordinary model's: `with "
-            "model.gathered() as whole`, on the chief."
+            "model.full_model() as full`, on the chief."
         )
 
     def count_params(self) -> int:

@@ -24,7 +24,7 @@ class Piece:
 
     Attributes:
         variable: a variable of the full model, or of the optimizer for the full model.
-        local: the variable or `WholeSlot` with the value on this worker; None if it has none.
+        local: the variable or `FullSlot` with the value on this worker; None if it has none.
         ranks: the pipeline ranks that hold the value.
     """
 
@@ -57,10 +57,10 @@ class Placement:
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
-        self.rank = strategy.place
+        self.pipeline_rank = strategy.pipeline_rank
         self._ranks: dict[int, tuple[int, ...]] = {}
         for stage in partition.stages:
-            rank = strategy.rank_of(stage.index)
+            rank = strategy.pipeline_rank_of(stage.index)
             for variable in stage.variables:
                 before = self._ranks.get(id(variable), ())
                 self._ranks[id(variable)] = tuple(dict.fromkeys((*before, rank)))
@@ -72,7 +72,7 @@ class Placement:
     def pieces(self, variables: Iterable[keras.Variable]) -> list[Piece]:
         """The values of some of the model's variables."""
         return [
-            Piece(v, v if self.rank in self.ranks_of(v) else None, self.ranks_of(v))
+            Piece(v, v if self.pipeline_rank in self.ranks_of(v) else None, self.ranks_of(v))
             for v in variables
         ]
 
@@ -105,7 +105,7 @@ class FullOptimizer:
     ) -> None:
         self._variables = list(variables)
         self._own, self._trained, self._placement, self._built = own, trained, placement, built
-        here = [v for v in trained if placement.rank in placement.ranks_of(v)]
+        here = [v for v in trained if placement.pipeline_rank in placement.ranks_of(v)]
         # The optimizer may have been built in another order.
         order = trained_by(own) if own.built else here
         if {id(v) for v in order} != {id(v) for v in here}:

@@ -18,12 +18,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.internals.variables import deferred_variables, has_value, lend_value, take_value
+from tfdist.internals.variables import deferred_variables, free_value, has_value, set_value_on_cpu
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
 from tfdist.pipeline.state.full_state import FullOptimizer, Piece, Placement
-from tfdist.sharding.full_state import WholeState, whole_variables
+from tfdist.sharding.full_state import FullState, full_variables
 from tfdist.sharding.sharded import sharded_by
 
 
@@ -51,8 +51,10 @@ class Files:
         self._variables = [v for v in model.variables if id(v) in held]
 
     @contextlib.contextmanager
-    def gathered(self, optimizer: Any, compiled: Mapping[str, Any]) -> Iterator[Any]:
-        """Lends the full model all its values on the chief; collective over all workers.
+    def full_model(self, optimizer: Any, compiled: Mapping[str, Any]) -> Iterator[Any]:
+        """The full model, with all its values on the chief; collective over all workers.
+
+        The values of other workers are freed at the end of the context.
 
         Args:
             optimizer: this worker's optimizer; None for a model that is not compiled.
@@ -63,7 +65,7 @@ class Files:
         """
         group, mesh = self._strategy.extended.group, self._strategy.extended.mesh
         group.exchange("saving a PipelineModel, which all workers must do together", "")
-        lent: list[Any] = []
+        borrowed: list[Any] = []
         chiefs = group.topology.rank in mesh.pipeline_of(0)
         held = self._gather_optimizer(optimizer, keep=chiefs)
         try:
@@ -73,14 +75,14 @@ class Files:
                 if optimizer is not None:
                     pieces += self._optimizer_pieces(optimizer, held, compiled)
                 for piece in pieces:
-                    value = self._collect(piece, [mesh.place_of(0)])
+                    value = self._collect(piece, [mesh.pipeline_rank_of(0)])
                     if group.topology.is_chief and not has_value(piece.variable):
-                        lend_value(piece.variable, value)
-                        lent.append(piece.variable)
+                        set_value_on_cpu(piece.variable, value)
+                        borrowed.append(piece.variable)
             yield self._model if group.topology.is_chief else None
         finally:
-            for variable in lent:
-                take_value(variable)
+            for variable in borrowed:
+                free_value(variable)
             self._model.optimizer = None
 
     def load(self, path: Any, optimizer: Any, **options: Any) -> bool:
@@ -149,7 +151,7 @@ class Files:
         """The variables of this worker's optimizer, unsharded."""
         if sharded_by(optimizer) is None:
             return [] if optimizer is None else list(optimizer.variables)
-        state = WholeState(optimizer)
+        state = FullState(optimizer)
         extended = self._strategy.extended
         with extended.group.naming_lost_workers():
             state.gather(extended.workers, keep=keep)
@@ -189,7 +191,7 @@ class Files:
     ) -> bool:
         state = []
         if optimizer is not None:
-            held = whole_variables(optimizer)
+            held = full_variables(optimizer)
             full_optimizer = self._full_optimizer(optimizer, optimizer.built, held)
             state = full_optimizer.pieces()
             self._model.optimizer = full_optimizer.optimizer

@@ -1,8 +1,8 @@
 """The gradients of replicas: weighted by rows, summed, and checked for overflow together.
 
 A replica's gradients are those of the mean over its rows, so they are weighted by its share of all
-rows and summed. The weight is applied in one of three ways (`Step.weighed`), regardless of which
-optimizers a loss has passed through:
+rows and summed. The weight is applied in one of three ways (`Step.scaled_by_rows`), regardless of
+which optimizers a loss has passed through:
 
 - In Keras's `train_step` all gradients come from a single loss, which passes through the
   optimizer's `scale_loss`. That loss is weighted, before the backward pass. This is free, and the
@@ -119,7 +119,7 @@ def scale_by_rows(gradients: Sequence[Any]) -> list[Any]:
     step = current_step()
     if step is None or _progress.scaled or all(g is None for g in gradients):
         return list(gradients)
-    return step.weigh_gradients(gradients)
+    return step.scale_gradients_by_rows(gradients)
 
 
 def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
@@ -175,7 +175,7 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
     if not indices:
         return results, []
     step = current_step()
-    if step is None or not step.weighed:
+    if step is None or not step.scaled_by_rows:
         raise UnsupportedError(
             "A float8 layer records the largest gradients of the backward pass, which are those of "
             "the global batch only in Keras's `train_step`. Received: "

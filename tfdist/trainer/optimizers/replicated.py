@@ -74,7 +74,7 @@ def _with_one_loss(train_step: Method) -> Method:
 def _scaling_loss(scale_loss: Method) -> Method:
     def scale_loss_by_rows(self: Any, loss: Any) -> Any:
         step = current_step()
-        return scale_loss(self, loss if step is None else step.weigh_loss(loss))
+        return scale_loss(self, loss if step is None else step.scale_loss_by_rows(loss))
 
     return scale_loss_by_rows
 

@@ -122,7 +122,7 @@ class InStages:
     A class, since a user's model may define any attribute.
     """
 
-    def gathered(self) -> contextlib.AbstractContextManager[Any]:
+    def full_model(self) -> contextlib.AbstractContextManager[Any]:
         """The full model on the chief, None elsewhere; all workers call it."""
         raise NotImplementedError
 
@@ -135,7 +135,7 @@ def in_stages(model: Any) -> bool:
 def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
     """The model to write; for a sharded one the full model on the chief, None elsewhere."""
     if in_stages(model):
-        return model.gathered()  # type: ignore[no-any-return]
+        return model.full_model()  # type: ignore[no-any-return]
     if has_sharded_optimizer(model):
         return with_full_optimizer(model)
     return contextlib.nullcontext(model)

@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.variables import lend_value
-from tfdist.sharding.full_state import WholeState, whole_variables
+from tfdist.internals.variables import set_value_on_cpu
+from tfdist.sharding.full_state import FullState, full_variables
 from tfdist.sharding.sharded import sharded_by
 from tfdist.trainer.patching import patch
 
@@ -38,14 +38,14 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
     """
     optimizer, extended = model.optimizer, model.distribute_strategy.extended
     chief = extended.group.topology.is_chief
-    state = WholeState(optimizer)
+    state = FullState(optimizer)
     with extended.group.naming_lost_workers():
         state.gather(extended.workers, keep=chief)
     if not chief:
         yield None
         return
     for variable, own in zip(state.blanks, state.variables, strict=True):
-        lend_value(variable, tf.convert_to_tensor(own))
+        set_value_on_cpu(variable, tf.convert_to_tensor(own))
     # Set without Keras's tracking, which would add it to the model.
     attributes = vars(model)
     attributes["optimizer"] = state.blank
@@ -55,14 +55,14 @@ def with_full_optimizer(model: Any) -> Iterator[Any]:
         attributes["optimizer"] = optimizer
 
 
-class _FullState:
+class _LoadTarget:
     """Stands in for an optimizer when its state is loaded; its variables accept full values."""
 
     built = True
 
     def __init__(self, optimizer: Any) -> None:
         self.name = optimizer.name
-        self.variables = self._variables = whole_variables(optimizer)
+        self.variables = self._variables = full_variables(optimizer)
 
     def _var_key(self, variable: Any) -> str:
         return str(variable.name)
@@ -71,6 +71,6 @@ class _FullState:
 def _loading_full_state(load: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(load)
     def load_local(self: Any, values: Any) -> Any:
-        return load(self if sharded_by(self) is None else _FullState(self), values)
+        return load(self if sharded_by(self) is None else _LoadTarget(self), values)
 
     return load_local
