@@ -30,7 +30,7 @@ class Loop:
         self.listener = socket.create_server(("127.0.0.1", 0), backlog=512)
         self.listener.setblocking(False)
         self.port = self.listener.getsockname()[1]
-        self.hellos, self.connected, self.failures = [], [], []
+        self.hellos, self.opened, self.connected, self.failures = [], [], [], []
         self.refuse = False
         self.acceptor = Acceptor(
             self.selector,
@@ -57,6 +57,7 @@ class Loop:
             ports=None,
             hello=Identity.of(Topology(WORKERS, 1, "worker", 1)),
             screen=lambda hello: None,
+            on_opened=lambda: self.opened.append(address),
             on_connected=lambda sock: (self.connected.append(sock), sock.close()),
             on_failed=self.failures.append,
         )

@@ -340,6 +340,52 @@ def test_who_can_write_to_a_directory(tmp_path, monkeypatch, mode, uid, reason):
     assert (found is None) if reason is None else (reason in found)
 
 
+@pytest.mark.parametrize(
+    ("name", "members", "safe"),
+    [("me", [], True), ("me", ["me"], True), ("me", ["you"], False), ("team", [], False)],
+)
+def test_which_groups_can_write(tmp_path, monkeypatch, name, members, safe):
+    """Directory services need not tell whose primary group it is."""
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    inner.chmod(0o775)
+    group = types.SimpleNamespace(gr_name=name, gr_mem=members)
+    monkeypatch.setattr("grp.getgrgid", lambda gid: group)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: types.SimpleNamespace(pw_name="me"))
+    reason = writable_by_others(inner)
+    assert (reason is None) == safe
+    assert safe or f"the group {name} can write to {inner}" == reason
+
+
+def test_links_to_a_directory(tmp_path, monkeypatch):
+    """Whoever owns a link, or can write where it is, can put another directory in its place."""
+    (tmp_path / "real" / "cache").mkdir(parents=True)
+    where = tmp_path / "where"
+    where.mkdir()
+    (where / "link").symlink_to(tmp_path / "real")
+    assert writable_by_others(where / "link" / "cache") is None
+    where.chmod(0o777)
+    assert writable_by_others(where / "link" / "cache") == f"everyone can write to {where}"
+    where.chmod(0o755)
+    real = pathlib.Path.lstat
+
+    def lstat(path):
+        owner = 12345 if path == where / "link" else real(path).st_uid
+        return types.SimpleNamespace(st_mode=real(path).st_mode, st_uid=owner)
+
+    monkeypatch.setattr(pathlib.Path, "lstat", lstat)
+    assert "belongs to the user 12345" in writable_by_others(where / "link" / "cache")
+
+
+def test_what_was_put_there_while_others_could_write_is_not_used(source, options):
+    """The directory of a build belongs to somebody else."""
+    build = ensure(options, source)
+    build.folder.chmod(0o777)
+    again = ensure(options, source)
+    assert again.folder == build.folder and again.stamp != build.stamp
+    assert not again.folder.stat().st_mode & 0o022
+
+
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")

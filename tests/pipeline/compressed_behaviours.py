@@ -225,7 +225,7 @@ def from_host_to_host(strategy, codec, **settings):
     model = model_of(strategy, tied=True)
     traffic = tfdist.callbacks.TrafficLogger()
     history = fit(model, *data(tied=True), callbacks=[traffic])
-    exchanges = {} if codec is None else strategy.extended.compressor._made
+    exchanges = {} if codec is None else strategy.extended.compressor._exchanges
     active = {exchange.compresses for made in exchanges.values() for exchange in made}
     return {**outcome(model, history), "active": active, "hosts": strategy.extended.workers.hosts}
 

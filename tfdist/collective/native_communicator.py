@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import copy
 import ctypes
 import threading
@@ -14,8 +13,7 @@ import tensorflow as tf
 from tfdist import native
 from tfdist.cluster import Mesh, Session, connect
 from tfdist.cluster.mesh.in_process import connect_threads
-from tfdist.cluster.session import exit_reason
-from tfdist.collective import dtypes, native_ops, registry, tokens
+from tfdist.collective import at_exit, dtypes, native_ops, registry, tokens
 from tfdist.collective.buckets import plan
 from tfdist.collective.core_setup import setup_of
 from tfdist.collective.strings import gather_strings
@@ -190,26 +188,9 @@ class NativeCommunicator:
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
-        _open.pop(self._number, None)
+        at_exit.discard(self)
         registry.remove(self.name, self)
         self._core.tfd_close(self._number)
-
-
-_open: dict[int, NativeCommunicator] = {}
-"""The communicators of this process, by number."""
-
-
-def _at_exit() -> None:
-    """Leaves all groups, and reports the exception that terminates this process, if any.
-
-    Otherwise the other ranks would report this process as lost.
-    """
-    failure = exit_reason.failure()
-    for communicator in list(_open.values()):
-        if failure:
-            communicator.exit_because_of(failure)
-    if _open:
-        native.load().library.tfd_close_all()
 
 
 def open_communicator(
@@ -288,10 +269,7 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     finally:
         mesh.hand_over()
     communicator = NativeCommunicator(number.value, mesh, options, session)
-    _open[number.value] = communicator
-    # Once more, so that it is called before the session leaves.
-    atexit.unregister(_at_exit)
-    atexit.register(_at_exit)
+    at_exit.add(communicator)
     return communicator
 
 

@@ -66,7 +66,8 @@ def ensure(
     log = root / f"{target.name}.log"
     with lock.held(root / store.LOCK, seconds, announce):
         build = builds.read(target)
-        if build and build.stamp not in rejected and (not force or build.finished >= start):
+        known = build and build.stamp not in rejected and (package or store.is_safe(target))
+        if build and known and (not force or build.finished >= start):
             return build
         if not retry:
             _raise_if_failed(log, start - _FAILURE_SECONDS)
@@ -156,6 +157,7 @@ def _make(
             f"TFDIST_NATIVE=0 to disable them. Compiler output:\n{error.shown}"
         )
         with contextlib.suppress(OSError):
+            log.unlink(missing_ok=True)  # not what a link points to
             log.write_text(f"{message}\n\n{error.log}")
         raise NativeUnavailableError(message) from error
     except OSError as error:

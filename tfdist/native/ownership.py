@@ -26,10 +26,14 @@ def writable_by_others(folder: Path) -> str | None:
         >>> writable_by_others(Path(tempfile.mkdtemp())) is None
         True
     """
-    folder = Path(os.path.abspath(folder))
-    if (status := folder.lstat()) and stat.S_ISLNK(status.st_mode):
-        folder = folder.resolve()
-    for place in (folder, *folder.parents):
+    path = Path(os.path.abspath(folder))
+    for link in (path, *path.parents):
+        if link.is_symlink() and link.lstat().st_uid not in (os.getuid(), 0):
+            return f"the link {link} belongs to {_user(link.lstat().st_uid)}"
+    folder = path.resolve()
+    # Also those above a link, where it could be replaced.
+    above = {place.resolve() for place in (*path.parents, *folder.parents)}
+    for place in (folder, *sorted(above, reverse=True)):
         status = place.stat()
         if status.st_uid not in (os.getuid(), 0):
             return f"{place} belongs to {_user(status.st_uid)}"
@@ -37,19 +41,22 @@ def writable_by_others(folder: Path) -> str | None:
             continue
         if status.st_mode & stat.S_IWOTH:
             return f"everyone can write to {place}"
-        if status.st_mode & stat.S_IWGRP and _has_others(status.st_gid):
+        if status.st_mode & stat.S_IWGRP and not _is_own_group(status.st_gid):
             return f"the group {_group(status.st_gid)} can write to {place}"
     return None
 
 
-def _has_others(gid: int) -> bool:
-    """Whether a group has members besides this user and root."""
+def _is_own_group(gid: int) -> bool:
+    """Whether a group is the one that has this user's name, as many systems create them, or root's.
+
+    Who has a group as the primary one is not always known: directory services need not tell.
+    """
     try:
-        members = set(grp.getgrgid(gid).gr_mem)
-        members |= {user.pw_name for user in pwd.getpwall() if user.pw_gid == gid}
-        return bool(members - {pwd.getpwuid(os.getuid()).pw_name, "root"})
+        group = grp.getgrgid(gid)
+        mine = {pwd.getpwuid(os.getuid()).pw_name, "root"}
+        return group.gr_name in mine and set(group.gr_mem) <= mine
     except KeyError:  # users of a directory service, or of no service at all
-        return gid != 0
+        return gid == 0
 
 
 def _user(uid: int) -> str:

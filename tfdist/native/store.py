@@ -50,6 +50,10 @@ def find(
         rejected: stamps of builds that did not load.
     """
     for folder in _candidates(recipe, compiler, caches, packages):
+        # Who could write to the cache earlier may have put it there. Who can write to the package
+        # can change tfdist itself.
+        if folder.parent in caches and not is_safe(folder):
+            continue
         build = builds.read(folder)
         if build and build.runs_here() and build.stamp not in rejected:
             return build
@@ -74,7 +78,7 @@ def _candidates(
 def caches(options: NativeOptions) -> list[Path]:
     """The directories that may contain builds of this host, without creating any."""
     cache = [options.cache / "native"] if options.cache else []
-    return [folder for folder in (*cache, _temporary()) if _is_safe(folder)]
+    return [folder for folder in (*cache, _temporary()) if is_safe(folder)]
 
 
 def writable_cache(options: NativeOptions, announce: Callable[[str], object]) -> Path:
@@ -101,7 +105,7 @@ def writable_cache(options: NativeOptions, announce: Callable[[str], object]) ->
     temporary = _temporary()
     try:
         temporary.mkdir(mode=0o700, exist_ok=True)
-        if not _is_safe(temporary):
+        if not is_safe(temporary):
             temporary = Path(tempfile.mkdtemp(prefix="tfdist-"))
         _writable(temporary)
     except OSError as error:
@@ -195,7 +199,7 @@ def _temporary() -> Path:
     return Path(tempfile.gettempdir()) / f"tfdist-{os.getuid()}"
 
 
-def _is_safe(folder: Path) -> bool:
+def is_safe(folder: Path) -> bool:
     """Whether a directory exists, and no other user can have put libraries there."""
     with contextlib.suppress(OSError):
         return not folder.is_symlink() and folder.is_dir() and writable_by_others(folder) is None

@@ -66,7 +66,7 @@ class FullMeshConnector:
         self._sockets: dict[_Key, socket.socket] = {}
         self._attempts: dict[_Key, int] = {}
         self._missing = {
-            (rank, kind): "no attempt was received"
+            (rank, kind): "no attempt was received" if rank > group.rank else "not dialed yet"
             for rank in range(group.size)
             if rank != group.rank
             for kind in self._kinds(rank)
@@ -93,7 +93,9 @@ class FullMeshConnector:
         )
         self._connector = Connector(self._selector, options.secret, tls, self._wake)
         self._stopped = False
-        self._thread = threading.Thread(target=self._run, args=(listeners,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(listeners,), name="tfdist-mesh", daemon=True
+        )
 
     def start(self) -> None:
         """Starts to listen and dial; separate from the constructor so that `close` can follow."""
@@ -162,7 +164,7 @@ class FullMeshConnector:
     def _stop(self) -> None:
         self._stopped = True
         self._wake()
-        if self._thread.is_alive():
+        if self._thread.ident is not None:
             self._thread.join()
         self._connector.close()
         self._acceptor.close()
@@ -182,14 +184,14 @@ class FullMeshConnector:
         return f"{self._subject} {kind} {dialer}>{listener}"
 
     def _run(self, listeners: Sequence[socket.socket]) -> None:
-        """Accepts and dials, in a thread of its own."""
-        for sock in listeners:
-            accept = partial(self._acceptor.accept, sock)
-            self._selector.register(sock, selectors.EVENT_READ, accept)
-        woken = partial(self._wake_receiver.recv, 4096)
-        self._selector.register(self._wake_receiver, selectors.EVENT_READ, woken)
+        """Accepts and dials, in a separate thread."""
         next_tick = 0.0
         try:
+            for sock in listeners:
+                accept = partial(self._acceptor.accept, sock)
+                self._selector.register(sock, selectors.EVENT_READ, accept)
+            woken = partial(self._wake_receiver.recv, 4096)
+            self._selector.register(self._wake_receiver, selectors.EVENT_READ, woken)
             while not self._stopped:
                 self._connector.begin_due()
                 for key, _ in self._selector.select(self._connector.seconds_left(_TICK_SECONDS)):
@@ -228,6 +230,7 @@ class FullMeshConnector:
             ports=self._group.ports[rank],
             hello=replace(self._mine, purpose=self._purpose(self._group.rank, rank, kind)),
             screen=partial(self._screen_listener, rank),
+            on_opened=partial(self._opened, key),
             on_connected=partial(self._connected, key),
             on_failed=partial(self._attempt_failed, key),
         )
@@ -235,6 +238,10 @@ class FullMeshConnector:
     def _screen_listener(self, rank: int, hello: Identity) -> None:
         if hello.rank != self._group.members[rank] or hello.purpose != self._subject:
             raise WireError(f"{hello} answers there")
+
+    def _opened(self, key: _Key) -> None:
+        with self._changed:
+            self._missing[key] = "it has accepted a connection, but has not answered yet"
 
     def _connected(self, key: _Key, sock: socket.socket) -> None:
         # The core cannot take over Python's TLS state; it performs its own handshake.

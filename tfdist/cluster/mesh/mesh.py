@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -143,12 +143,18 @@ def connect(
         unfinished.callback(memory.close)
         memory.share(steps, plan)
         group = memory.group
-        connector = None
-        if group is not None and group.size > 1:
-            connector = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
-            unfinished.callback(connector.close)
-        _wait_connected(steps, topology, connector, subject, options.start_timeout)
-        sockets = connector.finish() if connector else {}
+        connectors: list[FullMeshConnector] = []
+
+        def start() -> FullMeshConnector | None:
+            if group is not None and group.size > 1 and not connectors:
+                made = FullMeshConnector(topology, group, listeners, options, tls[0], announce)
+                unfinished.callback(made.close)
+                connectors.append(made)
+                made.start()
+            return connectors[0] if connectors else None
+
+        _wait_connected(steps, topology, start, subject, options.start_timeout)
+        sockets = connectors[0].finish() if connectors else {}
         unfinished.pop_all()
     if group is None:
         return None
@@ -158,7 +164,7 @@ def connect(
 def _wait_connected(
     steps: Lockstep,
     topology: Topology,
-    connector: FullMeshConnector | None,
+    start: Callable[[], FullMeshConnector | None],
     subject: str,
     seconds: float,
 ) -> None:
@@ -169,11 +175,9 @@ def _wait_connected(
     """
 
     def work() -> Report:
+        connector = start()
         if connector is None:
             return {"missing": 0, "some": [], "late": False}
-        if not started:
-            connector.start()
-            started.append(True)
         connector.wait(next(seconds_of_rounds))
         return connector.status(_NAMED)
 
@@ -183,7 +187,6 @@ def _wait_connected(
             raise _timeout_error(topology, reports, subject, seconds)
         return [{"complete": complete}] * len(reports)
 
-    started: list[bool] = []
     # A rank that has all of its connections does not wait; the others report ever less often.
     seconds_of_rounds = (min(2.0**i, _MAX_ROUND_SECONDS) for i in itertools.count())
     while not steps.run("connections", work, decide)["complete"]:

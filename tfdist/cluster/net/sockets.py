@@ -20,9 +20,9 @@ _KEEPALIVE = (("TCP_KEEPIDLE", 120), ("TCP_KEEPINTVL", 30), ("TCP_KEEPCNT", 6))
 
 
 def tune(sock: socket.socket) -> None:
-    """Disables Nagle's algorithm, and keeps firewalls from forgetting a connection that rests.
+    """Disables Nagle's algorithm, and keeps firewalls from forgetting an idle connection.
 
-    Lost peers are detected by the heartbeats of those who use the connection.
+    Lost peers are detected by the heartbeats of its users.
     """
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -55,7 +55,7 @@ def connect(endpoints: Sequence[Endpoint], deadline: float) -> socket.socket:
             poll = select.poll()
             poll.register(sock, select.POLLOUT)
             if not poll.poll(1000 * max(0.1, min(CONNECT_SECONDS, deadline - time.monotonic()))):
-                raise TimeoutError("timed out")
+                raise TimeoutError(errno.ETIMEDOUT, "timed out")
             finish_connect(sock)
             sock.setblocking(True)
             return sock
@@ -119,7 +119,7 @@ def why_unreachable(error: OSError) -> str:
         return f"nothing listens there ({reason})"
     if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
         return f"there is no route to it ({reason})"
-    if isinstance(error, TimeoutError):
+    if error.errno == errno.ETIMEDOUT:
         return f"it does not respond: a firewall, or a host that is down ({reason})"
     return reason
 

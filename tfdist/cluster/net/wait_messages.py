@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -18,8 +19,9 @@ Announce = Callable[[str], object]
 
 def say(line: str) -> None:
     """Writes a line to stderr in one call, so that the lines of several workers do not mix."""
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+    with contextlib.suppress(OSError, ValueError):  # nobody reads it any more
+        sys.stderr.write(f"{line}\n")
+        sys.stderr.flush()
 
 
 def named(workers: Sequence[Worker], count: int | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import selectors
 import socket
 import ssl
@@ -21,6 +22,7 @@ ACCEPT_SECONDS = 20.0
 """How long the handshake of a connection may take; its peer may have hundreds to open."""
 
 _MAX_STRANGERS = 256
+_FULL_SECONDS = 0.05
 
 
 class Acceptor:
@@ -66,7 +68,10 @@ class Acceptor:
         while True:
             try:
                 sock, peer = listener.accept()
-            except OSError:  # none is left, or no descriptors are
+            except OSError as error:
+                if error.errno in (errno.EMFILE, errno.ENFILE):
+                    # Out of descriptors. It remains ready, so do not try again at once.
+                    time.sleep(_FULL_SECONDS)
                 return
             try:
                 sock.setblocking(False)
@@ -79,7 +84,7 @@ class Acceptor:
             self._begin(close_on_fork(sock), peer[:2])
 
     def tick(self) -> None:
-        """Gives up connections that are too slow, and reports rejections; call it regularly."""
+        """Drops connections that are too slow, and reports rejections; call it regularly."""
         self._handshakes.tick()
         self._rejections.tick(time.monotonic())
 

@@ -1,14 +1,16 @@
-"""Dials other ranks, all in the thread that calls it, retrying until they answer correctly."""
+"""Dials other ranks in the thread that calls it, retrying until they answer correctly."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import heapq
 import queue
 import selectors
 import socket
+import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,7 +27,9 @@ from tfdist.cluster.spec.host_port import split
 
 _BACK_OFF = (0.05, 1.0)
 _MAX_AT_ONCE = 16
-_MAX_LOOKUPS = 4
+_MAX_CONNECTING = 256
+_FAST_SECONDS = 0.25
+"""A connection that takes longer to open no longer counts among the `_MAX_AT_ONCE`."""
 _HANDSHAKE_SECONDS = 30.0
 """How long a handshake may take; the peer may have hundreds of connections to accept."""
 
@@ -40,6 +44,7 @@ class Target:
         ports: the ports at which the peer listens; None for that of the address.
         hello: the identity of this process.
         screen: inspects the peer's identity, and raises WireError to reject it.
+        on_opened: called when the peer has accepted a connection, and has yet to identify itself.
         on_connected: receives the connection, non-blocking.
         on_failed: receives the error of a failed attempt; OSError and WireError are retried, any
             other error is final.
@@ -50,15 +55,20 @@ class Target:
     ports: Ports | None
     hello: Identity
     screen: Callable[[Identity], None]
+    on_opened: Callable[[], None]
     on_connected: Callable[[socket.socket], None]
     on_failed: Callable[[Exception], None]
+
+
+_Name = tuple[str, str]
+_Answer = list[Endpoint] | Exception
 
 
 class _Attempt:
     """An attempt to open a connection.
 
     Args:
-        number: that of the target, to tell attempts apart that are due at the same time.
+        number: the target's number, a tie-breaker in the heap.
         target: what to connect to.
         pause: seconds until the next attempt, should this one fail.
     """
@@ -68,7 +78,7 @@ class _Attempt:
         self.target = target
         self.pause = pause
         self.endpoints: list[Endpoint] = []  # still to try
-        self.deadline = 0.0  # of the connection to one of them
+        self.begun = 0.0  # when connecting to one of them began
 
     def next(self) -> _Attempt:
         """The attempt after this one."""
@@ -80,13 +90,13 @@ class _Attempt:
 class Connector:
     """Opens connections until it is closed.
 
-    Only host names are looked up in threads of their own.
+    Runs in the caller's thread; only host names are resolved in other threads.
 
     Args:
         selector: where the connections are registered, with a function to call as data.
         secret: the job's secret.
         tls: the TLS contexts; None for connections without TLS.
-        wake: called in another thread to have `begin_due` called soon.
+        wake: called from another thread when `begin_due` has work.
     """
 
     def __init__(
@@ -101,10 +111,8 @@ class Connector:
         self._tls = tls
         self._wake = wake
         self._due: list[tuple[float, int, _Attempt]] = []
-        self._running = 0
-        self._lookups: ThreadPoolExecutor | None = None
-        self._resolved: queue.SimpleQueue[tuple[_Attempt, Future[list[Endpoint]]]]
-        self._resolved = queue.SimpleQueue()
+        self._looked_up: dict[_Name, list[_Attempt]] = {}
+        self._resolved: queue.SimpleQueue[tuple[_Name, _Answer]] = queue.SimpleQueue()
         self._connecting: dict[_Attempt, socket.socket] = {}
         self._handshakes = Handshakes(selector)
 
@@ -116,24 +124,24 @@ class Connector:
     def begin_due(self) -> None:
         """Begins the attempts that are due; call it before every wait."""
         while not self._resolved.empty():
-            self._look_at(*self._resolved.get())
-        while self._due and self._running < _MAX_AT_ONCE:
-            if self._due[0][0] > time.monotonic():
-                break
+            name, answer = self._resolved.get()
+            for attempt in self._looked_up.pop(name):
+                self._on_resolved(attempt, answer)
+        while self._due and self._due[0][0] <= time.monotonic() and self._has_room():
             self._begin(heapq.heappop(self._due)[2])
 
     def seconds_left(self, most: float) -> float:
         """Seconds until an attempt is due, or `most`."""
-        if not self._due or self._running >= _MAX_AT_ONCE:
+        if not self._due or not self._has_room():
             return most
         return min(most, max(0.0, self._due[0][0] - time.monotonic()))
 
     def tick(self) -> None:
-        """Gives up the attempts that are too slow; call it regularly."""
+        """Abandons the attempts that are too slow; call it regularly."""
         now = time.monotonic()
-        for attempt in [one for one in self._connecting if now >= one.deadline]:
+        for attempt in [one for one in self._connecting if now - one.begun >= CONNECT_SECONDS]:
             self._close(attempt)
-            self._connect(attempt, TimeoutError("timed out"))
+            self._connect(attempt, TimeoutError(errno.ETIMEDOUT, "timed out"))
         self._handshakes.tick()
 
     def close(self) -> None:
@@ -142,36 +150,34 @@ class Connector:
         for attempt in list(self._connecting):
             self._close(attempt)
         self._handshakes.close()
-        if self._lookups:
-            self._lookups.shutdown(wait=False, cancel_futures=True)
+
+    def _has_room(self) -> bool:
+        """Whether another attempt may begin."""
+        now = time.monotonic()
+        fast = sum(now - attempt.begun < _FAST_SECONDS for attempt in self._connecting)
+        busy = len(self._looked_up) + len(self._handshakes.pending) + fast
+        return busy < _MAX_AT_ONCE and len(self._connecting) < _MAX_CONNECTING
 
     def _begin(self, attempt: _Attempt) -> None:
-        self._running += 1
-        look_up = partial(dial_endpoints, attempt.target.address, attempt.target.ports)
-        found: Future[list[Endpoint]]
+        name = (attempt.target.address, str(attempt.target.ports))
         if is_numeric(split(attempt.target.address)[0]):
-            found = Future()
-            try:
-                found.set_result(look_up())
-            except OSError as error:
-                found.set_exception(error)
-            self._look_at(attempt, found)
-            return
-        if self._lookups is None:
-            self._lookups = ThreadPoolExecutor(_MAX_LOOKUPS, "tfdist-resolve")
-
-        def resolved(found: Future[list[Endpoint]]) -> None:
-            if not found.cancelled():
-                self._resolved.put((attempt, found))
-                self._wake()
-
-        self._lookups.submit(look_up).add_done_callback(resolved)
-
-    def _look_at(self, attempt: _Attempt, found: Future[list[Endpoint]]) -> None:
-        if isinstance(error := found.exception(), Exception):
-            self._failed(attempt, error)
+            self._on_resolved(attempt, _look_up(attempt.target))
+        elif name in self._looked_up:
+            self._looked_up[name].append(attempt)
         else:
-            attempt.endpoints = list(found.result())
+            self._looked_up[name] = [attempt]
+            resolve = partial(self._resolve, name, attempt.target)
+            threading.Thread(target=resolve, name="tfdist-resolve", daemon=True).start()
+
+    def _resolve(self, name: _Name, target: Target) -> None:
+        self._resolved.put((name, _look_up(target)))
+        self._wake()
+
+    def _on_resolved(self, attempt: _Attempt, answer: _Answer) -> None:
+        if isinstance(answer, Exception):
+            self._failed(attempt, answer)
+        else:
+            attempt.endpoints = list(answer)
             self._connect(attempt, OSError("no address"))
 
     def _connect(self, attempt: _Attempt, failure: OSError) -> None:
@@ -182,7 +188,7 @@ class Connector:
             except OSError as error:
                 failure = error
                 continue
-            attempt.deadline = time.monotonic() + CONNECT_SECONDS
+            attempt.begun = time.monotonic()
             self._connecting[attempt] = sock
             self._selector.register(sock, selectors.EVENT_WRITE, partial(self._opened, attempt))
             return
@@ -190,9 +196,7 @@ class Connector:
 
     def _opened(self, attempt: _Attempt) -> None:
         """Begins the handshake on a connection, or tries the next endpoint."""
-        sock = self._connecting.pop(attempt, None)
-        if sock is None:  # it was too slow
-            return
+        sock = self._connecting.pop(attempt)
         self._selector.unregister(sock)
         target = attempt.target
         try:
@@ -205,7 +209,6 @@ class Connector:
             return
 
         def done(_: Identity) -> None:
-            self._running -= 1
             target.on_connected(sock)
 
         def failed(error: Exception) -> None:
@@ -214,11 +217,11 @@ class Connector:
         steps = dialing(
             target.hello, self._secret, self._tls is not None, target.name, target.screen
         )
+        target.on_opened()
         deadline = time.monotonic() + _HANDSHAKE_SECONDS
         self._handshakes.begin(Pending(sock, target.address, steps, deadline, done, failed))
 
     def _failed(self, attempt: _Attempt, error: Exception) -> None:
-        self._running -= 1
         attempt.target.on_failed(error)
         if isinstance(error, (OSError, WireError)):
             due = time.monotonic() + attempt.pause
@@ -226,5 +229,13 @@ class Connector:
 
     def _close(self, attempt: _Attempt) -> None:
         sock = self._connecting.pop(attempt)
-        self._selector.unregister(sock)
+        with contextlib.suppress(KeyError):  # it could not be registered
+            self._selector.unregister(sock)
         sock.close()
+
+
+def _look_up(target: Target) -> _Answer:
+    try:
+        return dial_endpoints(target.address, target.ports)
+    except Exception as error:
+        return error

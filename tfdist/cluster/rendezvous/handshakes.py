@@ -120,11 +120,15 @@ class Handshakes:
         """Begins a handshake, and owns its connection until it is done."""
         self.pending[pending] = None
         pending.event = selectors.EVENT_READ
-        self._selector.register(pending.sock, pending.event, partial(self._serve, pending))
+        try:
+            self._selector.register(pending.sock, pending.event, partial(self._serve, pending))
+        except BaseException:
+            self.drop(pending)
+            raise
         self._serve(pending)
 
     def tick(self) -> None:
-        """Gives up those that are too slow; call it regularly."""
+        """Drops connections that are too slow; call it regularly."""
         now = time.monotonic()
         for pending in [p for p in self.pending if now >= p.deadline]:
             if pending.ended:
@@ -135,7 +139,8 @@ class Handshakes:
     def drop(self, pending: Pending) -> None:
         """Closes a connection at once."""
         del self.pending[pending]
-        self._selector.unregister(pending.sock)
+        with contextlib.suppress(KeyError):  # it could not be registered
+            self._selector.unregister(pending.sock)
         pending.sock.close()
 
     def close(self) -> None:
@@ -144,13 +149,17 @@ class Handshakes:
             self.drop(pending)
 
     def _serve(self, pending: Pending) -> None:
-        """Goes on with a connection that is ready."""
+        """Advances a connection that is ready."""
         if pending not in self.pending:
             return None
         if pending.ended:
-            with contextlib.suppress(OSError):
+            try:
                 if socket.socket.recv(pending.sock, 4096):
                     return None
+            except BlockingIOError:
+                return None
+            except OSError:
+                pass
             return self.drop(pending)
         try:
             result = pending.advance()
