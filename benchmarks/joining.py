@@ -10,7 +10,7 @@ ranks have imported or loaded what they need before the clock starts.
 
 For each number of ranks: seconds until all have left the barrier, and of these the rendezvous, the
 full mesh, and the core; then what rank 0 has spent on it: CPU seconds, bytes that its Python code
-has sent, additional peak memory; and its share of a core while all ranks are idle.
+has sent, additional memory; and its share of a core while all ranks are idle.
 """
 
 from __future__ import annotations
@@ -99,10 +99,13 @@ def mpi(ranks: int) -> dict[str, Any]:
             deadline = time.monotonic() + FLAGS.timeout
             while len(os.listdir(control)) <= ranks and process.poll() is None:
                 if time.monotonic() > deadline:
-                    process.kill()
+                    process.terminate()
                 time.sleep(0.1)
             time.sleep(0.5)  # the last one has to open it
-            go = os.open(control / "go", os.O_WRONLY | os.O_NONBLOCK)
+            try:
+                go = os.open(control / "go", os.O_WRONLY | os.O_NONBLOCK)
+            except OSError:
+                raise RuntimeError("mpirun has not started the ranks") from None
             try:
                 return row(process)
             finally:
@@ -110,7 +113,7 @@ def mpi(ranks: int) -> dict[str, Any]:
 
 
 def row(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What a program prints as its result."""
+    """The result row printed by a program."""
     assert process.stdout
     for line in process.stdout:
         if line.startswith("ROW "):

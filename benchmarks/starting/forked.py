@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
@@ -19,9 +20,15 @@ SPARE = 200
 
 
 def cpu_seconds() -> float:
-    """Of this process, so far."""
+    """CPU seconds used by this process."""
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return usage.ru_utime + usage.ru_stime
+
+
+def own_memory_kib() -> int:
+    """The memory that this process shares with no other."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_"))
 
 
 class Gate:
@@ -45,19 +52,19 @@ def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], i
 
     Args:
         ranks: how many.
-        join: starts a rank; returns what it has measured, and what ends it.
+        join: starts a rank; returns its measurements, and a function that shuts it down.
         idle: seconds for which the ranks stay idle.
 
     Returns:
-        `seconds` until the last rank has joined; the largest value of each number that the ranks
-        have measured; and of rank 0 `cpu_s`, `memory_kib` above what it had before, and `idle_cpu`.
+        `seconds` until the last rank has joined; the maximum over the ranks of each measurement;
+        and of rank 0 `cpu_s`, `memory_kib` (additional, once it has joined), and `idle_cpu`.
 
     Raises:
         RuntimeError: a rank has failed.
     """
     gates = [Gate() for _ in range(3)]
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, ranks + SPARE)), hard))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, 4 * ranks + SPARE)), hard))
     gc.collect()
     gc.freeze()  # or a collection would copy what the ranks share
     reports = []
@@ -66,7 +73,8 @@ def measure(ranks: int, join: Callable[[int], tuple[Row, Callable[[], None]]], i
         read, write = os.pipe()
         pid = os.fork()
         if not pid:
-            os.close(read)
+            for report in (read, *(other.fileno() for other in reports)):
+                os.close(report)
             _rank(rank, join, idle, gates, write)
         os.close(write)
         reports.append(os.fdopen(read))
@@ -113,12 +121,12 @@ def _rank(
 
     try:
         gates[0].wait()
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        memory = own_memory_kib()
         before = cpu_seconds()
         row, end = join(rank)
         row["end"] = time.monotonic()
         row["cpu_s"] = cpu_seconds() - before
-        row["memory_kib"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory
+        row["memory_kib"] = own_memory_kib() - memory
         say(row)
         gates[1].wait()
         before = cpu_seconds()

@@ -18,6 +18,7 @@ RUNS = {
         "codec": ((),),
         "collectives": (("threads", "quick"), ("processes", "quick"), ("processes",), ("many",)),
         "compressed": (("quick",), ()),
+        "copies": ((),),
         "data": (("20000",),),
         "endings": (("quick",), ()),
         "frames": (("20000",),),

@@ -58,6 +58,17 @@ def check_security(topology: Topology, options: Options, announce: Announce) -> 
         )
 
 
+def summary(topology: Topology, options: Options) -> str:
+    """How the job's processes recognize one another, in a few words."""
+    if options.tls:
+        return "TLS certificates and a secret" if options.secret else "TLS certificates"
+    if options.secret:
+        return "a secret"
+    if is_closed(topology, options):
+        return "none; only processes of this host can connect"
+    return f"none: anyone who can reach the workers' ports can take part. {_REMEDY}"
+
+
 def _hosts(topology: Topology) -> set[str]:
     return {split(worker.address)[0] for worker in topology.workers}
 

@@ -164,7 +164,7 @@ class RendezvousClient:
             known = range(self._topology.size)
             if type(count) is not int or not isinstance(some, list):
                 raise WireError("it sent an invalid number of missing workers")
-            if any(rank not in known for rank in some):
+            if any(type(rank) is not int or rank not in known for rank in some):
                 raise WireError("it sent an invalid list of missing workers")
             self._missing = (count, some)
         return bool(header["kind"] == "go")

@@ -71,7 +71,7 @@ void AMessageAfterACollective() {
     std::vector<float> values(10, static_cast<float>(group.rank())), message(1, 1.0f);
     // Of the root, 1, rank 0 hears through one of these.
     if (group.rank() > 1) Sleep(0.6);
-    Call(group, Kind::kBroadcast, values, -1);
+    Call(group, Kind::kBroadcast, values);
     if (group.rank() == 1) Call(group, Kind::kReceive, message, 0);
     if (group.rank() == 0) Call(group, Kind::kSend, message, 1);
     EXPECT(values[9] == 1.0f && message[0] == 1.0f);

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 
 from tfdist.cluster import Topology, check_own, from_environment
+from tfdist.cluster.auth.trust import summary
 from tfdist.errors import ClusterError
 from tfdist.launch.commands.doctor.probe import ProbeResult, probe
 from tfdist.launch.commands.doctor.section import Context, Section
+from tfdist.options import Options
 
 _SECONDS = 5.0
 _AT_ONCE = 32
@@ -26,6 +29,9 @@ def check(context: Context) -> Section:
     section = Section([("TF_CONFIG", "valid")])
     section.add("this process", f"rank {topology.rank} of {topology.size}: {topology.me}")
     section.add("chief", str(topology.chief))
+    with contextlib.suppress(ValueError):  # `settings` reports which
+        options = Options.from_environment(dict(context.environment))
+        section.add("authentication", summary(topology, options))
     try:
         check_own(topology.me.address, name=str(topology.me))
         section.add("own address", "on this host, and free")
