@@ -233,6 +233,15 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
     return unconverted
 
 
+def is_seed_state(variable: Any) -> bool:
+    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by the name it has.
+
+    Keras marks the state in no other way, and generators need not belong to the model.
+    """
+    name: str = variable.name.partition(":")[0]
+    return name.rpartition("/")[2] == "seed_generator_state"
+
+
 @contextlib.contextmanager
 def unchanged_state() -> Iterator[None]:
     """Restores all state after layers are called inside it.
