@@ -31,7 +31,7 @@ class ProgramMismatchError(TfdistError, RuntimeError):
 
 
 class UnsupportedError(TfdistError, RuntimeError):
-    """The chosen communication does not support the requested operation."""
+    """tfdist, or the collectives in use, do not support what was requested."""
 
 
 class PartitionError(TfdistError, ValueError):

@@ -64,6 +64,7 @@ __all__ = [
     "get_keras_mask",
     "graph_of",
     "in_callers_state",
+    "is_seed_state",
     "is_transparent",
     "legacy_h5_format",
     "loss_function_of",
