@@ -31,7 +31,7 @@ class ProgramMismatchError(TfdistError, RuntimeError):
 
 
 class UnsupportedError(TfdistError, RuntimeError):
-    """tfdist, or the collectives in use, do not support what was requested."""
+    """The requested operation, model or setting is not supported here."""
 
 
 class PartitionError(TfdistError, ValueError):
