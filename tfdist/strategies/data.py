@@ -24,7 +24,7 @@ from tfdist.internals.tensorflow import (
 )
 from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
-from tfdist.strategies.same_files import check_same_files
+from tfdist.strategies.same_files import describe_files
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -51,8 +51,6 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         )
     _require_batches(dataset)
     if extended.worker_count > 1 and not splits_batches(dataset):
-        if _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF:
-            check_same_files(extended.group, dataset)
         distributed = get_distributed_dataset(
             dataset,
             extended.input_workers(options),
@@ -61,7 +59,9 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
             input_context=_input_context(extended),
             options=options,
         )
-        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
+        shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
+        files = describe_files(dataset) if shares else ""
+        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
     first = extended.first_replica
     watcher = current_watcher()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import ProgramMismatchError
@@ -14,19 +15,30 @@ from tfdist.internals.tensorflow import dataset_sources
 from tfdist.strategies.group import Group
 
 
-def check_same_files(group: Group, dataset: Any) -> None:
-    """Compares the names of a dataset's files, without their folders; called by all workers.
+def describe_files(dataset: Any) -> str:
+    """The names of a dataset's files, without their folders, in short: the same on all workers."""
+    return ", ".join(map(_described, dataset_sources(dataset)))
+
+
+def check_same_files(group: Group, described: Sequence[str]) -> None:
+    """Checks that all workers were given the same files in the same order.
+
+    Args:
+        group: the workers.
+        described: `describe_files` of each worker; "" if it does not read a share of files.
 
     Raises:
-        ProgramMismatchError: the workers were given different files, or the same in another order.
+        ProgramMismatchError: they were not.
     """
-    sources = group.exchange("files", ", ".join(map(_described, dataset_sources(dataset))))
-    for rank, source in enumerate(sources):
-        if source != sources[0]:
+    for rank, files in enumerate(described):
+        if files != described[0]:
             workers = group.topology.workers
+            chiefs, others = (
+                text or "no files to read a share of" for text in (described[0], files)
+            )
             raise ProgramMismatchError(
-                f"The workers read different data: {workers[0]} has {sources[0]} where "
-                f"{workers[rank]} has {source}. Every worker must be given all files, in the same "
+                f"The workers read different data: {workers[0]} has {chiefs} where "
+                f"{workers[rank]} has {others}. Every worker must be given all files, in the same "
                 "order, and reads its share of them: don't shard the data by hand, and sort the "
                 "names of files. To shard files by hand, set the auto_shard_policy in the "
                 "dataset's options to OFF."

@@ -83,6 +83,9 @@ def files_sharded_by_hand(strategy):
             ),
             "interleave": message(lambda: fit(model, interleaved(slices(names[rank::size])))),
             "Dataset.shard": message(lambda: fit(model, interleaved(listed.shard(size, rank)))),
+            "one worker": message(
+                lambda: fit(model, batches(*rows(16), 4) if rank else interleaved(slices(names)))
+            ),
             "order": message(lambda: fit(model, interleaved(slices(names[:: -1 if rank else 1])))),
         }
         # The same, though in separate folders.
