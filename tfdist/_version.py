@@ -1,3 +1,16 @@
-"""The package's version, readable without importing anything else."""
+"""The package's version and those it was tested with, readable without importing anything else."""
 
 __version__ = "0.1.0"
+
+NEWEST_TESTED = {"tensorflow": "2.21", "keras": "3.15"}
+"""The newest versions that the tests have been run with."""
+
+
+def is_newer(found: str, tested: str) -> bool:
+    """Whether a version is newer than a release, of which later patches count as the same.
+
+    Example:
+        >>> is_newer("3.15.4", "3.15"), is_newer("3.16.0", "3.15")
+        (False, True)
+    """
+    return [int(part) for part in found.split(".")[:2]] > [int(part) for part in tested.split(".")]

@@ -31,7 +31,7 @@ class ProgramMismatchError(TfdistError, RuntimeError):
 
 
 class UnsupportedError(TfdistError, RuntimeError):
-    """The chosen communication does not support the requested operation."""
+    """The requested operation, model or setting is not supported here."""
 
 
 class PartitionError(TfdistError, ValueError):

@@ -92,6 +92,14 @@ def test_a_version_that_does_not_fit(found, problem, monkeypatch):
     assert re.fullmatch(problem, section.problems[0])
 
 
+def test_a_version_newer_than_those_tested(monkeypatch):
+    monkeypatch.setattr(versions, "_installed", lambda *names: "99.1.0rc0")
+    section = versions.check(Context({}))
+    assert rows(section)["Keras"].startswith("99.1.0rc0 (newer than 3.")
+    assert rows(section)["NumPy"] == "99.1.0rc0"
+    assert not any("Keras" in problem for problem in section.problems)
+
+
 def test_the_memory_of_a_container(tmp_path, monkeypatch):
     (tmp_path / "memory.max").write_text(str(1 << 29))
     monkeypatch.setattr(host, "_MEMORY_LIMITS", (str(tmp_path / "memory.max"),))

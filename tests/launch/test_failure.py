@@ -20,6 +20,7 @@ from tfdist.launch.job.report import describe
 
 TRACE = ("Traceback (most recent call last):", "ValueError: bad")
 VICTIM = ("Traceback (most recent call last):", "tfdist.errors.PeerLostError: worker 2 was lost")
+CHAINED = "During handling of the above exception, another exception occurred:"
 
 
 def failed(rank, *, status=1, tail=TRACE, log="log", host=0):
@@ -33,6 +34,9 @@ def failed(rank, *, status=1, tail=TRACE, log="log", host=0):
         (failed(1, status=77), 77, Doubt.NONE, "failed with exit code 77"),
         (failed(1, tail=VICTIM), 1, Doubt.VICTIM, "failed with exit code 1"),
         (failed(1, tail=("UnavailableError: peer",)), 1, Doubt.VICTIM, "failed"),
+        (failed(1, tail=(*VICTIM, *TRACE)), 1, Doubt.NONE, "failed"),
+        (failed(1, tail=("saw UnavailableError", *TRACE, "bye")), 1, Doubt.NONE, "failed"),
+        (failed(1, tail=(*VICTIM, "", CHAINED, "", *TRACE)), 1, Doubt.VICTIM, "failed"),
         (failed(0, tail=(), log=""), 1, Doubt.UNSEEN, "failed"),
         (failed(0, status=-6, tail=(), log=""), 134, Doubt.NONE, "was killed by SIGABRT"),
         (failed(1, status=-9, tail=VICTIM), 137, Doubt.NONE, "SIGKILL.* memory"),

@@ -47,3 +47,10 @@ def test_an_implementation_that_the_native_collectives_do_not_have():
     assert said.startswith("`implementation` of `communication_options` is for TensorFlow's")
     assert "NCCL" in said
     assert others == []
+
+
+def test_a_timeout_that_only_the_first_strategy_sets():
+    (said,), others = GROUPS["2"].run(f"{MIRRORED}:another_timeout")
+    assert "`timeout_seconds` of `communication_options`" in said
+    assert "Received: 7 s" in said
+    assert others == []

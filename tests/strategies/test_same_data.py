@@ -31,6 +31,16 @@ def test_data_sharded_by_hand(group):
     assert answers[0][0] == answers[1][0]
 
 
+def test_files_sharded_by_hand():
+    for said in GROUPS["2"].run(f"{SAME_DATA}:files_sharded_by_hand"):
+        for message in said.values():
+            check_refused(message)
+        assert "worker 0 (" in said["reader"] and "2 files from '0.txt' on" in said["reader"]
+        assert "2 files from '1.txt' on" in said["reader"]
+        assert "has shard 0, 4 files" in said["Dataset.shard"]
+        assert "4 files from '3.txt' on" in said["order"]
+
+
 def test_other_batches():
     for said in GROUPS["2"].run(f"{SAME_DATA}:other_sizes"):
         for name in ("tf.data", "steps", "rows"):

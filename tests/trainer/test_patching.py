@@ -7,11 +7,13 @@ import subprocess
 import sys
 import textwrap
 import types
+import warnings
 
 import keras
 import pytest
 
 from tfdist.errors import UnsupportedError
+from tfdist.internals import contract
 from tfdist.internals.contract import TARGETS, Target, check_targets
 from tfdist.internals.optimizer import overrides
 from tfdist.trainer import install
@@ -60,6 +62,16 @@ def test_all_that_is_replaced_is_known_and_the_other_way_round():
     names = {name for name, layers in all_layers().items() if not layers}
     # Those of an older Keras are left alone in a newer one.
     assert names <= {"Variable._initialize"}
+
+
+def test_newer_versions_give_one_warning(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "99.0.0")
+    contract._warn_of_newer_versions.cache_clear()
+    with pytest.warns(UserWarning, match=r"tested with Keras up to .* Received: Keras 99\.0\.0"):
+        check_targets(TARGETS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_targets(TARGETS)
 
 
 def test_a_layer_is_not_put_around_itself(target):

@@ -6,13 +6,16 @@ correct gradients and files depend on these functions.
 
 from __future__ import annotations
 
+import functools
 import inspect
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist._version import NEWEST_TESTED, is_newer
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import (
     BaseOptimizer,
@@ -233,6 +236,8 @@ _STARS: dict[Any, str] = {
 def check_targets(targets: dict[str, Target]) -> None:
     """Checks that the functions tfdist replaces exist, with the expected parameters.
 
+    Warns, once, of versions that tfdist has not been tested with.
+
     Raises:
         UnsupportedError: a function is missing or has different parameters.
     """
@@ -244,6 +249,21 @@ def check_targets(targets: dict[str, Target]) -> None:
                 f"parameters: {label}({' or '.join(target.parameters)}). Received: {found}, in "
                 f"Keras {keras.__version__} and TensorFlow {tf.__version__}. Install versions "
                 "supported by tfdist, or a newer tfdist."
+            )
+    _warn_of_newer_versions()
+
+
+@functools.cache
+def _warn_of_newer_versions() -> None:
+    # Equal parameters do not mean equal behavior.
+    for title, package in (("Keras", keras), ("TensorFlow", tf)):
+        tested, found = NEWEST_TESTED[package.__name__], package.__version__
+        if is_newer(found, tested):
+            warnings.warn(
+                f"tfdist was tested with {title} up to {tested}. Received: {title} {found}, which "
+                "is newer. Compare a short training with one process, or install "
+                f"'{package.__name__}=={tested}.*'.",
+                stacklevel=3,
             )
 
 

@@ -64,6 +64,7 @@ __all__ = [
     "get_keras_mask",
     "graph_of",
     "in_callers_state",
+    "is_seed_state",
     "is_transparent",
     "legacy_h5_format",
     "loss_function_of",
@@ -231,6 +232,15 @@ def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:
 
     unconverted: Callable[..., Any] = autograph.autograph_artifact(run)
     return unconverted
+
+
+def is_seed_state(variable: Any) -> bool:
+    """Whether a `tf.Variable` is the state of a `keras.random.SeedGenerator`, by the name it has.
+
+    Keras marks the state in no other way, and generators need not belong to the model.
+    """
+    name: str = variable.name.partition(":")[0]
+    return name.rpartition("/")[2] == "seed_generator_state"
 
 
 @contextlib.contextmanager

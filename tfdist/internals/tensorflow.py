@@ -47,6 +47,7 @@ __all__ = [
     "SyncOnReadVariable",
     "abort_collectives",
     "dataset_operations",
+    "dataset_sources",
     "default_variable_creator",
     "discard_next",
     "distribute_lib",
@@ -180,6 +181,29 @@ def dataset_operations(dataset: Any) -> set[str]:
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
     return names
+
+
+def dataset_sources(dataset: Any) -> list[Any]:
+    """The strings that a pipeline begins with, such as names of files, and the shards it takes.
+
+    Returns:
+        A list of strings for each source, and a number for each `Dataset.shard`, the last first.
+    """
+    found: list[Any] = []
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        pending.extend(part._inputs())
+        files = getattr(part, "_filenames", None)
+        if hasattr(files, "_inputs"):
+            pending.append(files)
+        tensors = [files, getattr(part, "_index", None), *getattr(part, "_tensors", ())]
+        for values in (t.numpy() for t in tensors if hasattr(t, "numpy")):
+            if values.dtype.hasobject:
+                found.append([str(v, errors="replace") for v in values.ravel().tolist()])
+            elif hasattr(part, "_num_shards"):
+                found.append(values.item())
+    return found
 
 
 def end_in_background(iterator: Any) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,8 +31,7 @@ def deferred_variables() -> Iterator[list[Any]]:
     global_state.set_global_attribute(_WAITING, waiting)
     try:
         with (
-            _replaced(Trainer, "compile_from_config", lambda model, config: None),
-            _replaced(Variable, "__init__", _init_later),
+            _deferring_in_this_thread(),
             # Otherwise a file's values for all stages would fill this stage's device.
             tf.device("CPU:0"),
             keras.StatelessScope(initialize_variables=False) as scope,
@@ -45,17 +46,28 @@ def deferred_variables() -> Iterator[list[Any]]:
         global_state.set_global_attribute(_WAITING, before)
 
 
+_lock = threading.Lock()
+_deferring: list[int] = []  # The threads that defer, once for each nested scope.
+
+
 @contextlib.contextmanager
-def _replaced(owner: type, name: str, value: Any) -> Iterator[None]:
-    before = vars(owner).get(name)
-    setattr(owner, name, value)
+def _deferring_in_this_thread() -> Iterator[None]:
+    """Replaces methods of Keras's classes, while any thread needs it, for those threads only.
+
+    Meanwhile other threads may load models and create variables, which get their values as usual.
+    """
+    thread = threading.get_ident()
+    with _lock:
+        if not _deferring:
+            _replace_methods()
+        _deferring.append(thread)
     try:
         yield
     finally:
-        if before is None:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
+        with _lock:
+            _deferring.remove(thread)
+            if not _deferring:
+                _restore_methods()
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -63,14 +75,59 @@ def _constant(value: Any) -> Callable[..., Any]:
 
 
 def _init_later(
-    self: Any, initializer: Any, shape: Any = None, dtype: Any = None, *args: Any, **kwargs: Any
+    init: Callable[..., None],
+    self: Any,
+    initializer: Any,
+    shape: Any = None,
+    dtype: Any = None,
+    *args: Any,
+    **kwargs: Any,
 ) -> None:
     # Keras defers only values from initializers, not constants.
     if not callable(initializer) and not isinstance(initializer, str):
         value = keras.ops.convert_to_tensor(initializer, dtype=dtype)
         shape, dtype = value.shape, dtype or keras.backend.standardize_dtype(value.dtype)
         initializer = _constant(value)
-    super(Variable, self).__init__(initializer, shape, dtype, *args, **kwargs)
+    init(self, initializer, shape, dtype, *args, **kwargs)
+
+
+def _do_not_compile(compile_from_config: Callable[..., None], self: Any, config: Any) -> None:
+    pass
+
+
+_REPLACEMENTS: tuple[tuple[type, str, Callable[..., None]], ...] = (
+    (Trainer, "compile_from_config", _do_not_compile),
+    (Variable, "__init__", _init_later),
+)
+_own: dict[tuple[type, str], Any] = {}  # The replaced methods; None for an inherited one.
+
+
+def _replace_methods() -> None:
+    for owner, name, replacement in _REPLACEMENTS:
+        _own[owner, name] = vars(owner).get(name)
+        setattr(owner, name, _where_deferring(getattr(owner, name), replacement))
+
+
+def _restore_methods() -> None:
+    for (owner, name), method in _own.items():
+        if method is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, method)
+    _own.clear()
+
+
+def _where_deferring(
+    method: Callable[..., None], replacement: Callable[..., None]
+) -> Callable[..., None]:
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> None:
+        if threading.get_ident() in _deferring:
+            replacement(method, self, *args, **kwargs)
+        else:
+            method(self, *args, **kwargs)
+
+    return call
 
 
 def stored_dtype(variable: Any) -> Any:

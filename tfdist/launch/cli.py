@@ -61,5 +61,6 @@ def _help_text() -> str:
         "examples:\n"
         "  tfdist run -n 4 train.py --epochs 10\n"
         "  tfdist run --help\n"
-        "  tfdist doctor"
+        "  tfdist doctor\n\n"
+        "docs/settings.md lists the environment variables that tfdist reads."
     )

@@ -131,7 +131,7 @@ class PipelineModel(FullModel):
 
         Example:
             ```python
-            from tfdist.pipeline.simulation.gantt import draw
+            from tfdist.pipeline import draw
 
             for _ in range(2):
                 timeline = model.timeline_on_batch(x, y)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import zlib
 from typing import Any
 
 import tensorflow as tf
@@ -135,7 +136,7 @@ def replica_communicators(
             DeviceCommunicator(local, _sized(workers_of_device, options))
             for local, workers_of_device in zip(group.native_devices(devices), remote, strict=True)
         ]
-    local_key = hash(tuple(devices)) % 2**30
+    local_key = zlib.crc32(" ".join(devices).encode()) % 2**30
     return [
         TensorFlowCommunicator(
             device,

@@ -24,6 +24,7 @@ from tfdist.internals.tensorflow import (
 )
 from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
+from tfdist.strategies.same_files import describe_files
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -58,7 +59,9 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
             input_context=_input_context(extended),
             options=options,
         )
-        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY)
+        shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
+        files = describe_files(dataset) if shares else ""
+        agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
     first = extended.first_replica
     watcher = current_watcher()
@@ -138,7 +141,7 @@ def splits_batches(dataset: Any) -> bool:
     """
     if _in_order():
         return True
-    policy = dataset.options().experimental_distribute.auto_shard_policy
+    policy = _policy(dataset)
     shard = tf.data.experimental.AutoShardPolicy
     if policy in (shard.DATA, shard.HINT):
         return True
@@ -265,6 +268,10 @@ def _require_batches(dataset: Any) -> None:
                 f"component is the rows. Received: an element with a scalar, {spec}. "
                 "Call `.batch(global_batch_size)` on the dataset."
             )
+
+
+def _policy(dataset: Any) -> Any:
+    return dataset.options().experimental_distribute.auto_shard_policy
 
 
 def _reads_files(dataset: Any) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import tensorflow as tf
 
 from tfdist.cluster import Session, Topology, meet
+from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import registry
 from tfdist.collective.communicator_interface import Alone
@@ -43,6 +44,8 @@ class Group:
         self._lost = threading.Event()
         self._step_began: float | None = None
         self._native: dict[str, NativeCommunicator] = {}
+        self._timeouts: dict[str, float] = {}
+        self._warned_of_timeout = False
         self._parts: dict[str, NativeCommunicator | None] = {}
         self._devices: list[NativeCommunicator] = []
         self._serves_tensorflow = False
@@ -55,8 +58,8 @@ class Group:
 
         Args:
             name: the communicator's name.
-            timeout: seconds a collective may take, if the communicator is created by this call;
-                by default the value in the settings.
+            timeout: seconds a collective may take, if the communicator is created by this call,
+                otherwise ignored with a warning; by default the value in the settings.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
@@ -69,6 +72,9 @@ class Group:
             assert communicator is not None
             self.session.on_peer_lost(communicator.abort)
             self._native[name] = communicator
+            self._timeouts[name] = options.collective_timeout
+        elif timeout and timeout != self._timeouts[name]:
+            self._warn_of_timeout(timeout, self._timeouts[name])
         return self._native[name]
 
     def native_part(
@@ -136,6 +142,17 @@ class Group:
             if communicator is not None:
                 communicator.close()
         self.session.close()
+
+    def _warn_of_timeout(self, ignored: float, used: float) -> None:
+        if self._warned_of_timeout or not self.topology.is_chief:
+            return
+        self._warned_of_timeout = True
+        say(
+            "tfdist: the first strategy of a process sets `timeout_seconds` of "
+            f"`communication_options` for all. Received: {ignored:g} s for a later strategy, whose "
+            f"collectives keep the {used:g} s of the first. Pass it to the first one, or set "
+            "TFDIST_COLLECTIVE_TIMEOUT."
+        )
 
     def _options(self, timeout: float | None) -> Options:
         if not timeout:

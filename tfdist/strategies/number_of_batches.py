@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.internals.extended import set_batches
 from tfdist.strategies.first_batch import different_data
+from tfdist.strategies.same_files import check_same_files
 
 
 def agree_on_end(
@@ -18,6 +19,7 @@ def agree_on_end(
     *,
     same_data: bool = False,
     per_worker_hint: bool = True,
+    files: str = "",
 ) -> None:
     """Sets the number of batches and how their end is detected, the same on all workers.
 
@@ -29,17 +31,19 @@ def agree_on_end(
         batches: this worker's number of batches, or TensorFlow's constant for an unknown number.
         same_data: whether all workers read the same batches.
         per_worker_hint: whether an error suggests how to read separate data on each worker.
+        files: `describe_files` of the dataset, if this worker reads a share of its files.
 
     Raises:
         ProgramMismatchError: the workers must read the same data, and do not.
     """
-    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data]))
+    texts = extended.group.exchange("number of batches", json.dumps([batches, same_data, files]))
     answers = [tuple(json.loads(text)) for text in texts]
     for rank, answer in enumerate(answers):
-        if answer != answers[0] and (same_data or answer[1]):
-            both = _batches(*answers[0]), _batches(*answer)
+        if answer[:2] != answers[0][:2] and (same_data or answer[1]):
+            both = _batches(*answers[0][:2]), _batches(*answer[:2])
             raise different_data(extended.group, rank, *both, per_worker_hint=per_worker_hint)
-    counts = [count for count, _ in answers]
+    check_same_files(extended.group, [answer[2] for answer in answers])
+    counts = [count for count, _, _ in answers]
     known = min(counts) >= 0
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
     same = endless or (known and len(set(counts)) == 1)

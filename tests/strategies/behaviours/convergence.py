@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).parents[3] / "benchmarks"))
+import pytest
 
-from converging.job import Job
-from converging.tasks import TASKS
-from converging.training import train
+with pytest.MonkeyPatch.context() as patch:
+    patch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
+    from converging.job import Job
+    from converging.tasks import TASKS
+    from converging.training import train
 
 
 def digits(strategy, name):

@@ -70,6 +70,15 @@ def another_implementation(strategy):
     return [call.args[0] for call in say.call_args_list]
 
 
+def another_timeout(strategy):
+    """What is said of timeouts for strategies after the first."""
+    with mock.patch("tfdist.strategies.group.say") as say:
+        for seconds in (strategy.extended.group.options.collective_timeout, 7.0, 8.0):
+            options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
+            tfdist.MultiWorkerMirroredStrategy(communication_options=options)
+    return [call.args[0] for call in say.call_args_list]
+
+
 def weights_everywhere(strategy):
     """Each device holds the same weights after training."""
     mirrored = tfdist.MirroredStrategy()

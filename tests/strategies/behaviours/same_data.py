@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -52,6 +54,45 @@ def sharded_by_hand(strategy):
     said["validation"] = message(lambda: fit(model, x, y, epochs=1, validation_data=mine))
     fit(model, x, y)  # They are still together.
     return said, untouched, model.get_weights()
+
+
+def files_sharded_by_hand(strategy):
+    """What is said of lists of files that differ among workers, by kind."""
+    rank, size = strategy.extended.worker_rank, strategy.extended.worker_count
+    model = compile_mlp(strategy)
+    with tempfile.TemporaryDirectory() as folder:
+        names = [f"{folder}/{i}.txt" for i in range(4)]
+        for name in names:
+            with open(name, "w") as file:
+                file.writelines(f"{row}\n" for row in range(4))
+
+        def parsed(lines):
+            x = lines.map(lambda line: tf.fill([8], tf.strings.to_number(line)))
+            return x.map(lambda x: (x, 1)).batch(4)
+
+        def interleaved(names):
+            return parsed(names.interleave(tf.data.TextLineDataset))
+
+        slices = tf.data.Dataset.from_tensor_slices
+        listed = tf.data.Dataset.list_files(f"{folder}/*.txt")
+        off = tf.data.Options()
+        off.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy.OFF
+        said = {
+            "reader": message(
+                lambda: fit(model, parsed(tf.data.TextLineDataset(names[rank::size])))
+            ),
+            "interleave": message(lambda: fit(model, interleaved(slices(names[rank::size])))),
+            "Dataset.shard": message(lambda: fit(model, interleaved(listed.shard(size, rank)))),
+            "one worker": message(
+                lambda: fit(model, batches(*rows(16), 4) if rank else interleaved(slices(names)))
+            ),
+            "order": message(lambda: fit(model, interleaved(slices(names[:: -1 if rank else 1])))),
+        }
+        # The same, though in separate folders.
+        fit(model, parsed(tf.data.TextLineDataset(names)))
+        fit(model, interleaved(listed))
+        fit(model, interleaved(slices(names[rank::size])).with_options(off))
+    return said
 
 
 def _with_noise(x, y):

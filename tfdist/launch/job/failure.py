@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import enum
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-# In the last lines of a worker, these indicate that it lost another worker.
-_VICTIM_MARKS = ("PeerLostError", "UnavailableError")
+# Exceptions of a worker that lost another one.
+_LOST_PEER = ("PeerLostError", "UnavailableError")
+# The line of a traceback that names the exception, and those between chained ones.
+_EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::|$)")
+_CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNAL_BASE = 128
 
 
@@ -97,9 +101,8 @@ def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], lo
         doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
     else:
         event, code = f"failed with exit code {status}", status
-        text = "\n".join(tail)
         doubt = Doubt.NONE if log else Doubt.UNSEEN
-        if any(mark in text for mark in _VICTIM_MARKS):
+        if any(name in _LOST_PEER for name in _last_exceptions(tail)):
             doubt = Doubt.VICTIM
     return Failure(
         host=host,
@@ -111,6 +114,19 @@ def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], lo
         rank=rank,
         log=log,
     )
+
+
+def _last_exceptions(tail: Sequence[str]) -> list[str]:
+    """The class of the last exception in a worker's output, and of those that it is chained to."""
+    names: list[str] = []
+    for line in reversed(tail):
+        if line.startswith(_CHAINED):
+            names.append("")
+        elif found := _EXCEPTION.match(line):
+            if names and names[-1]:
+                break
+            names.append(found[1])
+    return names
 
 
 def stopped_by(host: int, number: signal.Signals) -> Failure:

@@ -13,7 +13,7 @@ class WorkerPlan:
     """One worker to start.
 
     Attributes:
-        rank: its rank in the whole job.
+        rank: its rank in the job.
         command: the program and its arguments.
         settings: the variables added to the environment that it inherits.
     """

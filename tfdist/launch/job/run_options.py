@@ -218,7 +218,10 @@ examples:
 The first worker that fails ends the job: the others are stopped, its last lines of output are
 shown, and this command exits with its exit code (128 + the signal number if it was killed).
 Ctrl-C interrupts all workers; a second Ctrl-C kills them. No worker, nor any process in a
-worker's process group, outlives this command, even if it is killed."""
+worker's process group, outlives this command, even if it is killed.
+
+Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/settings.md; `tfdist doctor`
+shows those that are set."""
 
 
 def _workers(text: str) -> int | None:

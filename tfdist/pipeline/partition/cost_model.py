@@ -8,7 +8,7 @@ import math
 from tfdist.pipeline.partition.graph import Call, Graph
 from tfdist.pipeline.partition.sizes import bytes_of, concrete, count, variable_bytes
 
-# A nominal machine: multiply-adds per second, and bytes per second to and from memory.
+# A nominal processor: multiply-adds per second, and bytes per second to and from memory.
 _MULTIPLICATIONS = 1e10
 _BYTES = 1e10
 
@@ -52,7 +52,7 @@ def estimate(graph: Graph, rows: int) -> list[CallCost]:
 
     Each element of a matrix or kernel is multiplied once per row and position of the values, and
     twice in the backward pass; those of an embedding are looked up. The seconds are those of a
-    nominal machine.
+    nominal processor.
 
     Args:
         graph: the model.

@@ -74,13 +74,6 @@ class Partition:
         """The model's inputs that a stage consumes."""
         return tuple(key for key in self.stages[stage].inputs if key in self.graph.inputs)
 
-    def model_outputs(self, stage: int) -> tuple[Key, ...]:
-        """The model's outputs that a stage produces."""
-        return tuple(key for key in self.stages[stage].outputs if self._is_made(key, stage))
-
-    def _is_made(self, key: Key, stage: int) -> bool:
-        return key in self.graph.outputs and self.where(key) == stage
-
     @functools.cached_property
     def _makers(self) -> dict[Key, int]:
         return {

@@ -66,12 +66,6 @@ class Stage:
         read = (v for call in self.calls for v in call.reads if v.trainable)
         return unique((*layers, *read))
 
-    @property
-    def non_trainable_variables(self) -> list[keras.Variable]:
-        """Those of `variables` that are not trained: statistics, seed states, frozen weights."""
-        trained = {id(v) for v in self.trainable_variables}
-        return [v for v in self.variables if id(v) not in trained]
-
     def __call__(
         self, values: Mapping[Key, Any], training: bool | None = None, after: After | None = None
     ) -> dict[Key, Any]:

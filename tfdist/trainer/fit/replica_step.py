@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.internals.keras import Model
+from tfdist.internals.keras import Model, is_seed_state
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
@@ -165,8 +165,7 @@ def _changed_statistics(step: Step) -> list[Any]:
     return [
         v
         for v in step.written.values()
-        if v.dtype not in (tf.string, tf.resource, tf.variant)
-        and "seed_generator_state" not in v.name
+        if v.dtype not in (tf.string, tf.resource, tf.variant) and not is_seed_state(v)
     ]
 
 

@@ -53,6 +53,7 @@ def _parse(arguments: Sequence[str]) -> float | None:
         prog="tfdist doctor",
         description="Checks this host, its settings, TF_CONFIG and the connections to the other "
         "workers; exits with code 1 if there are problems.",
+        epilog="docs/settings.md lists all environment variables that tfdist reads.",
         allow_abbrev=False,
     )
     parser.add_argument(

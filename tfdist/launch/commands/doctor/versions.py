@@ -6,7 +6,7 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
 
-from tfdist._version import __version__
+from tfdist._version import NEWEST_TESTED, __version__, is_newer
 from tfdist.launch.commands.doctor.section import Context, Section
 
 # The oldest supported version, and the first that is too new ("" for none). A test compares them
@@ -25,7 +25,10 @@ def check(context: Context) -> Section:
             sign + number for sign, number in ((">=", oldest), ("<", too_new)) if number
         )
         found = _installed(package, *_OTHER_NAMES.get(package, ()))
-        section.add(title, found or "not installed")
+        tested = NEWEST_TESTED.get(package)
+        newer = bool(tested and found and is_newer(found, tested))
+        note = f" (newer than {tested}, which tfdist was tested with)" if newer else ""
+        section.add(title, f"{found or 'not installed'}{note}")
         if not found:
             section.problems.append(f"{title} is missing: pip install '{package}{wanted}'")
         elif not supported(found, oldest, too_new):
