@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute import distribute_lib, distribute_utils
 from tensorflow.python.distribute.cross_device_ops import simple_broadcast
@@ -197,12 +198,12 @@ def dataset_sources(dataset: Any) -> list[Any]:
         files = getattr(part, "_filenames", None)
         if hasattr(files, "_inputs"):
             pending.append(files)
-        tensors = [files, getattr(part, "_index", None), *getattr(part, "_tensors", ())]
-        for values in (t.numpy() for t in tensors if hasattr(t, "numpy")):
-            if values.dtype.hasobject:
-                found.append([str(v, errors="replace") for v in values.ravel().tolist()])
-            elif hasattr(part, "_num_shards"):
-                found.append(values.item())
+        for tensor in (files, *getattr(part, "_tensors", ())):
+            if getattr(tensor, "dtype", None) == "string" and hasattr(tensor, "numpy"):
+                names = np.ravel(tensor.numpy()).tolist()
+                found.append([str(name, errors="replace") for name in names])
+        if hasattr(part, "_num_shards") and hasattr(index := part._index, "numpy"):
+            found.append(index.numpy().item())
     return found
 
 
