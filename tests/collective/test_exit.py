@@ -1,4 +1,4 @@
-"""A process that an exception ends leaves at once, and the others hear of it."""
+"""A process that ends leaves all groups at once, and the others hear of it, and why."""
 
 from __future__ import annotations
 
@@ -30,14 +30,33 @@ PROGRAM = textwrap.dedent(
 )
 
 
-def start(addresses, index):
+TWO_GROUPS = textwrap.dedent(
+    """
+    import sys, threading
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    second = tfdist.collective.communicator().split("second", [0, 1])
+    if second.rank == 1:
+        waiting = threading.Thread(
+            target=tfdist.collective.barrier, kwargs={"communicator": "second"}, daemon=True
+        )
+        waiting.start()
+        sys.stdin.readline()
+    else:
+        tfdist.collective.barrier()
+    """
+)
+
+
+def start(addresses, index, program=PROGRAM):
     more = {
         "TF_CONFIG": tf_config(addresses, index),
         "TFDIST_COLLECTIVE_TIMEOUT": str(FAR),
         "TFDIST_LINK_TIMEOUT": str(FAR),
         "TFDIST_STALL_WARNING": "1",
     }
-    command = [sys.executable, "-c", PROGRAM]
+    command = [sys.executable, "-c", program]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, env=os.environ | more, stdin=pipe, stderr=pipe, text=True)
 
@@ -57,3 +76,20 @@ def test_an_uncaught_exception_while_a_collective_waits():
     assert other.returncode == 1
     assert "worker 1 (" in said
     assert "failed: ValueError: out of luck" in said
+
+
+@exhaustive
+def test_what_waits_in_one_group_does_not_keep_it_in_another():
+    """Rank 1 ends; it is in a collective of the second group, and rank 0 in one of the first."""
+    with Reservation(2) as ports, contextlib.ExitStack() as stack:
+        addresses = [f"127.0.0.1:{port}" for port in ports.ports]
+        ranks = [stack.enter_context(start(addresses, index, TWO_GROUPS)) for index in range(2)]
+        for process in ranks:
+            stack.callback(process.kill)
+        for process in ranks:
+            while "barrier" not in (line := process.stderr.readline()):
+                assert line, "It ended before it waited."
+        ranks[1].communicate("\n")
+        _, said = ranks[0].communicate()
+    assert (ranks[0].returncode, ranks[1].returncode) == (1, 0)
+    assert "worker 1 (" in said and "has left the group" in said

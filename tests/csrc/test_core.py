@@ -40,6 +40,7 @@ RUNS = {
         "codec": ((),),
         "collectives": (("processes", "quick"),),
         "compressed": (("quick",),),
+        "copies": ((),),
         "data": (("20000",),),
         "endings": (("quick",),),
         "frames": (("20000",),),
