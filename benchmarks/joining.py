@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from absl import app, flags
-from reducing.backends.mpi import find
+from reducing.backends.mpi import AS_ROOT, find, launcher
 from reducing.compiling import build
 from reducing.job import MissingError
 from reducing.python import ENVIRONMENT, require
@@ -84,15 +84,8 @@ def mpi(ranks: int) -> dict[str, Any]:
         control.mkdir()
         os.mkfifo(control / "go")
         with subprocess.Popen(
-            [
-                *(mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)),
-                *(str(program), str(control)),
-            ],
-            env={
-                **os.environ,
-                "OMPI_ALLOW_RUN_AS_ROOT": "1",
-                "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
-            },
+            [*launcher(mpirun, ranks), str(program), str(control)],
+            env={**os.environ, **AS_ROOT},
             stdout=subprocess.PIPE,
             text=True,
         ) as process:

@@ -44,7 +44,7 @@ class Sent:
 def join(
     rank: int, addresses: list[str], ranks_per_host: int, timeout: float, core: ctypes.CDLL
 ) -> tuple[Row, Callable[[], None]]:
-    """One rank's start; returns its figures, and what ends it."""
+    """One rank's start; returns its measurements, and a function that shuts it down."""
     sent = Sent() if rank == 0 else None
     config = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
     options = Options(start_timeout=timeout, secret=_SECRET, host=f"host {rank // ranks_per_host}")

@@ -10,7 +10,7 @@ from tfdist.cluster import Topology, Worker
 from tfdist.cluster.auth import trust
 from tfdist.cluster.auth.handshake import MAGIC
 from tfdist.cluster.auth.identity import Identity
-from tfdist.cluster.auth.trust import check_security, is_closed
+from tfdist.cluster.auth.trust import check_security, is_closed, summary
 from tfdist.cluster.net.framing import encode, read_exactly, read_frame
 from tfdist.errors import ClusterError, RendezvousError
 from tfdist.options import Options
@@ -35,6 +35,19 @@ def test_closed_jobs(topology, settings, closed):
     assert is_closed(topology, Options(**settings)) == closed
     check_security(topology, Options(**settings), lines.append)
     assert len(lines) == (not closed)
+
+
+@pytest.mark.parametrize(
+    ("topology", "settings", "said"),
+    [
+        (LOCAL, {}, "none; only processes of this host"),
+        (APART, {}, "none: anyone who can reach the workers' ports"),
+        (APART, {"secret": "s"}, "a secret"),
+        (APART, TLS, "TLS certificates"),
+    ],
+)
+def test_what_the_doctor_says(topology, settings, said):
+    assert summary(topology, Options(**settings)).startswith(said)
 
 
 def test_open_jobs():
@@ -81,6 +94,7 @@ def test_a_flood_from_one_address_keeps_nobody_out(addresses, attempt, monkeypat
     """Those that came last displace those that came first, of the same address only."""
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._MAX_STRANGERS", 20)
     monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor.ACCEPT_SECONDS", FAR)
+    monkeypatch.setattr("tfdist.cluster.rendezvous.rejections._EVERY_SECONDS", FAR)
     cluster = addresses(2)
     coordinator = attempt(cluster, 0)
     flood = [dial(cluster[0]) for _ in range(100)]

@@ -3,40 +3,37 @@
 from __future__ import annotations
 
 import atexit
-from typing import Protocol
+from collections.abc import Callable
 
 from tfdist import native
 from tfdist.cluster.session import exit_reason
 
-
-class Open(Protocol):
-    """An open communicator of the native core."""
-
-    def exit_because_of(self, failure: str) -> None: ...
+_open: dict[int, tuple[Callable[[str], None], str]] = {}
 
 
-_open: list[Open] = []
+def add(number: int, abort: Callable[[str], None], rank: str) -> None:
+    """Has a communicator of the native core closed at exit.
 
-
-def add(communicator: Open) -> None:
-    """Has a communicator closed at exit."""
-    _open.append(communicator)
+    Args:
+        number: the core's number of the communicator.
+        abort: fails its operations on all ranks, with a message.
+        rank: what messages call this process's rank.
+    """
+    _open[number] = abort, rank
     # Once more, so that it is called before the session leaves.
     atexit.unregister(_leave)
     atexit.register(_leave)
 
 
-def discard(communicator: Open) -> None:
+def discard(number: int) -> None:
     """Removes a communicator that has been closed; calling this again has no effect."""
-    if communicator in _open:
-        _open.remove(communicator)
+    _open.pop(number, None)
 
 
 def _leave() -> None:
     """Closes all communicators, and reports the exception that terminates this process, if any."""
-    failure = exit_reason.failure()
-    for communicator in list(_open):
-        if failure:
-            communicator.exit_because_of(failure)
+    if failure := exit_reason.failure():
+        for abort, rank in list(_open.values()):
+            abort(f"{rank} failed: {failure}")
     if _open:
         native.load().library.tfd_close_all()

@@ -49,7 +49,6 @@ class NativeCommunicator:
         self.name = mesh.name
         self._number = number
         self._rank, self._size, self._hosts = mesh.rank, mesh.size, mesh.hosts
-        self._me = mesh.ranks[mesh.rank]
         self._session, self._options = session, options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
@@ -182,13 +181,9 @@ class NativeCommunicator:
         """
         self._core.tfd_step_failed(self._number, message.encode())
 
-    def exit_because_of(self, failure: str) -> None:
-        """Reports to all ranks that an uncaught exception is terminating this process."""
-        self.abort(f"{self._me} failed: {failure}")
-
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
-        at_exit.discard(self)
+        at_exit.discard(self._number)
         registry.remove(self.name, self)
         self._core.tfd_close(self._number)
 
@@ -269,7 +264,7 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     finally:
         mesh.hand_over()
     communicator = NativeCommunicator(number.value, mesh, options, session)
-    at_exit.add(communicator)
+    at_exit.add(number.value, communicator.abort, mesh.ranks[mesh.rank])
     return communicator
 
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <future>
 #include <memory>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -199,11 +199,11 @@ int tfd_close(int64_t number) {
 
 int tfd_close_all(void) {
   return Guarded([] {
-    std::vector<std::thread> closing;
-    for (auto& communicator : tfdist::RemoveAll()) {
-      closing.emplace_back([communicator] { communicator->Close(); });
+    // Their destructors wait.
+    std::vector<std::future<void>> closing;
+    for (const auto& communicator : tfdist::RemoveAll()) {
+      closing.push_back(std::async(std::launch::async, [communicator] { communicator->Close(); }));
     }
-    for (std::thread& thread : closing) thread.join();
   });
 }
 

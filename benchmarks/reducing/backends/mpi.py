@@ -9,6 +9,7 @@ from reducing.compiling import RANKS, build
 from reducing.job import Job, MissingError, Process
 from reducing.remote import write_agent
 
+AS_ROOT = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 INSTALL = "apt-get install openmpi-bin libopenmpi-dev"
 
 
@@ -16,16 +17,19 @@ def mpi(job: Job) -> list[Process]:
     """One `mpirun` for all ranks."""
     mpirun, mpicc = find()
     program = build(mpicc, [RANKS / "mpi.c"], job.builds / "mpi")
-    # Ranks are not pinned, as those of no backend are, and may be more than there are cores.
-    command = [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(job.ranks)]
+    command = launcher(mpirun, job.ranks)
     if job.hosts.namespaces:
         hosts = [job.hosts.addresses[host] for host in job.host_of_rank]
         agent = write_agent(job.folder / "agent", job.hosts)
         command += ["--host", ",".join(hosts), "--mca", "plm_rsh_agent", str(agent)]
         for layer in ("btl_tcp", "oob_tcp"):
             command += ["--mca", f"{layer}_if_include", job.hosts.interface]
-    env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return [Process([*command, str(program), str(job.control), str(int(job.in_place))], 0, env)]
+    return [Process([*command, str(program), str(job.control), str(int(job.in_place))], 0, AS_ROOT)]
+
+
+def launcher(mpirun: str, ranks: int) -> list[str]:
+    """The command that starts ranks; they are not pinned, and may be more than there are cores."""
+    return [mpirun, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
 
 
 def find() -> tuple[str, str]:

@@ -45,11 +45,11 @@ Admit = Callable[[Identity], None]
 
 @dataclass(frozen=True)
 class Read:
-    """Asks for exactly so many bytes, whose number is bounded, or for those of them that are there.
+    """Asks for bytes.
 
     Attributes:
-        count: how many.
-        some: whether fewer will do, but at least one.
+        count: the number of bytes, which is bounded.
+        some: whether fewer suffice, but at least one.
     """
 
     count: int

@@ -49,7 +49,7 @@ class Descriptor:
 
 
 def allow_descriptors(count: int) -> None:
-    """Raises the soft limit of open descriptors, if needed for so many more.
+    """Raises the soft limit of open descriptors, as far as `count` more need it.
 
     Raises:
         OSError: the hard limit is too low.

@@ -22,7 +22,6 @@ struct StatusBody {
 };
 static_assert(sizeof(StatusBody) == 16 + sizeof(Fingerprint));
 
-
 // It will be printed: no line ends, nothing that a terminal obeys, also in UTF-8.
 void MakePrintable(std::string* text) {
   unsigned char last = 0;

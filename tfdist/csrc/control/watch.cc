@@ -312,7 +312,8 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
     // What it told may be old; and where it has joined this collective, the message comes after it.
     const bool message_to_me =
         peer.status.active && IsMessage(peer.status) && peer.status.peer == settings_.rank &&
-        !IsMessage(mine) && peer.status.sequence < mine.sequence && !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
+        !IsMessage(mine) && peer.status.sequence < mine.sequence &&
+        !callbacks_.has_handled(static_cast<int>(rank), peer.status.fingerprint);
     if (message_to_me) joined = mine.fingerprint;
     if (message_to_me || (both && !Agree(joined, peer.status.fingerprint))) {
       const Error error = Disagreement(settings_.names[static_cast<size_t>(settings_.rank)],
