@@ -10,6 +10,7 @@ import pytest
 
 from tests.deadlines import FAR
 from tfdist.cluster import Topology, Worker
+from tfdist.cluster.auth.handshake import handshake
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.rendezvous import connector
@@ -190,6 +191,29 @@ def test_another_secret_is_final():
         assert len(loop.failures) == 1 and not loop.connected
     finally:
         loop.close()
+
+
+def test_nothing_follows_a_handshake(loop):
+    """What a dialer sends before it is accepted must not be lost between two readers."""
+
+    class Hasty(socket.socket):
+        def sendall(self, data):
+            super().sendall(data + (b"more" if b'"proof"' in data else b""))
+
+    ended = []
+
+    def dial():
+        with Hasty() as sock:
+            sock.connect(("127.0.0.1", loop.port))
+            mine = Identity.of(Topology(WORKERS, 1, "worker", 1))
+            handshake(sock, mine, "right", time.monotonic() + FAR, first=True)
+            ended.append(sock.recv(1))
+
+    dialer = threading.Thread(target=dial, daemon=True)
+    dialer.start()
+    loop.run(lambda: not dialer.is_alive())
+    assert ended == [b""]
+    assert not loop.hellos
 
 
 def test_closing_in_the_middle(loop):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
 
 ATTEMPT = """
@@ -250,17 +251,20 @@ report(**found, again=again())
 
 
 def test_control_c(run):
+    """The other rank learns of it although it would wait for its connections for longer."""
     body = f"""{ATTEMPT}
 import signal
+wait = full_mesh.FullMeshConnector.wait
+def for_long(self, seconds, check):
+    self._deadline = time.monotonic() + {FAR}
+    if rank == 1:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+    wait(self, {FAR}, check)
+full_mesh.FullMeshConnector.wait = for_long
 if rank == 1:
     def interrupt(*args):
         raise KeyboardInterrupt
     signal.signal(signal.SIGALRM, interrupt)
-    wait = full_mesh.FullMeshConnector.wait
-    def interrupted(self, seconds):
-        signal.setitimer(signal.ITIMER_REAL, 0.1)
-        wait(self, options.start_timeout)
-    full_mesh.FullMeshConnector.wait = interrupted
     connector.dial_endpoints = fail
 before = descriptors()
 try:

@@ -176,7 +176,7 @@ def test_silence_is_a_loss(sessions, monkeypatch):
     for session in group:
         session.on_peer_lost(lambda message, rank=session.rank: lines.append((rank, message)))
         session.on_peer_lost(lambda message, rank=session.rank: told[rank].set())
-    monkeypatch.setattr(group[1]._role._connections, "broadcast", lambda frame: None)
+    monkeypatch.setattr(group[1]._role._connections, "send", lambda rank, frame: None)
     for rank in (0, 1, 2):
         assert told[rank].wait(FAR)
     (message,) = {line for _, line in lines}

@@ -19,7 +19,6 @@ from tfdist.cluster.auth.hmac_challenge import VARIABLE, is_challenge, new_chall
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.framing import (
     HELLO_LIMIT,
-    Frame,
     Header,
     WireError,
     encode,
@@ -155,12 +154,12 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
         yield Write(MAGIC + hello)
         if (yield from _magic()) != MAGIC:
             raise TlsMismatch("it uses TLS, but this worker does not")
-    header, _ = yield from _frame()
+    header, challenge = yield from _frame()
     if header["kind"] != "challenge" or not is_challenge(header.get("challenge")):
         raise WireError("it sent no challenge")
     if header.get("protocol") != mine.protocol:
         raise ClusterError(_other_protocol(mine, header.get("protocol"), name))
-    transcript = (hello, encode(header), *certificates)
+    transcript = (hello, challenge, *certificates)
     yield Write(encode({"kind": "proof", "proof": prove(secret, _DIALER, *transcript)}))
     header, _ = yield from _frame()
     if header["kind"] == "refused":
@@ -193,7 +192,7 @@ def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None
     elif magic != MAGIC:
         yield Write(MAGIC)
         raise TlsMismatch("it uses TLS, but this worker does not")
-    header, _ = yield from _frame()
+    header, hello = yield from _frame()
     opening = b"" if tls else MAGIC
     challenge = encode(
         {"kind": "challenge", "protocol": mine.protocol, "challenge": new_challenge()}
@@ -206,8 +205,7 @@ def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None
     if not is_challenge(header.get("challenge")):
         raise WireError("it sent no hello")
     yield Write(opening + challenge)
-    # The decoded hello, encoded again: JSON has many encodings of the same value.
-    transcript = (encode(header), challenge, *certificates)
+    transcript = (hello, challenge, *certificates)
     header, _ = yield from _frame()
     if header["kind"] != "proof" or not proves(header.get("proof"), secret, _DIALER, *transcript):
         yield Write(encode({"kind": "refused"}))
@@ -230,15 +228,19 @@ def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
     return magic
 
 
-def _frame() -> Generator[Read | Write | Secure, bytes, Frame]:
+def _frame() -> Generator[Read | Write | Secure, bytes, tuple[Header, bytes]]:
+    """Reads a frame; returns its header, and all of its bytes."""
     steps = frame_steps(HELLO_LIMIT)
     count = next(steps)
+    said = b""
     while True:
+        part = yield Read(count)
+        said += part
         try:
-            count = steps.send((yield Read(count)))
+            count = steps.send(part)
         except StopIteration as end:
-            frame: tuple[Header, bytes] = end.value
-            return frame
+            header: Header = end.value[0]
+            return header, said
 
 
 def _run(sock: socket.socket, steps: Steps, deadline: float) -> Identity:

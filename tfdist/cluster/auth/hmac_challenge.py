@@ -47,7 +47,7 @@ def prove(secret: str, role: str, *transcript: bytes) -> str:
     # Digests have a fixed length, so different transcripts never concatenate to the same bytes.
     parts = [hashlib.sha256(part).digest() for part in (role.encode(), *transcript)]
     key = secret.encode(errors="surrogateescape")
-    return hmac.new(key, b"".join(parts), hashlib.sha256).hexdigest()
+    return hmac.digest(key, b"".join(parts), "sha256").hex()
 
 
 def proves(proof: object, secret: str, role: str, *transcript: bytes) -> bool:

@@ -7,7 +7,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -30,6 +30,7 @@ CONTROL = "control"
 DATA = "data"
 
 _TICK_SECONDS = 0.2
+_CHECK_SECONDS = 0.5
 
 _Key = tuple[int, str]
 """The peer's rank in the group, and the kind of the connection."""
@@ -110,38 +111,44 @@ class FullMeshConnector:
         )
         self._thread.start()
 
-    def wait(self, seconds: float) -> None:
-        """Waits until all connections are open, or one cannot be, or `seconds` have passed."""
+    def wait(self, seconds: float, check: Callable[[], None]) -> None:
+        """Waits until all connections are open, or one cannot be, or `seconds` have passed.
+
+        Args:
+            seconds: how long to wait at most.
+            check: called about twice a second; raises an error to end the wait.
+        """
         end = min(self._deadline, time.monotonic() + seconds)
         with self._changed:
             while self._missing and self._error is None and (left := end - time.monotonic()) > 0:
-                self._changed.wait(left)
-            missing = sorted({rank for rank, _ in self._missing})
-        if missing:
-            workers = [self._topology.workers[self._group.members[rank]] for rank in missing]
-            self._progress.report(f"connections with {named(workers)}")
+                check()
+                missing = sorted({self._group.members[rank] for rank, _ in self._missing})
+                workers = [self._topology.workers[rank] for rank in missing]
+                self._progress.report(f"connections with {named(workers)}")
+                self._changed.wait(min(left, _CHECK_SECONDS))
 
     def status(self, most: int) -> Report:
         """Reports this rank's missing connections.
 
         Args:
-            most: how many to describe, as [dialer, listener, reason], ranks of the session.
+            most: how many to describe at the deadline, as [dialer, listener, reason], ranks of the
+                session.
 
         Raises:
             Exception: a connection cannot be opened.
         """
         members = self._group.members
         me = members[self._group.rank]
+        late = time.monotonic() >= self._deadline
         with self._changed:
             if self._error is not None:
                 raise self._error
             ranks = {rank for rank, _ in self._missing}
             some: dict[int, list[object]] = {}
-            for (rank, _), why in self._missing.items():
+            for (rank, _), why in self._missing.items() if late else ():
                 if rank not in some and len(some) < most:
                     ends = [members[rank], me] if rank > self._group.rank else [me, members[rank]]
                     some[rank] = [*ends, why]
-        late = time.monotonic() >= self._deadline
         return {"missing": len(ranks), "some": list(some.values()), "late": late}
 
     def finish(self) -> dict[_Key, socket.socket]:

@@ -24,7 +24,8 @@ from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
 
-_MAX_ROUND_SECONDS = 16.0
+_ROUND_GROWTH = 4.0
+_MAX_ROUND_SECONDS = 64.0
 _NAMED = 4
 
 
@@ -153,7 +154,7 @@ def connect(
                 made.start()
             return connectors[0] if connectors else None
 
-        _wait_connected(steps, topology, start, subject, options.start_timeout)
+        _wait_connected(session, steps, start, subject, options.start_timeout)
         sockets = connectors[0].finish() if connectors else {}
         unfinished.pop_all()
     if group is None:
@@ -162,8 +163,8 @@ def connect(
 
 
 def _wait_connected(
+    session: Session,
     steps: Lockstep,
-    topology: Topology,
     start: Callable[[], FullMeshConnector | None],
     subject: str,
     seconds: float,
@@ -171,24 +172,24 @@ def _wait_connected(
     """Waits until all groups are connected.
 
     The ranks report their progress round by round, so that none waits for one that has failed, and
-    all raise the same error.
+    all raise the same error. A lost worker ends a round at once.
     """
 
     def work() -> Report:
         connector = start()
         if connector is None:
             return {"missing": 0, "some": [], "late": False}
-        connector.wait(next(seconds_of_rounds))
+        connector.wait(next(seconds_of_rounds), session.check)
         return connector.status(_NAMED)
 
     def decide(reports: list[Report]) -> list[Report]:
         complete = not any(report["missing"] for report in reports)
         if not complete and any(report["late"] for report in reports):
-            raise _timeout_error(topology, reports, subject, seconds)
+            raise _timeout_error(session.topology, reports, subject, seconds)
         return [{"complete": complete}] * len(reports)
 
     # A rank that has all of its connections does not wait; the others report ever less often.
-    seconds_of_rounds = (min(2.0**i, _MAX_ROUND_SECONDS) for i in itertools.count())
+    seconds_of_rounds = (min(_ROUND_GROWTH**i, _MAX_ROUND_SECONDS) for i in itertools.count())
     while not steps.run("connections", work, decide)["complete"]:
         pass
 

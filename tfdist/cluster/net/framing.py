@@ -159,7 +159,7 @@ def _extent(data: bytes | bytearray, limit: int) -> tuple[int, int]:
 
 def _header(text: bytes) -> Header:
     try:
-        header = json.loads(text)
+        header = json.loads(text.decode())  # of bytes, it would guess the encoding
     except (ValueError, RecursionError):
         raise WireError("it sent a header that is not JSON") from None
     if not isinstance(header, dict) or not isinstance(header.get("kind"), str):

@@ -153,10 +153,15 @@ class Connector:
 
     def _has_room(self) -> bool:
         """Whether another attempt may begin."""
-        now = time.monotonic()
-        fast = sum(now - attempt.begun < _FAST_SECONDS for attempt in self._connecting)
-        busy = len(self._looked_up) + len(self._handshakes.pending) + fast
-        return busy < _MAX_AT_ONCE and len(self._connecting) < _MAX_CONNECTING
+        if len(self._connecting) >= _MAX_CONNECTING:
+            return False
+        slow = time.monotonic() - _FAST_SECONDS
+        busy = len(self._looked_up) + len(self._handshakes.pending)
+        for attempt in reversed(self._connecting):  # the latest first
+            if busy >= _MAX_AT_ONCE or attempt.begun <= slow:
+                break
+            busy += 1
+        return busy < _MAX_AT_ONCE
 
     def _begin(self, attempt: _Attempt) -> None:
         name = (attempt.target.address, str(attempt.target.ports))

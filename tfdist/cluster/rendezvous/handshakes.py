@@ -15,6 +15,7 @@ from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.tls_socket import TlsSocket
 from tfdist.errors import TfdistError
 
+_CHUNK = 4096
 _LINGER_SECONDS = 1.0
 
 
@@ -48,7 +49,7 @@ class Pending:
         self.event = 0  # for which it is registered
         self._steps = steps
         self._step = next(steps)
-        self._received = bytearray()
+        self._received = b""
         self._unsent = b""
 
     def advance(self) -> int | Identity:
@@ -71,8 +72,14 @@ class Pending:
                     return wait
                 self._step = self._steps.send(answer)
         except StopIteration as end:
+            self._check_all_read()
             identity: Identity = end.value
             return identity
+
+    def _check_all_read(self) -> None:
+        """Each end waits for the other's answer before it says more."""
+        if self._received:
+            raise WireError("it sent more than the handshake")
 
     def _do(self) -> tuple[int | None, bytes]:
         """Does the current step; returns what to wait for, or None and the answer."""
@@ -88,20 +95,21 @@ class Pending:
                     return selectors.EVENT_WRITE, b""
             return None, b""
         assert isinstance(self.sock, TlsSocket)
+        self._check_all_read()
         if wait := self.sock.begin():
             return wait, b""
         return None, self.sock.certificate_digests()
 
     def _read(self, count: int, some: bool) -> tuple[int | None, bytes]:
-        while (missing := count - len(self._received)) > 0 and not (some and self._received):
+        while len(self._received) < (1 if some else count):
             try:
-                data = self.sock.recv(missing)
+                data = self.sock.recv(_CHUNK)
             except BlockingIOError:
                 return selectors.EVENT_READ, b""
             if not data:
                 raise ConnectionError("connection closed")
             self._received += data
-        answer, self._received = bytes(self._received), bytearray()
+        answer, self._received = self._received[:count], self._received[count:]
         return None, answer
 
 

@@ -42,6 +42,7 @@ class _Connection:
         self.lock = threading.Lock()  # guards `out` and the socket
         self.out: deque[memoryview] = deque()  # frames are shared with other connections
         self.last_heard = now
+        self.last_sent = now
         self.dropped = False
         self.shut = False
 
@@ -56,6 +57,7 @@ class _Connection:
                 while self.out:
                     part = self.out[0][:_CHUNK]
                     rest = self.out[0][self.sock.send(part) :]
+                    self.last_sent = time.monotonic()
                     if rest:
                         self.out[0] = rest
                     else:
@@ -173,7 +175,9 @@ class Connections:
                     self._watch(selector, now)
                 if now >= next_beat:
                     next_beat = now + self._interval
-                    self.broadcast(_BEAT)
+                    for rank, connection in self._by_rank.items():
+                        if now - connection.last_sent >= self._interval:
+                            self.send(rank, _BEAT)
             for rank in list(self._by_rank):
                 self._end(selector, rank)
         self._wake_receiver.close()

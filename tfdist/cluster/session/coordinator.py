@@ -145,8 +145,9 @@ class Coordinator:
             else:
                 replies = complete.decide(complete.in_rank_order())
                 header = {"kind": "reply", "sequence": sequence}
+                frames = {reply: encode(header, reply) for reply in set(replies)}  # often one
                 for other in range(1, len(replies)):
-                    self._connections.send(other, encode(header, replies[other]))
+                    self._connections.send(other, frames[replies[other]])
                 self._state.deliver(sequence, [replies[0]])
 
     def _fail(self, error: TfdistError) -> None:

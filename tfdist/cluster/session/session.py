@@ -74,6 +74,17 @@ class Session:
         """The number of processes in the group."""
         return self.topology.size
 
+    def check(self) -> None:
+        """Raises the error that ended the session, if any.
+
+        Raises:
+            TfdistError: a worker is lost, or the session has failed or has been closed.
+
+        Example:
+            >>> Session(Topology(), {}, Options()).check()
+        """
+        self._state.check()
+
     def exchange(
         self,
         tag: str,
