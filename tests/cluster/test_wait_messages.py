@@ -29,7 +29,7 @@ def test_soon_at_first_then_less_often(clock):
     waiting = WaitMessages(worker(0), 300.0, lines.append)
     for second in range(31):
         clock.now = 100.0 + second
-        waiting.report("worker 2 (h2:2222)")
+        waiting.report(lambda: "worker 2 (h2:2222)")
     start = "tfdist: worker 0 (h0:2222) waiting for worker 2 (h2:2222)"
     assert lines == [f"{start} [{second} s of 300 s]" for second in (3, 13, 23)]
 

@@ -122,10 +122,13 @@ class FullMeshConnector:
         with self._changed:
             while self._missing and self._error is None and (left := end - time.monotonic()) > 0:
                 check()
-                missing = sorted({self._group.members[rank] for rank, _ in self._missing})
-                workers = [self._topology.workers[rank] for rank in missing]
-                self._progress.report(f"connections with {named(workers)}")
+                self._progress.report(self._waiting)
                 self._changed.wait(min(left, _CHECK_SECONDS))
+
+    def _waiting(self) -> str:
+        """Describes what this rank is waiting for."""
+        missing = sorted({self._group.members[rank] for rank, _ in self._missing})
+        return f"connections with {named([self._topology.workers[rank] for rank in missing])}"
 
     def status(self, most: int) -> Report:
         """Reports this rank's missing connections.

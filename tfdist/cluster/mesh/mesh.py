@@ -24,6 +24,7 @@ from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError
 from tfdist.options import Options
 
+_ROUND_SECONDS_PER_RANK = 1 / 64
 _ROUND_GROWTH = 4.0
 _MAX_ROUND_SECONDS = 64.0
 _NAMED = 4
@@ -189,7 +190,10 @@ def _wait_connected(
         return [{"complete": complete}] * len(reports)
 
     # A rank that has all of its connections does not wait; the others report ever less often.
-    seconds_of_rounds = (min(_ROUND_GROWTH**i, _MAX_ROUND_SECONDS) for i in itertools.count())
+    first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
+    seconds_of_rounds = (
+        min(first * _ROUND_GROWTH**i, _MAX_ROUND_SECONDS) for i in itertools.count()
+    )
     while not steps.run("connections", work, decide)["complete"]:
         pass
 

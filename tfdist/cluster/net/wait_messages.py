@@ -58,15 +58,15 @@ class WaitMessages:
         self._start = time.monotonic()
         self._next = self._start + FIRST_SECONDS
 
-    def report(self, waiting: str) -> None:
+    def report(self, waiting: Callable[[], str]) -> None:
         """Reports it if a report is due.
 
         Args:
-            waiting: what the worker is waiting for.
+            waiting: returns what the worker is waiting for; only called for a report.
         """
         now = time.monotonic()
         if now < self._next:
             return
         self._next = now + EVERY_SECONDS
         seconds = f"[{now - self._start:.0f} s of {self._timeout:.0f} s]"
-        self._announce(f"tfdist: {self._me} waiting for {waiting} {seconds}")
+        self._announce(f"tfdist: {self._me} waiting for {waiting()} {seconds}")

@@ -80,7 +80,7 @@ class RendezvousClient:
                     sock.close()
                     raise
                 sock.close()
-            self._progress.report(self._waiting())
+            self._progress.report(self._waiting)
             time.sleep(max(0.0, min(pause, self._deadline - time.monotonic())))
             pause = min(2 * pause, _BACK_OFF[1])
         raise RendezvousError(
@@ -134,7 +134,7 @@ class RendezvousClient:
         last_heard = time.monotonic()
         # Rank 0 times out at about the same time, and its error names the missing workers better.
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
-            self._progress.report(self._waiting())
+            self._progress.report(self._waiting)
             if not readable(sock, _POLL_SECONDS):
                 if time.monotonic() - last_heard > _SILENCE_SECONDS:
                     self._problem = f"has been silent for {_SILENCE_SECONDS:g} s"

@@ -115,9 +115,7 @@ class RendezvousServer:
     def _await_all(self, deadline: float) -> None:
         next_status = 0.0
         while self._error is None and self._incomplete():
-            self._progress.report(
-                f"{len(self._absent)} of {self._topology.size} workers: {self._names()}"
-            )
+            self._progress.report(self._waiting)
             self._poll()
             if time.monotonic() >= next_status:
                 next_status = time.monotonic() + STATUS_SECONDS
@@ -144,6 +142,9 @@ class RendezvousServer:
 
     def _first_absent(self) -> list[int]:
         return heapq.nsmallest(NAMED, self._absent)
+
+    def _waiting(self) -> str:
+        return f"{len(self._absent)} of {self._topology.size} workers: {self._names()}"
 
     def _names(self) -> str:
         some = [self._topology.workers[rank] for rank in self._first_absent()]

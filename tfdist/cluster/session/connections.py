@@ -15,7 +15,7 @@ from typing import Protocol
 from tfdist.cluster.net.framing import FRAME_LIMIT, Decoder, Header, WireError, encode
 
 _BEAT = encode({"kind": "beat"})
-_BEAT_SECONDS = 10.0
+_BEAT_SECONDS = 15.0
 _POLL_SECONDS = 0.5
 _CHUNK = 256 * 1024
 
