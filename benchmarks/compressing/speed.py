@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.native_communicator import open_local_communicators
+from tfdist.collective.native_communicator import NativeCommunicator, open_local_communicators
 from tfdist.compression import Codec, Quantizer
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.codecs.sparse import Sparsifier, scatter
@@ -47,12 +48,13 @@ def measure_speed(codec: Codec | None) -> Speed:
     if isinstance(codec, HierarchicalCodec):
         # As in a worker; later than this, TensorFlow has its threads.
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        return _of_carried(codec)
+        (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
+        with closing(alone):
+            return _of_carried(codec, alone)
     return Speed()
 
 
-def _of_carried(codec: HierarchicalCodec) -> Speed:
-    (alone,) = open_local_communicators("alone", ["alone"], Options.from_environment())
+def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
     state = State()
     for name, shape in codec.kept(SHAPE).items():
         state.make(name, 0, shape, codec.first, alone.host)
