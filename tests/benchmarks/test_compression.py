@@ -240,6 +240,27 @@ def test_a_slow_link_gets_fewer_steps(seconds: float, steps: int, rounds: int) -
     assert make_plan(seconds, 7, 3) == Plan(7, 3)
 
 
+@exhaustive
+@pytest.mark.usefixtures("parts")
+def test_speeds_of_all_kinds_of_codecs() -> None:
+    """One after the other; those that the core carries have a communicator of one name each."""
+    code = """
+from compressing.speed import measure_speed
+from tfdist.compression import Int8, PowerSGD, RandomK, Threshold, TopK
+print([measure_speed(codec) for codec in (Int8(), TopK(), Threshold(), RandomK(), PowerSGD())])
+"""
+    path = os.pathsep.join([str(FOLDER), str(ROOT)])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("encode_gbs=None") == 0
+    assert done.stdout.count("decode_gbs=None") == 2  # of those that sum what they send
+
+
 @pytest.mark.usefixtures("parts")
 def test_every_group_has_the_reference() -> None:
     from compressing.groups import fitting, make_groups

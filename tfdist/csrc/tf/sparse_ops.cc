@@ -51,9 +51,10 @@ class SelectOp : public OpKernel {
     const Tensor& scales = context->input(tensors_ + errors_ + momenta_ + 1);
     OP_REQUIRES(context, counts.NumElements() == tensors_ && scales.NumElements() == tensors_,
                 absl::InvalidArgumentError("Each tensor has a count and a scale."));
-    std::vector<Row> rows;
+    std::vector<Candidates> all;
+    std::vector<std::vector<uint32_t>> selected;
     Variables variables;
-    int64_t first = 0;
+    int64_t first = 0, count = 0;
     for (int i = 0; i < tensors_; ++i) {
       const Tensor& tensor = context->input(i);
       OP_REQUIRES(context, first + tensor.NumElements() < int64_t{kMostCandidates},
@@ -70,30 +71,39 @@ class SelectOp : public OpKernel {
                                            &candidates.momentum));
       }
       try {
-        Take(candidates, counts.flat<int64_t>()(i), static_cast<int32_t>(first), &rows);
+        selected.push_back(Select(candidates, counts.flat<int64_t>()(i)));
       } catch (const Error& error) {
         OP_REQUIRES_OK(context, ToStatus(error));
       }
+      all.push_back(candidates);
       first += tensor.NumElements();
+      count += static_cast<int64_t>(selected.back().size());
     }
     Tensor* result = nullptr;
-    const auto count = static_cast<int64_t>(rows.size());
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({count, 2}), &result));
-    if (count > 0) std::memcpy(result->data(), rows.data(), rows.size() * sizeof(Row));
+    auto* rows = static_cast<Row*>(result->data());
+    first = 0;
+    for (size_t i = 0; i < all.size(); ++i) {
+      Take(all[i], selected[i], static_cast<int32_t>(first), rows);
+      first += static_cast<int64_t>(all[i].count);
+      rows += selected[i].size();
+    }
   }
 
  private:
-  // What is sent is no longer kept.
-  void Take(const Candidates& candidates, int64_t count, int32_t first,
-            std::vector<Row>* rows) const {
-    const std::vector<uint32_t> indices =
-        threshold_ > 0 ? SelectAbove(candidates, threshold_)
-                       : SelectLargest(candidates, count < 0 ? 0 : static_cast<size_t>(count));
-    rows->reserve(rows->size() + indices.size());
+  std::vector<uint32_t> Select(const Candidates& candidates, int64_t count) const {
+    return threshold_ > 0 ? SelectAbove(candidates, threshold_)
+                          : SelectLargest(candidates, count < 0 ? 0 : static_cast<size_t>(count));
+  }
+
+  // Moves the selected values to `rows`: what is sent is no longer kept.
+  static void Take(const Candidates& candidates, const std::vector<uint32_t>& indices,
+                   int32_t first, Row* rows) {
     bool finite = true;
     for (const uint32_t index : indices) {
-      rows->push_back({first + static_cast<int32_t>(index), candidates.Value(index)});
-      finite = finite && std::isfinite(rows->back().value);
+      const float value = candidates.Value(index);
+      *rows++ = {first + static_cast<int32_t>(index), value};
+      finite = finite && std::isfinite(value);
       if (candidates.error) candidates.error[index] = 0;
       if (candidates.momentum) candidates.momentum[index] = 0;
     }
