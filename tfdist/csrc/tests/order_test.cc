@@ -1,12 +1,18 @@
 // What is no mismatch, though it looks like one for a while; and one that is hard to see.
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "control/watch.h"
 #include "error.h"
 #include "tests/calls.h"
+#include "transport/socket.h"
 
 namespace tfdist::testing {
 namespace {
@@ -63,19 +69,46 @@ void AMessageOfOneWhoHasLeft(int hosts) {
   });
 }
 
-// It waits in a message for one that is still in the collective before, which comes late there.
-void AMessageAfterACollective() {
-  Plan plan;
-  plan.ranks = plan.hosts = 4;
-  OnEachRank(plan, [](Communicator& group) {
-    std::vector<float> values(10, static_cast<float>(group.rank())), message(1, 1.0f);
-    // Of the root, 1, rank 0 hears through one of these.
-    if (group.rank() > 1) Sleep(0.6);
-    Call(group, Kind::kBroadcast, values);
-    if (group.rank() == 1) Call(group, Kind::kReceive, message, 0);
-    if (group.rank() == 0) Call(group, Kind::kSend, message, 1);
-    EXPECT(values[9] == 1.0f && message[0] == 1.0f);
-  });
+// Rank 1 waits in a message for rank 0, which is in collective 5: that comes after it, if rank 1 has
+// joined the collective.
+void AMessageBesideACollective() {
+  int ends[2];
+  EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
+  std::atomic<int> ticks{0};
+  std::atomic<bool> given_up{false};
+  Watch::Settings settings;
+  settings.names = {"rank 0", "rank 1"};
+  settings.silence_warning_seconds = settings.silence_timeout_seconds = 3600;
+  Doing doing;
+  doing.status.active = true;
+  doing.status.sequence = 5;
+  doing.status.fingerprint.kind = Kind::kBroadcast;
+  doing.since = Clock::now() - std::chrono::seconds(1);
+  Watch::Callbacks callbacks{
+      [&] { return doing; },
+      [](uint64_t, Fingerprint*) { return false; },
+      [](int, const Fingerprint&) { return false; },
+      [&](Code code, const std::string&) { given_up = code == Code::kMismatch; },
+      [](const std::string&) {},
+      [&] { ++ticks; }};
+  Streams streams(2);
+  streams[1] = std::make_unique<Socket>(ends[0]);
+  Watch watch(std::move(settings), std::move(streams), std::move(callbacks));
+  watch.Start();
+  for (const uint64_t joined : {5, 4}) {
+    Frame frame;
+    frame.status.active = true;
+    frame.status.sequence = joined;
+    frame.status.peer = 0;
+    frame.status.fingerprint.kind = Kind::kReceive;
+    const std::string bytes = Encode(frame);
+    EXPECT(write(ends[1], bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    // By the second tick it has been read, by the third one judged.
+    for (const int enough = ticks + 3; ticks < enough;) Sleep(0.01);
+    EXPECT(given_up == (joined < 5));
+  }
+  watch.Stop();
+  close(ends[1]);
 }
 
 void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
@@ -101,7 +134,7 @@ void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
 
 int main() {
   using namespace tfdist::testing;
-  std::vector<std::function<void()>> tests{AMessageAfterACollective};
+  std::vector<std::function<void()>> tests{AMessageBesideACollective};
   for (const int hosts : {1, 2}) {
     tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
     tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });
