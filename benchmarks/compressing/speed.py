@@ -22,7 +22,7 @@ from tfdist.options import Options
 
 SHAPE = (1024, 2048)
 VALUES = 1 << 21
-REPETITIONS = 15
+REPETITIONS = 40
 DEVIATION = 4e-4
 """Of the values, as gradients have it: one in a hundred reaches the threshold of `threshold`."""
 
