@@ -24,7 +24,8 @@ SHAPE = (1024, 2048)
 VALUES = 1 << 21
 REPETITIONS = 40
 DEVIATION = 4e-4
-"""Of the values, as gradients have it: one in a hundred reaches the threshold of `threshold`."""
+"""Standard deviation of the values, typical of gradients; about one in a hundred reaches the
+default threshold of `threshold`."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class Speed:
 
 
 def measure_speed(codec: Codec | None) -> Speed:
-    """Encodes and decodes 8 MiB of normal values, as training does it, in a compiled function.
+    """Encodes and decodes 8 MiB of normal values.
 
     Args:
         codec: None where there is nothing to encode.
@@ -65,7 +66,7 @@ def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
     values = itertools.cycle((value, -value))
     step = tf.constant(0, tf.int64)
 
-    @tf.function
+    @tf.function  # as in training
     def encode(value: tf.Tensor) -> tf.Tensor:
         gradient = Gradient(value, 0, state.of(0))
         if isinstance(codec, Sparsifier):

@@ -243,7 +243,7 @@ def test_a_slow_link_gets_fewer_steps(seconds: float, steps: int, rounds: int) -
 @exhaustive
 @pytest.mark.usefixtures("parts")
 def test_speeds_of_all_kinds_of_codecs() -> None:
-    """One after the other; those that the core carries have a communicator of one name each."""
+    """Several in one process: each carried codec opens a communicator of the same name."""
     code = """
 from compressing.speed import measure_speed
 from tfdist.compression import Int8, PowerSGD, RandomK, Threshold, TopK

@@ -191,6 +191,18 @@ def test_heartbeats_of_an_idle_session(sessions, in_parallel):
     assert in_parallel(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
 
 
+def test_heartbeats_only_where_nothing_else_was_sent(sessions, monkeypatch):
+    group = sessions(3, heartbeat_timeout=FAR)
+    connections = group[0]._role._connections
+    sent = []
+    monkeypatch.setattr(connections, "send", lambda rank, frame: sent.append(rank))
+    now = time.monotonic()
+    for rank, seconds in ((1, connections._interval), (2, 1.0)):
+        connections._by_rank[rank].last_sent = now - seconds
+    connections._watch(None, now)  # its own thread calls it as well
+    assert set(sent) == {1}
+
+
 @pytest.mark.parametrize(
     "frame", [b"\xff" * 100, encode({"kind": "dance"}), encode({"kind": "join"})]
 )

@@ -31,6 +31,8 @@ DATA = "data"
 
 _TICK_SECONDS = 0.2
 _CHECK_SECONDS = 0.5
+_EXPLAIN_SECONDS = 5.0
+"""By how much the deadlines of a group's ranks may differ."""
 
 _Key = tuple[int, str]
 """The peer's rank in the group, and the kind of the connection."""
@@ -119,40 +121,44 @@ class FullMeshConnector:
             check: called about twice a second; raises an error to end the wait.
         """
         end = min(self._deadline, time.monotonic() + seconds)
-        with self._changed:
-            while self._missing and self._error is None and (left := end - time.monotonic()) > 0:
-                check()
-                self._progress.report(self._waiting)
+        while True:
+            with self._changed:
+                left = end - time.monotonic()
+                if not self._missing or self._error is not None or left <= 0:
+                    return
                 self._changed.wait(min(left, _CHECK_SECONDS))
+                missing = list(self._missing)
+            check()
+            if missing:
+                self._progress.report(partial(self._describe, missing))
 
-    def _waiting(self) -> str:
-        """Describes what this rank is waiting for."""
-        missing = sorted({self._group.members[rank] for rank, _ in self._missing})
-        return f"connections with {named([self._topology.workers[rank] for rank in missing])}"
+    def _describe(self, missing: Sequence[_Key]) -> str:
+        ranks = sorted({self._group.members[rank] for rank, _ in missing})
+        return f"connections with {named([self._topology.workers[rank] for rank in ranks])}"
 
     def status(self, most: int) -> Report:
         """Reports this rank's missing connections.
 
         Args:
-            most: how many to describe at the deadline, as [dialer, listener, reason], ranks of the
-                session.
+            most: how many to describe when the deadline is near, as [dialer, listener, reason],
+                ranks of the session.
 
         Raises:
             Exception: a connection cannot be opened.
         """
         members = self._group.members
         me = members[self._group.rank]
-        late = time.monotonic() >= self._deadline
+        left = self._deadline - time.monotonic()
         with self._changed:
             if self._error is not None:
                 raise self._error
             ranks = {rank for rank, _ in self._missing}
             some: dict[int, list[object]] = {}
-            for (rank, _), why in self._missing.items() if late else ():
+            for (rank, _), why in self._missing.items() if left < _EXPLAIN_SECONDS else ():
                 if rank not in some and len(some) < most:
                     ends = [members[rank], me] if rank > self._group.rank else [me, members[rank]]
                     some[rank] = [*ends, why]
-        return {"missing": len(ranks), "some": list(some.values()), "late": late}
+        return {"missing": len(ranks), "some": list(some.values()), "late": left <= 0}
 
     def finish(self) -> dict[_Key, socket.socket]:
         """Stops the thread, once all ranks have all connections.

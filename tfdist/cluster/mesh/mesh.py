@@ -26,7 +26,7 @@ from tfdist.options import Options
 
 _ROUND_SECONDS_PER_RANK = 1 / 64
 _ROUND_GROWTH = 4.0
-_MAX_ROUND_SECONDS = 64.0
+_MAX_ROUND_SECONDS = 16.0
 _NAMED = 4
 
 
@@ -191,9 +191,8 @@ def _wait_connected(
 
     # A rank that has all of its connections does not wait; the others report ever less often.
     first = max(1.0, session.size * _ROUND_SECONDS_PER_RANK)
-    seconds_of_rounds = (
-        min(first * _ROUND_GROWTH**i, _MAX_ROUND_SECONDS) for i in itertools.count()
-    )
+    longest = min(_MAX_ROUND_SECONDS, seconds / 2)
+    seconds_of_rounds = (min(first * _ROUND_GROWTH**i, longest) for i in itertools.count())
     while not steps.run("connections", work, decide)["complete"]:
         pass
 

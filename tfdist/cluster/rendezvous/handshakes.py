@@ -49,7 +49,7 @@ class Pending:
         self.event = 0  # for which it is registered
         self._steps = steps
         self._step = next(steps)
-        self._received = b""
+        self._received = bytearray()
         self._unsent = b""
 
     def advance(self) -> int | Identity:
@@ -109,7 +109,8 @@ class Pending:
             if not data:
                 raise ConnectionError("connection closed")
             self._received += data
-        answer, self._received = self._received[:count], self._received[count:]
+        answer = bytes(self._received[:count])
+        del self._received[:count]
         return None, answer
 
 

@@ -154,7 +154,7 @@ class Connections:
             selector.register(self._wake_receiver, selectors.EVENT_READ)
             for rank, connection in self._by_rank.items():
                 selector.register(connection.sock, selectors.EVENT_READ, rank)
-            last = next_beat = next_watch = time.monotonic()
+            last = next_watch = time.monotonic()
             poll_seconds = min(_POLL_SECONDS, self._interval)
             # Nothing here walks through all connections whenever one of them has something to read.
             while self._by_rank and not self._closed():
@@ -173,11 +173,6 @@ class Connections:
                 if now >= next_watch and not self._leaving:
                     next_watch = now + poll_seconds
                     self._watch(selector, now)
-                if now >= next_beat:
-                    next_beat = now + self._interval
-                    for rank, connection in self._by_rank.items():
-                        if now - connection.last_sent >= self._interval:
-                            self.send(rank, _BEAT)
             for rank in list(self._by_rank):
                 self._end(selector, rank)
         self._wake_receiver.close()
@@ -245,6 +240,8 @@ class Connections:
             if now - connection.last_heard > self._timeout:
                 self._handler.on_end(rank, f"no sign of life for {self._timeout:g} s")
                 self._end(selector, rank)
+            elif now - connection.last_sent >= self._interval:  # anything sent is a sign of life
+                self.send(rank, _BEAT)
         self._handler.on_tick(now)
 
     def _end(self, selector: selectors.BaseSelector, rank: int) -> None:

@@ -145,7 +145,8 @@ class Coordinator:
             else:
                 replies = complete.decide(complete.in_rank_order())
                 header = {"kind": "reply", "sequence": sequence}
-                frames = {reply: encode(header, reply) for reply in set(replies)}  # often one
+                # Often the same for all.
+                frames = {reply: encode(header, reply) for reply in set(replies)}
                 for other in range(1, len(replies)):
                     self._connections.send(other, frames[replies[other]])
                 self._state.deliver(sequence, [replies[0]])

@@ -69,8 +69,23 @@ void AMessageOfOneWhoHasLeft(int hosts) {
   });
 }
 
-// Rank 1 waits in a message for rank 0, which is in collective 5: that comes after it, if rank 1 has
-// joined the collective.
+// Rank 1 waits in a message for rank 0, which may still be in the collective before it.
+void AMessageAfterACollective() {
+  Plan plan;
+  plan.ranks = plan.hosts = 4;
+  OnEachRank(plan, [](Communicator& group) {
+    std::vector<float> values(10, static_cast<float>(group.rank())), message(1, 1.0f);
+    // Of the root, 1, rank 0 hears through one of these.
+    if (group.rank() > 1) Sleep(0.6);
+    Call(group, Kind::kBroadcast, values);
+    if (group.rank() == 1) Call(group, Kind::kReceive, message, 0);
+    if (group.rank() == 0) Call(group, Kind::kSend, message, 1);
+    EXPECT(values[9] == 1.0f && message[0] == 1.0f);
+  });
+}
+
+// Rank 1 waits in a message for rank 0, which is in collective 5. That is no mismatch if rank 1 has
+// joined collective 5, and one if it has joined only 4.
 void AMessageBesideACollective() {
   int ends[2];
   EXPECT(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0);
@@ -134,7 +149,8 @@ void AnotherAlgorithm(int hosts, const std::vector<std::string>& algorithms) {
 
 int main() {
   using namespace tfdist::testing;
-  std::vector<std::function<void()>> tests{AMessageBesideACollective};
+  std::vector<std::function<void()>> tests{AMessageAfterACollective,
+                                           AMessageBesideACollective};
   for (const int hosts : {1, 2}) {
     tests.push_back([=] { ASlowMessageBeforeACollective(hosts); });
     tests.push_back([=] { AMessageOfOneWhoHasLeft(hosts); });
