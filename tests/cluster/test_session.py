@@ -191,6 +191,7 @@ def test_heartbeats_of_an_idle_session(sessions, in_parallel):
     assert in_parallel(lambda s: s.exchange("a", b""), group) == [[b"", b"", b""]] * 3
 
 
+@exhaustive
 def test_heartbeats_only_where_nothing_else_was_sent(sessions, monkeypatch):
     group = sessions(3, heartbeat_timeout=FAR)
     connections = group[0]._role._connections
