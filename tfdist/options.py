@@ -39,6 +39,8 @@ class Options:
             (`TFDIST_SECURITY`): warn (the default), required for an error, or none for silence.
         host: the name of this worker's host (`TFDIST_HOST`); workers share memory only if they have
             the same one. Detected by default.
+        flight_dir: the directory for the flight log that this worker writes on errors, stalls and
+            SIGUSR1 (`TFDIST_FLIGHT_DIR`); "" for none.
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -60,6 +62,7 @@ class Options:
     secret: str = field(default="", repr=False)
     security: str = "warn"
     host: str = ""
+    flight_dir: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from tfdist import native
 from tfdist.cluster.session import exit_reason
 
+# More than the core gives Python for its threads' stacks.
+_FLIGHT_LOG_SECONDS = 3.0
 _open: dict[int, tuple[Callable[[str], None], str]] = {}
 
 
@@ -36,4 +38,7 @@ def _leave() -> None:
         for abort, rank in list(_open.values()):
             abort(f"{rank} failed: {failure}")
     if _open:
-        native.load().library.tfd_close_all()
+        core = native.load().library
+        # While there is something to write down.
+        core.tfd_flight_flush(_FLIGHT_LOG_SECONDS)
+        core.tfd_close_all()

@@ -39,7 +39,7 @@ def compressed_all_reduce(
     with tf.device(communicator.host):
         sums: list[Any] = [None] * len(tensors)
         seed = tf.cast(seed, tf.int64)
-        for number, bucket in enumerate(communicator.plan(tensors)):
+        for number, bucket, beside in communicator.marked(tensors):
             reduced = native_ops.compressed_all_reduce(
                 communicator.token,
                 [tensors[i] for i in bucket],
@@ -50,6 +50,7 @@ def compressed_all_reduce(
                 within_hosts,
                 communicator.name,
                 f"{number}",
+                overlaps=beside,
             )
             for i, value in zip(bucket, reduced, strict=True):
                 sums[i] = value

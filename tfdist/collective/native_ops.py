@@ -34,12 +34,27 @@ REDUCTIONS = ("sum", "mean", "min", "max", "product")
 
 
 def all_reduce(
-    token: tf.Tensor, tensors: Sequence[tf.Tensor], op: str, communicator: str, key: str
+    token: tf.Tensor,
+    tensors: Sequence[tf.Tensor],
+    op: str,
+    communicator: str,
+    key: str,
+    *,
+    overlaps: bool = False,
 ) -> list[tf.Tensor]:
-    """Reduces tensors of one type in one collective."""
+    """Reduces tensors of one type in one collective.
+
+    Args:
+        overlaps: whether the step goes on beside it; only for the recorder.
+    """
     return list(
         _ops().tfdist_all_reduce(
-            token=token, tensors=tensors, op=op, communicator=communicator, key=key
+            token=token,
+            tensors=tensors,
+            op=op,
+            communicator=communicator,
+            key=key,
+            overlaps=overlaps,
         )
     )
 
@@ -53,12 +68,15 @@ def compressed_all_reduce(
     within_hosts: bool,
     communicator: str,
     key: str,
+    *,
+    overlaps: bool = False,
 ) -> list[tf.Tensor]:
     """Sums float32 tensors in one collective that sends encoded values.
 
     Args:
         errors: resources of float32 variables, one for each tensor, or none.
         seed: an int64 scalar.
+        overlaps: as for `all_reduce`.
     """
     return list(
         _ops().tfdist_compressed_all_reduce(
@@ -70,6 +88,7 @@ def compressed_all_reduce(
             within_hosts=within_hosts,
             communicator=communicator,
             key=key,
+            overlaps=overlaps,
         )
     )
 
@@ -134,6 +153,16 @@ def receive(
 def barrier(token: tf.Tensor, communicator: str, key: str) -> Any:
     """Waits for all ranks."""
     return _ops().tfdist_barrier(token=token, communicator=communicator, key=key)
+
+
+def ready(communicator: str, key: str, *, stalls: bool) -> Any:
+    """Tells the recorder that what a collective needs exists; `stalls`: the step waits for it."""
+    return _ops().tfdist_ready(communicator=communicator, key=key, stalls=stalls)
+
+
+def note_input(*, begins: bool) -> Any:
+    """Tells the recorder that the step waits for its input from now on, or no longer."""
+    return _ops().tfdist_input(begins=begins)
 
 
 def _ops() -> Any:

@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "control/activity.h"
+#include "control/communicator_state.h"
+#include "control/flight_log.h"
 #include "registry.h"
 #include "vector_unit.h"
 
@@ -134,6 +137,13 @@ void CheckSetup(const tfd_setup& setup) {
   }
 }
 
+std::string States(size_t records, int64_t since) {
+  tfdist::JsonWriter json;
+  json.Open('[');
+  for (const auto& communicator : tfdist::All()) Write(communicator->State(records, since), &json);
+  return json.Close(']').text();
+}
+
 void CloseAll(const tfd_setup& setup) {
   for (int rank = 0; rank < setup.size; ++rank) {
     if (setup.control[rank] >= 0) close(setup.control[rank]);
@@ -216,6 +226,50 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
                    current.received_bytes};
   });
 }
+
+void tfd_get_activity(tfd_activity* activity) {
+  const auto totals = tfdist::Activity::Instance().Read();
+  *activity = {totals.steps, totals.input, totals.waiting, totals.moving, {}};
+  std::copy(totals.operations.begin(), totals.operations.end(), activity->operations);
+}
+
+void tfd_note_input(int begins) {
+  if (begins) {
+    tfdist::Activity::Instance().InputBegins();
+  } else {
+    tfdist::Activity::Instance().InputEnds();
+  }
+}
+
+const char* tfd_state(size_t records, int64_t since_ns) {
+  thread_local std::string state;
+  state = States(records, since_ns);
+  return state.c_str();
+}
+
+int tfd_flight_start(const char* path, const char* header, int signal) {
+  return Guarded([&] {
+    tfdist::FlightLog::Settings settings;
+    settings.path = path;
+    settings.header = header;
+    settings.communicators = [] { return States(tfdist::Recorder::kRecords, 0); };
+    settings.warn = Warn;
+    tfdist::FlightLog::Instance().Start(std::move(settings));
+    if (signal) tfdist::FlightLog::Instance().AskOnSignal(signal);
+  });
+}
+
+int tfd_flight_stacks_wanted(void) { return tfdist::FlightLog::Instance().stacks_wanted(); }
+
+void tfd_flight_give_stacks(const char* stacks) {
+  tfdist::FlightLog::Instance().GiveStacks(stacks);
+}
+
+void tfd_flight_ask(const char* kind, const char* message) {
+  tfdist::FlightLog::Instance().Ask(kind, "", message);
+}
+
+void tfd_flight_flush(double seconds) { tfdist::FlightLog::Instance().Flush(seconds); }
 
 int tfd_all_reduce(int64_t number, const char* name, const void* in, void* out, size_t count,
                    int dtype, int op) {

@@ -78,6 +78,37 @@ typedef struct {
 } tfd_statistics;
 int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
 
+/* What this process's training has waited for so far, in nanoseconds; time in which it went on beside
+   its collectives is not counted. */
+typedef struct {
+  uint64_t steps;      /* that have got their input */
+  int64_t input_ns;    /* waiting for the next batch */
+  int64_t workers_ns;  /* waiting for other ranks to join */
+  int64_t network_ns;  /* waiting for data that moved */
+  uint64_t operations[8]; /* that have ended well: all_reduce, reduce_scatter, all_gather, broadcast,
+                             all_to_all, barrier, send, receive */
+} tfd_activity;
+void tfd_get_activity(tfd_activity* activity);
+/* A step waits for its input from now on (1), or has got it (0). */
+void tfd_note_input(int begins);
+
+/* What all communicators of this process know and have recorded, a JSON array (docs/monitoring.md);
+   of the last `records` of each, those that have not ended before `since_ns` of the steady clock.
+   Valid until this thread's next call. */
+const char* tfd_state(size_t records, int64_t since_ns);
+
+/* Has a flight log written to `path` on errors, stalls and the signal (0 for none); once.
+   header: members of the log's JSON object that tell of this process. */
+int tfd_flight_start(const char* path, const char* header, int signal);
+/* A descriptor that can be read, 8 bytes at a time, whenever the stacks of Python's threads are wanted
+   for the flight log; -1 before tfd_flight_start. */
+int tfd_flight_stacks_wanted(void);
+void tfd_flight_give_stacks(const char* stacks);
+/* Has it written for a reason of the program's: its kind, and a sentence. */
+void tfd_flight_ask(const char* kind, const char* message);
+/* Waits until the flight log is as it was last asked for, or for so long. */
+void tfd_flight_flush(double seconds);
+
 /* dtype: 0 bool, 1 uint8, 2 int8, 3 int32, 4 int64, 5 float16, 6 bfloat16, 7 float32, 8 float64.
    op: 0 sum, 1 mean (floating types), 2 min, 3 max, 4 product.
    Counts are elements. `in` and `out` may be the same. Each call waits for its end. */

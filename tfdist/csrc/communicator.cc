@@ -1,11 +1,10 @@
 #include "communicator.h"
 
-#include <pthread.h>
-
+#include <algorithm>
 #include <cstdio>
-#include <future>
-#include <optional>
+#include <thread>
 
+#include "control/flight_log.h"
 #include "float_mode.h"
 #include "transport/ring_link.h"
 #include "transport/socket_link.h"
@@ -27,16 +26,14 @@ std::string Elapsed(Clock::duration duration) {
 
 bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 
-// The communicator that this thread works for.
-thread_local const Communicator* employer = nullptr;
-
 std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
-                               Guard& guard) {
+                               Guard& guard, Recorder& recorder) {
   std::vector<std::string> names;
   for (const int rank : topology.my_host()) {
     names.push_back(topology.names[static_cast<size_t>(rank)]);
   }
-  return std::make_unique<Host>(std::move(segment), topology.my_place(), std::move(names), guard);
+  return std::make_unique<Host>(std::move(segment), topology.my_place(), topology.my_host(),
+                                std::move(names), guard, recorder);
 }
 
 }  // namespace
@@ -44,12 +41,14 @@ std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment
 Communicator::Communicator(Setup setup)
     : name_(setup.name),
       algorithm_(AlgorithmNamed(setup.algorithm.c_str())),
-      fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this} {
+      recorder_(Topology::From(setup.rank, setup.names, setup.hosts).host_of),
+      fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this, recorder_},
+      queue_(setup.name, [this](Operation& operation) { Execute(operation); }) {
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
   Connections connections = Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls,
                                     setup.start_seconds);
-  fabric_.host = MakeHost(topology, std::move(setup.segment), *this);
+  fabric_.host = MakeHost(topology, std::move(setup.segment), *this, recorder_);
   messages_to_.assign(size, 0);
   messages_from_.assign(size, 0);
   for (size_t other = 0; other < size; ++other) {
@@ -73,12 +72,14 @@ Communicator::Communicator(Setup setup)
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
       setup.warn,
+      [this](const std::string& message) { FlightLog::Instance().Ask("stall", name_, message); },
+      [this](const std::string& message) { FlightLog::Instance().Ask("waited", name_, message); },
       [this] { SpreadWhatIsDue(); }};
   watch_ = std::make_unique<Watch>(std::move(settings), std::move(connections.control),
                                    std::move(callbacks));
   watch_->Start();
   try {
-    worker_ = std::thread([this] { Work(); });
+    queue_.Start();
   } catch (...) {
     // Its thread calls back into members that are about to go.
     watch_->Stop();
@@ -87,82 +88,6 @@ Communicator::Communicator(Setup setup)
 }
 
 Communicator::~Communicator() { Close(); }
-
-void Communicator::Run(Operation operation) {
-  RefuseOwnThread();
-  {
-    std::unique_lock<std::mutex> lock(queue_mutex_);
-    if (closing_) throw Error(Code::kClosed, "The communicator '" + name_ + "' has been closed.");
-    if (busy_ || !queue_.empty()) {
-      std::promise<void> finished;
-      queue_.push_back({std::move(operation), [&finished](const Error* error) {
-                          if (error) {
-                            finished.set_exception(std::make_exception_ptr(*error));
-                          } else {
-                            finished.set_value();
-                          }
-                        }});
-      lock.unlock();
-      queue_changed_.notify_all();
-      return finished.get_future().get();
-    }
-    busy_ = true;
-  }
-  const auto release = [this] {
-    {
-      const std::lock_guard<std::mutex> lock(queue_mutex_);
-      busy_ = false;
-      if (queue_.empty() && !closing_) return;
-    }
-    queue_changed_.notify_all();
-  };
-  try {
-    Execute(operation);
-  } catch (...) {
-    release();
-    throw;
-  }
-  release();
-}
-
-void Communicator::Enqueue(Operation operation, Done done) {
-  {
-    const std::lock_guard<std::mutex> lock(queue_mutex_);
-    if (!closing_) {
-      queue_.push_back({std::move(operation), std::move(done)});
-      done = nullptr;
-    }
-  }
-  if (done) {
-    const Error error(Code::kClosed, "The communicator '" + name_ + "' has been closed.");
-    return done(&error);
-  }
-  queue_changed_.notify_all();
-}
-
-void Communicator::Work() {
-  pthread_setname_np(pthread_self(), "tfdist-collect");
-  employer = this;
-  std::unique_lock<std::mutex> lock(queue_mutex_);
-  for (;;) {
-    queue_changed_.wait(lock, [this] { return !busy_ && (!queue_.empty() || closing_); });
-    if (queue_.empty()) return;
-    Task task = std::move(queue_.front());
-    queue_.pop_front();
-    busy_ = true;
-    lock.unlock();
-    std::optional<Error> failure;
-    try {
-      Execute(task.operation);
-    } catch (const Error& error) {
-      failure = error;
-    }
-    task.done(failure ? &*failure : nullptr);
-    task = {};
-    lock.lock();
-    busy_ = false;
-  }
-}
 
 void Communicator::Execute(Operation& operation) {
   const FloatMode mode;
@@ -173,7 +98,7 @@ void Communicator::Execute(Operation& operation) {
     Begin(operation);
     Check();
     Dispatch(operation);
-    End();
+    End(false);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const Error& error) {
     Fail(operation, error);
@@ -186,13 +111,13 @@ void Communicator::Execute(Operation& operation) {
 
 void Communicator::Fail(const Operation& operation, const Error& error) {
   if (error.code() == Code::kInvalidArgument) {
-    End();
+    End(true);
     throw error;
   }
   std::string cause = Cause(error);
   if (!cause.empty() && cause.back() != '.') cause += ".";
   const Doing doing = CurrentlyDoing();
-  End();
+  End(true);
   const char* const stop = cause.empty() || cause.back() != '.' ? "." : "";
   throw Error(abort_code_, cause + stop + " It was noticed in " + Describe(operation.fingerprint) +
                                " of rank " + std::to_string(rank()) + ", " +
@@ -251,9 +176,13 @@ void Communicator::Begin(Operation& operation) {
   }
   doing_.status.fingerprint = fingerprint;
   doing_.since = Clock::now();
+  recorder_.Begin(fingerprint, {operation.peer,
+                                std::max(operation.in.bytes(), operation.out.bytes()),
+                                operation.enqueued, !operation.overlaps});
 }
 
-void Communicator::End() {
+void Communicator::End(bool failed) {
+  recorder_.End(failed);
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = false;
 }
@@ -321,6 +250,7 @@ void Communicator::GiveUp(Code code, const std::string& message, bool spread) {
   frame.code = code;
   frame.message = message;
   if (spread && watch_) watch_->Tell({frame});
+  FlightLog::Instance().Ask("error", name_, message);
 }
 
 // Fails what follows on this rank, where an operation has been left half-done because the step has
@@ -363,25 +293,8 @@ std::string Communicator::StepEnded() const {
          " has given up its step, of which another operation has failed. Its log says which.";
 }
 
-void Communicator::RefuseOwnThread() {
-  if (employer != this) return;
-  throw Error(Code::kInvalidArgument, "What the communicator '" + name_ +
-                                          "' calls must not wait for it. Enqueue instead.");
-}
-
 void Communicator::Close() {
-  {
-    std::unique_lock<std::mutex> lock(queue_mutex_);
-    if (closing_) return;
-    RefuseOwnThread();
-    closing_ = true;
-  }
-  queue_changed_.notify_all();
-  worker_.join();
-  {
-    std::unique_lock<std::mutex> lock(queue_mutex_);
-    queue_changed_.wait(lock, [this] { return !busy_; });
-  }
+  if (!queue_.Close()) return;
   if (held_back_) GiveUp(Code::kUnavailable, StepEnded(), true);
   watch_->Stop();
   const std::lock_guard<std::mutex> lock(abort_mutex_);
@@ -393,6 +306,20 @@ void Communicator::Close() {
 Communicator::Statistics Communicator::statistics() {
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   return fabric_.host ? Count() : final_;
+}
+
+CommunicatorState Communicator::State(size_t records, int64_t since) {
+  CommunicatorState state;
+  state.name = name_;
+  state.topology = &fabric_.topology;
+  {
+    const std::lock_guard<std::mutex> lock(abort_mutex_);
+    if (aborted_) state.aborted = abort_message_;
+  }
+  state.waiting = queue_.Waiting();
+  state.others = watch_->Others();
+  state.log = recorder_.Read(records, since);
+  return state;
 }
 
 Communicator::Statistics Communicator::Count() const {

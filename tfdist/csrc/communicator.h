@@ -3,20 +3,20 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "collective/collectives.h"
+#include "control/communicator_state.h"
+#include "control/recorder.h"
 #include "control/watch.h"
 #include "error.h"
 #include "guard.h"
+#include "operation_queue.h"
 #include "tls/streams.h"
 #include "transport/fabric.h"
 
@@ -47,9 +47,7 @@ class Communicator : private Guard {
     uint64_t sent_bytes = 0;
     uint64_t received_bytes = 0;
   };
-  // Null, or what went wrong; called in the communicator's thread. It must not throw, nor wait for
-  // the communicator.
-  using Done = std::function<void(const Error*)>;
+  using Done = OperationQueue::Done;
 
   explicit Communicator(Setup setup);
   ~Communicator() override;
@@ -59,9 +57,11 @@ class Communicator : private Guard {
   int size() const { return fabric_.topology.size; }
 
   // Runs a collective, after those before it; in this thread if there are none. Throws Error.
-  void Run(Operation operation);
+  void Run(Operation operation) { queue_.Run(std::move(operation)); }
   // The same in the communicator's own thread; `done` may destroy what `operation` points to.
-  void Enqueue(Operation operation, Done done);
+  void Enqueue(Operation operation, Done done) {
+    queue_.Enqueue(std::move(operation), std::move(done));
+  }
 
   // Fails what is pending, and all that follows, on every rank; the first message stays.
   void Abort(Code code, const std::string& message);
@@ -73,23 +73,19 @@ class Communicator : private Guard {
   void Close();
 
   Statistics statistics();
+  Recorder& recorder() { return recorder_; }
+  // Args: how many records at most, and the earliest end of one, as for the recorder.
+  CommunicatorState State(size_t records, int64_t since);
   // This process's descriptors, for a forked child to close.
   std::vector<int> descriptors() const;
 
  private:
-  struct Task {
-    Operation operation;
-    Done done;
-  };
-
   void Check() override;
-  void Work();
   void Execute(Operation& operation);
   void Dispatch(Operation& operation);
   void Begin(Operation& operation);
-  void End();
+  void End(bool failed);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
-  void RefuseOwnThread();
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);
   void GiveUpHere();
@@ -104,15 +100,11 @@ class Communicator : private Guard {
 
   const std::string name_;
   const Algorithm algorithm_;
+  Recorder recorder_;
   Fabric fabric_;
   std::unique_ptr<Watch> watch_;
 
-  std::mutex queue_mutex_;
-  std::condition_variable queue_changed_;
-  std::deque<Task> queue_;
-  bool busy_ = false;     // somebody runs a collective
-  bool closing_ = false;
-  std::thread worker_;
+  OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it
 
   std::mutex doing_mutex_;

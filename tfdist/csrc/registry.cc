@@ -93,11 +93,21 @@ std::shared_ptr<Communicator> Remove(int64_t number) {
   return communicator;
 }
 
+std::vector<std::shared_ptr<Communicator>> All() {
+  Registry& registry = Instance();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  std::vector<std::shared_ptr<Communicator>> all;
+  for (const auto& [number, communicator] : registry.communicators) all.push_back(communicator);
+  return all;
+}
+
 std::vector<std::shared_ptr<Communicator>> RemoveAll() {
   Registry& registry = Instance();
   const std::lock_guard<std::mutex> lock(registry.mutex);
   std::vector<std::shared_ptr<Communicator>> all;
-  for (auto& [number, communicator] : registry.communicators) all.push_back(communicator);
+  for (auto& [number, communicator] : registry.communicators) {
+    all.push_back(std::move(communicator));
+  }
   registry.communicators.clear();
   return all;
 }

@@ -24,6 +24,9 @@ std::shared_ptr<Communicator> FindNamed(const std::string& name);
 // Takes a communicator out; null if there is none.
 std::shared_ptr<Communicator> Remove(int64_t number);
 
+// All of them, oldest first.
+std::vector<std::shared_ptr<Communicator>> All();
+
 // Takes all of them out.
 std::vector<std::shared_ptr<Communicator>> RemoveAll();
 

@@ -20,6 +20,8 @@ from tfdist.launch.job.worker import WorkerProcess
 
 # How long a failure that may be the consequence of another one waits for that one.
 _CAUSE_SECONDS = 1.0
+# How long the workers may take to fail of themselves, and to write down why, before they are stopped.
+_LAST_WORDS_SECONDS = 1.0
 # How long a host other than host 0 waits for host 0's decision.
 _HOST_0_SECONDS = 3.0
 
@@ -170,7 +172,7 @@ class Supervisor:
             self._hosts.announce(failure)
         if self._running:
             say(f"{self._hosts.failure} Stopping the other workers.", below_output=True)
-        self._escalation = SignalEscalation(signal.SIGTERM, self._grace, now)
+        self._escalation = SignalEscalation(signal.SIGTERM, self._grace, now + _LAST_WORDS_SECONDS)
 
     def _send_signal(self, now: float) -> None:
         number = self._escalation.due(now) if self._escalation is not None else None

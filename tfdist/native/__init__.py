@@ -15,7 +15,14 @@ from tfdist.native.store import PACKAGE
 if TYPE_CHECKING:
     from tfdist.native.loading import Core
 
-__all__ = ["PACKAGE", "Build", "Status", "clean", "ensure", "load", "load_ops", "status"]
+__all__ = ["PACKAGE", "Build", "Status", "clean", "ensure", "has_ops", "load", "load_ops", "status"]
+
+
+def has_ops() -> bool:
+    """Whether this process has loaded the TensorFlow ops."""
+    from tfdist.native import loading
+
+    return loading.has_ops()
 
 
 def load() -> Core:

@@ -55,6 +55,18 @@ class Statistics(ctypes.Structure):
     ]
 
 
+class Activity(ctypes.Structure):
+    """`tfd_activity`: what training has waited for."""
+
+    _fields_ = [
+        ("steps", c_uint64),
+        ("input_ns", c_int64),
+        ("workers_ns", c_int64),
+        ("network_ns", c_int64),
+        ("operations", c_uint64 * 8),
+    ]
+
+
 class Codec(ctypes.Structure):
     """`tfd_codec`: a lossy encoding of float32."""
 
@@ -85,6 +97,14 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_close_all": (c_int, ()),
     "tfd_error": (c_char_p, ()),
     "tfd_get_statistics": (c_int, (c_int64, POINTER(Statistics))),
+    "tfd_get_activity": (None, (POINTER(Activity),)),
+    "tfd_note_input": (None, (c_int,)),
+    "tfd_state": (c_char_p, (c_size_t, c_int64)),
+    "tfd_flight_start": (c_int, (c_char_p, c_char_p, c_int)),
+    "tfd_flight_stacks_wanted": (c_int, ()),
+    "tfd_flight_give_stacks": (None, (c_char_p,)),
+    "tfd_flight_ask": (None, (c_char_p, c_char_p)),
+    "tfd_flight_flush": (None, (c_double,)),
     "tfd_all_reduce": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
     "tfd_reduce_scatter": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
     "tfd_all_gather": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, _COUNTS, c_int)),

@@ -73,6 +73,11 @@ def load_ops() -> Any:
         return _ops
 
 
+def has_ops() -> bool:
+    """Whether this process has loaded the ops."""
+    return _ops is not None
+
+
 def load_core(options: NativeOptions, source: Path = SOURCE) -> Core:
     """Finds or compiles a core, and loads it.
 

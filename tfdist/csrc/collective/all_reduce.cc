@@ -86,12 +86,16 @@ void OverLinks(Fabric& fabric, const Operation& operation, const Members& member
                Transfer transfer, Algorithm algorithm) {
   const int size = static_cast<int>(members.ranks.size());
   transfer.part_bytes = CutEvenly(transfer.in.bytes(), SizeOf(transfer.type), size, size);
+  // Else it is a part of a hierarchical one.
+  const bool whole = algorithm != Algorithm::kAuto ||
+                     static_cast<int>(fabric.topology.hosts.size()) == fabric.topology.size;
   if (algorithm == Algorithm::kAuto) {
     algorithm = BetweenHosts(transfer.in.bytes(), size);
   }
   // A ring would round partial results at every hop.
   const bool rounds = PartialType(transfer.type, transfer.op) != transfer.type;
   if (rounds && algorithm == Algorithm::kRing) algorithm = Algorithm::kDirect;
+  if (whole) fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   switch (algorithm) {
     case Algorithm::kWhole:
       return RunWhole(fabric, operation.fingerprint, members, transfer);
@@ -251,6 +255,13 @@ Algorithm AlgorithmNamed(const char* name) {
               "The algorithm must be one of " + names + ". Received: " + name + ".");
 }
 
+const char* NameOf(Algorithm algorithm) {
+  for (const auto& [name, known] : kAlgorithms) {
+    if (algorithm == known) return name;
+  }
+  return "unknown algorithm";
+}
+
 void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   CheckReducible(operation.fingerprint.type, operation.fingerprint.op);
   const Topology& topology = fabric.topology;
@@ -279,6 +290,7 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   }
   const bool small = !operation.compression && FitsArrivals(operation.in.bytes(), host.size()) &&
                      (algorithm == Algorithm::kShared || algorithm == Algorithm::kHierarchical);
+  fabric.recorder.Chose(static_cast<uint8_t>(algorithm));
   host.Arrive(operation.fingerprint, small ? operation.in : ConstPieces());
   if (algorithm == Algorithm::kHierarchical) return Hierarchical(fabric, operation)();
   if (algorithm == Algorithm::kShared && small) {

@@ -18,6 +18,7 @@ enum class Algorithm {
 
 // Throws Error(kInvalidArgument) with the names there are.
 Algorithm AlgorithmNamed(const char* name);
+const char* NameOf(Algorithm algorithm);
 
 void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm);
 void ReduceScatter(Fabric& fabric, Operation& operation);

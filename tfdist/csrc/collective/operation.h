@@ -26,6 +26,8 @@ struct Compression {
 struct Operation {
   Fingerprint fingerprint;  // kind, type, reduction, root, shapes
   int peer = -1;            // of a send or a receive
+  int64_t enqueued = 0;     // when it was asked for, by the steady clock; set by the queue
+  bool overlaps = false;    // whether the program goes on beside it; for the recorder
   ConstPieces in;
   Pieces out;
   std::optional<Compression> compression;  // of an all-reduce; a sum of float32

@@ -18,9 +18,18 @@ struct StatusBody {
   uint64_t sequence;
   int32_t peer;
   uint32_t zero;
+  int64_t sent;
+  int64_t echoed;
+  int64_t echo_received;
   Fingerprint fingerprint;
 };
-static_assert(sizeof(StatusBody) == 16 + sizeof(Fingerprint));
+static_assert(sizeof(StatusBody) == 40 + sizeof(Fingerprint));
+
+// No clock of this century counts further; sums of a few such times do not overflow.
+int64_t Time(int64_t nanoseconds) {
+  constexpr int64_t kMost = int64_t{1} << 61;
+  return nanoseconds > 0 && nanoseconds < kMost ? nanoseconds : 0;
+}
 
 // It will be printed: no line ends, nothing that a terminal obeys, also in UTF-8.
 void MakePrintable(std::string* text) {
@@ -43,15 +52,20 @@ bool Fits(const Header& header) {
              header.code >= static_cast<int>(Code::kInvalidArgument) &&
              header.code <= static_cast<int>(Code::kInternal);
     case FrameKind::kFailure:
+    case FrameKind::kWaited:
       return header.bytes <= kLongestMessage;
   }
   return false;
 }
 
+bool HasStatus(FrameKind kind) {
+  return kind == FrameKind::kStatus || kind == FrameKind::kFarewell;
+}
+
 Frame Decode(const Header& header, const char* body) {
   Frame frame;
   frame.kind = static_cast<FrameKind>(header.kind);
-  if (frame.kind == FrameKind::kAbort || frame.kind == FrameKind::kFailure) {
+  if (!HasStatus(frame.kind)) {
     if (frame.kind == FrameKind::kAbort) frame.code = static_cast<Code>(header.code);
     if (frame.kind == FrameKind::kFailure) frame.failures = header.code;
     frame.message.assign(body, header.bytes);
@@ -61,6 +75,9 @@ Frame Decode(const Header& header, const char* body) {
   StatusBody status;
   std::memcpy(&status, body, sizeof(status));
   frame.status = {status.sequence, header.active == 1, status.peer, status.fingerprint};
+  frame.sent = Time(status.sent);
+  frame.echoed = Time(status.echoed);
+  frame.echo_received = Time(status.echo_received);
   return frame;
 }
 
@@ -70,10 +87,11 @@ std::string Encode(const Frame& frame) {
   const bool abort = frame.kind == FrameKind::kAbort;
   const bool failure = frame.kind == FrameKind::kFailure;
   std::string body;
-  if (abort || failure) {
+  if (!HasStatus(frame.kind)) {
     body = frame.message.substr(0, kLongestMessage);
   } else {
-    const StatusBody status{frame.status.sequence, frame.status.peer, 0,
+    const StatusBody status{frame.status.sequence, frame.status.peer,   0,
+                            frame.sent,            frame.echoed,        frame.echo_received,
                             frame.status.fingerprint};
     body.assign(reinterpret_cast<const char*>(&status), sizeof(status));
   }

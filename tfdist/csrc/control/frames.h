@@ -11,7 +11,7 @@
 
 namespace tfdist {
 
-enum class FrameKind : uint8_t { kStatus = 1, kAbort = 2, kFarewell = 3, kFailure = 4 };
+enum class FrameKind : uint8_t { kStatus = 1, kAbort = 2, kFarewell = 3, kFailure = 4, kWaited = 5 };
 
 // Where a rank is.
 struct Status {
@@ -24,9 +24,12 @@ struct Status {
 struct Frame {
   FrameKind kind = FrameKind::kStatus;
   Status status;             // of a status or a farewell
+  int64_t sent = 0;          // when, by the sender's clock; of a status
+  int64_t echoed = 0;        // the time in the last status from whom this one goes to; 0 for none
+  int64_t echo_received = 0;  // when that came
   Code code = Code::kUnavailable;  // of an abort
   uint8_t failures = 0;      // of a failure: steps that have failed, this one counted
-  std::string message;       // of an abort or a failure
+  std::string message;       // of an abort, a failure, or what the receiver is waited for in
 };
 
 std::string Encode(const Frame& frame);

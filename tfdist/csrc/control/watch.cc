@@ -9,6 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "control/activity.h"
+
 namespace tfdist {
 namespace {
 
@@ -57,6 +59,9 @@ struct Watch::Peer {
   Clock::time_point ended_at;  // when it left, or failed
   bool lost = false;  // is not listened to any more, only told why
   bool gone = false;  // the connection has ended
+  int64_t told_at = 0;  // the time in its last status
+  int64_t told_came = 0;  // when that came
+  ClockOffset clock;
 };
 
 Watch::Watch(Settings settings, Streams streams, Callbacks callbacks)
@@ -148,7 +153,7 @@ void Watch::Loop() {
     const auto now = Clock::now();
     // Whoever was stopped itself cannot judge the others' silence.
     if (Seconds(now - last) > patience / 2) {
-      for (const auto& peer : peers_) peer->heard = now;
+      for (const auto& peer : peers_) SetHeard(*peer, now);
     }
     last = now;
     if (polled[0].revents) {
@@ -176,7 +181,7 @@ void Watch::Loop() {
       Frame frame;
       frame.kind = stopping ? FrameKind::kFarewell : FrameKind::kStatus;
       frame.status = doing.status;
-      SendAll(frame);
+      SendStatus(frame);
     }
     if (stopping) return;
     CheckSilence(now);
@@ -205,10 +210,9 @@ void Watch::Read(int rank) {
       }
       return;
     }
-    peer.heard = Clock::now();
+    SetHeard(peer, Clock::now());
     const auto handle = [this, rank](const Frame& frame) { Handle(rank, frame); };
     if (!peer.reader.Feed(bytes, static_cast<size_t>(got), handle)) {
-      peer.lost = true;
       Lose(rank, "it sent what is no frame of this protocol");
       return;
     }
@@ -219,18 +223,28 @@ void Watch::Read(int rank) {
 void Watch::Handle(int rank, const Frame& frame) {
   Peer& peer = *peers_[static_cast<size_t>(rank)];
   switch (frame.kind) {
-    case FrameKind::kStatus:
+    case FrameKind::kStatus: {
+      const std::lock_guard<std::mutex> lock(known_mutex_);
       peer.status = frame.status;
+      peer.told_at = frame.sent;
+      peer.told_came = Nanoseconds(peer.heard);
+      peer.clock.Add({frame.echoed, frame.echo_received, frame.sent, peer.told_came});
+      break;
+    }
+    case FrameKind::kWaited:
+      callbacks_.waited_for(frame.message);
       break;
     case FrameKind::kAbort:
       callbacks_.give_up(frame.code, frame.message);
       break;
-    case FrameKind::kFarewell:
+    case FrameKind::kFarewell: {
+      const std::lock_guard<std::mutex> lock(known_mutex_);
       peer.status = frame.status;
       peer.status.active = false;
       peer.left = true;
       peer.ended_at = Clock::now();
       break;
+    }
     case FrameKind::kFailure:
       peer.failures = frame.failures;
       peer.failure = frame.message;
@@ -251,12 +265,39 @@ void Watch::Send(Peer& peer, const std::string& bytes) {
   }
 }
 
-void Watch::SendAll(const Frame& frame) {
-  const std::string bytes = Encode(frame);
-  for (const auto& peer : peers_) Send(*peer, bytes);
+void Watch::SendStatus(Frame frame) {
+  for (const auto& peer : peers_) {
+    if (!peer->stream || peer->gone) continue;
+    frame.sent = Nanoseconds();
+    frame.echoed = peer->told_at;
+    frame.echo_received = peer->told_came;
+    Send(*peer, Encode(frame));
+  }
 }
 
+void Watch::SetHeard(Peer& peer, Clock::time_point when) {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  peer.heard = when;
+}
+
+std::vector<Watch::Known> Watch::Others() {
+  const std::lock_guard<std::mutex> lock(known_mutex_);
+  std::vector<Known> others;
+  for (size_t rank = 0; rank < peers_.size(); ++rank) {
+    if (static_cast<int>(rank) == settings_.rank) continue;
+    const Peer& peer = *peers_[rank];
+    others.push_back({static_cast<int>(rank), peer.status, Nanoseconds(peer.heard), peer.left,
+                      peer.lost, peer.clock});
+  }
+  return others;
+}
+
+// It is not listened to any more, only told why.
 void Watch::Lose(int rank, const std::string& why) {
+  {
+    const std::lock_guard<std::mutex> lock(known_mutex_);
+    peers_[static_cast<size_t>(rank)]->lost = true;
+  }
   callbacks_.give_up(Code::kUnavailable,
                      settings_.names[static_cast<size_t>(rank)] + " is lost: " + why + ".");
 }
@@ -268,7 +309,6 @@ void Watch::CheckSilence(Clock::time_point now) {
     const double silent = Seconds(now - peer.heard);
     const std::string& name = settings_.names[rank];
     if (silent > settings_.silence_timeout_seconds) {
-      peer.lost = true;
       Lose(static_cast<int>(rank),
            "no sign of life for " + Rounded(settings_.silence_timeout_seconds));
     } else if (peer.silent && peer.heard > peer.heard_last) {
@@ -339,6 +379,12 @@ void Watch::CheckStall(const Doing& doing, Clock::time_point now) {
     callbacks_.give_up(Code::kUnavailable, what + ", the longest that was allowed.");
   } else {
     callbacks_.warn(what + ".");
+    callbacks_.stalled(what + ".");
+    Frame frame;
+    frame.kind = FrameKind::kWaited;
+    frame.message = settings_.names[static_cast<size_t>(settings_.rank)] + ": " + what + ".";
+    const std::string bytes = Encode(frame);
+    for (const int rank : missing) Send(*peers_[static_cast<size_t>(rank)], bytes);
     next_warning_ = 2 * waited;
   }
 }

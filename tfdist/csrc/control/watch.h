@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "control/clock_offset.h"
 #include "control/frames.h"
 #include "tls/streams.h"
 
@@ -41,6 +42,8 @@ class Watch {
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void(Code code, const std::string& message)> give_up;
     std::function<void(const std::string& message)> warn;
+    std::function<void(const std::string& message)> stalled;    // beside a warning
+    std::function<void(const std::string& message)> waited_for;  // another rank has warned so
     std::function<void()> tick;  // called again and again
   };
 
@@ -57,6 +60,18 @@ class Watch {
   void Stop();
   const std::vector<int>& descriptors() const { return descriptors_; }
 
+  // What is known of a rank by its control connection. Times are nanoseconds of the steady clock.
+  struct Known {
+    int rank = 0;
+    Status status;
+    int64_t heard = 0;
+    bool left = false;
+    bool lost = false;
+    ClockOffset clock;
+  };
+  // Of each other rank, from any thread.
+  std::vector<Known> Others();
+
  private:
   struct Peer;
 
@@ -64,7 +79,8 @@ class Watch {
   void Read(int rank);
   void Handle(int rank, const Frame& frame);
   void Send(Peer& peer, const std::string& bytes);
-  void SendAll(const Frame& frame);
+  void SendStatus(Frame frame);
+  void SetHeard(Peer& peer, Clock::time_point when);
   void Lose(int rank, const std::string& why);
   void CheckSilence(Clock::time_point now);
   void CheckOrder(const Doing& doing, Clock::time_point now);
@@ -76,7 +92,8 @@ class Watch {
   const Settings settings_;
   std::vector<int> descriptors_;
   const Callbacks callbacks_;
-  std::vector<std::unique_ptr<Peer>> peers_;
+  std::vector<std::unique_ptr<Peer>> peers_;  // their streams belong to the thread
+  std::mutex known_mutex_;                    // of what `Others` reads of them
   int wake_;  // an eventfd
   std::thread thread_;
   std::atomic<bool> stopping_{false};

@@ -16,10 +16,14 @@ using tfdist::FrameReader;
 
 Frame Sample(int i) {
   Frame frame;
-  frame.kind = static_cast<FrameKind>(1 + i % 4);
+  frame.kind = static_cast<FrameKind>(1 + i % 5);
   frame.code = tfdist::Code::kMismatch;
   if (frame.kind == FrameKind::kAbort) {
     frame.message = "a reason";
+    return frame;
+  }
+  if (frame.kind == FrameKind::kWaited) {
+    frame.message = "what waits";
     return frame;
   }
   if (frame.kind == FrameKind::kFailure) {

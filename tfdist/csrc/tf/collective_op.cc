@@ -42,6 +42,11 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
     : AsyncOpKernel(construction), kind_(kind) {
   OP_REQUIRES_OK(construction, construction->GetAttr("communicator", &communicator_));
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
+  // A step goes on while a message leaves.
+  overlaps_ = kind == Kind::kSend;
+  if (kind == Kind::kAllReduce) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
+  }
 }
 
 void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
@@ -51,6 +56,7 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
     group = FindNamed(communicator_);
     operation.fingerprint.kind = kind_;
     operation.fingerprint.SetName(key_);
+    operation.overlaps = overlaps_;
     if (context->num_inputs() > 1) {
       operation.fingerprint.type = FromTensorFlow(context->input_dtype(1));
     }

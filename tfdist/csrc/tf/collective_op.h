@@ -33,6 +33,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   const Kind kind_;
   std::string communicator_;
   std::string key_;
+  bool overlaps_ = false;  // the program goes on beside it
 };
 
 ConstPieces Read(const tensorflow::Tensor& tensor);

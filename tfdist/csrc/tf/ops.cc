@@ -47,6 +47,7 @@ REGISTER_OP("TfdistAllReduce")
     .Attr("op: " TFDIST_REDUCTIONS)
     .Attr("communicator: string")
     .Attr("key: string = ''")
+    .Attr("overlaps: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);
@@ -69,6 +70,7 @@ REGISTER_OP("TfdistCompressedAllReduce")
     .Attr("within_hosts: bool = false")
     .Attr("communicator: string")
     .Attr("key: string = ''")
+    .Attr("overlaps: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);
@@ -196,4 +198,17 @@ REGISTER_OP("TfdistBarrier")
     .Attr("key: string = ''")
     .SetIsStateful()
     .SetIsDistributedCommunication()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The recorder is told when what an operation of this key needs exists, and of the input's waiting.
+REGISTER_OP("TfdistReady")
+    .Attr("communicator: string")
+    .Attr("key: string")
+    .Attr("stalls: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfdistInput")
+    .Attr("begins: bool")
+    .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);

@@ -51,7 +51,10 @@ void Exchange::Run() {
   while (!Done()) {
     if (Advance()) {
       idle = 0;
-    } else if (++idle > kSpins) {
+      continue;
+    }
+    waited_ = true;
+    if (++idle > kSpins) {
       fabric_.guard.Check();
       Wait();
     } else {
@@ -96,6 +99,7 @@ bool Exchange::AdvanceIn(int rank, Stream& stream) {
 }
 
 void Exchange::Compare(int rank, const Fingerprint& theirs) {
+  fabric_.recorder.Arrived(rank, waited_);
   if (Agree(joined_, theirs)) return;
   const auto& names = fabric_.topology.names;
   throw Disagreement(names[static_cast<size_t>(fabric_.topology.rank)], joined_,

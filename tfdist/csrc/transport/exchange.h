@@ -64,6 +64,7 @@ class Exchange {
   Fabric& fabric_;
   Fingerprint joined_;
   std::vector<Stream> streams_;
+  bool waited_ = false;  // for anything so far
 };
 
 }  // namespace tfdist

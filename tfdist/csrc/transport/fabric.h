@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "control/recorder.h"
 #include "guard.h"
 #include "scratch.h"
 #include "transport/host.h"
@@ -37,6 +38,7 @@ struct Fabric {
   std::unique_ptr<Host> host;
   std::vector<std::unique_ptr<Link>> links;  // one for each rank, none for this one
   Guard& guard;
+  Recorder& recorder;
   Scratch host_scratch = {};  // for what passes between a host's ranks
   Scratch link_scratch = {};  // for what passes over links
 

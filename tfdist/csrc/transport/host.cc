@@ -19,13 +19,15 @@ constexpr uint64_t kMeasured = 8;
 
 }  // namespace
 
-Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<std::string> names,
-           Guard& guard)
+Host::Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ranks,
+           std::vector<std::string> names, Guard& guard, Recorder& recorder)
     : segment_(std::move(segment)),
       rank_(rank),
       size_(static_cast<int>(names.size())),
+      group_ranks_(std::move(group_ranks)),
       names_(std::move(names)),
       guard_(guard),
+      recorder_(recorder),
       patience_(Patience::For(size_)),
       awaited_(static_cast<size_t>(size_), 0) {}
 
@@ -48,7 +50,9 @@ void Host::Arrive(const Fingerprint& fingerprint, const ConstPieces& data) {
 
 const Arrival& Host::Await(int rank) {
   const auto& arrived = segment_->progress(rank).arrived;
-  Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
+  const bool waits = arrived.load(kInOrder) < arrivals_;
+  if (waits) Wait([&] { return arrived.load(kInOrder) >= arrivals_; });
+  if (rank != rank_) recorder_.Arrived(group_ranks_[static_cast<size_t>(rank)], waits);
   const Arrival& arrival = segment_->arrival(rank, arrivals_);
   // The second time it is in this core's own cache.
   uint64_t& awaited = awaited_[static_cast<size_t>(rank)];

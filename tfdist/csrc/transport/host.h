@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "control/recorder.h"
 #include "fingerprint.h"
 #include "guard.h"
 #include "pieces.h"
@@ -18,8 +19,10 @@ namespace tfdist {
 class Host {
  public:
   // Args: the segment (none for a rank alone on its host), this rank's position on the host, the
-  // positions' names for messages, and what ends waits early.
-  Host(std::unique_ptr<Segment> segment, int rank, std::vector<std::string> names, Guard& guard);
+  // positions' ranks in the group and their names for messages, what ends waits early, and what
+  // keeps when ranks arrive.
+  Host(std::unique_ptr<Segment> segment, int rank, std::vector<int> group_ranks,
+       std::vector<std::string> names, Guard& guard, Recorder& recorder);
 
   int rank() const { return rank_; }
   int size() const { return size_; }
@@ -67,8 +70,10 @@ class Host {
   std::unique_ptr<Segment> segment_;
   const int rank_;
   const int size_;
+  const std::vector<int> group_ranks_;
   const std::vector<std::string> names_;
   Guard& guard_;
+  Recorder& recorder_;
   const Patience patience_;
   std::vector<uint64_t> awaited_;  // for each rank the last collective whose arrival was read
   Fingerprint joined_;

@@ -116,7 +116,11 @@ def _supervise(
         failure = Supervisor(
             plans=plans,
             # Not in the plan's settings, which --dry-run prints.
-            environment={**os.environ, VARIABLE: rendezvous.secret},
+            environment={
+                "TFDIST_FLIGHT_DIR": str(output.directory),
+                **{name: value for name, value in os.environ.items() if value},
+                VARIABLE: rendezvous.secret,
+            },
             output=output,
             hosts=hosts,
             host=options.node_rank,
@@ -134,4 +138,6 @@ def _supervise(
     if failure is None:
         return 0
     say(describe(failure, options.node_rank, log_dir), below_output=True)
+    if output.flight_logs():
+        say(f"What each worker was doing: tfdist doctor --flight {log_dir}")
     return failure.code

@@ -128,9 +128,19 @@ class Output:
         """The last lines of a worker that has exited; empty if they went only to the terminal."""
         return [] if self.inherited(rank) else last_lines(self.log(rank), _TAIL_LINES)
 
+    @property
+    def directory(self) -> Path:
+        """The directory for the files, an absolute path."""
+        return self._directory
+
     def written(self) -> Path | None:
         """The directory with the log files; None if there are none."""
-        return self._directory if any(self._directory.glob("worker-*.log")) else None
+        logs = (*self._directory.glob("worker-*.log"), *self.flight_logs())
+        return self._directory if logs else None
+
+    def flight_logs(self) -> list[Path]:
+        """The flight logs that workers have written into the directory."""
+        return sorted(self._directory.glob("flight-*.json"))
 
     def finish(self, rank: int) -> None:
         """Copies the remaining output of a worker that has exited."""

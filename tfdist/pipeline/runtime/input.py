@@ -22,6 +22,7 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
 from tfdist.trainer.fit.replica_step import count_rows
 from tfdist.trainer.fit.step_functions import shard_batch, without_optionals
+from tfdist.trainer.fit.timed_input import take_batch
 
 
 @dataclass(frozen=True)
@@ -58,12 +59,13 @@ def next_batch(
         AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
     """
     if not reads:
+        take_batch(lambda: None)
         rows, spec_hash = _agree(strategy, _Description(_NOT_READ))
         if int(rows[0]) == _END:
             raise StopIteration
         return Batch(None, (None, None), rows, spec_hash)
     try:
-        data = next(iterator)
+        data = take_batch(lambda: next(iterator))
     except (StopIteration, tf.errors.OutOfRangeError) as end:
         _agree(strategy, _Description(_END))
         raise StopIteration from end

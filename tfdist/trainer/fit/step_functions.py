@@ -13,6 +13,7 @@ from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
+from tfdist.trainer.fit.timed_input import take_batch
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
@@ -42,12 +43,12 @@ def make_step_function(
     several = max(1, model.steps_per_execution)
 
     def steps_of_iterator(iterator: Any) -> Any:
-        results = run_one(iterator.get_next())
+        results = run_one(take_batch(iterator.get_next))
         if several == 1:
             return results
         if model.run_eagerly:
             for _ in range(several - 1):
-                batch = iterator.get_next_as_optional()
+                batch = take_batch(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
                 results = run_one(batch.get_value())
@@ -177,7 +178,7 @@ def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, results: An
         return tf.logical_and(going, done < steps)
 
     def again(done: tf.Tensor, going: tf.Tensor, results: Any) -> Any:
-        batch = iterator.get_next_as_optional()
+        batch = take_batch(iterator.get_next_as_optional)
         going = batch.has_value()
         results = tf.cond(going, lambda: one_step(batch.get_value()), lambda: results)
         return done + 1, going, results

@@ -1,0 +1,48 @@
+"""Which collectives a step waits for, and which run beside it; for the recorder only."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Sequence
+
+import tensorflow as tf
+
+from tfdist.collective import native_ops
+
+_here = threading.local()
+
+
+@contextlib.contextmanager
+def overlapping() -> Iterator[None]:
+    """Collectives added to a graph in this context run beside the step, which needs them later."""
+    outer, _here.overlaps = overlaps(), True
+    try:
+        yield
+    finally:
+        _here.overlaps = outer
+
+
+def overlaps() -> bool:
+    """Whether this code runs inside `overlapping`."""
+    return getattr(_here, "overlaps", False)
+
+
+def mark_ready(
+    communicator: str, key: str, tensors: Sequence[tf.Tensor], *, stalls: bool
+) -> None:
+    """Records, in a graph, when the tensors of a collective exist.
+
+    A collective starts only when those before it have ended, so its start does not tell.
+
+    Args:
+        communicator: the communicator's name.
+        key: the collective's.
+        tensors: all that it needs.
+        stalls: whether the step waits for it from then on.
+    """
+    if tf.executing_eagerly():
+        return
+    graph = tf.compat.v1.get_default_graph()
+    with tf.control_dependencies([t for t in tensors if t.graph is graph]):
+        native_ops.ready(communicator, key, stalls=stalls)

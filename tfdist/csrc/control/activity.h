@@ -1,0 +1,48 @@
+// What this process has spent its steps on: waiting for input, for other ranks, for the network.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <mutex>
+
+#include "types.h"
+
+namespace tfdist {
+
+// Nanoseconds of the steady clock, which all processes of a host share.
+int64_t Nanoseconds(std::chrono::steady_clock::time_point when = std::chrono::steady_clock::now());
+
+// Counts since the process began. Time in which the program goes on meanwhile is no waiting: it is
+// stalled only while an operation is pending that it cannot do without. Where several communicators
+// stall it at the same time, the time counts once.
+class Activity {
+ public:
+  struct Totals {
+    uint64_t steps = 0;   // that have got their input
+    int64_t input = 0;    // waiting for it
+    int64_t waiting = 0;  // stalled until other ranks came
+    int64_t moving = 0;   // stalled while data moved
+    std::array<uint64_t, kKinds> operations = {};  // that have ended well, by kind
+  };
+
+  // Never destroyed: other threads may come here while the process ends.
+  static Activity& Instance();
+
+  // A step waits for its input, and has got it; where the data ends there is no second call.
+  void InputBegins();
+  void InputEnds();
+  // An operation has stalled this process from `begin` on: until `arrived` for other ranks, until
+  // `end` for data.
+  void Stalled(int64_t begin, int64_t arrived, int64_t end);
+  void Ended(Kind kind);
+  Totals Read();
+
+ private:
+  std::mutex mutex_;
+  Totals totals_;
+  int64_t input_begun_ = 0;
+  int64_t counted_until_ = 0;  // stalls
+};
+
+}  // namespace tfdist

@@ -1,0 +1,208 @@
+#include "control/flight_log.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+
+#include "control/activity.h"
+#include "control/json.h"
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+// Python gives its stacks when it next holds its lock; in vain, where a thread keeps that.
+constexpr auto kForStacks = std::chrono::seconds(2);
+constexpr size_t kMostReasons = 16;
+constexpr int64_t kBetweenWaited = 1'000'000'000;
+constexpr int64_t kFormat = 1;
+
+int signal_descriptor = -1;
+struct sigaction former_action;
+
+// Only what a signal handler may call.
+void OnSignal(int number, siginfo_t* information, void* context) {
+  const int saved = errno;
+  const uint64_t by_signal = uint64_t{1} << 32;
+  if (write(signal_descriptor, &by_signal, sizeof(by_signal)) < 0) errno = saved;
+  errno = saved;
+  if (former_action.sa_flags & SA_SIGINFO) {
+    if (former_action.sa_sigaction) former_action.sa_sigaction(number, information, context);
+  } else if (former_action.sa_handler != SIG_DFL && former_action.sa_handler != SIG_IGN) {
+    former_action.sa_handler(number);
+  }
+}
+
+int64_t UnixNanoseconds() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::system_clock::now().time_since_epoch())
+      .count();
+}
+
+// Returns 0, or what went wrong.
+int WriteAll(int file, const std::string& text) {
+  for (size_t done = 0; done < text.size();) {
+    const ssize_t wrote = write(file, text.data() + done, text.size() - done);
+    if (wrote < 0 && errno != EINTR) return errno;
+    if (wrote > 0) done += static_cast<size_t>(wrote);
+  }
+  return fsync(file) ? errno : 0;
+}
+
+// Whoever reads the path sees the old file or the new one, whole.
+int Replace(const std::string& path, const std::string& text) {
+  const std::string unfinished = path + ".tmp";
+  const int file = open(unfinished.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+  if (file < 0) return errno;
+  int error = WriteAll(file, text);
+  if (close(file) && !error) error = errno;
+  if (!error && std::rename(unfinished.c_str(), path.c_str())) error = errno;
+  if (error) unlink(unfinished.c_str());
+  return error;
+}
+
+}  // namespace
+
+FlightLog& FlightLog::Instance() {
+  static FlightLog* const log = new FlightLog;
+  return *log;
+}
+
+void FlightLog::Start(Settings settings) {
+  if (started_) return;
+  settings_ = std::move(settings);
+  asked_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  stacks_wanted_ = eventfd(0, EFD_CLOEXEC);
+  if (asked_ < 0 || stacks_wanted_ < 0) {
+    throw Error(Code::kInternal, std::string("There is no descriptor left (") +
+                                     std::strerror(errno) + "). Raise the limit of open files.");
+  }
+  process_ = getpid();
+  thread_ = std::thread([this] { Loop(); });
+  started_ = true;
+}
+
+void FlightLog::Ask(const char* kind, const std::string& communicator,
+                    const std::string& message) {
+  if (!started_ || getpid() != process_) return;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    // Of many ranks that wait for this one, one is enough.
+    if (!reasons_.empty() && reasons_.back().kind == kind && reasons_.back().kind == "waited" &&
+        Nanoseconds() - reasons_.back().at < kBetweenWaited) {
+      return;
+    }
+    // The first ones tell most, and the last one why it is written now.
+    if (reasons_.size() == kMostReasons) reasons_.pop_back();
+    reasons_.push_back({Nanoseconds(), kind, communicator, message});
+    ++requests_;
+  }
+  const uint64_t one = 1;
+  if (write(asked_, &one, sizeof(one)) < 0) return;  // full: it is awake
+}
+
+void FlightLog::AskOnSignal(int number) {
+  if (!started_ || signal_descriptor >= 0) return;
+  signal_descriptor = asked_;
+  struct sigaction action = {};
+  action.sa_sigaction = OnSignal;
+  action.sa_flags = SA_SIGINFO | SA_RESTART;
+  sigemptyset(&action.sa_mask);
+  sigaction(number, nullptr, &former_action);
+  sigaction(number, &action, nullptr);
+}
+
+void FlightLog::GiveStacks(const std::string& stacks) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stacks_ = stacks;
+    stacks_given_ = requests_;
+  }
+  changed_.notify_all();
+}
+
+void FlightLog::Flush(double seconds) {
+  if (!started_ || getpid() != process_) return;
+  std::unique_lock<std::mutex> lock(mutex_);
+  changed_.wait_for(lock, std::chrono::duration<double>(seconds),
+                    [this] { return written_ == requests_; });
+}
+
+void FlightLog::Loop() {
+  pthread_setname_np(pthread_self(), "tfdist-flight");
+  // Signals are for the program's threads.
+  sigset_t all;
+  sigfillset(&all);
+  pthread_sigmask(SIG_BLOCK, &all, nullptr);
+  for (;;) {
+    pollfd polled{asked_, POLLIN, 0};
+    if (poll(&polled, 1, -1) < 0) continue;
+    uint64_t count = 0;
+    if (read(asked_, &count, sizeof(count)) < 0) continue;
+    if (count >> 32) Ask("signal", "", "A signal has asked for it.");
+    std::unique_lock<std::mutex> lock(mutex_);
+    const uint64_t requested = requests_;
+    if (requested == written_) continue;
+    lock.unlock();
+    WriteFile();
+    const uint64_t one = 1;
+    if (write(stacks_wanted_, &one, sizeof(one)) == sizeof(one)) {
+      lock.lock();
+      const bool given = changed_.wait_for(lock, kForStacks,
+                                           [&] { return stacks_given_ >= requested; });
+      lock.unlock();
+      if (given) WriteFile();
+    }
+    lock.lock();
+    written_ = requested;
+    lock.unlock();
+    changed_.notify_all();
+  }
+}
+
+std::string FlightLog::Text() {
+  const std::string communicators = settings_.communicators();
+  JsonWriter json;
+  json.Open('{').Member("format", kFormat).Raw(settings_.header);
+  const int64_t unix_now = UnixNanoseconds();
+  char seconds[32];
+  std::snprintf(seconds, sizeof(seconds), "%.3f", static_cast<double>(unix_now) * 1e-9);
+  json.Key("written").Raw(seconds);
+  json.Key("clock").Open('{').Member("steady_ns", Nanoseconds()).Member("unix_ns", unix_now);
+  json.Close('}');
+  json.Member("steps", static_cast<int64_t>(Activity::Instance().Read().steps));
+  const std::lock_guard<std::mutex> lock(mutex_);
+  json.Key("reasons").Open('[');
+  for (const Reason& reason : reasons_) {
+    json.Open('{').Member("steady_ns", reason.at).Member("kind", reason.kind);
+    json.Member("communicator", reason.communicator).Member("message", reason.message);
+    json.Close('}');
+  }
+  json.Close(']').Key("communicators").Raw(communicators);
+  json.Member("stacks", stacks_).Close('}');
+  return json.text() + "\n";
+}
+
+void FlightLog::WriteFile() {
+  int error = ENOMEM;
+  try {
+    error = Replace(settings_.path, Text());
+  } catch (const std::exception&) {
+    // Training goes on.
+  }
+  if (error && error != last_error_) {
+    settings_.warn("The flight log " + settings_.path + " could not be written: " +
+                   std::strerror(error) + ". Set TFDIST_FLIGHT_DIR to another directory.");
+  }
+  last_error_ = error;
+}
+
+}  // namespace tfdist

@@ -1,0 +1,113 @@
+#include "control/recorder.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <string_view>
+
+namespace tfdist {
+
+uint64_t HashOf(const Fingerprint& fingerprint) {
+  const size_t length = strnlen(fingerprint.name, sizeof(fingerprint.name));
+  return std::hash<std::string_view>()({fingerprint.name, length}) | 1;
+}
+
+Recorder::Recorder(const std::vector<int>& host_of)
+    : host_of_(host_of),
+      hosts_(1 + static_cast<size_t>(*std::max_element(host_of_.begin(), host_of_.end()))),
+      records_(kRecords),
+      arrivals_(kRecords * hosts_),
+      seen_(host_of.size()) {}
+
+void Recorder::Ready(uint64_t name, bool stalls) {
+  const int64_t now = Nanoseconds();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  marks_[marked_++ % kMarks] = {name, now};
+  if (stalls && !stalled_since_) stalled_since_ = now;
+}
+
+void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
+  const int64_t now = Nanoseconds();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Record& record = current();
+  record = {};
+  record.fingerprint = fingerprint;
+  record.number = written_ + 1;
+  record.bytes = beginning.bytes;
+  record.peer = beginning.peer;
+  record.enqueued = beginning.enqueued;
+  record.begun = looked_ = now;
+  if (marked_) {
+    const uint64_t name = HashOf(fingerprint);
+    for (size_t i = 0; i < std::min(marked_, kMarks); ++i) {
+      if (marks_[i].name != name) continue;
+      record.enqueued = std::min(record.enqueued, marks_[i].at);
+      marks_[i].name = 0;
+    }
+  }
+  std::fill_n(arrivals(), hosts_, 0u);
+  stalls_ = beginning.stalls;
+  if (stalls_ && !stalled_since_) stalled_since_ = record.enqueued;
+  open_ = true;
+}
+
+void Recorder::Chose(uint8_t algorithm) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  current().algorithm = algorithm;
+}
+
+void Recorder::Arrived(int rank, bool waited) {
+  // Only the thread that runs the operation writes these two.
+  uint64_t& seen = seen_[static_cast<size_t>(rank)];
+  if (seen == written_ + 1) return;
+  seen = written_ + 1;
+  const int64_t now = waited ? Nanoseconds() : 0;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (waited) looked_ = now;
+  Record& record = current();
+  uint32_t& arrival = arrivals()[host_of_[static_cast<size_t>(rank)]];
+  if (!arrival) {
+    constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
+    arrival = static_cast<uint32_t>(std::min((looked_ - record.begun) / 1000 + 1, kMost));
+  }
+  if (!waited) return;
+  record.last = rank;
+  record.last_arrived = looked_;
+}
+
+void Recorder::End(bool failed) {
+  const int64_t now = Nanoseconds();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_) return;
+  Record& record = current();
+  record.failed = failed;
+  record.ended = now;
+  open_ = false;
+  ++written_;
+  const int64_t arrived = std::max(record.begun, record.last_arrived);
+  if (stalled_since_) {
+    Activity::Instance().Stalled(std::max(stalled_since_, record.begun), arrived, now);
+  }
+  if (stalls_) stalled_since_ = 0;
+  if (!failed) Activity::Instance().Ended(record.fingerprint.kind);
+}
+
+Recorder::Log Recorder::Read(size_t most, int64_t since) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  Log log;
+  const uint64_t end = written_ + (open_ ? 1 : 0);
+  for (uint64_t i = end - std::min<uint64_t>(end, std::min(most, kRecords)); i < end; ++i) {
+    const size_t at = i % kRecords;
+    const Record& record = records_[at];
+    if (record.ended && record.ended < since) continue;
+    log.records.push_back(record);
+    std::vector<int64_t> arrivals;
+    for (size_t host = 0; host < hosts_; ++host) {
+      arrivals.push_back(static_cast<int64_t>(arrivals_[at * hosts_ + host]) - 1);
+    }
+    log.arrivals.push_back(std::move(arrivals));
+  }
+  return log;
+}
+
+}  // namespace tfdist

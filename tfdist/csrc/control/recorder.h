@@ -1,0 +1,91 @@
+// A flight recorder: the last collectives and messages of a communicator, as they went on this rank.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+#include "control/activity.h"
+#include "fingerprint.h"
+
+namespace tfdist {
+
+// One collective or message. Times are nanoseconds of the steady clock; 0 where it has not happened.
+struct Record {
+  Fingerprint fingerprint;
+  uint64_t number = 0;  // among all of the communicator, from 1
+  uint64_t bytes = 0;   // of what this rank gives or gets, whichever is more
+  int32_t peer = -1;    // of a message
+  int32_t last = -1;    // the rank that this one has waited for last; -1 if for none
+  uint8_t algorithm = 0;  // that an all-reduce ran by
+  bool failed = false;
+  int64_t enqueued = 0;
+  int64_t begun = 0;
+  int64_t last_arrived = 0;
+  int64_t ended = 0;
+};
+
+class Recorder {
+ public:
+  static constexpr size_t kRecords = 1024;
+
+  // For each rank, an index of its host.
+  explicit Recorder(const std::vector<int>& host_of);
+
+  // All that an operation named so needs exists, though operations before it may still run. If it
+  // `stalls` this rank, the rank waits from now on.
+  void Ready(uint64_t name, bool stalls);
+
+  // By the thread that runs the operation, in this order. Nothing here allocates memory.
+  struct Beginning {
+    int peer = -1;
+    uint64_t bytes = 0;
+    int64_t enqueued = 0;
+    bool stalls = true;  // whether this rank can do nothing before it ends
+  };
+  void Begin(const Fingerprint& fingerprint, const Beginning& beginning);
+  void Chose(uint8_t algorithm);
+  // Another rank has joined the operation; the first call counts. `waited`: whether this one has
+  // waited for that; the clock is read only then.
+  void Arrived(int rank, bool waited);
+  void End(bool failed);
+
+  // The records, oldest first, and for each of them when each host's first rank was noticed: in
+  // microseconds after the beginning, -1 where none was. From any thread.
+  struct Log {
+    std::vector<Record> records;
+    std::vector<std::vector<int64_t>> arrivals;
+  };
+  // Args: how many records at most, and the earliest end of one; those that run are there always.
+  Log Read(size_t most = kRecords, int64_t since = 0);
+
+ private:
+  struct ReadyMark {
+    uint64_t name = 0;
+    int64_t at = 0;
+  };
+  static constexpr size_t kMarks = 64;
+
+  Record& current() { return records_[written_ % kRecords]; }
+  uint32_t* arrivals() { return &arrivals_[written_ % kRecords * hosts_]; }
+
+  const std::vector<int> host_of_;
+  const size_t hosts_;
+  std::mutex mutex_;
+  std::vector<Record> records_;
+  std::vector<uint32_t> arrivals_;  // hosts_ of them for each record: 1 + microseconds, 0 for none
+  uint64_t written_ = 0;            // records before the current one
+  bool open_ = false;
+  std::vector<uint64_t> seen_;      // for each rank the last record that it has arrived in
+  int64_t looked_ = 0;  // when the clock was read last
+  std::array<ReadyMark, kMarks> marks_;
+  size_t marked_ = 0;
+  int64_t stalled_since_ = 0;  // 0 while this rank goes on beside its operations
+  bool stalls_ = false;        // whether the current operation does not let it
+};
+
+// What `Ready` knows an operation by.
+uint64_t HashOf(const Fingerprint& fingerprint);
+
+}  // namespace tfdist
