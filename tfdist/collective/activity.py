@@ -32,6 +32,7 @@ class Activity:
 
     Attributes:
         steps: steps of training, evaluation and prediction that have got their input.
+        rows: rows of their input, on this worker.
         input: waiting for the next batch.
         workers: waiting for other workers to join a collective or to send a message.
         network: waiting for the data of a collective or a message to move.
@@ -39,6 +40,7 @@ class Activity:
     """
 
     steps: int = 0
+    rows: int = 0
     input: float = 0.0
     workers: float = 0.0
     network: float = 0.0
@@ -53,6 +55,7 @@ def read() -> Activity | None:
     native.load().library.tfd_get_activity(ctypes.byref(counters))
     return Activity(
         counters.steps,
+        counters.rows,
         _NANOSECONDS * counters.input_ns,
         _NANOSECONDS * counters.workers_ns,
         _NANOSECONDS * counters.network_ns,

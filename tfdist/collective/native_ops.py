@@ -155,14 +155,22 @@ def barrier(token: tf.Tensor, communicator: str, key: str) -> Any:
     return _ops().tfdist_barrier(token=token, communicator=communicator, key=key)
 
 
-def ready(communicator: str, key: str, *, stalls: bool) -> Any:
-    """Tells the recorder that what a collective needs exists; `stalls`: the step waits for it."""
+def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
+    """Tells the recorder that what a collective needs exists; `stalls`: the step waits for it.
+
+    Without a key: that the step can do nothing more beside the collective that runs.
+    """
     return _ops().tfdist_ready(communicator=communicator, key=key, stalls=stalls)
 
 
-def note_input(*, begins: bool) -> Any:
-    """Tells the recorder that the step waits for its input from now on, or no longer."""
-    return _ops().tfdist_input(begins=begins)
+def input_begins() -> Any:
+    """Tells the recorder that the step waits for its input from now on."""
+    return _ops().tfdist_input_begins()
+
+
+def input_ends(rows: tf.Tensor) -> Any:
+    """Tells the recorder that the step has got its input, an int64 scalar of rows."""
+    return _ops().tfdist_input_ends(rows=rows)
 
 
 def _ops() -> Any:

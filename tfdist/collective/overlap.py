@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,8 +42,23 @@ def mark_ready(
         tensors: all that it needs.
         stalls: whether the step waits for it from then on.
     """
-    if tf.executing_eagerly():
-        return
+    if not tf.executing_eagerly():
+        with _after(tensors):
+            native_ops.ready(communicator, key, stalls=stalls)
+
+
+def mark_stall(communicator: str, value: tf.Tensor) -> None:
+    """Records, in a graph, that a step which has this value waits for an overlapping collective.
+
+    Args:
+        communicator: the communicator's name.
+        value: the last thing that the step can compute without the collective.
+    """
+    if not tf.executing_eagerly():
+        with _after([value]):
+            native_ops.ready(communicator)
+
+
+def _after(tensors: Sequence[tf.Tensor]) -> Any:
     graph = tf.compat.v1.get_default_graph()
-    with tf.control_dependencies([t for t in tensors if t.graph is graph]):
-        native_ops.ready(communicator, key, stalls=stalls)
+    return tf.control_dependencies([tensor for tensor in tensors if tensor.graph is graph])

@@ -14,6 +14,7 @@
 #include "control/activity.h"
 #include "control/communicator_state.h"
 #include "control/flight_log.h"
+#include "control/spans.h"
 #include "registry.h"
 #include "vector_unit.h"
 
@@ -229,17 +230,37 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
 
 void tfd_get_activity(tfd_activity* activity) {
   const auto totals = tfdist::Activity::Instance().Read();
-  *activity = {totals.steps, totals.input, totals.waiting, totals.moving, {}};
+  *activity = {totals.steps, totals.rows, totals.input, totals.waiting, totals.moving, {},
+               totals.bus_bytes, totals.bus_moving};
   std::copy(totals.operations.begin(), totals.operations.end(), activity->operations);
 }
 
-void tfd_note_input(int begins) {
-  if (begins) {
-    tfdist::Activity::Instance().InputBegins();
-  } else {
-    tfdist::Activity::Instance().InputEnds();
-  }
+int tfd_get_links(int64_t number, tfd_link* links) {
+  return Guarded([&] {
+    for (const auto& link : tfdist::Find(number)->links()) {
+      *links++ = {link.acknowledged_bytes, link.busy_us, link.round_trip_us, link.retransmits};
+    }
+  });
 }
+
+void tfd_record_spans(int on) { tfdist::Spans::Instance().Record(on != 0); }
+
+void tfd_add_span(const char* lane, const char* name, int64_t begin_ns, int64_t end_ns) {
+  tfdist::Spans::Instance().Add(lane, name, begin_ns, end_ns);
+}
+
+const char* tfd_spans(void) {
+  thread_local std::string spans;
+  tfdist::JsonWriter json;
+  json.Open('[');
+  for (const auto& span : tfdist::Spans::Instance().Read()) {
+    json.Open('[').Value(span.lane).Value(span.name).Value(span.begin).Value(span.end).Close(']');
+  }
+  spans = json.Close(']').text();
+  return spans.c_str();
+}
+
+int64_t tfd_clock(void) { return tfdist::Nanoseconds(); }
 
 const char* tfd_state(size_t records, int64_t since_ns) {
   thread_local std::string state;

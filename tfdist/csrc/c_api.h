@@ -82,15 +82,34 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
    its collectives is not counted. */
 typedef struct {
   uint64_t steps;      /* that have got their input */
+  int64_t rows;        /* of this process's input */
   int64_t input_ns;    /* waiting for the next batch */
   int64_t workers_ns;  /* waiting for other ranks to join */
   int64_t network_ns;  /* waiting for data that moved */
   uint64_t operations[8]; /* that have ended well: all_reduce, reduce_scatter, all_gather, broadcast,
                              all_to_all, barrier, send, receive */
+  double bus_bytes;    /* of them: bytes of all values, times the share that each link must carry */
+  int64_t bus_ns;      /* how long they took once all ranks had come */
 } tfd_activity;
 void tfd_get_activity(tfd_activity* activity);
-/* A step waits for its input from now on (1), or has got it (0). */
-void tfd_note_input(int begins);
+
+/* What the kernel counts of the TCP connection to each rank; all zero for ranks of this host. */
+typedef struct {
+  uint64_t acknowledged_bytes; /* sent, and known to have come */
+  uint64_t busy_us;            /* with something on its way */
+  uint32_t round_trip_us;      /* smoothed */
+  uint32_t retransmits;        /* segments */
+} tfd_link;
+int tfd_get_links(int64_t number, tfd_link* links);
+
+/* Keeps spans of what this process does from now on (1), forgetting those before, or no longer (0). */
+void tfd_record_spans(int on);
+/* Adds one, if they are kept; times are nanoseconds of the steady clock. */
+void tfd_add_span(const char* lane, const char* name, int64_t begin_ns, int64_t end_ns);
+/* Those kept, a JSON array of [lane, name, begin, end]; valid until this thread's next call. */
+const char* tfd_spans(void);
+/* The steady clock now, in nanoseconds. */
+int64_t tfd_clock(void);
 
 /* What all communicators of this process know and have recorded, a JSON array (docs/monitoring.md);
    of the last `records` of each, those that have not ended before `since_ns` of the steady clock.

@@ -308,6 +308,16 @@ Communicator::Statistics Communicator::statistics() {
   return fabric_.host ? Count() : final_;
 }
 
+std::vector<TcpStatistics> Communicator::links() {
+  const std::lock_guard<std::mutex> lock(abort_mutex_);
+  std::vector<TcpStatistics> links(static_cast<size_t>(size()));
+  for (size_t rank = 0; rank < fabric_.links.size(); ++rank) {
+    const Link* const link = fabric_.links[rank].get();
+    if (link && link->descriptor() >= 0) links[rank] = ReadTcpStatistics(link->descriptor());
+  }
+  return links;
+}
+
 CommunicatorState Communicator::State(size_t records, int64_t since) {
   CommunicatorState state;
   state.name = name_;

@@ -19,6 +19,7 @@
 #include "operation_queue.h"
 #include "tls/streams.h"
 #include "transport/fabric.h"
+#include "transport/tcp_statistics.h"
 
 namespace tfdist {
 
@@ -73,6 +74,8 @@ class Communicator : private Guard {
   void Close();
 
   Statistics statistics();
+  // Of the link to each rank; all zero for those of this host.
+  std::vector<TcpStatistics> links();
   Recorder& recorder() { return recorder_; }
   // Args: how many records at most, and the earliest end of one, as for the recorder.
   CommunicatorState State(size_t records, int64_t since);

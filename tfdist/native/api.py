@@ -60,10 +60,24 @@ class Activity(ctypes.Structure):
 
     _fields_ = [
         ("steps", c_uint64),
+        ("rows", c_int64),
         ("input_ns", c_int64),
         ("workers_ns", c_int64),
         ("network_ns", c_int64),
         ("operations", c_uint64 * 8),
+        ("bus_bytes", c_double),
+        ("bus_ns", c_int64),
+    ]
+
+
+class Link(ctypes.Structure):
+    """`tfd_link`: what the kernel counts of the connection to a rank."""
+
+    _fields_ = [
+        ("acknowledged_bytes", c_uint64),
+        ("busy_us", c_uint64),
+        ("round_trip_us", c_uint32),
+        ("retransmits", c_uint32),
     ]
 
 
@@ -98,7 +112,11 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_error": (c_char_p, ()),
     "tfd_get_statistics": (c_int, (c_int64, POINTER(Statistics))),
     "tfd_get_activity": (None, (POINTER(Activity),)),
-    "tfd_note_input": (None, (c_int,)),
+    "tfd_get_links": (c_int, (c_int64, POINTER(Link))),
+    "tfd_record_spans": (None, (c_int,)),
+    "tfd_add_span": (None, (c_char_p, c_char_p, c_int64, c_int64)),
+    "tfd_spans": (c_char_p, ()),
+    "tfd_clock": (c_int64, ()),
     "tfd_state": (c_char_p, (c_size_t, c_int64)),
     "tfd_flight_start": (c_int, (c_char_p, c_char_p, c_int)),
     "tfd_flight_stacks_wanted": (c_int, ()),

@@ -13,6 +13,8 @@ import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import LocalExtended
 from tfdist.internals.keras import in_callers_state
@@ -195,6 +197,14 @@ class ReplicatedExtended(LocalExtended):
         communicator = self._replicas[get_current_replica_id_as_int()]
         replicas = self._num_replicas_in_sync
         return reduction.all_reduce(communicator, reduce_op, value, replicas, called)
+
+    def note_stall(self, value: tf.Tensor) -> None:
+        """Records that a replica which has this value waits for the sum that it has begun."""
+        if self._use_merge_call():
+            return
+        communicator = self._replicas[get_current_replica_id_as_int()]
+        if isinstance(communicator, NativeCommunicator):
+            mark_stall(communicator.name, value)
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
         """Concatenates the rows of this worker's replicas, then those of all workers.

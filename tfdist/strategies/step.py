@@ -129,12 +129,16 @@ class Step:
         if not self._one_loss or self.scaled_by_rows:
             return loss
         self.scaled_by_rows = True
+        reduction.wait_for_sums(loss)
         return self.scale_by_rows(loss)
 
     def scale_gradients_by_rows(self, gradients: Sequence[Any]) -> list[Any]:
         """Scales gradients from the backward pass, unless they already are; None stays None."""
         if self.scaled_by_rows:
             return self.zero_without_rows(gradients)
+        first = next((g for g in gradients if tf.is_tensor(g)), None)
+        if first is not None:
+            reduction.wait_for_sums(first)
         return self._of_rows(gradients, lambda v: v * tf.cast(self.share, v.dtype))
 
     def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:

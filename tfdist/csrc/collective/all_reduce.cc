@@ -174,11 +174,13 @@ class Hierarchical {
   // Args: begin: where in the operation's values those of the transfer lie.
   void AmongHosts(const Transfer& transfer, size_t begin) {
     const Members members = Counterparts(fabric_.topology);
+    fabric_.recorder.BetweenHosts(true);
     if (operation_.compression) {
       Compress(fabric_, operation_, members, transfer, begin);
     } else {
       OverLinks(fabric_, operation_, members, transfer, Algorithm::kAuto);
     }
+    fabric_.recorder.BetweenHosts(false);
   }
 
   Transfer Between(Transfer transfer, const Pieces& sums) {

@@ -24,6 +24,19 @@ Codec ForSums(Codec codec) {
   return codec;
 }
 
+// Adds how long it lives.
+class Timed {
+ public:
+  explicit Timed(int64_t* total) : total_(total), begin_(Nanoseconds()) {}
+  ~Timed() { *total_ += Nanoseconds() - begin_; }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  int64_t* const total_;
+  const int64_t begin_;
+};
+
 class Compressed {
  public:
   Compressed(Fabric& fabric, const Fingerprint& joined, const Members& members,
@@ -46,6 +59,7 @@ class Compressed {
     ForOthers([this](int j) { ReceiveValues(j); });
     ForOthers([this](int j) { ReceiveSums(j); });
     exchange_.Run();
+    fabric_.recorder.Coded(coding_);
   }
 
  private:
@@ -100,6 +114,7 @@ class Compressed {
     for (size_t c = 0; c < Chunks(Count(j)); ++c) {
       const Chunk chunk = ChunkAt(codec_, sent_[static_cast<size_t>(j)], Count(j), c);
       exchange_.Send(Rank(j), chunk.encoded, chunk.bytes, [this, j, chunk] {
+        const Timed timed(&coding_);
         CopyIn(t_.InBegin(j), chunk, values_);
         EncodeChunk(codec_, j, chunk, 0);
       });
@@ -122,7 +137,9 @@ class Compressed {
     for (size_t c = 0; c < Chunks(Count(j)); ++c) {
       const Chunk chunk = ChunkAt(sums_codec_, sums_[static_cast<size_t>(j)], Count(j), c);
       exchange_.Receive(Rank(j), chunk.encoded, chunk.bytes, [this, j, chunk](size_t received) {
-        if (received == chunk.bytes) DecodeSums(j, chunk);
+        if (received < chunk.bytes) return;
+        const Timed timed(&coding_);
+        DecodeSums(j, chunk);
       });
     }
   }
@@ -137,6 +154,7 @@ class Compressed {
     for (; Ready(); ++summed_) {
       const auto me = static_cast<size_t>(members_.me);
       const Chunk sum = ChunkAt(sums_codec_, sums_[me], Own(), summed_);
+      const Timed timed(&coding_);
       AddUp(sum);
       EncodeChunk(sums_codec_, members_.me, sum, 1);
       DecodeSums(members_.me, sum);
@@ -227,6 +245,7 @@ class Compressed {
   std::vector<uint8_t*> sums_;     // of each part
   std::vector<size_t> received_;   // for each member, chunks of the own part that have come
   size_t summed_ = 0;              // chunks of the own part
+  int64_t coding_ = 0;             // nanoseconds spent on encoding, decoding and adding up
 };
 
 }  // namespace

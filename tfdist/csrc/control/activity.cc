@@ -1,12 +1,38 @@
 #include "control/activity.h"
 
 #include <algorithm>
+#include <utility>
+
+#include "control/spans.h"
 
 namespace tfdist {
 
 int64_t Nanoseconds(std::chrono::steady_clock::time_point when) {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(when.time_since_epoch()).count();
 }
+
+namespace {
+
+// How much of all values crosses each link in the best algorithm, as nccl-tests compute bus bandwidth.
+double BusFactor(Kind kind, double ranks) {
+  switch (kind) {
+    case Kind::kAllReduce:
+      return 2 * (ranks - 1) / ranks;
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+    case Kind::kAllToAll:
+      return (ranks - 1) / ranks;
+    case Kind::kBroadcast:
+    case Kind::kSend:
+    case Kind::kReceive:
+      return 1;
+    case Kind::kBarrier:
+      return 0;
+  }
+  return 0;
+}
+
+}  // namespace
 
 Activity& Activity::Instance() {
   static Activity* const activity = new Activity;
@@ -19,12 +45,15 @@ void Activity::InputBegins() {
   input_begun_ = now;
 }
 
-void Activity::InputEnds() {
+void Activity::InputEnds(int64_t rows) {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   ++totals_.steps;
-  if (input_begun_) totals_.input += now - input_begun_;
-  input_begun_ = 0;
+  totals_.rows += rows;
+  const int64_t begun = std::exchange(input_begun_, 0);
+  if (!begun) return;
+  totals_.input += now - begun;
+  Spans::Instance().Add("input", "input", begun, now);
 }
 
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
@@ -37,9 +66,11 @@ void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   counted_until_ = end;
 }
 
-void Activity::Ended(Kind kind) {
+void Activity::Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving) {
   const std::lock_guard<std::mutex> lock(mutex_);
   ++totals_.operations[static_cast<size_t>(kind)];
+  totals_.bus_bytes += static_cast<double>(bytes) * BusFactor(kind, static_cast<double>(ranks));
+  totals_.bus_moving += moving;
 }
 
 Activity::Totals Activity::Read() {

@@ -20,10 +20,13 @@ class Activity {
  public:
   struct Totals {
     uint64_t steps = 0;   // that have got their input
+    int64_t rows = 0;     // of it, of this process
     int64_t input = 0;    // waiting for it
     int64_t waiting = 0;  // stalled until other ranks came
     int64_t moving = 0;   // stalled while data moved
     std::array<uint64_t, kKinds> operations = {};  // that have ended well, by kind
+    double bus_bytes = 0;    // of them, as each link must carry at least
+    int64_t bus_moving = 0;  // how long they took once all ranks had come
   };
 
   // Never destroyed: other threads may come here while the process ends.
@@ -31,11 +34,12 @@ class Activity {
 
   // A step waits for its input, and has got it; where the data ends there is no second call.
   void InputBegins();
-  void InputEnds();
+  void InputEnds(int64_t rows);
   // An operation has stalled this process from `begin` on: until `arrived` for other ranks, until
   // `end` for data.
   void Stalled(int64_t begin, int64_t arrived, int64_t end);
-  void Ended(Kind kind);
+  // Args: the bytes of all values, how many ranks there are, and how long they moved.
+  void Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving);
   Totals Read();
 
  private:

@@ -56,6 +56,9 @@ void WriteRecord(const Record& record, const std::vector<int64_t>& arrivals, Jso
   json->Member("begun_ns", record.begun);
   json->Member("last_arrived_ns", record.last_arrived);
   json->Member("ended_ns", record.ended);
+  json->Member("between_begun_ns", record.between_begun);
+  json->Member("between_ended_ns", record.between_ended);
+  json->Member("coding_ns", record.coding);
   json->Member("last", int64_t{record.last});
   json->Key("arrivals_ns").Open('[');
   for (const int64_t arrival : arrivals) {

@@ -26,6 +26,14 @@ void Recorder::Ready(uint64_t name, bool stalls) {
   if (stalls && !stalled_since_) stalled_since_ = now;
 }
 
+void Recorder::Stalls() {
+  const int64_t now = Nanoseconds();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (!open_ || stalls_) return;
+  stalls_ = true;
+  if (!stalled_since_) stalled_since_ = now;
+}
+
 void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -54,6 +62,17 @@ void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning)
 void Recorder::Chose(uint8_t algorithm) {
   const std::lock_guard<std::mutex> lock(mutex_);
   current().algorithm = algorithm;
+}
+
+void Recorder::BetweenHosts(bool begins) {
+  const int64_t now = Nanoseconds();
+  const std::lock_guard<std::mutex> lock(mutex_);
+  (begins ? current().between_begun : current().between_ended) = now;
+}
+
+void Recorder::Coded(int64_t duration) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  current().coding += duration;
 }
 
 void Recorder::Arrived(int rank, bool waited) {
@@ -89,7 +108,8 @@ void Recorder::End(bool failed) {
     Activity::Instance().Stalled(std::max(stalled_since_, record.begun), arrived, now);
   }
   if (stalls_) stalled_since_ = 0;
-  if (!failed) Activity::Instance().Ended(record.fingerprint.kind);
+  if (failed) return;
+  Activity::Instance().Ended(record.fingerprint.kind, record.bytes, host_of_.size(), now - arrived);
 }
 
 Recorder::Log Recorder::Read(size_t most, int64_t since) {

@@ -24,6 +24,9 @@ struct Record {
   int64_t begun = 0;
   int64_t last_arrived = 0;
   int64_t ended = 0;
+  int64_t between_begun = 0;  // of a hierarchical all-reduce, the part between the hosts
+  int64_t between_ended = 0;
+  int64_t coding = 0;  // how long compression has taken of it
 };
 
 class Recorder {
@@ -36,6 +39,8 @@ class Recorder {
   // All that an operation named so needs exists, though operations before it may still run. If it
   // `stalls` this rank, the rank waits from now on.
   void Ready(uint64_t name, bool stalls);
+  // This rank has done what it could beside the current operation, if that still runs.
+  void Stalls();
 
   // By the thread that runs the operation, in this order. Nothing here allocates memory.
   struct Beginning {
@@ -49,6 +54,8 @@ class Recorder {
   // Another rank has joined the operation; the first call counts. `waited`: whether this one has
   // waited for that; the clock is read only then.
   void Arrived(int rank, bool waited);
+  void BetweenHosts(bool begins);
+  void Coded(int64_t duration);
   void End(bool failed);
 
   // The records, oldest first, and for each of them when each host's first rank was noticed: in

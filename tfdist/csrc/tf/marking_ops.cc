@@ -1,5 +1,6 @@
 // The kernels that tell the recorder how far a step has come. They do nothing else.
 #include "control/activity.h"
+#include "control/spans.h"
 #include "tf/collective_op.h"
 
 namespace tfdist::tf {
@@ -18,12 +19,17 @@ class ReadyOp : public OpKernel {
     OP_REQUIRES_OK(construction, construction->GetAttr("stalls", &stalls_));
     Fingerprint fingerprint;
     fingerprint.SetName(key);
-    name_ = HashOf(fingerprint);
+    if (!key.empty()) name_ = HashOf(fingerprint);
   }
 
   void Compute(OpKernelContext*) override {
     try {
-      FindNamed(communicator_)->recorder().Ready(name_, stalls_);
+      Recorder& recorder = FindNamed(communicator_)->recorder();
+      if (name_) {
+        recorder.Ready(name_, stalls_);
+      } else {
+        recorder.Stalls();
+      }
     } catch (const Error&) {
       // It has been closed, as its operation will say.
     }
@@ -35,26 +41,55 @@ class ReadyOp : public OpKernel {
   bool stalls_ = false;
 };
 
-class InputOp : public OpKernel {
+class InputBeginsOp : public OpKernel {
  public:
-  explicit InputOp(OpKernelConstruction* construction) : OpKernel(construction) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("begins", &begins_));
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override { Activity::Instance().InputBegins(); }
+};
+
+class InputEndsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    const tensorflow::Tensor& rows = context->input(0);
+    if (rows.NumElements() == 1) Activity::Instance().InputEnds(*rows.flat<int64_t>().data());
+  }
+};
+
+// The beginning of a span, or its end, which takes the time that the beginning gave out.
+class SpanBeginsOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    tensorflow::Tensor* begin = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, {}, &begin));
+    begin->scalar<int64_t>()() = Spans::Instance().recording() ? Nanoseconds() : 0;
+  }
+};
+
+class SpanEndsOp : public OpKernel {
+ public:
+  explicit SpanEndsOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("lane", &lane_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("name", &name_));
   }
 
-  void Compute(OpKernelContext*) override {
-    if (begins_) {
-      Activity::Instance().InputBegins();
-    } else {
-      Activity::Instance().InputEnds();
-    }
+  void Compute(OpKernelContext* context) override {
+    const tensorflow::Tensor& given = context->input(0);
+    const int64_t begin = given.NumElements() == 1 ? *given.flat<int64_t>().data() : 0;
+    if (begin) Spans::Instance().Add(lane_.c_str(), name_.c_str(), begin, Nanoseconds());
   }
 
  private:
-  bool begins_ = false;
+  std::string lane_;
+  std::string name_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistReady").Device(tensorflow::DEVICE_CPU), ReadyOp);
-REGISTER_KERNEL_BUILDER(Name("TfdistInput").Device(tensorflow::DEVICE_CPU), InputOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistSpanBegins").Device(tensorflow::DEVICE_CPU), SpanBeginsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistSpanEnds").Device(tensorflow::DEVICE_CPU), SpanEndsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistInputBegins").Device(tensorflow::DEVICE_CPU), InputBeginsOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistInputEnds").Device(tensorflow::DEVICE_CPU), InputEndsOp);
 
 }  // namespace
 }  // namespace tfdist::tf

@@ -200,15 +200,32 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The recorder is told when what an operation of this key needs exists, and of the input's waiting.
+// The recorder is told when what an operation of this key needs exists; without a key, that the step
+// can do nothing more beside the one that runs.
 REGISTER_OP("TfdistReady")
     .Attr("communicator: string")
-    .Attr("key: string")
-    .Attr("stalls: bool")
+    .Attr("key: string = ''")
+    .Attr("stalls: bool = true")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-REGISTER_OP("TfdistInput")
-    .Attr("begins: bool")
+REGISTER_OP("TfdistInputBegins")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfdistInputEnds")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfdistSpanBegins")
+    .Output("begin: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
+REGISTER_OP("TfdistSpanEnds")
+    .Input("begin: int64")
+    .Attr("lane: string")
+    .Attr("name: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);

@@ -47,6 +47,7 @@ class SelectOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
+    const SpanScope span("compression", "select");
     const Tensor& counts = context->input(tensors_ + errors_ + momenta_);
     const Tensor& scales = context->input(tensors_ + errors_ + momenta_ + 1);
     OP_REQUIRES(context, counts.NumElements() == tensors_ && scales.NumElements() == tensors_,
@@ -136,6 +137,7 @@ class ScatterOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
+    const SpanScope span("compression", "scatter");
     const Tensor& input = context->input(0);
     OP_REQUIRES(context, input.dims() == 2 && input.dim_size(1) == 2,
                 absl::InvalidArgumentError("Rows have an index and a value. Received: " +

@@ -22,7 +22,7 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
 from tfdist.trainer.fit.replica_step import count_rows
 from tfdist.trainer.fit.step_functions import shard_batch, without_optionals
-from tfdist.trainer.fit.timed_input import take_batch
+from tfdist.trainer.fit.timed_input import received, wait_for
 
 
 @dataclass(frozen=True)
@@ -59,13 +59,13 @@ def next_batch(
         AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
     """
     if not reads:
-        take_batch(lambda: None)
+        received(wait_for(lambda: None), 0)
         rows, spec_hash = _agree(strategy, _Description(_NOT_READ))
         if int(rows[0]) == _END:
             raise StopIteration
         return Batch(None, (None, None), rows, spec_hash)
     try:
-        data = take_batch(lambda: next(iterator))
+        data = wait_for(lambda: next(iterator))
     except (StopIteration, tf.errors.OutOfRangeError) as end:
         _agree(strategy, _Description(_END))
         raise StopIteration from end
@@ -87,6 +87,8 @@ def agree_on_batch(strategy: HybridStrategy, data: Any, check: Callable[[Any], N
     try:
         x, targets, rows = _local_batch(strategy, data)
         check(x)
+        # The other ranks of the pipeline have the same rows.
+        received(x, rows if strategy.pipeline_rank == 0 else 0)
     except Exception as error:
         with contextlib.suppress(ProgramMismatchError):
             _agree(strategy, _Description(_FAILED))

@@ -13,7 +13,7 @@ from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
-from tfdist.trainer.fit.timed_input import take_batch
+from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
@@ -39,21 +39,24 @@ def make_step_function(
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
+    def counted(batch: Any) -> Any:
+        return received(batch, _local_rows(strategy, batch))
+
     run_one = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)
 
     def steps_of_iterator(iterator: Any) -> Any:
-        results = run_one(take_batch(iterator.get_next))
+        results = run_one(counted(wait_for(iterator.get_next)))
         if several == 1:
             return results
         if model.run_eagerly:
             for _ in range(several - 1):
-                batch = take_batch(iterator.get_next_as_optional)
+                batch = wait_for(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
-                results = run_one(batch.get_value())
+                results = run_one(counted(batch.get_value()))
             return results
-        return _loop(run_one, iterator, several, results)
+        return _loop(lambda batch: run_one(counted(batch)), iterator, several, results)
 
     if not model.run_eagerly:
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
@@ -139,6 +142,14 @@ def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bo
     return shards, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
 
 
+def _local_rows(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """The number of rows of this worker's replicas."""
+    replicas = zip(
+        *(strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)), strict=True
+    )
+    return sum(count_rows(leaves) for leaves in replicas)
+
+
 def _rows(component: Any) -> Any:
     shape: Any = getattr(component, "shape", ())
     return shape[0] if len(shape) else None
@@ -178,7 +189,7 @@ def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, results: An
         return tf.logical_and(going, done < steps)
 
     def again(done: tf.Tensor, going: tf.Tensor, results: Any) -> Any:
-        batch = take_batch(iterator.get_next_as_optional)
+        batch = wait_for(iterator.get_next_as_optional)
         going = batch.has_value()
         results = tf.cond(going, lambda: one_step(batch.get_value()), lambda: results)
         return done + 1, going, results
