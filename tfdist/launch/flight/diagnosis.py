@@ -91,7 +91,7 @@ def _absence(wait: Wait, links: Mapping[str, Sequence[Link]]) -> Absence:
 
 
 def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
-    group, member = wait.group, wait.group.members.get(rank)
+    group, member, log = wait.group, wait.group.members.get(rank), wait.group.log(rank)
     record = None
     if member is not None:
         records = [
@@ -104,10 +104,11 @@ def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
         worker=group.ranks[rank],
         host=group.host(rank),
         seconds=wait.absent[rank] / 1e9,
-        has_log=member is not None,
+        has_log=log is not None,
+        has_communicator=member is not None,
         late=rank in wait.late,
         last=last(member, record) if member is not None and record is not None else None,
-        frames=user_frames(member.log.stacks, member.log.program) if member is not None else (),
+        frames=user_frames(log.stacks, log.program) if log is not None else (),
         waits=tuple(links),
         heard=_heard(group, rank),
     )
@@ -140,7 +141,8 @@ def _failures(job: Job) -> list[Failure]:
                 cause, time = _cause(reason.message), worker.time(reason.steady_ns)
                 times[cause] = min(time, times.get(cause, time))
                 workers[cause][worker.log.worker] = None
-                communicators[cause][reason.communicator] = None
+                if reason.communicator:
+                    communicators[cause][reason.communicator] = None
         for member in worker.members:
             if member.communicator.aborted is not None:
                 cause = _cause(member.communicator.aborted)

@@ -88,6 +88,7 @@ class Absent:
         host: its host's name; "" if no log tells.
         seconds: how long they have waited, as far as the logs show.
         has_log: whether its log is there.
+        has_communicator: whether its log shows the communicator.
         late: whether it joined after the others had given up.
         last: the last collective of the group that it joined; of a pipeline's group, or message.
         frames: of its main thread, the innermost calls that are the user's.
@@ -99,6 +100,7 @@ class Absent:
     host: str
     seconds: float
     has_log: bool
+    has_communicator: bool
     late: bool
     last: Last | None
     frames: tuple[str, ...]

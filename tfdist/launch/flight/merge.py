@@ -65,50 +65,12 @@ class Member:
         return found
 
     @property
-    def is_wrapped(self) -> bool:
-        """Whether the first records are lost."""
-        records = self.communicator.records
-        return bool(records) and records[0].number > 1
-
-    @property
     def joined(self) -> int | None:
         """The number of the last collective joined; None if its record is lost."""
         if self.collective is not None:
             return self.collective.sequence
-        return None if self.is_wrapped else 0
-
-
-@dataclass(frozen=True, eq=False)
-class Group:
-    """A communicator, as the logs of some or all of its ranks show it.
-
-    Attributes:
-        name: its name.
-        ranks: the names of its workers.
-        members: the ranks whose logs are there.
-        heard: for each rank, what members last heard of it.
-    """
-
-    name: str
-    ranks: tuple[str, ...]
-    members: dict[int, Member] = field(default_factory=dict)
-    heard: dict[int, list[tuple[Member, Peer]]] = field(default_factory=lambda: defaultdict(list))
-
-    def joined(self, rank: int) -> int | None:
-        """The number of the last collective that the rank is known to have joined, or None."""
-        known = [peer.sequence for _, peer in self.heard[rank]]
-        own = self.members[rank].joined if rank in self.members else None
-        return max(known if own is None else [*known, own], default=None)
-
-    def host(self, rank: int) -> str:
-        """The name of a rank's host, as a rank of the same host has it; "" if none has a log."""
-        hosts = (m for m in self.members.values() if m.is_on_host_of(rank))
-        return next((member.log.host for member in hosts), "")
-
-    def heard_last(self, rank: int) -> tuple[Member, Peer] | None:
-        """Who heard of the rank last, and what."""
-        heard = ((by, peer) for by, peer in self.heard[rank] if peer.heard_ns)
-        return max(heard, key=lambda pair: pair[0].time(pair[1].heard_ns), default=None)
+        records = self.communicator.records
+        return None if records and records[0].number > 1 else 0
 
 
 @dataclass(frozen=True)
@@ -133,6 +95,47 @@ class Worker:
     def written(self) -> int:
         """When the log was written, in shared time."""
         return self.time(self.log.steady_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """A communicator, as the logs of some or all of its ranks show it.
+
+    Attributes:
+        name: its name.
+        ranks: the names of its workers.
+        members: the ranks whose logs show the communicator.
+        outside: the ranks whose logs do not show it: it is closed there, or not made yet.
+        heard: for each rank, what members last heard of it.
+    """
+
+    name: str
+    ranks: tuple[str, ...]
+    members: dict[int, Member] = field(default_factory=dict)
+    outside: dict[int, Worker] = field(default_factory=dict)
+    heard: dict[int, list[tuple[Member, Peer]]] = field(default_factory=lambda: defaultdict(list))
+
+    def joined(self, rank: int) -> int | None:
+        """The number of the last collective that the rank is known to have joined, or None."""
+        known = [peer.sequence for _, peer in self.heard[rank]]
+        own = self.members[rank].joined if rank in self.members else None
+        return max(known if own is None else [*known, own], default=None)
+
+    def log(self, rank: int) -> Log | None:
+        """The log of a rank's worker, if it is there."""
+        owner = self.members.get(rank) or self.outside.get(rank)
+        return owner.log if owner is not None else None
+
+    def host(self, rank: int) -> str:
+        """The name of a rank's host, as a rank of the same host has it; "" if none has a log."""
+        own = self.log(rank)
+        hosts = (m.log.host for m in self.members.values() if m.is_on_host_of(rank))
+        return own.host if own is not None else next(hosts, "")
+
+    def heard_last(self, rank: int) -> tuple[Member, Peer] | None:
+        """Who heard of the rank last, and what."""
+        heard = ((by, peer) for by, peer in self.heard[rank] if peer.heard_ns)
+        return max(heard, key=lambda pair: pair[0].time(pair[1].heard_ns), default=None)
 
 
 @dataclass(frozen=True)
@@ -180,4 +183,9 @@ def merge(logs: Sequence[Log]) -> Job:
             group.members[member.communicator.rank] = member
             for peer in member.communicator.peers:
                 group.heard[peer.rank].append((member, peer))
+    by_name = {worker.log.worker: worker for worker in workers}
+    for group in groups.values():
+        for rank in set(range(len(group.ranks))) - set(group.members):
+            if group.ranks[rank] in by_name:
+                group.outside[rank] = by_name[group.ranks[rank]]
     return Job(tuple(workers), tuple(groups.values()))

@@ -80,7 +80,7 @@ def _cycle(finding: Cycle) -> list[str]:
 
 
 def _failure(finding: Failure) -> str:
-    ended = listed([f"'{name}'" for name in finding.communicators])
+    ended = listed([f"'{name}'" for name in finding.communicators]) or "the job"
     time = "" if finding.time is None else f" at {moment(finding.time)}"
     say = "says" if len(finding.workers) == 1 else "say"
     return f"{finding.message} This ended {ended}{time}, {say} {workers(finding.workers)}."
@@ -94,7 +94,7 @@ def _absence(finding: Absence) -> list[str]:
     if finding.is_message:
         one = finding.absent[0]
         other = "receive" if finding.operation.what.startswith("send") else "send"
-        shown = f": its log shows no matching {other}" if one.has_log else ""
+        shown = f": its log shows no matching {other}" if one.has_communicator else ""
         head = f"{who} has waited for {names[0]} in {operation(finding.operation)} {waited}{shown}."
         return [" ".join([head, *_details(one)])]
     if finding.all_others and len(finding.waiting) > 1:
@@ -123,6 +123,8 @@ def _details(one: Absent) -> list[str]:
         parts.append(f"It waits itself for {link.waits_for} in {operation(link.operation)}.")
     elif one.last is not None and not one.late:
         parts.append(_last(one.last))
+    if one.has_log and not one.has_communicator:
+        parts.append("Its log does not show the communicator: it has closed it or not made it.")
     if one.frames:
         parts.append(f"Its Python main thread was in {frames(one.frames)}.")
     if one.heard is not None and (one.heard.left or one.heard.lost or not one.has_log):

@@ -69,7 +69,7 @@ def _collective(group: Group, inside: list[tuple[Member, Record]]) -> Iterator[W
         joined = group.joined(rank)
         if joined is not None and joined >= record.sequence:
             continue
-        if rank not in group.members:
+        if group.log(rank) is None:
             absent[rank] = until - since
             continue
         surely, seen = _seen_outside(group, rank, first)
@@ -103,13 +103,12 @@ def _seen_outside(group: Group, rank: int, first: Member) -> tuple[int, int]:
 
     The clocks of the two may differ. Zeros if it is not known.
     """
-    member = group.members[rank]
-    seen = [(by.time(peer.heard_ns), by) for by, peer in group.heard[rank] if peer.heard_ns]
-    if member.joined is not None:
-        seen.append((member.written, member))
-    return max(
-        ((time - doubt_ns(by.clock, first.clock), time) for time, by in seen), default=(0, 0)
-    )
+    seen = [(by.time(peer.heard_ns), by.clock) for by, peer in group.heard[rank] if peer.heard_ns]
+    if rank in group.outside:
+        seen.append((group.outside[rank].written, group.outside[rank].clock))
+    elif group.members[rank].joined is not None:
+        seen.append((group.members[rank].written, group.members[rank].clock))
+    return max(((at - doubt_ns(clock, first.clock), at) for at, clock in seen), default=(0, 0))
 
 
 def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
@@ -118,21 +117,21 @@ def _message(group: Group, member: Member, record: Record) -> Iterator[Wait]:
         return
     absent: dict[int, int] = {}
     unclear: tuple[int, ...] = ()
-    other = group.members.get(record.peer)
+    other = group.members.get(record.peer) or group.outside.get(record.peer)
     if other is None:
         absent = {record.peer: until - since}
     else:
+        records = other.communicator.records if isinstance(other, Member) else ()
         begun = [
             own.sequence
-            for own in other.communicator.records
+            for own in records
             if own.kind == _OTHER_SIDE[record.kind] and own.peer == member.communicator.rank
         ]
+        is_wrapped = bool(records) and records[0].number > 1
         surely = other.written - doubt_ns(other.clock, member.clock)
         if max(begun, default=0) >= record.sequence:
             pass
-        elif (other.is_wrapped and not begun) or surely - since < (
-            1 if record.failed else _LONG_NS
-        ):
+        elif (is_wrapped and not begun) or surely - since < (1 if record.failed else _LONG_NS):
             unclear = (record.peer,)
         else:
             absent = {record.peer: min(until, other.written) - since}

@@ -38,7 +38,7 @@ def listed(parts: Sequence[str]) -> str:
     shown = list(parts)
     if len(shown) > _MOST:
         shown[_MOST - 1 :] = [f"{len(shown) - _MOST + 1} more"]
-    return " and ".join([", ".join(shown[:-1]), shown[-1]] if len(shown) > 1 else shown)
+    return " and ".join(filter(None, [", ".join(shown[:-1]), *shown[-1:]]))
 
 
 def _runs(numbers: Sequence[int]) -> list[str]:
