@@ -40,7 +40,7 @@ def read(path: Path) -> Folder:
     skipped = []
     for name in sorted((int(match[1]), match[0]) for match in names if match):
         try:
-            logs.append((name[1], parse((path / name[1]).read_text())))
+            logs.append((name[1], parse((path / name[1]).read_bytes())))
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             skipped.append(f"{name[1]}: {reason}")

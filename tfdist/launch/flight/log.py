@@ -154,17 +154,17 @@ class Log:
     stacks: str
 
 
-def parse(text: str) -> Log:
+def parse(content: bytes) -> Log:
     """Reads a flight log. Keys that are unknown here are ignored.
 
     Args:
-        text: the file's content, JSON.
+        content: the file's content, JSON.
 
     Raises:
         ValueError: it is damaged, of a newer format, or something else; in one line.
     """
     try:
-        raw = json.loads(text)
+        raw = json.loads(content)
         written = raw["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ValueError("it is damaged, or no flight log") from error
