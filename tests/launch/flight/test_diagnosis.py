@@ -68,7 +68,10 @@ GAVE_UP = [*FIRST, record(17, 28.8, 50.0, failed=True)]
 
 def test_absences(tmp_path):
     others = [log(r, group(r, WAITING)) for r in range(3)]
-    gave_up = [log(r, group(r, GAVE_UP, aborted="It has waited.")) for r in range(3)]
+    gave_up = [
+        log(r, group(r, GAVE_UP, aborted=f"It has waited. It was noticed in x of rank {r}."))
+        for r in range(3)
+    ]
     stalled = log(3, group(3, FIRST), stacks=STACK)
     # Case -> the logs, the kinds of the findings and parts of the first text.
     cases = {
@@ -124,6 +127,11 @@ def test_absences(tmp_path):
             ],
             ["transfer"],
             "All have joined",
+        ),
+        "one is older, one is not": (
+            [*others[:2], log(2, group(2, FIRST), written=28), stalled],
+            ["absence", "unclear"],
+            "'workers'): workers 0 and 1 have waited for it for 31.2 s",
         ),
         "written during the wait": (
             [*others, log(3, group(3, FIRST), written=38.8)],
@@ -245,6 +253,11 @@ def test_messages_and_cycles(tmp_path):
             ["absence"],
             "does not show the communicator",
         ),
+        "such a log from before": (
+            [log(0, written=9), pipe(1, message("receive", 0))],
+            ["unclear"],
+            "",
+        ),
         "lost records": (
             [pipe(0, message("send", 2, 2, 3, number=9)), pipe(1, message("receive", 0))],
             ["unclear"],
@@ -299,4 +312,6 @@ def test_messages_and_cycles(tmp_path):
     ways = [Edge(edge[way], 0, 5) for way in [(4, 1), (1, 2), (2, 0), (2, 3), (3, 1)]]
     assert find_cycles(ways) == [Cycle((edge[1, 2], edge[2, 3], edge[3, 1]))]
     assert find_cycles(ways[:4]) == []
+    later = [Edge(edge[way], 0, 5) for way in [(0, 1), (1, 2), (2, 1)]]
+    assert find_cycles(later) == [Cycle((edge[1, 2], edge[2, 1]))]
     assert find_cycles([*ways[:4], Edge(edge[3, 1], 5, 9)]) == []

@@ -24,7 +24,7 @@ from tfdist.launch.flight.findings import Total
 from tfdist.launch.flight.stacks import user_frames
 
 WAITING = [record(n, n, n + 0.5, last=(3, n + 0.25)) for n in (1, 2)] + [record(3, 10)]
-ABSENT = [record(1, 1, 1.5), record(2, 2, 2.5, last=(0, 2.125))]
+ABSENT = [record(1, 1, 1.5, last=(-1, 1.25)), record(2, 2, 2.5, last=(0, 2.125))]
 JOB = [log(r, group(r, WAITING), reasons=[(40, "stall", "It waits.")]) for r in range(3)]
 JOB.append(log(3, group(3, ABSENT), stacks=STACK))
 
@@ -89,6 +89,7 @@ def test_totals_and_stacks(tmp_path):
             ("read (/usr/lib/python3.11/gzip.py:301)",),
         ),
         (STACK.replace("Current t", "T") + worker, "train.py", (inner, outer)),
+        (worker + '  File "/app/x.py", line 1 in <module>\n' + STACK, "train.py", (inner, outer)),
         (
             "Thread 0x1 [name] (most recent call first):\n" + "".join(map(frame.format, range(9))),
             "",
@@ -115,7 +116,7 @@ def test_files_that_cannot_be_used(tmp_path, capsys):
         "flight-rank14.json": ('{"format": 1}', "it is damaged: 'clock'"),
         "flight-rank15.json": (
             good.replace('"sequence": 1,', '"sequence": "1",'),
-            "it is damaged: sequence is str",
+            "it is damaged: sequence in records has a wrong type",
         ),
         "flight-rank16.json": (
             good.replace('"last": 3', '"last": 4'),
@@ -181,7 +182,11 @@ def test_the_command(tmp_path, capsys):
     # Long tables are cut.
     many = [log(r, group(r, WAITING[:2], range(20)), size=20) for r in range(20)]
     main(["doctor", "--flight", str(write(folder, *many))])
-    assert "  and 4 more" in capsys.readouterr().out.splitlines()
+    lines = capsys.readouterr().out.splitlines()
+    table = lines[
+        lines.index("Waits in the recorded operations:") + 2 : lines.index("  and 4 more")
+    ]
+    assert len(table) == 16
     # Nothing to read, in one line.
     (tmp_path / "empty").mkdir()
     for path, said in (("empty", "has no flight log that can be read"), ("none", "cannot be read")):

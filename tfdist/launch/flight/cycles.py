@@ -38,11 +38,7 @@ def find_cycles(edges: Sequence[Edge]) -> list[Cycle]:
             if not ways[waiting]:
                 free.append(waiting)
     taken = set(free)
-    following = {
-        edge.link.worker: edge
-        for edge in reversed(edges)
-        if edge.link.worker not in taken and edge.link.waits_for not in taken
-    }
+    following = {e.link.worker: e for e in reversed(edges) if e.link.waits_for not in taken}
     return [cycle for cycle in _walk(following) if cycle is not None]
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 FORMAT = 1
@@ -220,14 +220,21 @@ def _checked(raw: Any, key: str, kind: Any) -> Any:
 
 
 def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
-    """A list of objects as tuples of this kind."""
-    hints = _keys(kind)
-    rows = _checked(raw, key, list)
-    return tuple([kind(*[_checked(row, name, hint) for name, hint in hints]) for row in rows])
+    """A list of objects as tuples of this kind. A log has thousands, so this is kept fast."""
+    keys, types = _columns(kind)
+    values = itemgetter(*keys)
+    rows = [values(row) for row in _checked(raw, key, list)]
+    for row in rows:
+        if not all(map(isinstance, row, types)):
+            wrong = next(
+                k for k, v, t in zip(keys, row, types, strict=True) if not isinstance(v, t)
+            )
+            raise TypeError(f"{wrong} in {key} has a wrong type")
+    return tuple(kind(*row) for row in rows)
 
 
 @functools.cache
-def _keys(kind: type[NamedTuple]) -> tuple[tuple[str, Any], ...]:
+def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and types of a row. `in` cannot be the name of an attribute."""
-    hints: Mapping[str, Any] = get_type_hints(kind)
-    return tuple(("in" if name == "inside" else name, hint) for name, hint in hints.items())
+    hints = get_type_hints(kind)
+    return tuple("in" if name == "inside" else name for name in hints), tuple(hints.values())
