@@ -31,7 +31,8 @@ def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
 def to_json(diagnosis: Diagnosis, folder: Folder) -> str:
     """The same as one JSON object; docs/monitoring.md lists its keys."""
     findings = [
-        {**asdict(finding), "text": " ".join(sentences(finding))} for finding in diagnosis.findings
+        {"kind": finding.kind, "text": " ".join(sentences(finding)), **asdict(finding)}
+        for finding in diagnosis.findings
     ]
     whole = {
         "format": _FORMAT,
