@@ -41,7 +41,7 @@ def test_mismatches(tmp_path):
             log(2, group(2, other)),
             log(3, group(3, common[10:17])),
         ]
-        ((first, text), *_) = found(tmp_path, *logs)
+        ((first, text),) = found(tmp_path, *logs)
         assert first == "mismatch"
         assert text.startswith(f"{name(2)} called another collective than the others: it is in ")
         assert "(number 17 of 'workers'), where workers 0, 1 and 3 are in all_reduce '0'" in text
@@ -54,6 +54,11 @@ def test_mismatches(tmp_path):
         ((first, text), *_) = found(tmp_path, *pair)
         assert text.startswith("The workers called different collectives (number 17 of 'pair'): ")
         assert f"{name(2)} is in all_reduce '0' float32[5] sum and {name(3)} is in " in text
+    # An earlier run's log, with the same numbers.
+    old = log(
+        1, group(1, [record(n, n - 200, n - 199, name="old") for n in (1, 2)], (0, 1)), written=-100
+    )
+    assert found(tmp_path, log(0, group(0, FIRST, (0, 1)), size=4), old) == []
     # The same number in other groups, and messages, are not compared.
     for one in (group(1, FIRST, (0, 2)), group(1, FIRST, called="b")):
         one["records"] = [record(1, 1, 2, name="other")]
@@ -89,11 +94,19 @@ def test_absences(tmp_path):
         "no log, but heard of": (
             [
                 log(0, group(0, WAITING, peers=[peer(3, 20, 16)])),
-                log(1, group(1, WAITING, peers=[peer(3, 27, 16, lost=True, **{"in": "x"})])),
+                log(
+                    1,
+                    group(
+                        1,
+                        WAITING,
+                        peers=[peer(3, 27, 16, lost=True, **{"in": "x"})],
+                        hosts=[0, 1, 2, 1],
+                    ),
+                ),
             ],
             ["absence"],
-            f"It counts as lost. It has left no log: it was killed, its host has died, or it could "
-            f"not write; {name(1)} heard of it last at 22:13:47 UTC, when it was in x",
+            f"{name(3)}: It runs on node-1. It counts as lost. It has left no log: it was killed, "
+            f"its host has died, or it could not write; {name(1)} heard of it last at 22:13:47 UTC, when it was in x",
         ),
         "no log, and it has left": (
             [log(0, group(0, WAITING, peers=[peer(3, 27, 16, left=True)]))],
@@ -187,6 +200,26 @@ def test_absences(tmp_path):
             "workers 2 and 3 have not joined all_reduce '0' float32[5] sum (number 17 of 'workers')"
             ": the others have waited for them for 31.2 s",
         ),
+        "two, of which one waits for the other": (
+            [
+                *others[:2],
+                log(2, group(2, FIRST), group(0, [record(1, 9)], (2, 3), called="b")),
+                log(3, group(3, FIRST), group(1, [], (2, 3), called="b")),
+            ],
+            ["absence", "absence"],
+            f"(number 1 of 'b'): {name(2)} has waited for it for 51.0 s",
+        ),
+        "devices of one worker": (
+            [
+                log(
+                    0,
+                    group(0, [record(1, 1)], (0, 0), called="devices"),
+                    group(1, [], (0, 0), called="devices"),
+                )
+            ],
+            ["absence"],
+            f"{name(0)} has not joined",
+        ),
         "a broadcast's root": (
             [log(1, group(1, [record(5, 10, kind="broadcast", root=2)]))],
             ["absence"],
@@ -210,6 +243,9 @@ def test_absences(tmp_path):
         assert [kind for kind, _ in findings] == kinds, case
         if case == "joined after that":
             findings = findings[1:]
+        if case == "two, of which one waits for the other":
+            # The one that waits for nobody is first.
+            assert findings[1][1].index(f"{name(3)}: ") < findings[1][1].index(f"{name(2)}: ")
         assert not text or text in findings[0][1], (case, findings)
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields, is_dataclass
+from pathlib import Path
 
 import pytest
 
@@ -20,6 +22,7 @@ from tests.launch.flight.logs import (
 )
 from tests.tiers import exhaustive
 from tfdist.launch.cli import main
+from tfdist.launch.flight import findings
 from tfdist.launch.flight.findings import Total
 from tfdist.launch.flight.stacks import user_frames
 
@@ -179,7 +182,19 @@ def test_the_command(tmp_path, capsys):
         "    all_reduce '0' float32[5] sum (number 2 of 'workers') ended 57.5 s before the log",
     ):
         assert line in lines
-    # Long tables are cut.
+    # What ended last, of all communicators.
+    parts = [group(0, [record(1, 1, end)], called=called) for called, end in (("a", 2), ("b", 3))]
+    (state,) = diagnosis(tmp_path / "one", log(0, *parts)).workers
+    assert [last.operation.communicator for last in state.last] == ["b"]
+    # The page names every key.
+    page = (Path(__file__).parents[3] / "docs/monitoring.md").read_text()
+    kinds = [kind for kind in vars(findings).values() if is_dataclass(kind)]
+    keys = {field.name for kind in kinds for field in fields(kind)} | {*log(0), *group(0)}
+    keys |= {*record(1, 1), *peer(1, 1, 1)}
+    assert [key for key in sorted(keys) if f"`{key}`" not in page and f'"{key}"' not in page] == []
+    # A log from long before is named. Long tables are cut.
+    main(["doctor", "--flight", str(write(folder, *JOB[:3], {**JOB[3], **log(3, written=-1)}))])
+    assert f"perhaps of an earlier run: {name(3)}." in capsys.readouterr().out
     many = [log(r, group(r, WAITING[:2], range(20)), size=20) for r in range(20)]
     main(["doctor", "--flight", str(write(folder, *many))])
     lines = capsys.readouterr().out.splitlines()

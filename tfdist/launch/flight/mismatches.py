@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from operator import attrgetter
 
+from tfdist.launch.flight.clocks import doubt_ns
 from tfdist.launch.flight.findings import Call, Mismatch
 from tfdist.launch.flight.log import Record
 from tfdist.launch.flight.merge import Group, Member
@@ -29,38 +31,57 @@ _key = attrgetter(*_AGREED)
 def find_mismatch(group: Group) -> Mismatch | None:
     """Finds the first collective at which ranks differ, if there is one.
 
-    Of a number that differs, all calls are shown, in the order of how many ranks made them.
+    A log that was written before others began the collective does not count: it may be an earlier
+    run's, whose collectives have the same numbers.
     """
     first: dict[int, tuple[object, ...]] = {}
     differing = set()
-    for member in group.members.values():
-        for record in member.communicator.records:
-            if not record.is_message:
-                key = _key(record)
-                if first.setdefault(record.sequence, key) != key:
-                    differing.add(record.sequence)
-    return _describe(group, min(differing)) if differing else None
+    for _, record in _collectives(group):
+        key = _key(record)
+        if first.setdefault(record.sequence, key) != key:
+            differing.add(record.sequence)
+    found: dict[int, list[tuple[Member, Record]]] = defaultdict(list)
+    for member, record in _collectives(group):
+        if record.sequence in differing:
+            found[record.sequence].append((member, record))
+    for sequence in sorted(differing):
+        current = _current(found[sequence])
+        if len({_key(record) for _, record in current}) > 1:
+            return _describe(group.name, sequence, current)
+    return None
 
 
-def _describe(group: Group, sequence: int) -> Mismatch:
-    found: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
+def _collectives(group: Group) -> Iterator[tuple[Member, Record]]:
     for _, member in sorted(group.members.items()):
         for record in member.communicator.records:
-            if record.sequence == sequence and not record.is_message:
-                found[_key(record)].append((member, record))
+            if not record.is_message:
+                yield member, record
+
+
+def _current(calls: list[tuple[Member, Record]]) -> list[tuple[Member, Record]]:
+    """Those calls whose logs were written after the last one began."""
+    last, record = max(calls, key=lambda call: call[0].time(call[1].begun_ns))
+    begun = last.time(record.begun_ns)
+    return [
+        (member, own)
+        for member, own in calls
+        if member.written + doubt_ns(member.clock, last.clock) >= begun
+    ]
+
+
+def _describe(name: str, sequence: int, calls: list[tuple[Member, Record]]) -> Mismatch:
+    made: dict[tuple[object, ...], list[tuple[Member, Record]]] = defaultdict(list)
+    for member, record in calls:
+        made[_key(record)].append((member, record))
     # Sorting is stable: of equally many, the lower ranks are first.
-    most_first = sorted(found.values(), key=lambda made: -len(made))
-    differs = tuple(
-        name
-        for name, values in zip(_AGREED.values(), zip(*found, strict=True), strict=True)
-        if len(set(values)) > 1
-    )
+    most_first = sorted(made.values(), key=lambda same: -len(same))
+    columns = zip(_AGREED.values(), zip(*made, strict=True), strict=True)
     return Mismatch(
-        communicator=group.name,
+        communicator=name,
         number=sequence,
         calls=tuple(
-            Call(tuple(member.name for member, _ in made), made[0][1].what) for made in most_first
+            Call(tuple(member.name for member, _ in same), same[0][1].what) for same in most_first
         ),
-        differs=differs,
-        time=min(m.time(r.begun_ns) for made in most_first for m, r in made) / 1e9,
+        differs=tuple(title for title, values in columns if len(set(values)) > 1),
+        time=min(member.time(record.begun_ns) for member, record in calls) / 1e9,
     )

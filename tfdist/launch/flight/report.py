@@ -12,6 +12,8 @@ from tfdist.launch.flight.sentences import frames, operation, sentences
 from tfdist.launch.flight.words import date, moment, seconds, workers
 
 _MOST_ROWS = 16
+# Seconds between logs that are unlikely to be of one failure.
+_OLD = 60
 # Of the keys of the JSON object.
 _FORMAT = 1
 
@@ -54,6 +56,8 @@ def _head(diagnosis: Diagnosis, folder: Folder) -> Iterator[str]:
         yield f"No log of {workers(diagnosis.without_log)}."
     if apart := [worker.worker for worker in diagnosis.workers if worker.clock == "unix"]:
         yield f"By Unix time alone, since their clocks were not compared: {workers(apart)}."
+    if old := [one.worker for one in diagnosis.workers if written[-1] - one.written > _OLD]:
+        yield f"Older than the newest by over a minute, perhaps of an earlier run: {workers(old)}."
     yield from (f"Skipped {line}." for line in folder.skipped)
 
 
