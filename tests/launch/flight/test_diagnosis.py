@@ -106,7 +106,8 @@ def test_absences(tmp_path):
             ],
             ["absence"],
             f"{name(3)}: It runs on node-1. It counts as lost. It has left no log: it was killed, "
-            f"its host has died, or it could not write; {name(1)} heard of it last at 22:13:47 UTC, when it was in x",
+            f"its host has died, or it could not write; {name(1)} heard of it last at 22:13:47 "
+            f"UTC, when it was in x",
         ),
         "no log, and it has left": (
             [log(0, group(0, WAITING, peers=[peer(3, 27, 16, left=True)]))],

@@ -87,25 +87,18 @@ def _failure(finding: Failure) -> str:
 
 
 def _absence(finding: Absence) -> list[str]:
-    names = [one.worker for one in finding.absent]
-    since = f"(since {moment(finding.time)})"
-    waited = f"for {seconds(finding.seconds)} {since}"
-    who = workers(finding.waiting)
     if finding.is_message:
-        one = finding.absent[0]
-        other = "receive" if finding.operation.what.startswith("send") else "send"
-        shown = f": its log shows no matching {other}" if one.has_communicator else ""
-        head = f"{who} has waited for {names[0]} in {operation(finding.operation)} {waited}{shown}."
-        return [" ".join([head, *_details(one)])]
-    if finding.all_others and len(finding.waiting) > 1:
-        who = "the others"
-    have = f"{who} {'have' if len(finding.waiting) > 1 else 'has'} waited"
+        return [_message(finding)]
+    names = [one.worker for one in finding.absent]
+    waited = _waited(finding)
+    many = len(finding.waiting) > 1
+    who = "the others" if finding.all_others and many else workers(finding.waiting)
+    have = f"{who} {'have' if many else 'has'} waited"
     joined = f"joined {operation(finding.operation)}"
     if len(names) == 1:
         one = finding.absent[0]
         head = (
-            f"{names[0]} joined {operation(finding.operation)} only after the others had given up: "
-            f"they had waited {waited}."
+            f"{names[0]} {joined} only after the others had given up: they had waited {waited}."
             if one.late
             else f"{names[0]} has not {joined}: {have} for it {waited}."
         )
@@ -113,6 +106,21 @@ def _absence(finding: Absence) -> list[str]:
     head = f"{workers(names)} have not {joined}: {have} for them {waited}."
     lines = [f"{one.worker}: {' '.join(_details(one))}" for one in finding.absent[:_MOST]]
     return [head, *lines, *([f"and {len(names) - _MOST} more"] if len(names) > _MOST else [])]
+
+
+def _message(finding: Absence) -> str:
+    one = finding.absent[0]
+    other = "receive" if finding.operation.what.startswith("send") else "send"
+    shown = f": its log shows no matching {other}" if one.has_communicator else ""
+    head = (
+        f"{workers(finding.waiting)} has waited for {one.worker} in "
+        f"{operation(finding.operation)} {_waited(finding)}{shown}."
+    )
+    return " ".join([head, *_details(one)])
+
+
+def _waited(finding: Absence) -> str:
+    return f"for {seconds(finding.seconds)} (since {moment(finding.time)})"
 
 
 def _details(one: Absent) -> list[str]:
