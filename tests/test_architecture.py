@@ -64,7 +64,7 @@ PARTS = {
         "state",
         "model",
     ],
-    "launch": ["console", "argument_types", "job", "hosts", "supervisor", "commands"],
+    "launch": ["console", "argument_types", "job", "hosts", "supervisor", "flight", "commands"],
 }
 WITHOUT_TENSORFLOW = {"_version", "errors", "options", "cluster", "launch"}
 READS_ENVIRONMENT = {"options", "cluster", "launch"}

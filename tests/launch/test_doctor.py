@@ -62,21 +62,11 @@ def test_the_supported_versions_are_those_of_the_package():
         assert package + ",".join(bounds) in required
 
 
-@pytest.mark.parametrize(
-    ("found", "fits"),
-    [
-        ("2.18", True),
-        ("2.18.0", True),
-        ("2.21.3", True),
-        ("2.17.1", False),
-        ("2.9", False),
-        ("2.22.0", False),
-        ("2.22.0rc1", False),
-        ("3.0", False),
-    ],
-)
-def test_version_ranges(found, fits):
-    assert versions.supported(found, "2.18", "2.22") == fits
+def test_version_ranges():
+    for found in ("2.18", "2.18.0", "2.21.3"):
+        assert versions.supported(found, "2.18", "2.22"), found
+    for found in ("2.17.1", "2.9", "2.22.0", "2.22.0rc1", "3.0"):
+        assert not versions.supported(found, "2.18", "2.22"), found
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,240 @@
+"""A worker's flight log as data, and the reading of one."""
+
+from __future__ import annotations
+
+import functools
+import json
+from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeVar, get_type_hints
+
+FORMAT = 1
+MESSAGES = ("send", "receive")
+
+T = TypeVar("T", bound=NamedTuple)
+
+
+class Record(NamedTuple):
+    """A collective or a message, as it went on one rank.
+
+    Times are nanoseconds of the steady clock of the rank's host; 0 for what has not happened.
+
+    Attributes:
+        number: its position among all of this communicator on this rank, from 1.
+        sequence: of a collective, the same number on all ranks; of a message, its number between
+            this pair in this direction.
+        kind: "all_reduce", "send" and so on.
+        what: the operation for people.
+        peer: of a message, the other rank; else -1.
+        last_arrived_ns: when `last` was noticed.
+        last: the rank that this one noticed last, having waited for it; -1 for none.
+        failed: whether it ended with an error.
+
+    The others are what all ranks must agree on.
+    """
+
+    number: int
+    sequence: int
+    kind: str
+    what: str
+    name: str
+    type: str
+    shapes: str
+    tensors: int
+    elements: int
+    op: str
+    root: int
+    codec: str
+    forced_algorithm: str
+    failures: int
+    peer: int
+    begun_ns: int
+    last_arrived_ns: int
+    ended_ns: int
+    last: int
+    failed: bool
+
+    @property
+    def is_message(self) -> bool:
+        """Whether it is between two ranks."""
+        return self.kind in MESSAGES
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it has not succeeded: the rank is still in it, or it failed."""
+        return self.failed or not self.ended_ns
+
+
+class Peer(NamedTuple):
+    """What a rank last heard of another one of its group.
+
+    Attributes:
+        rank: the other rank.
+        heard_ns: when, on the hearing rank's clock; 0 for never.
+        sequence: the last collective of the group that the other rank had joined.
+        inside: what it was in; None for nothing.
+        left: whether it has closed the communicator.
+        lost: whether it counts as lost.
+        clock_offset_ns: its steady clock minus the hearing rank's; None if not measured.
+        clock_uncertainty_ns: how far off that may be.
+    """
+
+    rank: int
+    heard_ns: int
+    sequence: int
+    inside: str | None
+    left: bool
+    lost: bool
+    clock_offset_ns: int | None
+    clock_uncertainty_ns: int | None
+
+
+class Reason(NamedTuple):
+    """Why a log was written: "error", "stall" or "signal", and the message."""
+
+    steady_ns: int
+    kind: str
+    communicator: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Communicator:
+    """One communicator of the worker.
+
+    Attributes:
+        name: its name.
+        rank: this worker's rank in its group.
+        ranks: the names of the group's workers.
+        hosts: for each rank an index of its host.
+        aborted: the message of the error that ended it, or None.
+        peers: the other ranks, as heard by this one.
+        records: the last collectives and messages, oldest first.
+    """
+
+    name: str
+    rank: int
+    ranks: tuple[str, ...]
+    hosts: tuple[int, ...]
+    aborted: str | None
+    peers: tuple[Peer, ...]
+    records: tuple[Record, ...]
+
+
+@dataclass(frozen=True)
+class Log:
+    """What one worker wrote.
+
+    Attributes:
+        rank: the worker's rank in the job.
+        size: the number of workers of the job.
+        worker: what messages call it.
+        host: its host's name.
+        pid: its process.
+        program: its script.
+        steady_ns: when it was written, on the host's steady clock.
+        unix_ns: the same moment in Unix time.
+        reasons: why, oldest first.
+        steps: the training steps begun; 0 if unknown.
+        communicators: those that were open.
+        stacks: Python's stacks, as by faulthandler; "" if there are none.
+    """
+
+    rank: int
+    size: int
+    worker: str
+    host: str
+    pid: int
+    program: str
+    steady_ns: int
+    unix_ns: int
+    reasons: tuple[Reason, ...]
+    steps: int
+    communicators: tuple[Communicator, ...]
+    stacks: str
+
+
+def parse(content: bytes) -> Log:
+    """Reads a flight log. Keys that are unknown here are ignored.
+
+    Args:
+        content: the file's content, JSON.
+
+    Raises:
+        ValueError: it is damaged, of a newer format, or something else; in one line.
+    """
+    try:
+        raw = json.loads(content)
+        written = raw["format"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise ValueError("it is damaged, or no flight log") from error
+    if written != FORMAT:
+        raise ValueError(f"it has format {written!r}, and this version of tfdist reads {FORMAT}")
+    try:
+        return _log(raw)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"it is damaged: {error}") from error
+
+
+def _log(raw: Any) -> Log:
+    clock = _checked(raw, "clock", dict)
+    if not 0 <= _checked(clock, "unix_ns", int) < 1 << 63:
+        raise TypeError(f"unix_ns is {clock['unix_ns']}")
+    return Log(
+        **{key: _checked(raw, key, int) for key in ("rank", "size", "pid", "steps")},
+        **{key: _checked(raw, key, str) for key in ("worker", "host", "program", "stacks")},
+        **{key: _checked(clock, key, int) for key in ("steady_ns", "unix_ns")},
+        reasons=_rows(raw, "reasons", Reason),
+        communicators=tuple(map(_communicator, _checked(raw, "communicators", list))),
+    )
+
+
+def _communicator(raw: Any) -> Communicator:
+    ranks = tuple(_checked(raw, "ranks", list))
+    read = Communicator(
+        name=_checked(raw, "name", str),
+        rank=_checked(raw, "rank", int),
+        ranks=ranks,
+        hosts=tuple(_checked(raw, "hosts", list)),
+        aborted=_checked(raw, "aborted", (str, type(None))),
+        peers=_rows(raw, "peers", Peer),
+        records=_rows(raw, "records", Record),
+    )
+    named = {read.rank, *(peer.rank for peer in read.peers)}
+    noted = {rank for record in read.records for rank in (record.peer, record.last)} - {-1}
+    if not (
+        len(ranks) == len(read.hosts)
+        and all(isinstance(name, str) for name in ranks)
+        and all(isinstance(host, int) for host in read.hosts)
+        and all(0 <= rank < len(ranks) for rank in named | noted)
+    ):
+        raise TypeError(f"the ranks of communicator {read.name!r} do not fit together")
+    return read
+
+
+def _checked(raw: Any, key: str, kind: Any) -> Any:
+    value = raw[key]
+    if not isinstance(value, kind):
+        raise TypeError(f"{key} is {type(value).__name__}")
+    return value
+
+
+def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
+    """A list of objects as tuples of this kind. A log has thousands, so this is kept fast."""
+    keys, types = _columns(kind)
+    values = itemgetter(*keys)
+    rows = [values(row) for row in _checked(raw, key, list)]
+    for row in rows:
+        if not all(map(isinstance, row, types)):
+            wrong = next(
+                k for k, v, t in zip(keys, row, types, strict=True) if not isinstance(v, t)
+            )
+            raise TypeError(f"{wrong} in {key} has a wrong type")
+    return tuple(kind(*row) for row in rows)
+
+
+@functools.cache
+def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    """The keys and types of a row. `in` cannot be the name of an attribute."""
+    hints = get_type_hints(kind)
+    return tuple("in" if name == "inside" else name for name in hints), tuple(hints.values())

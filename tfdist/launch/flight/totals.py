@@ -1,0 +1,26 @@
+"""How long workers waited for one another over the recorded collectives and messages."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from tfdist.launch.flight.findings import Total
+from tfdist.launch.flight.merge import Job
+
+
+def add_up(job: Job) -> tuple[Total, ...]:
+    """Adds the waits up: each is from when a worker began until it noticed the last rank.
+
+    Returns:
+        The workers that waited or were waited for, the longest waited for first.
+    """
+    waited_for: dict[str, int] = defaultdict(int)
+    waited: dict[str, int] = defaultdict(int)
+    for member in (member for group in job.groups for member in group.members.values()):
+        for record in member.communicator.records:
+            nanoseconds = record.last_arrived_ns - record.begun_ns
+            if record.last >= 0 and nanoseconds > 0:
+                waited_for[member.communicator.ranks[record.last]] += nanoseconds
+                waited[member.name] += nanoseconds
+    totals = (Total(w, waited_for[w] / 1e9, waited[w] / 1e9) for w in {**waited_for, **waited})
+    return tuple(sorted(totals, key=lambda total: (-total.waited_for, -total.waited)))
