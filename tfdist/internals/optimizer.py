@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -202,6 +203,55 @@ def accumulators(optimizer: Any) -> list[Any]:
 def batches_of(optimizer: Any) -> Any:
     """The variable that counts batches, several of which may make up one iteration."""
     return optimizer._iterations
+
+
+@contextlib.contextmanager
+def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[None]:
+    """Within this context, an optimizer updates with its learning rate times a factor.
+
+    Only its updates see the product: the learning rate or the schedule, which others read, set and
+    save, stays as it is.
+
+    Args:
+        optimizer: one that updates variables.
+        factor: returns the factor, a scalar; called when an update reads the learning rate.
+    """
+    applying = 0
+    kind = type(optimizer)
+
+    def counting(apply: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(apply)
+        def count(*args: Any, **kwargs: Any) -> Any:
+            nonlocal applying
+            applying += 1
+            try:
+                return apply(*args, **kwargs)
+            finally:
+                applying -= 1
+
+        return count
+
+    def learning_rate() -> Any:
+        rate = kind._get_current_learning_rate(optimizer)
+        if not applying:
+            return rate
+        rate = tf.convert_to_tensor(rate)
+        return rate * tf.cast(factor(), rate.dtype)
+
+    # The optimizer may have methods of its own, in place of its class's.
+    methods = {name: counting(getattr(optimizer, name)) for name in ("apply", "apply_gradients")}
+    methods["_get_current_learning_rate"] = learning_rate
+    before = {name: vars(optimizer).get(name) for name in methods}
+    for name, method in methods.items():
+        setattr(optimizer, name, method)
+    try:
+        yield
+    finally:
+        for name, method in before.items():
+            if method is None:
+                delattr(optimizer, name)
+            else:
+                setattr(optimizer, name, method)
 
 
 class Anywhere:
