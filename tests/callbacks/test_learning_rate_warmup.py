@@ -14,6 +14,8 @@ from tests.tiers import exhaustive
 from tfdist.callbacks import LearningRateWarmup
 
 SGD = keras.optimizers.SGD
+# Keras's, of the learning rate as an array.
+pytestmark = pytest.mark.filterwarnings("ignore:__array__")
 BEHAVIOURS = "tests.callbacks.behaviours"
 
 
@@ -35,12 +37,17 @@ class Given(keras.optimizers.schedules.LearningRateSchedule):
         return tf.gather(tf.constant(self._rates, tf.float32), step)
 
 
+def the_prediction(y, prediction):
+    """A loss."""
+    return prediction
+
+
 def slope(optimizer, **settings):
     """A model with one weight, from which each update takes its learning rate."""
     model = keras.Sequential(
         [keras.Input((1,)), keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")]
     )
-    model.compile(optimizer, lambda y, prediction: prediction, **settings)
+    model.compile(optimizer, the_prediction, **settings)
     return model
 
 
@@ -121,17 +128,11 @@ def test_other_callbacks_read_and_set_the_target():
         read.append(rate)
         return rate / 2
 
-    def batches():
-        for _ in range(4):
-            yield np.ones((1, 1), "float32"), np.ones((1, 1), "float32")
-
-    signature = (tf.TensorSpec([None, 1]), tf.TensorSpec([None, 1]))
-    data = tf.data.Dataset.from_generator(batches, output_signature=signature)
     targets = np.repeat([0.5, 0.25], 4)
-    for order in (1, -1):  # Any order of the callbacks, and data whose length is not known.
+    for order in (1, -1):
         model = slope(SGD(1.0))
         others = keras.callbacks.LearningRateScheduler(halve)
-        found = rates(model, *[LearningRateWarmup(6), others][::order], data=data)
+        found = rates(model, *[LearningRateWarmup(6), others][::order])
         check(found, targets * ramp(6))
     assert read == [1.0, 0.5] * 2
     model = slope(SGD(0.5))
@@ -140,24 +141,22 @@ def test_other_callbacks_read_and_set_the_target():
     assert model.optimizer.learning_rate == 0.125
 
 
+def own_methods(optimizer):
+    return {name for name, value in vars(optimizer).items() if callable(value)}
+
+
 @exhaustive
 def test_an_optimizer_is_saved_and_left_as_it_was(tmp_path):
     for rate in (0.5, cosine()):
         model = slope(SGD(rate))
-        config, own = model.optimizer.get_config(), set(vars(model.optimizer))
-        variables = list(model.optimizer.variables)
+        config, methods = model.optimizer.get_config(), own_methods(model.optimizer)
         path = str(tmp_path / "model.keras")
         saved = keras.callbacks.ModelCheckpoint(path)
         rates(model, LearningRateWarmup(100), saved)
-        loaded = keras.saving.load_model(
-            path,
-            compile=True,
-            safe_mode=False,
-            custom_objects={"<lambda>": lambda y, prediction: prediction},
-        )
+        known = {"the_prediction": the_prediction}
+        loaded = keras.saving.load_model(path, custom_objects=known)
         assert loaded.optimizer.get_config() == config == model.optimizer.get_config()
-        assert model.optimizer.variables[: len(variables)] == variables
-        assert set(vars(model.optimizer)) - own <= {"_exclude_from_weight_decay_cache"}
+        assert own_methods(model.optimizer) == methods
         plain = [0.5] * 4 if rate == 0.5 else [float(cosine()(8 + i)) for i in range(4)]
         check(rates(model, epochs=1), plain)
 
