@@ -183,11 +183,18 @@ def test_an_interrupted_training_is_taken_up():
     def interrupt(epoch, logs):
         raise KeyboardInterrupt
 
-    model, warmup = slope(SGD(0.5)), LearningRateWarmup(6)
+    model, warmup = slope(SGD(0.5)), LearningRateWarmup(8)
+    methods = own_methods(model.optimizer)
     interrupting = keras.callbacks.LambdaCallback(on_epoch_end=interrupt)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            rates(model, warmup, interrupting, steps_per_epoch=1)
+    check(rates(model, warmup, epochs=1), 0.5 * ramp(8)[2:6])
+    check(rates(model, LearningRateWarmup(16), epochs=1), 0.5 * ramp(16, batches=10)[6:])
     with pytest.raises(KeyboardInterrupt):
-        rates(model, warmup, interrupting)
-    check(rates(model, warmup, epochs=1), 0.5 * ramp(6)[4:])
+        rates(model, LearningRateWarmup(100), interrupting)
+    rates(model, LearningRateWarmup(100))
+    assert own_methods(model.optimizer) == methods
     check(rates(model, epochs=1), [0.5] * 4)
 
 

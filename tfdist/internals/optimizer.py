@@ -210,48 +210,55 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
     """Within this context, an optimizer updates with its learning rate times a factor.
 
     Only its updates see the product: the learning rate or the schedule, which others read, set and
-    save, stays as it is.
+    save, stays as it is. A context that was never left, as its training was interrupted, ends when
+    another one is entered.
 
     Args:
         optimizer: one that updates variables.
         factor: returns the factor, a scalar; called when an update reads the learning rate.
     """
-    applying = 0
-    kind = type(optimizer)
+    updates = 0
 
-    def counting(apply: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(apply)
+    def counted(update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
         def count(*args: Any, **kwargs: Any) -> Any:
-            nonlocal applying
-            applying += 1
+            nonlocal updates
+            updates += 1
             try:
-                return apply(*args, **kwargs)
+                return update(*args, **kwargs)
             finally:
-                applying -= 1
+                updates -= 1
 
         return count
 
     def learning_rate() -> Any:
-        rate = kind._get_current_learning_rate(optimizer)
-        if not applying:
+        rate = type(optimizer)._get_current_learning_rate(optimizer)
+        if not updates:
             return rate
         rate = tf.convert_to_tensor(rate)
         return rate * tf.cast(factor(), rate.dtype)
 
-    # The optimizer may have methods of its own, in place of its class's.
-    methods = {name: counting(getattr(optimizer, name)) for name in ("apply", "apply_gradients")}
-    methods["_get_current_learning_rate"] = learning_rate
-    before = {name: vars(optimizer).get(name) for name in methods}
-    for name, method in methods.items():
-        setattr(optimizer, name, method)
+    _end_scaling(optimizer)
+    # The optimizer may have methods of its own instead of its class's.
+    before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
+    scaled = {name: counted(getattr(optimizer, name)) for name in before}
+    vars(optimizer)[_UNSCALED] = before | {"_get_current_learning_rate": None}
+    vars(optimizer).update(scaled, _get_current_learning_rate=learning_rate)
     try:
         yield
     finally:
-        for name, method in before.items():
-            if method is None:
-                delattr(optimizer, name)
-            else:
-                setattr(optimizer, name, method)
+        _end_scaling(optimizer)
+
+
+_UNSCALED = "_tfdist_unscaled"
+
+
+def _end_scaling(optimizer: Any) -> None:
+    own = vars(optimizer)
+    for name, method in own.pop(_UNSCALED, {}).items():
+        own.pop(name)
+        if method is not None:
+            own[name] = method
 
 
 class Anywhere:
