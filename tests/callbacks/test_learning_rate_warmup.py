@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import keras
 import numpy as np
 import pytest
@@ -191,15 +193,26 @@ def test_an_interrupted_training_is_taken_up():
             rates(model, warmup, interrupting, steps_per_epoch=1)
     check(rates(model, warmup, epochs=1), 0.5 * ramp(8)[2:6])
     check(rates(model, LearningRateWarmup(16), epochs=1), 0.5 * ramp(16, batches=10)[6:])
-    with pytest.raises(KeyboardInterrupt):
-        rates(model, LearningRateWarmup(100), interrupting)
-    rates(model, LearningRateWarmup(100))
     assert own_methods(model.optimizer) == methods
-    check(rates(model, epochs=1), [0.5] * 4)
+
+    for keep in (True, False):
+        model = slope(SGD(0.5), run_eagerly=True)
+        interrupted = [LearningRateWarmup(100)]
+        with pytest.raises(KeyboardInterrupt):
+            rates(model, *interrupted, interrupting, steps_per_epoch=1)
+
+        def forget(epoch, logs, interrupted=interrupted, keep=keep):
+            del interrupted[keep:]
+            gc.collect()
+
+        forgetting = keras.callbacks.LambdaCallback(on_epoch_end=forget)
+        check(rates(model, LearningRateWarmup(6), forgetting), 0.5 * ramp(6, batches=9)[1:])
+        assert own_methods(model.optimizer) == methods
+        check(rates(model, epochs=1), [0.5] * 4)
 
 
 @exhaustive
-def test_the_step_is_traced_once():
+def test_the_step_is_traced_anew_once():
     traces = []
 
     def loss(y, prediction):
@@ -209,9 +222,8 @@ def test_the_step_is_traced_once():
     model = slope(SGD(0.5))
     model.compile(SGD(0.5), loss)
     rates(model)
-    model.compile(SGD(0.5), loss)
     once = len(traces)
-    rates(model, LearningRateWarmup(6))
+    check(rates(model, LearningRateWarmup(12)), 0.5 * ramp(12, batches=16)[8:])
     assert len(traces) == 2 * once
 
 

@@ -242,12 +242,13 @@ def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[
     # The optimizer may have methods of its own instead of its class's.
     before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
     scaled = {name: counted(getattr(optimizer, name)) for name in before}
-    vars(optimizer)[_UNSCALED] = before | {"_get_current_learning_rate": None}
+    vars(optimizer)[_UNSCALED] = unscaled = before | {"_get_current_learning_rate": None}
     vars(optimizer).update(scaled, _get_current_learning_rate=learning_rate)
     try:
         yield
     finally:
-        _end_scaling(optimizer)
+        if vars(optimizer).get(_UNSCALED) is unscaled:
+            _end_scaling(optimizer)
 
 
 _UNSCALED = "_tfdist_unscaled"
