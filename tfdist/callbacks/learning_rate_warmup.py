@@ -18,35 +18,36 @@ from tfdist.strategies.group import joined_group
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
     """Raises the learning rate linearly from a fraction of it to all of it, batch by batch.
 
-    Large batches need large learning rates, with which training may diverge at first (Goyal et
-    al. 2017, arXiv 1706.02677, whose warmup takes five epochs). In batch i, counted from 0 by
-    the optimizer, the learning rate is multiplied by
+    Training with large batches needs large learning rates, with which it may diverge at first
+    (Goyal et al. 2017, "Accurate, Large Minibatch SGD", arXiv 1706.02677; the warmup there takes
+    five epochs). The learning rate of batch i, counted from 0 by the optimizer, is multiplied by
 
         initial + (1 - initial) * min(i / steps, 1)
 
-    The factor is part of the update, so it changes with each batch, with any
-    `steps_per_execution`. It applies to what the optimizer's schedule gives, or to the learning
-    rate that `ReduceLROnPlateau`, `LearningRateScheduler` and other callbacks set:
-    `optimizer.learning_rate` remains the target, which they read and set, and so do saved models.
+    This is part of the update, so each batch has its own learning rate, with any
+    `steps_per_execution` and with several optimizers. What is multiplied is the value of the
+    optimizer's schedule, or the learning rate that `ReduceLROnPlateau`, `LearningRateScheduler`
+    and other callbacks set. `optimizer.learning_rate` and saved models have the value before the
+    multiplication.
 
-    The optimizer's count is restored with its state, so training that resumes after the warmup, or
-    within it, continues where it was. An optimizer without its state starts over, unless
-    `initial_epoch` is past the warmup. As for schedules, accumulated gradients count by batches,
-    and steps that loss scaling skips do not count. Keras retraces the training step when training
-    begins.
+    As for schedules, accumulated gradients count by batches, and steps that loss scaling skips do
+    not count. An optimizer restored with its state continues where it was; one without its state
+    starts over, unless `initial_epoch` is past the warmup. Keras traces the training step anew when
+    training begins. If training is interrupted by an exception, the warmup may stay in effect until
+    another training with such a callback ends.
 
-    All workers must pass the same callback. In one process it does the same, with one replica.
+    All workers must pass the same callback. A single process is warmed up as well.
 
     Args:
         steps: the number of batches that the warmup takes.
         epochs: the number of epochs that it takes, which may be a fraction, instead of `steps`.
             The number of batches in an epoch must be known.
-        initial: the factor of the first batch, between 0 and 1. By default 0, or, with
-            `scale_by_size`, 1 / the number of replicas, as in the paper: the first batch uses the
-            learning rate of the optimizer.
-        scale_by_size: whether to multiply the learning rate by the number of data-parallel
-            replicas, until training ends. The batch size passed to `fit` is that of the global
-            batch, so this is right only if it has been enlarged in proportion.
+        initial: the factor of batch 0, from 0 to 1. By default 1 / the number of replicas with
+            `scale_by_size`, as in the paper, so that batch 0 has the optimizer's learning rate;
+            else 0, whatever the number of replicas.
+        scale_by_size: whether to also multiply the learning rate by the number of data-parallel
+            replicas, from the first batch to the end of training. `fit` is given the size of the
+            global batch, so this is right only if that size has been multiplied likewise.
         verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
 
     Raises:
@@ -61,7 +62,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         ```
     """
 
-    # `fit` compares such callbacks, by their representation.
+    # So `fit` compares the callback's representation.
     same_on_all_workers = True
 
     def __init__(
