@@ -68,7 +68,7 @@ def warmed_up(strategy, sharded=False):
         lambda: keras.optimizers.AdamW(cosine, weight_decay=0.1, gradient_accumulation_steps=2),
         steps_per_execution=3,
     )
-    callbacks = [tfdist.callbacks.LearningRateWarmup(epochs=1.5)]
+    callbacks = [tfdist.callbacks.LearningRateWarmup(epochs=1.5, verbose=1)]
     return outcome(model, fit(model, *rows(80), batch_size=10, callbacks=callbacks))
 
 
