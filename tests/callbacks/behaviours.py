@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import pytest
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, rows
+from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
 
 
 class Drift(keras.callbacks.Callback):
@@ -55,3 +56,41 @@ def logged(strategy):
     callbacks = [tfdist.callbacks.TrafficLogger()]
     history = fit(model, *rows(40), batch_size=4, epochs=3, callbacks=callbacks)
     return history["sent_bytes"], history["received_bytes"], model.count_params()
+
+
+def warmed_up(strategy, sharded=False):
+    """With a schedule, accumulated gradients, weight decay and several steps per execution."""
+    if strategy and sharded:
+        strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    cosine = keras.optimizers.schedules.CosineDecay(0.1, decay_steps=30)
+    model = compile_mlp(
+        strategy,
+        lambda: keras.optimizers.AdamW(cosine, weight_decay=0.1, gradient_accumulation_steps=2),
+        steps_per_execution=3,
+    )
+    callbacks = [tfdist.callbacks.LearningRateWarmup(epochs=1.5, verbose=1)]
+    return outcome(model, fit(model, *rows(80), batch_size=10, callbacks=callbacks))
+
+
+def warmed_up_by_size(strategy, replicas):
+    """From the rate that is given to that times the number of replicas, and then without."""
+    if strategy:
+        assert strategy.num_replicas_in_sync == replicas
+        rate, settings = 0.1, {"scale_by_size": True}
+    else:
+        rate, settings = 0.1 * replicas, {"initial": 1 / replicas}
+    model = compile_mlp(strategy, lambda: keras.optimizers.SGD(rate))
+    callbacks = [tfdist.callbacks.LearningRateWarmup(steps=5, **settings)]
+    history = fit(model, *rows(80), batch_size=10, callbacks=callbacks)
+    model.optimizer.learning_rate = 0.1
+    return outcome(model, [history, fit(model, *rows(80), batch_size=10)])
+
+
+def warmed_up_differently(strategy, alone):
+    """The error, as each worker has another warmup, or one has none."""
+    rank = tfdist.collective.communicator().rank
+    model = compile_mlp(strategy)
+    warmups = [tfdist.callbacks.LearningRateWarmup(steps=5 + rank)]
+    with pytest.raises(tfdist.errors.ProgramMismatchError) as raised:
+        fit(model, *rows(8), callbacks=[] if alone and rank else warmups)
+    return str(raised.value)

@@ -10,6 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdist
+from tfdist.callbacks import LearningRateWarmup
 from tfdist.internals.variables import has_value
 
 ROWS, BATCH = 26, 8
@@ -144,3 +145,17 @@ def learning_rates_by_callbacks(strategy):
         keras.callbacks.EarlyStopping("loss", patience=2, min_delta=10.0),
     ]
     return _fit(strategy, fit={"callbacks": callbacks, "epochs": 6})
+
+
+def warmed_up(strategy):
+    """The learning rate, with loss scaling and several calls of `fit`."""
+    x, y = _data()
+    scaling = keras.optimizers.LossScaleOptimizer
+    with _model(strategy, lambda: scaling(keras.optimizers.Adam(0.05))) as model:
+        given = {"batch_size": BATCH, "epochs": 1, "shuffle": False, "verbose": 0}
+        warmup = LearningRateWarmup(epochs=1.5)
+        histories = [
+            model.fit(x, y, callbacks=callbacks, **given).history
+            for callbacks in ([warmup], [warmup], [])
+        ]
+        return _result(model, logs=histories)

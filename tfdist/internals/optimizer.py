@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -202,6 +203,63 @@ def accumulators(optimizer: Any) -> list[Any]:
 def batches_of(optimizer: Any) -> Any:
     """The variable that counts batches, several of which may make up one iteration."""
     return optimizer._iterations
+
+
+@contextlib.contextmanager
+def scaled_learning_rate(optimizer: Any, factor: Callable[[], Any]) -> Iterator[None]:
+    """Within this context, an optimizer updates with its learning rate times a factor.
+
+    Only its updates see the product: the learning rate or the schedule, which others read, set and
+    save, stays as it is. A context that was never left, as its training was interrupted, ends when
+    another one is entered.
+
+    Args:
+        optimizer: one that updates variables.
+        factor: returns the factor, a scalar; called when an update reads the learning rate.
+    """
+    updates = 0
+
+    def counted(update: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(update)
+        def count(*args: Any, **kwargs: Any) -> Any:
+            nonlocal updates
+            updates += 1
+            try:
+                return update(*args, **kwargs)
+            finally:
+                updates -= 1
+
+        return count
+
+    def learning_rate() -> Any:
+        rate = type(optimizer)._get_current_learning_rate(optimizer)
+        if not updates:
+            return rate
+        rate = tf.convert_to_tensor(rate)
+        return rate * tf.cast(factor(), rate.dtype)
+
+    _end_scaling(optimizer)
+    # The optimizer may have methods of its own instead of its class's.
+    before = {name: vars(optimizer).get(name) for name in ("apply", "apply_gradients")}
+    scaled = {name: counted(getattr(optimizer, name)) for name in before}
+    vars(optimizer)[_UNSCALED] = unscaled = before | {"_get_current_learning_rate": None}
+    vars(optimizer).update(scaled, _get_current_learning_rate=learning_rate)
+    try:
+        yield
+    finally:
+        if vars(optimizer).get(_UNSCALED) is unscaled:
+            _end_scaling(optimizer)
+
+
+_UNSCALED = "_tfdist_unscaled"
+
+
+def _end_scaling(optimizer: Any) -> None:
+    own = vars(optimizer)
+    for name, method in own.pop(_UNSCALED, {}).items():
+        own.pop(name)
+        if method is not None:
+            own[name] = method
 
 
 class Anywhere:

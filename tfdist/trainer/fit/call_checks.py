@@ -140,7 +140,12 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
 def _compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that must be identical on all workers."""
     compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
-    return compared | {name: "given" for name in _PRESENT if given.get(name) is not None}
+    compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
+    # Callbacks that would let replicas drift apart if they differed say so themselves.
+    callbacks = given.get("callbacks")
+    flat = keras.tree.flatten(getattr(callbacks, "callbacks", callbacks))
+    described = [repr(c) for c in flat if getattr(c, "same_on_all_workers", False)]
+    return compared | ({"callbacks": described} if described else {})
 
 
 def _refuse_keras_distribution() -> None:
