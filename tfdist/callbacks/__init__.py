@@ -5,6 +5,15 @@ from __future__ import annotations
 from tfdist.callbacks.compression_schedule import CompressionSchedule
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.replica_audit import ReplicaAudit
+from tfdist.callbacks.straggler_monitor import StragglerMonitor
+from tfdist.callbacks.throughput_logger import ThroughputLogger
 from tfdist.callbacks.traffic_logger import TrafficLogger
 
-__all__ = ["CompressionSchedule", "LearningRateWarmup", "ReplicaAudit", "TrafficLogger"]
+__all__ = [
+    "CompressionSchedule",
+    "LearningRateWarmup",
+    "ReplicaAudit",
+    "StragglerMonitor",
+    "ThroughputLogger",
+    "TrafficLogger",
+]

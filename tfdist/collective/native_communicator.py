@@ -20,7 +20,7 @@ from tfdist.collective.overlap import mark_ready, overlaps
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
-from tfdist.native.api import Statistics
+from tfdist.native.api import Link, Statistics
 from tfdist.options import Options
 
 BUCKET_BYTES = 4 << 20
@@ -198,6 +198,12 @@ class NativeCommunicator:
             statistics.sent_bytes,
             statistics.received_bytes,
         )
+
+    def links(self) -> list[Link]:
+        """The kernel's counts of the connection to each rank; all zero for ranks of this host."""
+        links = (Link * self.size)()
+        _check(self._core, self._core.tfd_get_links(self._number, links))
+        return list(links)
 
     def abort(self, message: str) -> None:
         """Fails all pending and later operations, on all ranks, with this message."""

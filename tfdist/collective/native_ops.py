@@ -173,6 +173,21 @@ def input_ends(rows: tf.Tensor) -> Any:
     return _ops().tfdist_input_ends(rows=rows)
 
 
+def global_batch(rows: tf.Tensor) -> Any:
+    """Tells the recorder the number of rows of a global batch, an int64 scalar."""
+    return _ops().tfdist_global_batch(rows=rows)
+
+
+def span_begins() -> tf.Tensor:
+    """The time, for `span_ends`; zero unless spans are recorded."""
+    return _ops().tfdist_span_begins()
+
+
+def span_ends(begin: tf.Tensor, lane: str, name: str) -> Any:
+    """Records a span that ends now, if spans are recorded."""
+    return _ops().tfdist_span_ends(begin=begin, lane=lane, span=name)
+
+
 def _ops() -> Any:
     return native.load_ops()
 

@@ -56,6 +56,11 @@ void Activity::InputEnds(int64_t rows) {
   Spans::Instance().Add("input", "input", begun, now);
 }
 
+void Activity::GlobalBatch(int64_t rows) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  totals_.all_rows += rows;
+}
+
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
   begin = std::max(begin, counted_until_);

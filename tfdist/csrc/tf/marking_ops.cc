@@ -56,6 +56,15 @@ class InputEndsOp : public OpKernel {
   }
 };
 
+class GlobalBatchOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext* context) override {
+    const tensorflow::Tensor& rows = context->input(0);
+    if (rows.NumElements() == 1) Activity::Instance().GlobalBatch(*rows.flat<int64_t>().data());
+  }
+};
+
 // The beginning of a span, or its end, which takes the time that the beginning gave out.
 class SpanBeginsOp : public OpKernel {
  public:
@@ -71,7 +80,7 @@ class SpanEndsOp : public OpKernel {
  public:
   explicit SpanEndsOp(OpKernelConstruction* construction) : OpKernel(construction) {
     OP_REQUIRES_OK(construction, construction->GetAttr("lane", &lane_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("name", &name_));
+    OP_REQUIRES_OK(construction, construction->GetAttr("span", &name_));
   }
 
   void Compute(OpKernelContext* context) override {
@@ -86,6 +95,7 @@ class SpanEndsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistReady").Device(tensorflow::DEVICE_CPU), ReadyOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistGlobalBatch").Device(tensorflow::DEVICE_CPU), GlobalBatchOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistSpanBegins").Device(tensorflow::DEVICE_CPU), SpanBeginsOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistSpanEnds").Device(tensorflow::DEVICE_CPU), SpanEndsOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistInputBegins").Device(tensorflow::DEVICE_CPU), InputBeginsOp);

@@ -218,6 +218,11 @@ REGISTER_OP("TfdistInputEnds")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+REGISTER_OP("TfdistGlobalBatch")
+    .Input("rows: int64")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 REGISTER_OP("TfdistSpanBegins")
     .Output("begin: int64")
     .SetIsStateful()
@@ -226,6 +231,6 @@ REGISTER_OP("TfdistSpanBegins")
 REGISTER_OP("TfdistSpanEnds")
     .Input("begin: int64")
     .Attr("lane: string")
-    .Attr("name: string")
+    .Attr("span: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "control/spans.h"
 #include "sparse/select.h"
 #include "tf/collective_op.h"
 #include "tf/variables.h"

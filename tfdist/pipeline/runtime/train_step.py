@@ -33,6 +33,7 @@ from tfdist.trainer.fit.replica_step import (
     metric_variables,
     sync_step_state,
 )
+from tfdist.trainer.fit.timed_input import note_global_batch
 from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_nan
 
 
@@ -161,6 +162,7 @@ class StepRunner:
     ) -> Any:
         rank = self._strategy.extended.worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)
+        note_global_batch(total)
         inputs = {} if x is None else self._engine.inputs(x)
         first_row = tf.reduce_sum(all_rows[:rank])
         scale = tf.constant(1.0)

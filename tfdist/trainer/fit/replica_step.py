@@ -14,10 +14,12 @@ import tensorflow as tf
 
 from tfdist.collective.overlap import overlapping
 from tfdist.internals.keras import Model, is_seed_state
+from tfdist.internals.tensorflow import get_current_replica_id_as_int
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
+from tfdist.trainer.fit.timed_input import note_global_batch
 
 
 def run_replica_step(
@@ -62,6 +64,8 @@ def begin_step(context: Any, batch: Any) -> Step:
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     with overlapping():  # the forward pass needs no number of rows
         ends = tf.cumsum(reduction.sum_over_replicas(own))
+    if get_current_replica_id_as_int() == 0:  # of this worker's replicas
+        note_global_batch(ends[-1])
     return Step(rows, ends[-1], ends[replica] - rows)
 
 

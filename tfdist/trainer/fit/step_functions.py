@@ -13,7 +13,7 @@ from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
-from tfdist.trainer.fit.timed_input import received, wait_for
+from tfdist.trainer.fit.timed_input import note_global_batch, received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
@@ -40,7 +40,10 @@ def make_step_function(
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     def counted(batch: Any) -> Any:
-        return received(batch, _local_rows(strategy, batch))
+        rows = _local_rows(strategy, batch)
+        if strategy.num_replicas_in_sync == 1:  # else they are counted together
+            note_global_batch(rows)
+        return received(batch, rows)
 
     run_one = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)

@@ -1,0 +1,178 @@
+"""A callback that names the worker that keeps the others waiting."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.callbacks.step_timer import StepFigures, StepTimer
+from tfdist.callbacks.stragglers import Cause, Measurement, Straggler, find
+from tfdist.cluster.net.wait_messages import say
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import Group
+
+_REMEDIES = {
+    Cause.INPUT: "Look at how it reads and prepares its data: its disk, and `prefetch`, "
+    "`cache` and `num_parallel_calls` of the dataset.",
+    Cause.COMPUTE: "Look for other programs on its host, for cores or clocks that are throttled, and "
+    "for callbacks that only it runs.",
+    Cause.NETWORK: "Look at the network of its host.",
+}
+# Below this time with data on its way, a link's rate says little.
+_LEAST_BUSY_SECONDS = 0.001
+
+
+class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
+    """Names the worker that keeps the others waiting, and what is slow there.
+
+    All steps of synchronous training take equally long on all workers, since the fast ones wait for
+    the slow ones. This callback compares the workers' own times, from which the waiting has been
+    subtracted: the time that they wait for input and compute, and how fast their links to other
+    hosts are. The chief writes a line to stderr when a worker begins to keep the others waiting,
+    when the worker or the cause changes, and when it has ended. In a pipeline whose stages take
+    differently long, that is the worker of the slowest stage.
+
+    Every `every` batches the workers exchange a few numbers. Needs the native collectives; with
+    TensorFlow's, or in a single process, the callback has no effect.
+
+    Args:
+        every: the number of batches between comparisons.
+        factor: how many times the median of the other workers counts as slow; greater than 1.
+
+    Raises:
+        ValueError: `every` is not a positive integer, or `factor` is not greater than 1.
+        ProgramMismatchError: in training, if not all workers have this callback.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdist.callbacks.StragglerMonitor(every=100)])
+        ```
+        ```text
+        tfdist: worker 2 (10.0.0.3:8470) on host node-c keeps the others waiting: its input takes
+        61.3 ms of a step, where the median of the others is 2.1 ms. ...
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(self, every: int = 100, factor: float = 1.3) -> None:
+        super().__init__()
+        if not isinstance(every, int) or every < 1:
+            raise ValueError(
+                f"`every` must be a positive number of batches. Received: {every!r}. Pass an "
+                "integer such as 100."
+            )
+        if not factor > 1:
+            raise ValueError(
+                f"`factor` must be greater than 1. Received: {factor!r}. Pass a number such as 1.3."
+            )
+        self._every = every
+        self._factor = factor
+        self._timer = StepTimer()
+        self._calls = 0
+        self._hosts: list[str] = []
+        self._links: list[tuple[int, float]] = []  # bytes and busy seconds, by rank
+        self._named: tuple[int, Cause] | None = None
+
+    def __repr__(self) -> str:
+        return f"StragglerMonitor(every={self._every}, factor={self._factor})"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._timer.begin_training()
+        self._calls, self._named = 0, None
+        if (communicator := self._communicator()) is not None:
+            self._hosts = self._group.exchange("hosts", socket.gethostname())
+            self._links = _counts(communicator)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._timer.begin_epoch()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._timer.begin_batch()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._timer.end_batch(batch)
+        self._calls += 1
+        if self._calls % self._every:
+            return
+        figures, communicator = self._timer.figures(), self._communicator()
+        if communicator is not None and figures is not None:
+            self._report(find(self._gather(communicator, figures), self._factor))
+        self._timer.restart()
+
+    def _gather(self, communicator: NativeCommunicator, figures: StepFigures) -> list[Measurement]:
+        counts = _counts(communicator)
+        rates = {
+            rank: (now[0] - before[0]) / (now[1] - before[1])
+            for rank, (before, now) in enumerate(zip(self._links, counts, strict=True))
+            if now[1] - before[1] > _LEAST_BUSY_SECONDS
+        }
+        self._links = counts
+        steps, counted = max(1, figures.steps), figures.activity
+        slowest = min(rates, key=rates.__getitem__, default=-1)
+        mine = [
+            figures.seconds / steps,
+            counted.input / steps,
+            counted.workers / steps,
+            counted.network / steps,
+            max(rates.values(), default=0.0),
+            float(slowest),
+            rates.get(slowest, 0.0),
+        ]
+        with self._group.naming_lost_workers():
+            rows = communicator.all_gather(tf.constant([mine], tf.float64), "stragglers").numpy()
+        return [
+            Measurement(step, data, workers, network, best, int(peer), rate)
+            for step, data, workers, network, best, peer, rate in rows.tolist()
+        ]
+
+    def _report(self, straggler: Straggler | None) -> None:
+        found = None if straggler is None else (straggler.rank, straggler.cause)
+        before, self._named = self._named, found
+        if found == before or not self._group.topology.is_chief:
+            return
+        if straggler is not None:
+            say(f"tfdist: {self._name(straggler.rank)} {describe(straggler)}")
+        elif before is not None:
+            say(f"tfdist: {self._name(before[0])} no longer keeps the others waiting.")
+
+    def _name(self, rank: int) -> str:
+        return f"{self._group.topology.workers[rank]} on host {self._hosts[rank]}"
+
+    @property
+    def _group(self) -> Group:
+        return self.model.distribute_strategy.extended.group  # type: ignore[no-any-return]
+
+    def _communicator(self) -> NativeCommunicator | None:
+        """The communicator of all workers, if the native core measures what they wait for."""
+        strategy = self.model.distribute_strategy
+        extended = None if strategy is None else strategy.extended
+        if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
+            return None
+        if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
+            return extended.group.native()
+        return None
+
+
+def describe(straggler: Straggler) -> str:
+    """What a straggler does to the others, and where to look, as the end of a sentence."""
+    if straggler.cause is Cause.NETWORK:
+        what = (
+            f"its connections to other hosts carry {straggler.own / 1e6:.3g} MB/s while they send, "
+            f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
+        )
+    else:
+        kind = "input" if straggler.cause is Cause.INPUT else "computation"
+        what = (
+            f"its {kind} takes {1e3 * straggler.own:.1f} ms of a step, where the median of the "
+            f"others is {1e3 * straggler.others:.1f} ms"
+        )
+    return f"keeps the others waiting: {what}. {_REMEDIES[straggler.cause]}"
+
+
+def _counts(communicator: NativeCommunicator) -> list[tuple[int, float]]:
+    return [(link.acknowledged_bytes, 1e-6 * link.busy_us) for link in communicator.links()]
