@@ -7,6 +7,7 @@ from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.replica_audit import ReplicaAudit
 from tfdist.callbacks.straggler_monitor import StragglerMonitor
 from tfdist.callbacks.throughput_logger import ThroughputLogger
+from tfdist.callbacks.timeline import Timeline
 from tfdist.callbacks.traffic_logger import TrafficLogger
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "ReplicaAudit",
     "StragglerMonitor",
     "ThroughputLogger",
+    "Timeline",
     "TrafficLogger",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -143,6 +144,20 @@ class PipelineModel(FullModel):
         with self._steps.timing() as timed:
             self.train_on_batch(*args, **kwargs)
         return timed()
+
+    @contextlib.contextmanager
+    def _recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
+        """Within this context, steps record when this worker's actions run.
+
+        All workers enter and leave it at the same step, as it has the step traced anew.
+
+        Yields:
+            A function that returns the actions of the last step; see `StepRunner.actions`.
+        """
+        steps = self._steps
+        assert steps is not None
+        with steps.timing():
+            yield steps.actions
 
     def _loss_of(self, y: Any, predictions: Any, sample_weight: Any) -> Any:
         loss = compiled_loss_of(self)

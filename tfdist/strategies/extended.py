@@ -188,7 +188,7 @@ class ReplicatedExtended(LocalExtended):
             reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
             value: the nest.
             options: a `tf.distribute.experimental.CommunicationOptions`.
-            called: the call site in the user's code; "" for internal calls.
+            called: the call site in the user's code, or the name of an internal call.
         """
         if self._use_merge_call():
             return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(

@@ -53,14 +53,18 @@ def sum_values(communicator: Communicator, values: Sequence[Any], key: str = "")
     ]
 
 
-def sum_over_replicas(value: Any) -> Any:
+def sum_over_replicas(value: Any, name: str = "") -> Any:
     """The sums of a nest of tensors and `tf.IndexedSlices` over all replicas.
+
+    Args:
+        value: the nest.
+        name: what messages and timelines call this sum.
 
     Not differentiable: `tf.distribute.ReplicaContext.all_reduce` is, but through a function that
     TensorFlow never releases, and with it the graph of the step.
     """
     extended = tf.distribute.get_strategy().extended
-    return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value)
+    return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
 
 def wait_for_sums(value: Any) -> None:

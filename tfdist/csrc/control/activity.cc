@@ -68,6 +68,8 @@ void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   arrived = std::min(std::max(arrived, begin), end);
   totals_.waiting += arrived - begin;
   totals_.moving += end - arrived;
+  if (arrived > begin) Spans::Instance().Add("waiting", "workers", begin, arrived);
+  if (end > arrived) Spans::Instance().Add("waiting", "network", arrived, end);
   counted_until_ = end;
 }
 

@@ -96,6 +96,16 @@ class StepRunner:
         finally:
             self._timed = False
 
+    def actions(self) -> list[tuple[str, float, float]]:
+        """This rank's actions in the last step, if it was timed: name, start and end.
+
+        Times are seconds of Unix time.
+        """
+        times = [] if self._times is None else self._times.numpy().tolist()
+        schedule = self._strategy.schedule_for(self._microbatches)
+        actions = schedule.actions[self._strategy.pipeline_rank]
+        return [(str(action), *span) for action, span in zip(actions, times, strict=False)]
+
     def forget(self, mode: str) -> None:
         """Drops the functions of a mode, to be rebuilt on next use; collective over all ranks."""
         self._functions = {key: f for key, f in self._functions.items() if key[0] != mode}

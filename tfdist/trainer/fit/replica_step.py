@@ -63,7 +63,7 @@ def begin_step(context: Any, batch: Any) -> Step:
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     with overlapping():  # the forward pass needs no number of rows
-        ends = tf.cumsum(reduction.sum_over_replicas(own))
+        ends = tf.cumsum(reduction.sum_over_replicas(own, "rows"))
     if get_current_replica_id_as_int() == 0:  # of this worker's replicas
         note_global_batch(ends[-1])
     return Step(rows, ends[-1], ends[replica] - rows)
@@ -122,6 +122,7 @@ def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> 
         + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
         + [step.scale_by_rows(values[i]) for i in averaged]
         + list(others.values()),
+        "metrics",
     )
     sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collective.spans import GraphSpan
 from tfdist.errors import UnsupportedError
 from tfdist.internals.optimizer import strategy_of, updating_optimizers
 from tfdist.sharding.sharded import trained_by
@@ -17,26 +18,44 @@ from tfdist.strategies.step import current_step
 from tfdist.trainer.optimizers.gradient_sync import compressor_in_use, has_replicas
 
 
+class _Update:
+    """An optimizer's update of variables, from when it has the summed gradients."""
+
+    def __init__(self, variables: Sequence[Any]) -> None:
+        self.variables = variables
+        self.span: GraphSpan | None = None
+
+    def end(self) -> None:
+        """Ends its span, after the variables have been written."""
+        if self.span is not None:
+            self.span.end("optimizer", "update")
+
+
 class _Here(threading.local):
-    variables: Sequence[Any] = ()
+    update = _Update(())
 
 
 _here = _Here()
 
 
 @contextlib.contextmanager
-def updating(variables: Sequence[Any]) -> Iterator[None]:
+def updating(variables: Sequence[Any]) -> Iterator[_Update]:
     """Within this context, an optimizer of this thread updates these variables."""
-    outer, _here.variables = _here.variables, variables
+    outer, _here.update = _here.update, _Update(variables)
     try:
-        yield
+        yield _here.update
     finally:
-        _here.variables = outer
+        _here.update = outer
 
 
 def updated_now() -> Sequence[Any]:
     """The variables that an optimizer of this thread is updating."""
-    return _here.variables
+    return _here.update.variables
+
+
+def begin_update(gradients: Sequence[Any]) -> None:
+    """Records that the running update begins when these gradients exist."""
+    _here.update.span = GraphSpan(gradients)
 
 
 def variables_of(optimizer: Any, given: Any) -> list[Any]:

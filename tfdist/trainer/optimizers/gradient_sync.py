@@ -136,7 +136,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     if not present:
         return scaled
     step = current_step()
-    exact = reduction.sum_over_replicas
+    exact = functools.partial(reduction.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:

@@ -18,6 +18,7 @@ from tfdist.sharding.sharded import is_sharded, sharded_by
 from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
 from tfdist.trainer.optimizers.applying import (
+    begin_update,
     check_alone,
     prepare,
     unrecorded,
@@ -107,8 +108,10 @@ def _combining(overwrite: Method) -> Method:
 def _scaling_by_rows(apply_gradients: Method) -> Method:
     def apply_scaled_by_rows(self: Any, grads: Any, trainable_variables: Any) -> Any:
         grads = scale_by_rows(grads) if in_replica() else grads
-        with updating(trainable_variables), gradients_are(scaled=True):
-            return apply_gradients(self, grads, trainable_variables)
+        with updating(trainable_variables) as update, gradients_are(scaled=True):
+            result = apply_gradients(self, grads, trainable_variables)
+            update.end()
+            return result
 
     return apply_scaled_by_rows
 
@@ -121,6 +124,7 @@ def _summing_before(clip: Method) -> Method:
         if in_replica() and not are_summed():
             grads = sum_over_replicas(self, grads, updated_now())
             note_summed()
+        begin_update(grads)
         step = current_step()
         if step is not None and self.global_clipnorm:
             return step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)

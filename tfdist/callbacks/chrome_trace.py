@@ -1,0 +1,202 @@
+"""Puts what all workers have recorded into one trace in Chrome's format, which Perfetto reads.
+
+Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Event = dict[str, Any]
+
+# The lanes of a worker, from top to bottom; those of communicators come after "waiting".
+_FIRST = ("step", "pipeline", "input", "waiting")
+_LAST = ("compression", "optimizer")
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time on a worker, in nanoseconds of its steady clock."""
+
+    lane: str
+    name: str
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class WorkerRecord:
+    """What one worker has recorded.
+
+    Attributes:
+        rank: its rank.
+        worker: its name.
+        host: its host's name.
+        clock_offset: its steady clock minus that of rank 0, in nanoseconds.
+        clock_uncertainty: how wrong the offset may be, in nanoseconds; None if it is not known.
+        spans: what it did.
+        communicators: what its communicators have recorded, as `tfd_state` describes it.
+    """
+
+    rank: int
+    worker: str
+    host: str
+    clock_offset: int = 0
+    clock_uncertainty: int | None = 0
+    spans: Sequence[Span] = ()
+    communicators: Sequence[Mapping[str, Any]] = field(default_factory=list)
+
+
+def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str, Any]:
+    """The trace as an object for JSON.
+
+    Args:
+        workers: the records, by rank.
+        about: what else to keep in the file's `otherData`.
+    """
+    begin = min(_begins(workers), default=0)
+    events: list[Event] = []
+    for worker in workers:
+        events += _Worker(worker, begin).events()
+    clocks = {
+        str(worker.rank): {
+            "offset_us": worker.clock_offset / 1e3,
+            "uncertainty_us": None
+            if worker.clock_uncertainty is None
+            else worker.clock_uncertainty / 1e3,
+        }
+        for worker in workers
+    }
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ms",
+        "otherData": {**about, "clocks": clocks},
+    }
+
+
+def _begins(workers: Sequence[WorkerRecord]) -> Iterator[int]:
+    for worker in workers:
+        times = [span.begin for span in worker.spans]
+        times += [r["begun_ns"] for c in worker.communicators for r in c["records"]]
+        yield from (time - worker.clock_offset for time in times)
+
+
+class _Worker:
+    """The events of one worker, whose process in the trace is its rank."""
+
+    def __init__(self, worker: WorkerRecord, begin: int) -> None:
+        self._worker = worker
+        self._begin = begin
+        used = {span.lane for span in worker.spans}
+        names = [c["name"] for c in worker.communicators if c["records"]]
+        middle = [*names, *sorted(used - {*_FIRST, *_LAST})]
+        self._lanes = {lane: n for n, lane in enumerate([*_FIRST, *middle, *_LAST], start=1)}
+
+    def events(self) -> Iterator[Event]:
+        yield from self._names()
+        for span in self._worker.spans:
+            yield self._slice(span.lane, span.name, span.begin, span.end)
+        for communicator in self._worker.communicators:
+            for record in communicator["records"]:
+                if record["ended_ns"]:
+                    yield from self._collective(communicator, record)
+
+    def _names(self) -> Iterator[Event]:
+        worker = self._worker
+        name = f"rank {worker.rank}: {worker.worker} on {worker.host}"
+        yield self._meta("process_name", {"name": name})
+        yield self._meta("process_sort_index", {"sort_index": worker.rank})
+        for lane, number in self._lanes.items():
+            yield self._meta("thread_name", {"name": lane}, number)
+            yield self._meta("thread_sort_index", {"sort_index": number}, number)
+
+    def _meta(self, name: str, args: Event, thread: int = 0) -> Event:
+        return {"ph": "M", "pid": self._worker.rank, "tid": thread, "name": name, "args": args}
+
+    def _at(self, time: int) -> float:
+        """Microseconds since the trace began, by the clock of rank 0."""
+        return (time - self._worker.clock_offset - self._begin) / 1e3
+
+    def _event(self, kind: str, lane: str, name: str, time: int, **more: Any) -> Event:
+        place = {"pid": self._worker.rank, "tid": self._lanes[lane]}
+        return {"ph": kind, "cat": lane, "name": name, "ts": self._at(time), **place, **more}
+
+    def _slice(self, lane: str, name: str, begin: int, end: int, **args: Any) -> Event:
+        event = self._event("X", lane, name, begin, dur=max(0, end - begin) / 1e3)
+        return event | ({"args": args} if args else {})
+
+    def _collective(self, communicator: Mapping[str, Any], record: Event) -> Iterator[Event]:
+        lane, ranks = communicator["name"], communicator["ranks"]
+        begun, ended = record["begun_ns"], record["ended_ns"]
+        arrived = min(max(record["last_arrived_ns"], begun), ended)
+        yield self._slice(
+            lane,
+            f"{record['kind']} {record['name']}".strip(),
+            begun,
+            ended,
+            what=record["what"],
+            number=record["sequence"],
+            bytes=record["bytes"],
+            algorithm=record["algorithm"],
+            failed=record["failed"],
+        )
+        if arrived > begun:
+            yield self._slice(lane, f"wait for {ranks[record['last']]}", begun, arrived)
+        if ended > arrived:
+            yield self._slice(lane, "move", arrived, ended)
+            yield from self._phases(lane, record, arrived, ended)
+        yield from self._arrivals(communicator, record)
+        if begun - record["enqueued_ns"] > 1000:
+            # Several may wait at once.
+            number = f"{self._worker.rank} {lane} {record['number']}"
+            name = f"queued: {record['kind']} {record['name']}".strip()
+            yield self._event("b", lane, name, record["enqueued_ns"], id=number)
+            yield self._event("e", lane, name, begun, id=number)
+        if record["coding_ns"]:
+            coded = min(arrived + record["coding_ns"], ended)
+            yield self._slice(
+                "compression", f"encode and decode {record['name']}", arrived, coded
+            )
+        if record["kind"] in ("send", "receive"):
+            yield self._arrow(communicator, record)
+
+    def _phases(self, lane: str, record: Event, arrived: int, ended: int) -> Iterator[Event]:
+        """The parts of a hierarchical collective."""
+        if record["algorithm"] != "hierarchical" or not record["between_ended_ns"]:
+            return
+        begin = min(max(record["between_begun_ns"], arrived), ended)
+        end = min(max(record["between_ended_ns"], begin), ended)
+        parts = (
+            ("within the host", arrived, begin),
+            ("between hosts", begin, end),
+            ("within the host", end, ended),
+        )
+        for name, first, last in parts:
+            if last > first:
+                yield self._slice(lane, name, first, last)
+
+    def _arrivals(self, communicator: Mapping[str, Any], record: Event) -> Iterator[Event]:
+        """When other hosts came to a collective of several."""
+        own = communicator["hosts"][communicator["rank"]]
+        for host, time in enumerate(record["arrivals_ns"]):
+            if host != own and time:
+                first = communicator["ranks"][communicator["hosts"].index(host)]
+                name = f"host of {first} has come"
+                yield self._event("i", communicator["name"], name, time, s="t")
+
+    def _arrow(self, communicator: Mapping[str, Any], record: Event) -> Event:
+        """One end of an arrow from a send to its receive."""
+        sends = record["kind"] == "send"
+        ends = (communicator["rank"], record["peer"])
+        sender, receiver = ends if sends else ends[::-1]
+        ranks = communicator["ranks"]
+        arrow = {
+            "id": f"{communicator['name']} {ranks[sender]} {ranks[receiver]} {record['sequence']}",
+            **({} if sends else {"bp": "e"}),
+        }
+        kind, time = ("s", record["begun_ns"]) if sends else ("f", record["ended_ns"])
+        return self._event(kind, communicator["name"], record["name"], time, **arrow) | {
+            "cat": "message"
+        }

@@ -1,0 +1,250 @@
+"""A callback that writes one timeline of what all workers do in some steps."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import socket
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+
+from tfdist import native
+from tfdist._version import __version__
+from tfdist.callbacks.chrome_trace import Span, WorkerRecord, build
+from tfdist.cluster.net.wait_messages import say
+from tfdist.pipeline.model import PipelineModel
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.group import Group
+
+_RECORDS = 1024  # that a communicator keeps
+_TICKS_PER_SECOND = 1_000_000_000
+
+
+class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
+    """Writes a trace of some training steps on all workers, for Perfetto or `chrome://tracing`.
+
+    Each worker is a process in the trace, with lanes for its steps, the actions of its pipeline,
+    what it waited for (input, other workers, the network), its collectives (waiting for the last
+    worker, moving, and the parts of hierarchical ones), compression, and the optimizer's updates.
+    Arrows lead from sends to receives. The clocks of hosts are compared by the messages between
+    workers: `otherData.clocks` in the file tells each worker's offset and its uncertainty; workers
+    of one host share a clock.
+
+    While steps are recorded, all workers collect spans in memory; after the last one they send them
+    to the chief, which writes the file. Otherwise the callback costs nothing. A communicator keeps
+    its last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the steps are
+    traced anew before the first of them and after the last.
+
+    Args:
+        path: the file to write, on the chief: `.json`, or `.json.gz` to compress it.
+        steps: the first step to record and the one after the last, counted from 0 over all epochs.
+
+    Raises:
+        ValueError: `steps` is not a range of steps.
+        NativeUnavailableError: in training, if the native core cannot be compiled or loaded.
+        ProgramMismatchError: in training, if not all workers have this callback.
+
+    Example:
+        ```python
+        model.fit(dataset, callbacks=[tfdist.callbacks.Timeline("trace.json.gz", (100, 110))])
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(self, path: str | os.PathLike[str], steps: tuple[int, int] = (100, 110)) -> None:
+        super().__init__()
+        first, last = steps
+        if not (isinstance(first, int) and isinstance(last, int) and 0 <= first < last):
+            raise ValueError(
+                "`steps` must be the first step and the one after the last, with 0 <= first < last. "
+                f"Received: {steps!r}. Pass a pair such as (100, 110)."
+            )
+        self._path = Path(os.fspath(path))
+        self._first, self._end = first, last
+        self._done = 0  # steps
+        self._before_epoch = 0
+        self._since: int | None = None  # when recording began
+        self._written = False
+        self._actions: Callable[[], list[tuple[str, float, float]]] | None = None
+        self._timed = contextlib.ExitStack()
+
+    def __repr__(self) -> str:
+        return f"Timeline(steps=({self._first}, {self._end}))"
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        native.load_ops()
+        self._done = self._before_epoch = 0
+        self._since, self._written = None, False
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._before_epoch = self._done
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._written:
+            return
+        if self._actions is None and self._done >= self._first - 1:
+            self._time_actions()
+        if self._since is None and self._done >= self._first:
+            self._core.tfd_record_spans(1)
+            self._since = self._core.tfd_clock()
+        self._step_begun = self._core.tfd_clock()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        first, self._done = self._done, self._before_epoch + batch + 1
+        if self._since is None or self._written:
+            return
+        name = f"step {first}" if self._done == first + 1 else f"steps {first} to {self._done - 1}"
+        self._add("step", name, self._step_begun, self._core.tfd_clock())
+        self._add_actions()
+        if self._done >= self._end:
+            self._finish()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        if self._since is not None and not self._written:
+            self._finish()
+        elif not self._written and self._is_chief:
+            say(
+                f"tfdist: no timeline: training ended after {self._done} steps, before step "
+                f"{self._first}. Choose earlier `steps`."
+            )
+
+    @property
+    def _core(self) -> Any:
+        return native.load().library
+
+    @property
+    def _group(self) -> Group | None:
+        strategy = self.model.distribute_strategy
+        extended = None if strategy is None else strategy.extended
+        return extended.group if isinstance(extended, ReplicatedExtended) else None
+
+    @property
+    def _is_chief(self) -> bool:
+        return self._group is None or self._group.topology.is_chief
+
+    def _time_actions(self) -> None:
+        if isinstance(self.model, PipelineModel):
+            self._actions = self._timed.enter_context(self.model._recording_actions())
+
+    def _add(self, lane: str, name: str, begin: int, end: int) -> None:
+        self._core.tfd_add_span(lane.encode(), name.encode(), begin, end)
+
+    def _add_actions(self) -> None:
+        if self._actions is None:
+            return
+        steady, unix = self._core.tfd_clock(), time.time_ns()
+        for name, start, end in self._actions():
+            begin, stop = (steady + round(t * _TICKS_PER_SECOND) - unix for t in (start, end))
+            self._add("pipeline", name, begin, stop)
+
+    def _finish(self) -> None:
+        """Sends what this worker has recorded to the chief, which writes the file."""
+        self._written = True
+        record = {
+            "host": socket.gethostname(),
+            "clock": [self._core.tfd_clock(), time.time_ns()],
+            "communicators": json.loads(self._core.tfd_state(_RECORDS, self._since)),
+            "spans": json.loads(self._core.tfd_spans()),
+        }
+        self._core.tfd_record_spans(0)
+        self._timed.close()
+        self._actions = None
+        mine = zlib.compress(json.dumps(record).encode(), 1)
+        group = self._group
+        payloads = [mine]
+        if group is not None and group.topology.size > 1:
+            payloads = _gather(group, mine)
+        if self._is_chief:
+            self._write([json.loads(zlib.decompress(payload)) for payload in payloads])
+
+    def _write(self, records: list[dict[str, Any]]) -> None:
+        group = self._group
+        workers = [] if group is None else group.topology.workers
+        offsets = clock_offsets(records)
+        trace = build(
+            [
+                WorkerRecord(
+                    rank,
+                    str(workers[rank]) if workers else "this process",
+                    record["host"],
+                    *offsets[rank],
+                    [Span(*span) for span in record["spans"]],
+                    record["communicators"],
+                )
+                for rank, record in enumerate(records)
+            ],
+            {"tfdist": __version__, "steps": [self._first, self._done]},
+        )
+        try:
+            _replace(self._path, json.dumps(trace).encode())
+        except OSError as error:
+            say(f"tfdist: the timeline {self._path} could not be written: {error}.")
+            return
+        say(
+            f"tfdist: the timeline of steps {self._first} to {self._done - 1} is in {self._path}; "
+            "open it in https://ui.perfetto.dev"
+        )
+
+
+def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
+    """Each worker's clock minus the chief's and the uncertainty of that, in nanoseconds.
+
+    Where the two have not measured it, the hosts' clocks of the day decide, whose uncertainty is
+    unknown (None).
+
+    Args:
+        records: of each worker, by rank; see `Timeline`.
+    """
+    chief = records[0]
+    measured = {0: (0, 0)}
+    for communicator in chief["communicators"]:
+        if communicator["size"] != len(records):
+            continue
+        for peer in communicator["peers"]:
+            found = peer["clock_offset_ns"], peer["clock_uncertainty_ns"]
+            if None not in found and found[1] <= measured.get(peer["rank"], found)[1]:
+                measured[peer["rank"]] = found
+    steady, unix = chief["clock"]
+    return [
+        measured.get(rank, (record["clock"][0] - record["clock"][1] - (steady - unix), None))
+        for rank, record in enumerate(records)
+    ]
+
+
+def _gather(group: Group, payload: bytes) -> list[bytes]:
+    """The payloads of all workers on the chief; none on the others."""
+    received: list[bytes] = []
+
+    def keep(payloads: list[bytes]) -> list[bytes]:
+        received.extend(payloads)
+        return [b""] * len(payloads)
+
+    group.session.coordinate("timeline", payload, keep)
+    return received
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Writes a file at once or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".gz":
+        data = gzip.compress(data, 6)
+    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(unfinished, 0o644)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
