@@ -155,39 +155,6 @@ def barrier(token: tf.Tensor, communicator: str, key: str) -> Any:
     return _ops().tfdist_barrier(token=token, communicator=communicator, key=key)
 
 
-def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
-    """Tells the recorder that what a collective needs exists; `stalls`: the step waits for it.
-
-    Without a key: that the step can do nothing more beside the collective that runs.
-    """
-    return _ops().tfdist_ready(communicator=communicator, key=key, stalls=stalls)
-
-
-def input_begins() -> Any:
-    """Tells the recorder that the step waits for its input from now on."""
-    return _ops().tfdist_input_begins()
-
-
-def input_ends(rows: tf.Tensor) -> Any:
-    """Tells the recorder that the step has got its input, an int64 scalar of rows."""
-    return _ops().tfdist_input_ends(rows=rows)
-
-
-def global_batch(rows: tf.Tensor) -> Any:
-    """Tells the recorder the number of rows of a global batch, an int64 scalar."""
-    return _ops().tfdist_global_batch(rows=rows)
-
-
-def span_begins() -> tf.Tensor:
-    """The time, for `span_ends`; zero unless spans are recorded."""
-    return _ops().tfdist_span_begins()
-
-
-def span_ends(begin: tf.Tensor, lane: str, name: str) -> Any:
-    """Records a span that ends now, if spans are recorded."""
-    return _ops().tfdist_span_ends(begin=begin, lane=lane, span=name)
-
-
 def _ops() -> Any:
     return native.load_ops()
 

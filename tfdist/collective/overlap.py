@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import native_ops
+from tfdist.collective import marks
 
 _here = threading.local()
 
@@ -44,7 +44,7 @@ def mark_ready(
     """
     if not tf.executing_eagerly():
         with _after(tensors):
-            native_ops.ready(communicator, key, stalls=stalls)
+            marks.ready(communicator, key, stalls=stalls)
 
 
 def mark_stall(communicator: str, value: tf.Tensor) -> None:
@@ -56,7 +56,7 @@ def mark_stall(communicator: str, value: tf.Tensor) -> None:
     """
     if not tf.executing_eagerly():
         with _after([value]):
-            native_ops.ready(communicator)
+            marks.ready(communicator)
 
 
 def _after(tensors: Sequence[tf.Tensor]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import native
-from tfdist.collective import native_ops
+from tfdist.collective import marks
 
 
 class GraphSpan:
@@ -25,7 +25,7 @@ class GraphSpan:
         self._graph = tf.compat.v1.get_default_graph()
         self._before = len(self._graph.get_operations())
         with tf.control_dependencies(self._of_this_graph(after)):
-            self._begin = native_ops.span_begins()
+            self._begin = marks.span_begins()
 
     def end(self, lane: str, name: str) -> None:
         """Adds the end: when all operations that have been added since the beginning have run.
@@ -39,7 +39,7 @@ class GraphSpan:
             return
         added = self._graph.get_operations()[self._before :]
         with tf.control_dependencies([op for op in added if _acts(op)]):
-            native_ops.span_ends(self._begin, lane, name)
+            marks.span_ends(self._begin, lane, name)
 
     def _of_this_graph(self, tensors: Sequence[Any]) -> list[Any]:
         return [t for t in tensors if tf.is_tensor(t) and getattr(t, "graph", None) is self._graph]

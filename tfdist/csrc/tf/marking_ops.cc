@@ -51,7 +51,7 @@ class InputEndsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    const tensorflow::Tensor& rows = context->input(0);
+    const tensorflow::Tensor& rows = context->input(1);
     if (rows.NumElements() == 1) Activity::Instance().InputEnds(*rows.flat<int64_t>().data());
   }
 };
@@ -60,7 +60,7 @@ class GlobalBatchOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
   void Compute(OpKernelContext* context) override {
-    const tensorflow::Tensor& rows = context->input(0);
+    const tensorflow::Tensor& rows = context->input(1);
     if (rows.NumElements() == 1) Activity::Instance().GlobalBatch(*rows.flat<int64_t>().data());
   }
 };
@@ -84,7 +84,7 @@ class SpanEndsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const tensorflow::Tensor& given = context->input(0);
+    const tensorflow::Tensor& given = context->input(1);
     const int64_t begin = given.NumElements() == 1 ? *given.flat<int64_t>().data() : 0;
     if (begin) Spans::Instance().Add(lane_.c_str(), name_.c_str(), begin, Nanoseconds());
   }

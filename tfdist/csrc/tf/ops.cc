@@ -200,9 +200,14 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The recorder is told when what an operation of this key needs exists; without a key, that the step
-// can do nothing more beside the one that runs.
+// What follows tells the recorder how far a step has come. Each kind has a resource of its own, `order`,
+// since TensorFlow runs operations with side effects, but without a resource, one after the other:
+// they would wait for each other, and those of the user for them.
+
+// What an operation of this key needs exists; without a key, the step can do nothing more beside the
+// one that runs.
 REGISTER_OP("TfdistReady")
+    .Input("order: resource")
     .Attr("communicator: string")
     .Attr("key: string = ''")
     .Attr("stalls: bool = true")
@@ -210,25 +215,30 @@ REGISTER_OP("TfdistReady")
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfdistInputBegins")
+    .Input("order: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfdistInputEnds")
+    .Input("order: resource")
     .Input("rows: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfdistGlobalBatch")
+    .Input("order: resource")
     .Input("rows: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
 REGISTER_OP("TfdistSpanBegins")
+    .Input("order: resource")
     .Output("begin: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::ScalarShape);
 
 REGISTER_OP("TfdistSpanEnds")
+    .Input("order: resource")
     .Input("begin: int64")
     .Attr("lane: string")
     .Attr("span: string")

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist import native
-from tfdist.collective import native_ops, row_counter
+from tfdist.collective import marks, row_counter
 
 
 def wait_for(take: Callable[[], Any]) -> Any:
@@ -19,7 +19,7 @@ def wait_for(take: Callable[[], Any]) -> Any:
     """
     if not native.has_ops():
         return take()
-    begins = native_ops.input_begins()
+    begins = marks.input_begins()
     with tf.control_dependencies([] if tf.executing_eagerly() else [begins]):
         return take()
 
@@ -31,7 +31,7 @@ def received(batch: Any, rows: Any) -> Any:
         batch: the batch.
         rows: the number of its rows on this worker, an integer or a scalar tensor.
     """
-    note = native_ops.input_ends if native.has_ops() else row_counter.own.add
+    note = marks.input_ends if native.has_ops() else row_counter.own.add
     parts = [] if tf.executing_eagerly() else tf.nest.flatten(batch, expand_composites=True)
     # The number of rows may be a constant.
     with tf.control_dependencies([part for part in parts if tf.is_tensor(part)]):
@@ -41,5 +41,5 @@ def received(batch: Any, rows: Any) -> Any:
 
 def note_global_batch(rows: Any) -> None:
     """Records how many rows a step has on all workers, an integer or a scalar tensor."""
-    note = native_ops.global_batch if native.has_ops() else row_counter.everyone.add
+    note = marks.global_batch if native.has_ops() else row_counter.everyone.add
     note(tf.cast(rows, tf.int64))

@@ -1,0 +1,55 @@
+"""Operations that tell the native core's recorder how far a step has come; they do nothing else."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.collective import tokens
+
+
+def ready(communicator: str, key: str = "", *, stalls: bool = True) -> None:
+    """What a collective needs exists.
+
+    Args:
+        communicator: the communicator's name.
+        key: the collective's; "" if the step can do nothing more beside the one that runs.
+        stalls: whether the step waits for it from now on.
+    """
+    native.load_ops().tfdist_ready(
+        order=_order("ready"), communicator=communicator, key=key, stalls=stalls
+    )
+
+
+def input_begins() -> Any:
+    """The step waits for its input from now on."""
+    return native.load_ops().tfdist_input_begins(order=_order("input"))
+
+
+def input_ends(rows: tf.Tensor) -> None:
+    """The step has got its input, an int64 scalar of rows."""
+    native.load_ops().tfdist_input_ends(order=_order("input"), rows=rows)
+
+
+def global_batch(rows: tf.Tensor) -> None:
+    """The number of rows of a global batch, an int64 scalar, is known."""
+    native.load_ops().tfdist_global_batch(order=_order("global batch"), rows=rows)
+
+
+def span_begins() -> tf.Tensor:
+    """The time, for `span_ends`; zero unless spans are recorded."""
+    return native.load_ops().tfdist_span_begins(order=_order("spans"))
+
+
+def span_ends(begin: tf.Tensor, lane: str, name: str) -> None:
+    """A span ends now."""
+    native.load_ops().tfdist_span_ends(order=_order("spans"), begin=begin, lane=lane, span=name)
+
+
+@functools.cache
+def _order(kind: str) -> tf.Tensor:
+    """The resource that keeps marks of one kind in order, and all others out of their way."""
+    return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
