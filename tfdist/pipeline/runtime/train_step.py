@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import loss_tracker_of
 from tfdist.internals.optimizer import scales_losses
+from tfdist.monitoring.training import record
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
@@ -79,6 +80,9 @@ class StepRunner:
                 variable.value.know_total(total)
         self.logs = dict(logs)
         self._times = times
+        if mode == "train":
+            rows = int(batch.rows[self._strategy.extended.worker_rank])
+            record.add(1, rows if engine.holds_last else 0)
         return self.logs
 
     @contextlib.contextmanager
