@@ -36,8 +36,8 @@ class Collector(BaseCollector):
         ```
     """
 
-    def __init__(self, snapshot: Callable[[], Snapshot] = take) -> None:
-        self._snapshot = snapshot
+    def __init__(self, snapshot: Callable[[], Snapshot] | None = None) -> None:
+        self._snapshot = snapshot or take
         record.keeps_durations = True
 
     def collect(self) -> Iterator[Metric]:

@@ -6,7 +6,16 @@ import os
 from collections.abc import Callable, Sequence
 
 from tfdist.launch.argument_types import OneLineParser, seconds
-from tfdist.launch.commands.doctor import devices, host, native, settings, tls, versions, workers
+from tfdist.launch.commands.doctor import (
+    devices,
+    host,
+    metrics,
+    native,
+    settings,
+    tls,
+    versions,
+    workers,
+)
 from tfdist.launch.commands.doctor.section import Context, Section
 
 # Title -> check, in the order shown; the slowest is last.
@@ -16,6 +25,7 @@ CHECKS: dict[str, Callable[[Context], Section]] = {
     "settings": settings.check,
     "collectives": native.check,
     "TLS": tls.check,
+    "metrics": metrics.check,
     "workers": workers.check,
     "devices": devices.check,
 }
