@@ -27,6 +27,7 @@ LAYERS = [
     {"internals"},
     {"native"},
     {"collective"},
+    {"monitoring"},
     {"compression"},
     {"strategies"},
     {"sharding"},

@@ -13,6 +13,8 @@ def test_each_variable():
             "TFDIST_HEARTBEAT_TIMEOUT": "3",
             "TFDIST_SECRET": "12 hush",
             "TFDIST_HOST": "7",
+            "TFDIST_METRICS_PORT": "9400",
+            "TFDIST_METRICS_HOST": "::",
         }
     )
     assert read == Options(
@@ -21,6 +23,8 @@ def test_each_variable():
         heartbeat_timeout=3.0,
         secret="12 hush",
         host="7",
+        metrics_port=9400,
+        metrics_host="::",
     )
 
 
@@ -33,6 +37,13 @@ def test_unset_and_empty_variables():
 def test_invalid_seconds(text):
     with pytest.raises(ValueError, match=r"TFDIST_START_TIMEOUT must be .* Received: "):
         Options.from_environment({"TFDIST_START_TIMEOUT": text})
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("text", ["on", "0", "65536", "-1", "9400.0"])
+def test_invalid_ports(text):
+    with pytest.raises(ValueError, match=r"TFDIST_METRICS_PORT must be a port .* Received: "):
+        Options.from_environment({"TFDIST_METRICS_PORT": text})
 
 
 def test_the_secret_is_not_shown():

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, collective, compression, errors, pipeline
+    from tfdist import callbacks, collective, compression, errors, monitoring, pipeline
     from tfdist.cluster.this_worker import is_chief, rank, size
     from tfdist.pipeline.model import PipelineModel
     from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
@@ -40,6 +40,7 @@ __all__ = [
     "errors",
     "global_batch",
     "is_chief",
+    "monitoring",
     "pipeline",
     "rank",
     "size",
@@ -52,6 +53,7 @@ _MODULES = {
     "compression": "tfdist.compression",
     "errors": "tfdist.errors",
     "global_batch": "tfdist.trainer.global_batch",
+    "monitoring": "tfdist.monitoring",
     "pipeline": "tfdist.pipeline",
 }
 _FUNCTIONS = ("is_chief", "rank", "size")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,9 @@ class Options:
             the same one. Detected by default.
         flight_dir: the directory for the flight log that this worker writes on errors, stalls and
             SIGUSR1 (`TFDIST_FLIGHT_DIR`); "" for none.
+        metrics_port: the port of the first worker of each host for Prometheus metrics
+            (`TFDIST_METRICS_PORT`), from which the others of the host count up; 0 for none.
+        metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -63,6 +66,8 @@ class Options:
     security: str = "warn"
     host: str = ""
     flight_dir: str = ""
+    metrics_port: int = 0
+    metrics_host: str = "127.0.0.1"
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -95,16 +100,16 @@ class Options:
             environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not positive, or only some of the TLS variables are
-                set.
+            ValueError: a number of seconds is not positive, a port is invalid, or only some of the
+                TLS variables are set.
         """
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for setting in fields(cls):
             name = f"TFDIST_{setting.name.upper()}"
             if text := source.get(name):
-                is_text = isinstance(setting.default, str)
-                values[setting.name] = text if is_text else _seconds(name, text)
+                read = _READERS[type(setting.default)]
+                values[setting.name] = read(name, text)
         return cls(**values)
 
 
@@ -189,3 +194,20 @@ def _seconds(name: str, text: str) -> float:
             f"Set it to a number, or unset it to use the default."
         )
     return value
+
+
+def _port(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and 0 < int(text) < 1 << 16):
+        raise ValueError(
+            f"{name} must be a port from 1 to 65535. Received: {text!r}. "
+            f"Set it to a free port, or unset it."
+        )
+    return int(text)
+
+
+def _text(name: str, text: str) -> str:
+    return text
+
+
+# By the type of a setting.
+_READERS: dict[type, Callable[[str, str], Any]] = {str: _text, float: _seconds, int: _port}

@@ -20,6 +20,7 @@ from tfdist.launch.commands.doctor import (
     CHECKS,
     devices,
     host,
+    metrics,
     probe,
     settings,
     tls,
@@ -122,6 +123,20 @@ def test_variables_are_shown_but_no_secret(tmp_path):
     section = settings.check(Context({**environment, "KERAS_HOME": str(tmp_path)}))
     assert rows(section)["TFDIST_START_TIMEOUT"] == "60"
     assert rows(section)["TFDIST_SECRET"] == "set"
+
+
+@exhaustive
+def test_the_port_of_metrics(monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        environment = {"TFDIST_METRICS_PORT": str(port - 1), **tf_config("a:1", "a:2", index=1)}
+        section = metrics.check(Context(environment))
+        assert rows(section)["Prometheus"] == f"port {port} of 127.0.0.1, unusable"
+        assert "choose another TFDIST_METRICS_PORT" in section.problems[0]
+    assert metrics.check(Context(environment)).problems == []
+    monkeypatch.setattr(metrics.importlib.util, "find_spec", lambda name: None)
+    (problem,) = metrics.check(Context(environment)).problems
+    assert "pip install 'tfdist[metrics]'" in problem
 
 
 def test_without_tf_config():

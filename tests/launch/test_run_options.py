@@ -42,7 +42,8 @@ def test_program_and_its_arguments(line, workers, program):
 def test_every_option():
     line = (
         "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
-        "--dry-run --nnodes 3 --node-rank 2 --rendezvous [fd00::1]:29400 --host 10.0.0.3 train.py"
+        "--metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 --rendezvous [fd00::1]:29400 "
+        "--host 10.0.0.3 train.py"
     )
     options = parse(line.split())
     assert options == RunOptions(
@@ -57,6 +58,7 @@ def test_every_option():
         cores_per_worker=3,
         gpus_per_worker=0,
         grace=0.0,
+        metrics_port=9400,
         dry_run=True,
     )
 

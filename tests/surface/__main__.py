@@ -17,7 +17,16 @@ from typing import Any
 from tests.test_architecture import PACKAGE
 from tfdist.launch import COMMANDS
 
-MODULES = ("", ".callbacks", ".collective", ".compression", ".errors", ".global_batch", ".pipeline")
+MODULES = (
+    "",
+    ".callbacks",
+    ".collective",
+    ".compression",
+    ".errors",
+    ".global_batch",
+    ".monitoring",
+    ".pipeline",
+)
 
 
 def lines() -> Iterator[str]:

@@ -28,7 +28,7 @@ def rank() -> int:
         >>> tfdist.rank()  # without a cluster
         0
     """
-    return _topology().rank
+    return topology().rank
 
 
 def size() -> int:
@@ -45,7 +45,7 @@ def size() -> int:
         >>> tfdist.size()  # without a cluster
         1
     """
-    return _topology().size
+    return topology().size
 
 
 def is_chief() -> bool:
@@ -60,8 +60,13 @@ def is_chief() -> bool:
         ...     print("one line for the whole job")
         one line for the whole job
     """
-    return _topology().is_chief
+    return topology().is_chief
 
 
-def _topology() -> Topology:
+def topology() -> Topology:
+    """The job that this process has joined; until then, the one in `TF_CONFIG`.
+
+    Raises:
+        ClusterError: `TF_CONFIG` is invalid.
+    """
     return from_environment() if _joined is None else _joined

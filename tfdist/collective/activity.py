@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tfdist import native
-from tfdist.collective import row_counter
 from tfdist.native.api import Activity as Counters
 
 KINDS = (
@@ -33,8 +32,6 @@ class Activity:
 
     Attributes:
         steps: steps of training, evaluation and prediction that have got their input.
-        rows: rows of their input, on this worker.
-        all_rows: rows of their global batches.
         input: waiting for the next batch.
         workers: waiting for other workers to join a collective or to send a message.
         network: waiting for the data of a collective or a message to move.
@@ -42,51 +39,41 @@ class Activity:
         bus_bytes: of them, the bytes of all values times the share that each link must carry at
             least, as nccl-tests compute bus bandwidth.
         bus_time: how long they took once all workers had joined.
-        knows_waits: whether the native core runs here; without it only rows are counted.
     """
 
     steps: int = 0
-    rows: int = 0
-    all_rows: int = 0
     input: float = 0.0
     workers: float = 0.0
     network: float = 0.0
     operations: Mapping[str, int] = field(default_factory=dict)
     bus_bytes: float = 0.0
     bus_time: float = 0.0
-    knows_waits: bool = False
 
     def since(self, earlier: Activity) -> Activity:
         """The counts between an earlier moment and this one."""
         return Activity(
             self.steps - earlier.steps,
-            self.rows - earlier.rows,
-            self.all_rows - earlier.all_rows,
             self.input - earlier.input,
             self.workers - earlier.workers,
             self.network - earlier.network,
             {kind: n - earlier.operations.get(kind, 0) for kind, n in self.operations.items()},
             self.bus_bytes - earlier.bus_bytes,
             self.bus_time - earlier.bus_time,
-            self.knows_waits and earlier.knows_waits,
         )
 
 
-def read() -> Activity:
-    """The counts so far."""
+def read() -> Activity | None:
+    """The counts so far; None if the native core does not run here, so that nothing is counted."""
     if not native.has_ops():
-        return Activity(rows=row_counter.own.read(), all_rows=row_counter.everyone.read())
+        return None
     counters = Counters()
     native.load().library.tfd_get_activity(ctypes.byref(counters))
     return Activity(
         counters.steps,
-        counters.rows,
-        counters.all_rows,
         _NANOSECONDS * counters.input_ns,
         _NANOSECONDS * counters.workers_ns,
         _NANOSECONDS * counters.network_ns,
         dict(zip(KINDS, counters.operations, strict=True)),
         counters.bus_bytes,
         _NANOSECONDS * counters.bus_ns,
-        knows_waits=True,
     )

@@ -10,7 +10,6 @@ it at different lines must pass the same `name`.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ import tensorflow as tf
 from tfdist.collective import call_site, native_ops, registry
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.native_ops import REDUCTIONS
-from tfdist.collective.traffic import Traffic
+from tfdist.collective.traffic import NONE, Traffic
 
 _WORKERS = "workers"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -237,15 +236,17 @@ def statistics(communicator: str | None = None) -> Traffic:
     """This process's traffic so far.
 
     Args:
-        communicator: a group's name, to count only its traffic; all groups by default.
+        communicator: a group's name, to count only its traffic; by default all groups, those that
+            are closed included.
 
     Example:
         >>> tfdist.collective.statistics().sent_bytes  # doctest: +SKIP
         33554432
     """
-    groups = registry.every() if communicator is None else [registry.get(communicator)]
-    counts = [dataclasses.astuple(group.traffic()) for group in groups if group.size > 1]
-    return Traffic(*map(sum, zip(*counts, strict=True))) if counts else Traffic(0, 0, 0, 0)
+    if communicator is None:
+        return registry.traffic()
+    group = registry.get(communicator)
+    return group.traffic() if group.size > 1 else NONE
 
 
 def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:

@@ -29,14 +29,9 @@ def input_begins() -> Any:
     return native.load_ops().tfdist_input_begins(order=_order("input"))
 
 
-def input_ends(rows: tf.Tensor) -> None:
-    """The step has got its input, an int64 scalar of rows."""
-    native.load_ops().tfdist_input_ends(order=_order("input"), rows=rows)
-
-
-def global_batch(rows: tf.Tensor) -> None:
-    """The number of rows of a global batch, an int64 scalar, is known."""
-    native.load_ops().tfdist_global_batch(order=_order("global batch"), rows=rows)
+def input_ends() -> None:
+    """The step has got its input."""
+    native.load_ops().tfdist_input_ends(order=_order("input"))
 
 
 def span_begins() -> tf.Tensor:

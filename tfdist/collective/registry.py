@@ -1,15 +1,21 @@
-"""The communicators of this process, by name."""
+"""The communicators of this process, by name, and the traffic of those that are closed."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cluster import Session
 from tfdist.collective.communicator_interface import Alone
+from tfdist.collective.traffic import NONE, Traffic
 
 _ALONE = Alone()
 _communicators: dict[str, Any] = {}
+_lock = threading.Lock()
+_closed = NONE
 
 
 def put(name: str, communicator: Any) -> None:
@@ -58,9 +64,13 @@ def get(name: str) -> Any:
 
 
 def remove(name: str, communicator: Any) -> None:
-    """Removes a communicator, unless another one has replaced it."""
-    if _communicators.get(name) is communicator:
-        del _communicators[name]
+    """Removes a communicator, unless another one has replaced it; keeps its traffic."""
+    global _closed
+    with _lock:
+        if _communicators.get(name) is communicator:
+            with contextlib.suppress(RuntimeError):  # The core has already left all groups.
+                _closed = _sum([_closed, _traffic_of(communicator)])
+            del _communicators[name]
 
 
 def forget_alone(name: str) -> None:
@@ -72,3 +82,17 @@ def forget_alone(name: str) -> None:
 def every() -> list[Any]:
     """All registered communicators."""
     return list(_communicators.values())
+
+
+def traffic() -> Traffic:
+    """The traffic of all communicators, those that are closed included."""
+    with _lock:
+        return _sum([_closed, *map(_traffic_of, every())])
+
+
+def _traffic_of(communicator: Any) -> Traffic:
+    return communicator.traffic() if communicator.size > 1 else NONE
+
+
+def _sum(parts: Sequence[Traffic]) -> Traffic:
+    return Traffic(*map(sum, zip(*map(dataclasses.astuple, parts), strict=True)))

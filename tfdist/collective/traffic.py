@@ -20,3 +20,6 @@ class Traffic:
     shared_bytes: int
     sent_bytes: int
     received_bytes: int
+
+
+NONE = Traffic(collectives=0, shared_bytes=0, sent_bytes=0, received_bytes=0)

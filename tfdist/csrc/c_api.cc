@@ -230,7 +230,7 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
 
 void tfd_get_activity(tfd_activity* activity) {
   const auto totals = tfdist::Activity::Instance().Read();
-  *activity = {totals.steps,   totals.rows,   totals.all_rows, totals.input, totals.waiting, totals.moving, {},
+  *activity = {totals.steps, totals.input, totals.waiting, totals.moving, {},
                totals.bus_bytes, totals.bus_moving};
   std::copy(totals.operations.begin(), totals.operations.end(), activity->operations);
 }

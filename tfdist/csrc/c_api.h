@@ -82,8 +82,6 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
    its collectives is not counted. */
 typedef struct {
   uint64_t steps;      /* that have got their input */
-  int64_t rows;        /* of this process's input */
-  int64_t all_rows;    /* of the global batches, of all processes */
   int64_t input_ns;    /* waiting for the next batch */
   int64_t workers_ns;  /* waiting for other ranks to join */
   int64_t network_ns;  /* waiting for data that moved */

@@ -45,6 +45,19 @@ def count(least: int) -> Callable[[str], int]:
     return typed(read)
 
 
+def port(text: str) -> int:
+    """Parses the number of a port.
+
+    Example:
+        >>> port("9400")
+        9400
+    """
+    number = count(1)(text)
+    if number >= 1 << 16:
+        raise argparse.ArgumentTypeError(f"must be a port from 1 to 65535. Received: {text!r}")
+    return number
+
+
 def seconds(*, zero: bool) -> Callable[[str], float]:
     """Parses a positive number of seconds; with `zero`, also 0.
 

@@ -60,8 +60,6 @@ class Activity(ctypes.Structure):
 
     _fields_ = [
         ("steps", c_uint64),
-        ("rows", c_int64),
-        ("all_rows", c_int64),
         ("input_ns", c_int64),
         ("workers_ns", c_int64),
         ("network_ns", c_int64),

@@ -26,6 +26,7 @@ from tfdist.internals.tensorflow import (
     get_current_replica_id_as_int,
     simple_broadcast,
 )
+from tfdist.monitoring.server import serve
 from tfdist.strategies import reduction
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.group import Group
@@ -67,6 +68,7 @@ class ReplicatedExtended(LocalExtended):
         self._local_ops = cross_device_ops
         if group.topology.size > 1:
             listen()
+        serve(group.options, type(container).__name__)
 
     @property
     def _num_replicas_in_sync(self) -> int:

@@ -45,20 +45,14 @@ void Activity::InputBegins() {
   input_begun_ = now;
 }
 
-void Activity::InputEnds(int64_t rows) {
+void Activity::InputEnds() {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   ++totals_.steps;
-  totals_.rows += rows;
   const int64_t begun = std::exchange(input_begun_, 0);
   if (!begun) return;
   totals_.input += now - begun;
   Spans::Instance().Add("input", "input", begun, now);
-}
-
-void Activity::GlobalBatch(int64_t rows) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  totals_.all_rows += rows;
 }
 
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {

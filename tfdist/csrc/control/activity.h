@@ -20,8 +20,6 @@ class Activity {
  public:
   struct Totals {
     uint64_t steps = 0;   // that have got their input
-    int64_t rows = 0;     // of it, of this process
-    int64_t all_rows = 0;  // of the global batches, of all processes
     int64_t input = 0;    // waiting for it
     int64_t waiting = 0;  // stalled until other ranks came
     int64_t moving = 0;   // stalled while data moved
@@ -35,8 +33,7 @@ class Activity {
 
   // A step waits for its input, and has got it; where the data ends there is no second call.
   void InputBegins();
-  void InputEnds(int64_t rows);
-  void GlobalBatch(int64_t rows);
+  void InputEnds();
   // An operation has stalled this process from `begin` on: until `arrived` for other ranks, until
   // `end` for data.
   void Stalled(int64_t begin, int64_t arrived, int64_t end);

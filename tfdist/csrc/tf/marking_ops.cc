@@ -50,19 +50,7 @@ class InputBeginsOp : public OpKernel {
 class InputEndsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    const tensorflow::Tensor& rows = context->input(1);
-    if (rows.NumElements() == 1) Activity::Instance().InputEnds(*rows.flat<int64_t>().data());
-  }
-};
-
-class GlobalBatchOp : public OpKernel {
- public:
-  using OpKernel::OpKernel;
-  void Compute(OpKernelContext* context) override {
-    const tensorflow::Tensor& rows = context->input(1);
-    if (rows.NumElements() == 1) Activity::Instance().GlobalBatch(*rows.flat<int64_t>().data());
-  }
+  void Compute(OpKernelContext*) override { Activity::Instance().InputEnds(); }
 };
 
 // The beginning of a span, or its end, which takes the time that the beginning gave out.
@@ -95,7 +83,6 @@ class SpanEndsOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("TfdistReady").Device(tensorflow::DEVICE_CPU), ReadyOp);
-REGISTER_KERNEL_BUILDER(Name("TfdistGlobalBatch").Device(tensorflow::DEVICE_CPU), GlobalBatchOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistSpanBegins").Device(tensorflow::DEVICE_CPU), SpanBeginsOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistSpanEnds").Device(tensorflow::DEVICE_CPU), SpanEndsOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistInputBegins").Device(tensorflow::DEVICE_CPU), InputBeginsOp);

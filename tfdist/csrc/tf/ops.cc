@@ -221,13 +221,6 @@ REGISTER_OP("TfdistInputBegins")
 
 REGISTER_OP("TfdistInputEnds")
     .Input("order: resource")
-    .Input("rows: int64")
-    .SetIsStateful()
-    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
-
-REGISTER_OP("TfdistGlobalBatch")
-    .Input("order: resource")
-    .Input("rows: int64")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 

@@ -16,6 +16,7 @@ from tfdist.launch.hosts.server import serve
 from tfdist.launch.job.cores import available_cores, thread_settings
 from tfdist.launch.job.gpus import gpu_settings, visible_gpus
 from tfdist.launch.job.log_routing import Output
+from tfdist.launch.job.metrics import describe as describe_metrics
 from tfdist.launch.job.plan import WorkerPlan, plan_workers
 from tfdist.launch.job.ports import Reservation
 from tfdist.launch.job.prebuild import prepare
@@ -47,6 +48,8 @@ def main(arguments: Sequence[str]) -> int:
     count = options.workers or len(gpus) or 1
     per_worker, note = gpu_settings(gpus, count, options.gpus_per_worker)
     shared = thread_settings(available_cores(), count, options.cores_per_worker, os.environ)
+    if options.metrics_port is not None:
+        shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
     if options.workers is None and not gpus:
         say("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
@@ -110,6 +113,10 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
 def _supervise(
     options: RunOptions, rendezvous: Rendezvous, plans: Sequence[WorkerPlan], watchdog: Watchdog
 ) -> int:
+    ranks = range(rendezvous.first, rendezvous.first + len(plans))
+    settings = {**os.environ, **plans[0].settings}
+    if metrics := describe_metrics(settings, rendezvous.addresses, ranks):
+        say(metrics)
     output = Output(options.output, options.log_dir)
     hosts = HostGroup(options.node_rank, rendezvous.channels)
     try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster.spec.host_port import split
-from tfdist.launch.argument_types import OneLineParser, count, seconds, typed
+from tfdist.launch.argument_types import OneLineParser, count, port, seconds, typed
 
 OUTPUTS = ("chief", "all", "none")
 
@@ -31,6 +31,7 @@ class RunOptions:
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
         gpus_per_worker: None to divide the GPUs evenly.
         grace: seconds from one signal to the next, harder one.
+        metrics_port: the port of this host's first worker for metrics; None for the environment's.
         dry_run: whether to only print the workers.
     """
 
@@ -45,6 +46,7 @@ class RunOptions:
     cores_per_worker: int | None = None
     gpus_per_worker: int | None = None
     grace: float = 5.0
+    metrics_port: int | None = None
     dry_run: bool = False
 
 
@@ -173,6 +175,13 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         metavar="SECONDS",
         help="seconds between SIGTERM and SIGKILL, and after Ctrl-C between SIGINT and SIGTERM "
         "(default: 5)",
+    )
+    add(
+        "--metrics-port",
+        type=port,
+        metavar="PORT",
+        help="serve Prometheus metrics: a host's first worker on PORT, the next on PORT + 1, and "
+        "so on (default: TFDIST_METRICS_PORT, or none; needs the package prometheus_client)",
     )
     add(
         "--dry-run",

@@ -59,13 +59,13 @@ def next_batch(
         AllRanksFailed: the model does not accept this rank's batch; all ranks have failed.
     """
     if not reads:
-        received(wait_for(lambda: None), 0)
+        received(wait_for(lambda: None))
         rows, spec_hash = _agree(strategy, _Description(_NOT_READ))
         if int(rows[0]) == _END:
             raise StopIteration
         return Batch(None, (None, None), rows, spec_hash)
     try:
-        data = wait_for(lambda: next(iterator))
+        data = received(wait_for(lambda: next(iterator)))
     except (StopIteration, tf.errors.OutOfRangeError) as end:
         _agree(strategy, _Description(_END))
         raise StopIteration from end
@@ -87,8 +87,6 @@ def agree_on_batch(strategy: HybridStrategy, data: Any, check: Callable[[Any], N
     try:
         x, targets, rows = _local_batch(strategy, data)
         check(x)
-        # The other ranks of the pipeline have the same rows.
-        received(x, rows if strategy.pipeline_rank == 0 else 0)
     except Exception as error:
         with contextlib.suppress(ProgramMismatchError):
             _agree(strategy, _Description(_FAILED))

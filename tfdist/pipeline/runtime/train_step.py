@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.internals.keras import loss_tracker_of
 from tfdist.internals.optimizer import scales_losses
+from tfdist.monitoring.training import record
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
@@ -33,7 +34,6 @@ from tfdist.trainer.fit.replica_step import (
     metric_variables,
     sync_step_state,
 )
-from tfdist.trainer.fit.timed_input import note_global_batch
 from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_nan
 
 
@@ -80,6 +80,10 @@ class StepRunner:
                 variable.value.know_total(total)
         self.logs = dict(logs)
         self._times = times
+        if mode == "train":
+            rows = batch.rows.numpy().tolist()
+            own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
+            record.add(1, own, sum(rows))
         return self.logs
 
     @contextlib.contextmanager
@@ -172,7 +176,6 @@ class StepRunner:
     ) -> Any:
         rank = self._strategy.extended.worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)
-        note_global_batch(total)
         inputs = {} if x is None else self._engine.inputs(x)
         first_row = tf.reduce_sum(all_rows[:rank])
         scale = tf.constant(1.0)

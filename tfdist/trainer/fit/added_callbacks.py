@@ -1,4 +1,4 @@
-"""The callbacks that `fit` adds to the user's when training on several workers."""
+"""The callbacks that `fit` adds to the user's under a tfdist strategy."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ from typing import Any
 import keras
 
 from tfdist.internals.keras import TensorFlowTrainer
+from tfdist.monitoring.training import record
 from tfdist.trainer.fit.call_checks import is_ours
 from tfdist.trainer.fit.codec_refresh import FollowLinks
+from tfdist.trainer.fit.step_clock import StepClock
 from tfdist.trainer.fit.stop_training import StopTogether
 from tfdist.trainer.patching import patch
+
+_OURS = (FollowLinks, StopTogether, StepClock)
 
 
 def install() -> None:
@@ -30,7 +34,7 @@ def install() -> None:
         if isinstance(given, keras.callbacks.CallbackList):
             for callback in added:
                 callback.set_model(self)
-            users = [c for c in given.callbacks if not isinstance(c, (FollowLinks, StopTogether))]
+            users = [c for c in given.callbacks if not isinstance(c, _OURS)]
             given.callbacks = [*users, *added]
         else:
             several = [] if given is None else list(given) if _is_list(given) else [given]
@@ -47,6 +51,8 @@ def _added_callbacks(model: Any) -> list[Any]:
         added.append(FollowLinks())
     if extended.process_count > 1:
         added.append(StopTogether())
+    if record.keeps_durations:
+        added.append(StepClock())
     return added
 
 

@@ -30,7 +30,7 @@ def install() -> None:
             return make_train(self, force)
         if self.train_function is None or force:
             check_variables(self)
-            self.train_function = make_step_function(self, self.train_step)
+            self.train_function = make_step_function(self, self.train_step, trains=True)
         return self.train_function
 
     def make_test_function(self: Any, force: bool = False) -> Any:

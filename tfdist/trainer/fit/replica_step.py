@@ -14,17 +14,15 @@ import tensorflow as tf
 
 from tfdist.collective.overlap import overlapping
 from tfdist.internals.keras import Model, is_seed_state
-from tfdist.internals.tensorflow import get_current_replica_id_as_int
 from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
-from tfdist.trainer.fit.timed_input import note_global_batch
 
 
 def run_replica_step(
     model: keras.Model, step_function: Callable[[Any], Any], batch: Any
-) -> tuple[Any, Any]:
+) -> tuple[Any, Any, Any]:
     """Runs `train_step` or `test_step` on a replica's part of a batch.
 
     Args:
@@ -34,16 +32,17 @@ def run_replica_step(
 
     Returns:
         The logs of the step, equal on all replicas (metrics over all rows so far, other values
-        averaged over the rows of the step), and the totals of `metric_variables(model)`.
+        averaged over the rows of the step), the totals of `metric_variables(model)`, and the number
+        of rows of the global batch, which a single replica does not count (0).
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        return step_function(batch), []
+        return step_function(batch), [], 0
     with begin_step(context, batch) as step:
         before = metric_values(model)
         logs = step_function(with_a_row(batch, step.rows))
         forget_without_rows(model, step, before)
-        return sync_step_state(context, model, step, logs)
+        return *sync_step_state(context, model, step, logs), step.total
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
@@ -64,8 +63,6 @@ def begin_step(context: Any, batch: Any) -> Step:
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     with overlapping():  # the forward pass needs no number of rows
         ends = tf.cumsum(reduction.sum_over_replicas(own, "rows"))
-    if get_current_replica_id_as_int() == 0:  # of this worker's replicas
-        note_global_batch(ends[-1])
     return Step(rows, ends[-1], ends[replica] - rows)
 
 
@@ -109,7 +106,7 @@ def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> 
         logs: the replica's logs.
 
     Returns:
-        As for `run_replica_step`.
+        The logs and totals of `run_replica_step`.
     """
     metrics = metric_variables(model)
     statistics = _changed_statistics(step)

@@ -9,22 +9,25 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
+from tfdist.monitoring.training import record
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
+from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
-from tfdist.trainer.fit.timed_input import note_global_batch, received, wait_for
+from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
 def make_step_function(
-    model: keras.Model, step_function: Callable[[Any], Any]
+    model: keras.Model, step_function: Callable[[Any], Any], *, trains: bool = False
 ) -> Callable[[Iterator[Any]], Any]:
     """Makes the function of `fit` and `evaluate`: from an iterator's next batches to the logs.
 
     Args:
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
+        trains: whether it is the former, whose steps and rows are recorded.
 
     Raises:
         UnsupportedError: `jit_compile=True` with more than one replica.
@@ -39,27 +42,30 @@ def make_step_function(
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
-    def counted(batch: Any) -> Any:
-        rows = _local_rows(strategy, batch)
-        if strategy.num_replicas_in_sync == 1:  # else they are counted together
-            note_global_batch(rows)
-        return received(batch, rows)
-
-    run_one = _compiled(model, one_step)
+    compiled = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)
 
+    def run_one(batch: Any, fixed: bool = True) -> Any:
+        # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
+        own = count_own_rows(strategy, batch)
+        logs, totals, everyone = compiled(batch, fixed)
+        alone = strategy.num_replicas_in_sync == 1
+        return (logs, totals), tf.stack([own, own if alone else everyone])
+
     def steps_of_iterator(iterator: Any) -> Any:
-        results = run_one(counted(wait_for(iterator.get_next)))
+        results, rows = run_one(received(wait_for(iterator.get_next)))
+        steps = 1
         if several == 1:
-            return results
+            return results, steps, rows
         if model.run_eagerly:
             for _ in range(several - 1):
                 batch = wait_for(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
-                results = run_one(counted(batch.get_value()))
-            return results
-        return _loop(lambda batch: run_one(counted(batch)), iterator, several, results)
+                results, more = run_one(received(batch.get_value()))
+                steps, rows = steps + 1, rows + more
+            return results, steps, rows
+        return _loop(run_one, iterator, several, results, rows)
 
     if not model.run_eagerly:
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
@@ -67,10 +73,14 @@ def make_step_function(
     def function(iterator: Any) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                logs, totals = steps_of_iterator(iterator)
+                (logs, totals), steps, rows = steps_of_iterator(iterator)
             else:
+                steps, rows = 0, tf.constant([0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):
-                    logs, totals = run_one(*_local_shards(strategy, batch))
+                    (logs, totals), more = run_one(*_local_shards(strategy, batch))
+                    steps, rows = steps + 1, rows + more
+        if trains:
+            record.add(int(steps), *rows.numpy().tolist())
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -145,14 +155,6 @@ def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bo
     return shards, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
 
 
-def _local_rows(strategy: tf.distribute.Strategy, batch: Any) -> Any:
-    """The number of rows of this worker's replicas."""
-    replicas = zip(
-        *(strategy.experimental_local_results(leaf) for leaf in tf.nest.flatten(batch)), strict=True
-    )
-    return sum(count_rows(leaves) for leaves in replicas)
-
-
 def _rows(component: Any) -> Any:
     shape: Any = getattr(component, "shape", ())
     return shape[0] if len(shape) else None
@@ -187,14 +189,19 @@ def _compiled(model: keras.Model, one_step: Callable[..., Any]) -> Callable[...,
     )
 
 
-def _loop(one_step: Callable[[Any], Any], iterator: Any, steps: int, results: Any) -> Any:
-    def more(done: tf.Tensor, going: tf.Tensor, results: Any) -> tf.Tensor:
+def _loop(
+    one_step: Callable[[Any], Any], iterator: Any, steps: int, results: Any, rows: tf.Tensor
+) -> Any:
+    def more(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
         return tf.logical_and(going, done < steps)
 
-    def again(done: tf.Tensor, going: tf.Tensor, results: Any) -> Any:
+    def again(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> Any:
         batch = wait_for(iterator.get_next_as_optional)
         going = batch.has_value()
-        results = tf.cond(going, lambda: one_step(batch.get_value()), lambda: results)
-        return done + 1, going, results
+        none = tf.constant([0, 0])
+        results, new = tf.cond(
+            going, lambda: one_step(received(batch.get_value())), lambda: (results, none)
+        )
+        return going, results, done + tf.cast(going, tf.int32), rows + new
 
-    return tf.while_loop(more, again, (1, True, results), parallel_iterations=1)[2]
+    return tf.while_loop(more, again, (True, results, 1, rows), parallel_iterations=1)[1:]

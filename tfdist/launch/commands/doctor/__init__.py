@@ -15,6 +15,7 @@ from tfdist.launch.commands.doctor import (
     devices,
     flight,
     host,
+    metrics,
     native,
     settings,
     tls,
@@ -30,6 +31,7 @@ CHECKS: dict[str, Callable[[Context], Section]] = {
     "settings": settings.check,
     "collectives": native.check,
     "TLS": tls.check,
+    "metrics": metrics.check,
     "workers": workers.check,
     "devices": devices.check,
 }

@@ -1,0 +1,31 @@
+"""Counts of durations by size."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from dataclasses import dataclass, field
+
+# From 1 ms to 1 min.
+BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+
+
+@dataclass
+class Histogram:
+    """Durations in seconds.
+
+    Attributes:
+        counts: of the durations up to each of `BOUNDS` and above the one before; last, above all.
+        total: the sum of the durations.
+    """
+
+    counts: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS) + 1))
+    total: float = 0.0
+
+    def observe(self, seconds: float, times: int = 1) -> None:
+        """Counts a duration, `times` times."""
+        self.counts[bisect_left(BOUNDS, seconds)] += times
+        self.total += seconds * times
+
+    def copy(self) -> Histogram:
+        """The counts so far."""
+        return Histogram(list(self.counts), self.total)

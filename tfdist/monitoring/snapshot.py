@@ -1,0 +1,68 @@
+"""Everything that the metrics of this process tell, at one moment."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+
+from tfdist.cluster.this_worker import topology
+from tfdist.collective import activity
+from tfdist.collective.activity import Activity
+from tfdist.collective.functions import statistics
+from tfdist.monitoring.training import Trained, record
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The state of this process, and its counts since it started.
+
+    Attributes:
+        rank: its rank in the job.
+        workers: the number of workers in the job.
+        host: the name of its host.
+        strategy: the class of its strategy.
+        trained: its steps and their rows.
+        activity: what they have waited for; None if the native core does not run.
+        sent_bytes: sent to other hosts by the native core; None if it does not run, or no longer.
+        recoveries: how often training has gone on after the loss of a worker.
+    """
+
+    rank: int
+    workers: int
+    host: str
+    strategy: str
+    trained: Trained
+    activity: Activity | None = None
+    sent_bytes: int | None = None
+    recoveries: int = 0
+
+
+_strategy = ""
+_host = ""
+
+
+def describe(strategy: str, host: str) -> None:
+    """Records the class of the strategy that this process has made, and its host if it is set."""
+    global _strategy, _host
+    _strategy, _host = strategy, host
+
+
+def take() -> Snapshot:
+    """The state now; from any thread."""
+    job, waited = topology(), activity.read()
+    return Snapshot(
+        rank=job.rank,
+        workers=job.size,
+        host=_host or socket.gethostname(),
+        strategy=_strategy,
+        trained=record.read(),
+        activity=waited,
+        sent_bytes=None if waited is None else _sent_bytes(),
+    )
+
+
+def _sent_bytes() -> int | None:
+    try:
+        return statistics().sent_bytes
+    except RuntimeError:  # The process is about to end and has left its groups.
+        return None
