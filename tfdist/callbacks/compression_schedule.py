@@ -38,6 +38,8 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         ```
     """
 
+    same_on_all_workers = True
+
     def __init__(self, schedule: Mapping[int, Any]) -> None:
         super().__init__()
         for epoch in schedule:
@@ -47,6 +49,9 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
                     'the schedule as in {0: None, 1: "int8"}.'
                 )
         self._policies = {epoch: read(schedule[epoch]) for epoch in sorted(schedule)}
+
+    def __repr__(self) -> str:
+        return f"CompressionSchedule({self._policies})"
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         compressor = self._compressor()

@@ -28,6 +28,7 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
 
     Raises:
         ValueError: `every` is not a positive integer.
+        ProgramMismatchError: in training, if not all workers have this callback.
         ReplicaMismatchError: in training, on all workers; names the first variable that differs
             and the workers on which it does.
 
@@ -36,6 +37,8 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
         model.fit(dataset, callbacks=[tfdist.callbacks.ReplicaAudit(every=100)])
         ```
     """
+
+    same_on_all_workers = True
 
     def __init__(self, every: int = 100) -> None:
         super().__init__()
@@ -46,6 +49,9 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._every = every
         self._batches = 0
+
+    def __repr__(self) -> str:
+        return f"ReplicaAudit(every={self._every})"
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._batches += 1

@@ -1,0 +1,67 @@
+"""The monitor names the worker that is slow, and why."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.groups import GROUPS
+from tests.tiers import exhaustive
+
+BEHAVIOURS = "tests.callbacks.observing"
+WORDS = {"compute": "its computation takes", "input": "its input takes"}
+
+
+@exhaustive
+@pytest.mark.parametrize("cause", WORDS)
+@pytest.mark.parametrize(
+    ("group", "slow"), [("2", 1), ("2", 0), ("3", 2), ("4 on 2 hosts", 1), ("2 hosts", 1)]
+)
+def test_a_slow_worker_is_named(group, slow, cause):
+    lines, *others = GROUPS[group].run(f"{BEHAVIOURS}:straggling", cause, slow)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"tfdist: worker {slow} (127.0.0.1:")
+    assert "keeps the others waiting" in lines[0]
+    assert WORDS[cause] in lines[0]
+    assert others == [[]] * len(others)  # The chief alone tells.
+
+
+@exhaustive
+def test_the_line_comes_again_when_it_changes():
+    lines, _ = GROUPS["2"].run(f"{BEHAVIOURS}:straggling_for_a_while")
+    named = [line.split(" (")[0].removeprefix("tfdist: ") for line in lines]
+    assert named[:2] == ["worker 0", "worker 1"]
+    assert lines[-1].endswith("no longer keeps the others waiting.")
+
+
+@exhaustive
+@pytest.mark.parametrize(("group", "slow"), [("2", 0), ("3", 1)])
+def test_a_slow_stage_is_named(group, slow):
+    lines, *_ = GROUPS[group].run(f"{BEHAVIOURS}:straggling_stage", slow)
+    assert len(lines) == 1, lines
+    assert lines[0].startswith(f"tfdist: worker {slow} (")
+    assert WORDS["compute"] in lines[0]
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["1", "2 by TensorFlow"])
+def test_without_the_native_collectives_it_has_no_effect(group):
+    for lines in GROUPS[group].run(f"{BEHAVIOURS}:straggling", "compute", 0):
+        assert lines == []
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [
+        ("StragglerMonitor", True),
+        ("Timeline", True),
+        ("ReplicaAudit", True),
+        ("ThroughputLogger", False),
+        ("TrafficLogger", False),
+    ],
+)
+def test_a_callback_of_one_worker_hangs_nobody(name, refused, tmp_path):
+    path = str(tmp_path / "trace.json")
+    errors = GROUPS["2"].run(f"{BEHAVIOURS}:given_to_one", name, path)
+    assert len(set(errors)) == 1
+    assert (name in errors[0]) == refused

@@ -1,0 +1,124 @@
+"""Timelines of real trainings are whole, and show who was slow; the training is the same."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from tests.groups import GROUPS
+from tests.monitoring.traces import check, lanes_of, slices_of
+from tests.tiers import exhaustive
+
+TIMED = "tests.callbacks.observing:timed"
+
+
+def read(path):
+    data = path.read_bytes()
+    return json.loads(gzip.decompress(data) if path.suffix == ".gz" else data)
+
+
+def steps_add_up(trace, rank):
+    """What a step waits for lies within it, one thing after the other."""
+    steps = slices_of(trace, rank, "step")
+    parts = sorted(
+        slices_of(trace, rank, "input") + slices_of(trace, rank, "waiting"), key=lambda e: e["ts"]
+    )
+    for before, after in itertools.pairwise(parts):
+        assert before["ts"] + before["dur"] <= after["ts"] + 0.01, (before, after)
+    for step in steps:
+        inside = [p for p in parts if step["ts"] <= p["ts"] < step["ts"] + step["dur"]]
+        assert sum(p["dur"] for p in inside) <= 1.05 * step["dur"]
+    return steps
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("group", "kind"),
+    [
+        ("2", "fit"),
+        ("3", "fit"),
+        ("2", "several"),
+        ("2x2", "fit"),
+        ("2 hosts", "fit"),
+        ("4 on 2 hosts", "fit"),
+        ("2 hosts", "int8"),
+        ("2", "1f1b"),
+        ("2 hosts", "zb_h1"),
+        ("3", "1f1b"),
+        ("1", "fit"),
+    ],
+)
+def test_a_timeline_of_all_workers(group, kind, tmp_path):
+    path = tmp_path / "traces" / "trace.json.gz"  # The folder is made.
+    results = GROUPS[group].run(TIMED, str(path), kind)
+    for watched, unwatched in results:
+        for one, other in zip(watched, unwatched, strict=True):
+            np.testing.assert_array_equal(one, other)
+    trace = read(path)
+    check(trace)
+    workers = len(results)
+    assert list(trace["otherData"]["clocks"]) == [str(rank) for rank in range(workers)]
+    for rank in range(workers):
+        steps = steps_add_up(trace, rank)
+        names = [step["name"] for step in steps]
+        several = kind == "several"
+        assert names == (
+            ["steps 6 to 7", "steps 8 to 9"] if several else [f"step {n}" for n in range(5, 9)]
+        )
+        if workers > 1:
+            assert len(slices_of(trace, rank, "input")) == (4 if several else len(steps))
+            assert slices_of(trace, rank, "optimizer")
+    lanes = {name for (rank, _), name in lanes_of(trace).items() if rank == 0}
+    kinds = {e["name"] for e in trace["traceEvents"]}
+    if kind in ("1f1b", "zb_h1"):
+        # Four microbatches forward and backward in each of four steps.
+        actions = [e["name"] for e in slices_of(trace, 0, "pipeline")]
+        assert actions.count("F0.0") == 4
+        assert any(e["ph"] == "s" for e in trace["traceEvents"])
+        assert any(e["ph"] == "f" for e in trace["traceEvents"])
+    elif workers > 1 and group != "2x2":
+        assert "workers" in lanes
+        assert {"all_reduce rows", "all_reduce gradients", "all_reduce metrics"} <= kinds
+    if group == "4 on 2 hosts":
+        assert {"within the host", "between hosts"} <= kinds
+    if kind == "int8":
+        assert any(name.startswith("encode and decode") for name in kinds)
+
+
+@exhaustive
+@pytest.mark.parametrize(("group", "slow"), [("2", 1), ("3", 0), ("2 hosts", 0)])
+def test_a_worker_that_sleeps_before_a_bucket(group, slow, tmp_path):
+    path = tmp_path / "trace.json"
+    results = GROUPS[group].run(TIMED, str(path), "slow", slow)
+    trace = read(path)
+    check(trace)
+    names = [r for r in range(len(results)) if r != slow]
+    for rank in names:
+        waits = [e for e in slices_of(trace, rank, "workers") if "wait for" in e["name"]]
+        longest = sorted(waits, key=lambda e: -e["dur"])[:4]
+        assert all(f"worker {slow} (" in e["name"] for e in longest), longest
+        waited = sum(e["dur"] for e in slices_of(trace, rank, "waiting") if e["name"] == "workers")
+        assert waited > 4 * 0.5 * 50_000
+    own = sum(e["dur"] for e in slices_of(trace, slow, "waiting") if e["name"] == "workers")
+    assert own < waited
+
+
+@exhaustive
+def test_a_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "trace.json"
+    lines = GROUPS["2"].run("tests.callbacks.observing:not_written", str(path))
+    assert len(lines[0]) == 1 and "could not be written" in lines[0][0]
+    assert lines[1] == []
+
+
+@exhaustive
+def test_steps_that_do_not_come(tmp_path):
+    path = tmp_path / "trace.json"
+    lines = GROUPS["2"].run("tests.callbacks.observing:too_late", str(path))
+    assert len(lines[0]) == 1 and "training ended after 5 steps" in lines[0][0]
+    assert not path.exists()

@@ -1,0 +1,94 @@
+"""A trace of two workers, event by event."""
+
+from __future__ import annotations
+
+from tests.monitoring.traces import check
+from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
+
+BASE = 10**15
+
+
+def record(**values):
+    nothing = {
+        "number": 1, "sequence": 1, "kind": "all_reduce", "name": "gradients", "what": "w",
+        "bytes": 8, "algorithm": "hierarchical", "failed": False, "peer": -1, "last": -1,
+        "enqueued_ns": 0, "begun_ns": 0, "last_arrived_ns": 0, "ended_ns": 0,
+        "between_begun_ns": 0, "between_ended_ns": 0, "coding_ns": 0, "arrivals_ns": [0, 0],
+    }  # fmt: skip
+    times = {key: BASE + value for key, value in values.items() if key.endswith("_ns")}
+    return {**nothing, **values, **times}
+
+
+def communicator(rank, *records):
+    return {"name": "workers", "rank": rank, "ranks": ["a", "b"], "hosts": [0, 1],
+            "records": list(records)}  # fmt: skip
+
+
+def workers():
+    reduced = record(
+        enqueued_ns=5_000, begun_ns=10_000, last_arrived_ns=30_000, ended_ns=90_000, last=1,
+        between_begun_ns=40_000, between_ended_ns=80_000, coding_ns=20_000,
+    )  # fmt: skip
+    reduced["arrivals_ns"] = [BASE + 10_000, BASE + 30_000]
+    send = record(
+        kind="send", name="m", peer=1, number=2, sequence=1, algorithm="",
+        enqueued_ns=100_000, begun_ns=100_000, ended_ns=110_000,
+    )  # fmt: skip
+    # The other clock is a second ahead.
+    ahead = 10**9
+    receive = record(
+        kind="receive", name="m", peer=0, number=1, sequence=1, algorithm="",
+        enqueued_ns=ahead + 60_000, begun_ns=ahead + 60_000, last_arrived_ns=ahead + 105_000,
+        ended_ns=ahead + 120_000, last=0,
+    )  # fmt: skip
+    running = record(number=3, sequence=2, enqueued_ns=190_000, begun_ns=190_000)
+    return [
+        WorkerRecord(
+            0, "a", "one",
+            spans=[Span("step", "step 7", BASE, BASE + 200_000),
+                   Span("waiting", "workers", BASE + 10_000, BASE + 30_000),
+                   Span("optimizer", "update", BASE + 120_000, BASE + 150_000)],
+            communicators=[communicator(0, reduced, send, running)],
+        ),
+        WorkerRecord(
+            1, "b", "two", ahead, 4_000,
+            spans=[Span("step", "step 7", BASE + ahead, BASE + ahead + 200_000)],
+            communicators=[communicator(1, receive)],
+        ),
+    ]  # fmt: skip
+
+
+def test_a_trace():
+    trace = build(workers(), {"steps": [7, 8]})
+    check(trace)
+    assert trace["otherData"]["clocks"]["1"] == {"offset_us": 1e6, "uncertainty_us": 4.0}
+    slices = {
+        (e["pid"], e["cat"], e["name"]): (e["ts"], e["dur"])
+        for e in trace["traceEvents"]
+        if e["ph"] == "X"
+    }
+    assert slices == {
+        (0, "step", "step 7"): (0, 200),
+        (0, "waiting", "workers"): (10, 20),
+        (0, "optimizer", "update"): (120, 30),
+        (0, "workers", "all_reduce gradients"): (10, 80),
+        (0, "workers", "wait for b"): (10, 20),
+        (0, "workers", "move"): (30, 60),
+        (0, "workers", "between hosts"): (40, 40),
+        (0, "workers", "within the host"): (80, 10),
+        (0, "compression", "encode and decode gradients"): (30, 20),
+        (0, "workers", "send m"): (100, 10),
+        (1, "step", "step 7"): (0, 200),
+        (1, "workers", "receive m"): (60, 60),
+        (1, "workers", "wait for a"): (60, 45),
+    } | {(0, "workers", "move"): (100, 10), (1, "workers", "move"): (105, 15)}
+    arrows = [(e["ph"], e["pid"], e["ts"]) for e in trace["traceEvents"] if e.get("bp") or
+              e["ph"] == "s"]  # fmt: skip
+    assert arrows == [("s", 0, 100), ("f", 1, 120)]
+    queued = [e["ts"] for e in trace["traceEvents"] if e["ph"] in "be"]
+    assert queued == [5, 10]
+    assert [e["ts"] for e in trace["traceEvents"] if e["ph"] == "i"] == [30]
+
+
+def test_no_steps_at_all():
+    check(build([WorkerRecord(0, "a", "one")], {}))
