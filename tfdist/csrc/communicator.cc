@@ -24,6 +24,11 @@ std::string Elapsed(Clock::duration duration) {
   return text;
 }
 
+// Of what a rank gives or gets, whichever is more; a result may be allocated on the way.
+uint64_t Bytes(const Operation& operation) {
+  return std::max(operation.in.bytes(), operation.out.bytes());
+}
+
 bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 
 std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
@@ -98,7 +103,7 @@ void Communicator::Execute(Operation& operation) {
     Begin(operation);
     Check();
     Dispatch(operation);
-    End(false);
+    End(operation, false);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const Error& error) {
     Fail(operation, error);
@@ -111,13 +116,13 @@ void Communicator::Execute(Operation& operation) {
 
 void Communicator::Fail(const Operation& operation, const Error& error) {
   if (error.code() == Code::kInvalidArgument) {
-    End(true);
+    End(operation, true);
     throw error;
   }
   std::string cause = Cause(error);
   if (!cause.empty() && cause.back() != '.') cause += ".";
   const Doing doing = CurrentlyDoing();
-  End(true);
+  End(operation, true);
   const char* const stop = cause.empty() || cause.back() != '.' ? "." : "";
   throw Error(abort_code_, cause + stop + " It was noticed in " + Describe(operation.fingerprint) +
                                " of rank " + std::to_string(rank()) + ", " +
@@ -176,13 +181,12 @@ void Communicator::Begin(Operation& operation) {
   }
   doing_.status.fingerprint = fingerprint;
   doing_.since = Clock::now();
-  recorder_.Begin(fingerprint, {operation.peer,
-                                std::max(operation.in.bytes(), operation.out.bytes()),
-                                operation.enqueued, !operation.overlaps});
+  recorder_.Begin(fingerprint, {operation.peer, Bytes(operation), operation.enqueued,
+                                !operation.overlaps});
 }
 
-void Communicator::End(bool failed) {
-  recorder_.End(failed);
+void Communicator::End(const Operation& operation, bool failed) {
+  recorder_.End(failed, Bytes(operation));
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = false;
 }

@@ -87,7 +87,7 @@ class Communicator : private Guard {
   void Execute(Operation& operation);
   void Dispatch(Operation& operation);
   void Begin(Operation& operation);
-  void End(bool failed);
+  void End(const Operation& operation, bool failed);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);

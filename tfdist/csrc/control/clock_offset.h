@@ -6,7 +6,8 @@
 namespace tfdist {
 
 // Four times of two frames, in nanoseconds: this rank has sent one at `sent`, the other has received
-// it at `received` and sent the next at `answered`, by its own clock, which came at `came`.
+// it at `received` and sent the next at `answered`, by its own clock, which came at `came`. What a
+// frame lets through is below 2^61.
 struct RoundTrip {
   int64_t sent = 0;
   int64_t received = 0;
@@ -28,7 +29,7 @@ class ClockOffset {
 
   void Add(const RoundTrip& trip) {
     const int64_t on_the_way = (trip.came - trip.sent) - (trip.answered - trip.received);
-    if (trip.sent == 0 || trip.sent > trip.came || on_the_way < 0) return;
+    if (trip.sent == 0 || trip.received == 0 || trip.answered == 0 || trip.sent > trip.came || on_the_way < 0) return;
     const int64_t wrong = on_the_way / 2 + (trip.came - trip.sent) / kTicksPerDrift;
     if (measured_ && wrong > uncertainty(trip.came)) return;
     measured_ = true;

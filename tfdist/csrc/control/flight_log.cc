@@ -26,13 +26,16 @@ constexpr int64_t kBetweenWaited = 1'000'000'000;
 constexpr int64_t kFormat = 1;
 
 int signal_descriptor = -1;
+pid_t signal_process = 0;  // a forked child shares the descriptor
 struct sigaction former_action;
 
 // Only what a signal handler may call.
 void OnSignal(int number, siginfo_t* information, void* context) {
   const int saved = errno;
   const uint64_t by_signal = uint64_t{1} << 32;
-  if (write(signal_descriptor, &by_signal, sizeof(by_signal)) < 0) errno = saved;
+  if (getpid() == signal_process && write(signal_descriptor, &by_signal, sizeof(by_signal)) < 0) {
+    // Full: it is awake.
+  }
   errno = saved;
   if (former_action.sa_flags & SA_SIGINFO) {
     if (former_action.sa_sigaction) former_action.sa_sigaction(number, information, context);
@@ -105,6 +108,7 @@ void FlightLog::Ask(const char* kind, const std::string& communicator,
     reasons_.push_back({Nanoseconds(), kind, communicator, message});
     ++requests_;
   }
+  changed_.notify_all();
   const uint64_t one = 1;
   if (write(asked_, &one, sizeof(one)) < 0) return;  // full: it is awake
 }
@@ -112,6 +116,7 @@ void FlightLog::Ask(const char* kind, const std::string& communicator,
 void FlightLog::AskOnSignal(int number) {
   if (!started_ || signal_descriptor >= 0) return;
   signal_descriptor = asked_;
+  signal_process = process_;
   struct sigaction action = {};
   action.sa_sigaction = OnSignal;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
@@ -156,8 +161,10 @@ void FlightLog::Loop() {
     const uint64_t one = 1;
     if (write(stacks_wanted_, &one, sizeof(one)) == sizeof(one)) {
       lock.lock();
-      const bool given = changed_.wait_for(lock, kForStacks,
-                                           [&] { return stacks_given_ >= requested; });
+      // What else has gone wrong meanwhile does not wait for them: this process may be killed soon.
+      changed_.wait_for(lock, kForStacks,
+                        [&] { return stacks_given_ >= requested || requests_ > requested; });
+      const bool given = stacks_given_ >= requested;
       lock.unlock();
       if (given) WriteFile();
     }
@@ -172,11 +179,15 @@ std::string FlightLog::Text() {
   const std::string communicators = settings_.communicators();
   JsonWriter json;
   json.Open('{').Member("format", kFormat).Raw(settings_.header);
-  const int64_t unix_now = UnixNanoseconds();
+  const int64_t steady_now = Nanoseconds(), unix_now = UnixNanoseconds();
+  const int64_t milliseconds = unix_now / 1'000'000;
   char seconds[32];
-  std::snprintf(seconds, sizeof(seconds), "%.3f", static_cast<double>(unix_now) * 1e-9);
+  // Not as a floating-point number: a program's locale may have another decimal point.
+  std::snprintf(seconds, sizeof(seconds), "%lld.%03lld",
+                static_cast<long long>(milliseconds / 1000),
+                static_cast<long long>(milliseconds % 1000));
   json.Key("written").Raw(seconds);
-  json.Key("clock").Open('{').Member("steady_ns", Nanoseconds()).Member("unix_ns", unix_now);
+  json.Key("clock").Open('{').Member("steady_ns", steady_now).Member("unix_ns", unix_now);
   json.Close('}');
   json.Member("steps", static_cast<int64_t>(Activity::Instance().Read().steps));
   const std::lock_guard<std::mutex> lock(mutex_);

@@ -32,20 +32,25 @@ class JsonWriter {
     static const char* const digits = "0123456789abcdef";
     Separate();
     text_ += '"';
-    for (const char c : text) {
-      const auto byte = static_cast<unsigned char>(c);
-      if (c == '"' || c == '\\') {
+    for (size_t at = 0; at < text.size();) {
+      const size_t bytes = Utf8Bytes(text, at);
+      const auto byte = static_cast<unsigned char>(text[at]);
+      if (bytes == 0) {
+        // A name or a message that was cut in the middle of a character, or a peer's.
+        text_ += "\\ufffd";
+      } else if (byte == '"' || byte == '\\') {
         text_ += '\\';
-        text_ += c;
-      } else if (c == '\n') {
+        text_ += text[at];
+      } else if (byte == '\n') {
         text_ += "\\n";
       } else if (byte < ' ') {
         text_ += "\\u00";
         text_ += digits[byte >> 4];
         text_ += digits[byte & 15];
       } else {
-        text_ += c;
+        text_.append(text, at, bytes);
       }
+      at += bytes ? bytes : 1;
     }
     text_ += '"';
     return *this;
@@ -64,6 +69,25 @@ class JsonWriter {
   const std::string& text() const { return text_; }
 
  private:
+  // How many bytes the character at a place takes; 0 if what is there is no UTF-8.
+  static size_t Utf8Bytes(const std::string& text, size_t at) {
+    const auto byte = [&](size_t i) {
+      return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
+    };
+    const unsigned first = byte(at), second = byte(at + 1);
+    const size_t bytes = first < 0x80 ? 1 : first < 0xC2 ? 0 : first < 0xE0 ? 2 : first < 0xF0 ? 3
+                         : first < 0xF5 ? 4 : 0;
+    for (size_t i = 1; i < bytes; ++i) {
+      if ((byte(at + i) & 0xC0) != 0x80) return 0;
+    }
+    // Longer than need be, half of a pair of UTF-16, or beyond the last character.
+    if ((first == 0xE0 && second < 0xA0) || (first == 0xED && second >= 0xA0) ||
+        (first == 0xF0 && second < 0x90) || (first == 0xF4 && second >= 0x90)) {
+      return 0;
+    }
+    return bytes;
+  }
+
   void Separate() {
     if (!fresh_) text_ += ',';
     fresh_ = false;

@@ -94,12 +94,13 @@ void Recorder::Arrived(int rank, bool waited) {
   record.last_arrived = looked_;
 }
 
-void Recorder::End(bool failed) {
+void Recorder::End(bool failed, uint64_t bytes) {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!open_) return;
   Record& record = current();
   record.failed = failed;
+  record.bytes = std::max(record.bytes, bytes);
   record.ended = now;
   open_ = false;
   ++written_;
@@ -107,7 +108,8 @@ void Recorder::End(bool failed) {
   if (stalled_since_) {
     Activity::Instance().Stalled(std::max(stalled_since_, record.begun), arrived, now);
   }
-  if (stalls_) stalled_since_ = 0;
+  // Of a step that has failed no other operation may come.
+  if (stalls_ || failed) stalled_since_ = 0;
   if (failed) return;
   Activity::Instance().Ended(record.fingerprint.kind, record.bytes, host_of_.size(), now - arrived);
 }
@@ -122,6 +124,7 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
     if (record.ended && record.ended < since) continue;
     log.records.push_back(record);
     std::vector<int64_t> arrivals;
+    arrivals.reserve(hosts_);
     for (size_t host = 0; host < hosts_; ++host) {
       arrivals.push_back(static_cast<int64_t>(arrivals_[at * hosts_ + host]) - 1);
     }

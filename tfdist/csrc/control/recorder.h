@@ -56,7 +56,8 @@ class Recorder {
   void Arrived(int rank, bool waited);
   void BetweenHosts(bool begins);
   void Coded(int64_t duration);
-  void End(bool failed);
+  // Args: bytes: as for the beginning, where they were not known by then.
+  void End(bool failed, uint64_t bytes = 0);
 
   // The records, oldest first, and for each of them when each host's first rank was noticed: in
   // microseconds after the beginning, -1 where none was. From any thread.

@@ -13,8 +13,8 @@ namespace {
 
 constexpr size_t kMostMemory = 1 << 20;
 
-Fabric Make(const std::vector<int>& hosts, Guard& guard) {
-  Fabric fabric{Topology::From(0, {"rank 0", "rank 1"}, hosts), nullptr, {}, guard};
+Fabric Make(const std::vector<int>& hosts, Guard& guard, Recorder& recorder) {
+  Fabric fabric{Topology::From(0, {"rank 0", "rank 1"}, hosts), nullptr, {}, guard, recorder};
   fabric.links.push_back(nullptr);
   return fabric;
 }
@@ -34,14 +34,16 @@ void Dispatch(Fabric& fabric, Operation& operation, Algorithm algorithm) {
 
 }  // namespace
 
-Alone::Alone(int descriptor) : fabric(Make({0, 1}, guard)) {
-  fabric.host = std::make_unique<Host>(nullptr, 0, std::vector<std::string>{"rank 0"}, guard);
+Alone::Alone(int descriptor) : fabric(Make({0, 1}, guard, recorder)) {
+  fabric.host = std::make_unique<Host>(nullptr, 0, std::vector<int>{0},
+                                       std::vector<std::string>{"rank 0"}, guard, recorder);
   fabric.links.push_back(
       std::make_unique<SocketLink>(std::make_unique<Socket>(descriptor), "rank 1"));
 }
 
-Alone::Alone(std::unique_ptr<Segment> segment) : fabric(Make({0, 0}, guard)) {
-  fabric.host = std::make_unique<Host>(std::move(segment), 0, fabric.topology.names, guard);
+Alone::Alone(std::unique_ptr<Segment> segment) : fabric(Make({0, 0}, guard, recorder)) {
+  fabric.host = std::make_unique<Host>(std::move(segment), 0, std::vector<int>{0, 1},
+                                       fabric.topology.names, guard, recorder);
   fabric.links.push_back(std::make_unique<RingLink>(*fabric.host, 1));
 }
 

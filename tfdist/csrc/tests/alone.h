@@ -27,6 +27,7 @@ struct Alone {
   explicit Alone(std::unique_ptr<Segment> segment);
 
   Impatient guard;
+  Recorder recorder{{0, 0}};
   Fabric fabric;
 };
 

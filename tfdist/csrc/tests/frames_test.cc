@@ -34,6 +34,9 @@ Frame Sample(int i) {
   frame.status.sequence = static_cast<uint64_t>(i);
   frame.status.active = i % 2 == 0;
   frame.status.fingerprint.SetName("gradients");
+  frame.sent = (int64_t{1} << 61) - 1;
+  frame.echoed = i;
+  frame.echo_received = 1700000000;
   return frame;
 }
 
@@ -80,6 +83,45 @@ void RoundTrips() {
   }
 }
 
+Frame Decoded(const Frame& sent) {
+  const std::string bytes = Encode(sent);
+  Frame decoded;
+  int seen = 0;
+  FrameReader reader;
+  const bool fine = reader.Feed(bytes.data(), bytes.size(), [&](const Frame& frame) {
+    decoded = frame;
+    ++seen;
+  });
+  Expect(fine && seen == 1, "A frame was lost.");
+  return decoded;
+}
+
+// Times that no clock shows count as none.
+void Times() {
+  for (const int64_t wrong : {INT64_MIN, int64_t{-1}, int64_t{1} << 61, INT64_MAX}) {
+    for (const auto time : {&Frame::sent, &Frame::echoed, &Frame::echo_received}) {
+      Frame frame = Sample(5);
+      frame.*time = wrong;
+      frame = Decoded(frame);
+      Expect(frame.*time == 0, "A time that no clock shows was taken.");
+      Expect((frame.sent == 0) + (frame.echoed == 0) + (frame.echo_received == 0) == 1,
+             "A right time was lost.");
+    }
+  }
+}
+
+// What somebody waits in is cut, and printed as it is.
+void Waited() {
+  Frame frame = Sample(4);
+  Expect(frame.kind == FrameKind::kWaited, "The sample is another one.");
+  frame.message = "all_reduce\n\x1b[2J" + std::string(1 << 20, 'x');
+  const Frame decoded = Decoded(frame);
+  Expect(decoded.kind == FrameKind::kWaited, "The kind has changed.");
+  Expect(decoded.message == "all_reduce??[2J" + decoded.message.substr(15),
+         "What a terminal obeys was let through.");
+  Expect(decoded.message.size() == tfdist::kLongestMessage, "A message was not cut.");
+}
+
 void Refusals() {
   const std::string wrong[] = {
       std::string(8, '\xff'),                                    // no kind
@@ -87,6 +129,8 @@ void Refusals() {
       std::string("\x01\x00\x00\x00\xff\xff\xff\x7f", 8),         // a status of two gigabytes
       std::string("\x02\x01\x00\x00\x00\x00\x10\x00", 8),         // an abort of a megabyte
       std::string("\x02\x00\x00\x00\x01\x00\x00\x00x", 9),        // an abort without a reason's code
+      std::string("\x05\x00\x00\x00\x00\x00\x10\x00", 8),         // somebody waits in a megabyte
+      std::string("\x06\x00\x00\x00\x00\x00\x00\x00", 8),         // a kind that comes after all
   };
   for (const auto& bytes : wrong) {
     FrameReader reader;
@@ -120,6 +164,8 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
 #else
 int main(int argc, char** argv) {
   RoundTrips();
+  Times();
+  Waited();
   Refusals();
   Garbage(argc > 1 ? std::atoi(argv[1]) : 20000);
   std::printf("frames: ok\n");

@@ -105,6 +105,8 @@ void AMessageBesideACollective() {
       [](int, const Fingerprint&) { return false; },
       [&](Code code, const std::string&) { given_up = code == Code::kMismatch; },
       [](const std::string&) {},
+      [](const std::string&) {},
+      [](const std::string&) {},
       [&] { ++ticks; }};
   Streams streams(2);
   streams[1] = std::make_unique<Socket>(ends[0]);

@@ -47,6 +47,8 @@ void SilentForAWhile(double timeout_seconds) {
       [](int, const Fingerprint&) { return false; },
       [&](Code, const std::string& message) { reasons.Add(message); },
       [&](const std::string& message) { warnings.Add(message); },
+      [](const std::string&) {},
+      [](const std::string&) {},
       [] {}};
   Streams streams(2);
   streams[1] = std::make_unique<Socket>(ends[0]);
