@@ -87,10 +87,10 @@ def straggling_for_a_while(strategy):
 
         def on_train_batch_begin(self, batch, logs=None):
             if self.slow:
-                time.sleep(0.04)
+                time.sleep(0.15)
 
     model = compile_mlp(strategy)
-    monitor = tfdist.callbacks.StragglerMonitor(every=30, factor=4.0)
+    monitor = tfdist.callbacks.StragglerMonitor(every=30, factor=3.0)
     callbacks = [Dawdle(), monitor]
     data = batches(*rows(240), 8)
     return lines_of(straggler_monitor, lambda: fit(model, data, epochs=4, callbacks=callbacks))
@@ -101,11 +101,12 @@ def straggling_stage(strategy, slow_rank):
     with strategy.scope():
         layers = [keras.Input((8,))]
         for stage in range(tfdist.size()):
-            layers += [Slow(0.02 if stage == slow_rank else 0.0), keras.layers.Dense(8)]
+            slow = Slow(0.03 if stage == slow_rank else 0.0)
+            layers += [slow, keras.layers.Dense(8, name=f"end_{stage}")]
         layers.append(keras.layers.Dense(3))
         whole = keras.Sequential(layers)
-        names = [layer.name for layer in whole.layers if isinstance(layer, Slow)]
-        model = tfdist.PipelineModel(whole, cuts=names[1:])
+        cuts = [f"end_{stage}" for stage in range(tfdist.size() - 1)]
+        model = tfdist.PipelineModel(whole, cuts=cuts)
         model.compile("sgd", cross_entropy())
     monitor = tfdist.callbacks.StragglerMonitor(every=10)
     data = batches(*rows(160), 8)
@@ -170,7 +171,9 @@ def timed(strategy, path, kind, slow_rank=-1):
         if kind in ("1f1b", "zb_h1"):
             pipeline = tfdist.PipelineStrategy(microbatches=4, schedule=kind)
             with pipeline.scope():
-                model = tfdist.PipelineModel(mlp())
+                layers = [keras.layers.Dense(8, activation="tanh") for _ in range(6)]
+                whole = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3)])
+                model = tfdist.PipelineModel(whole)
                 model.compile("adam", cross_entropy())
         elif kind == "slow":
             model = slow_model(strategy, 0.05 if tfdist.rank() == slow_rank else 0.0)

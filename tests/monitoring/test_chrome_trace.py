@@ -15,7 +15,11 @@ def record(**values):
         "enqueued_ns": 0, "begun_ns": 0, "last_arrived_ns": 0, "ended_ns": 0,
         "between_begun_ns": 0, "between_ended_ns": 0, "coding_ns": 0, "arrivals_ns": [0, 0],
     }  # fmt: skip
-    times = {key: BASE + value for key, value in values.items() if key.endswith("_ns")}
+    times = {
+        key: BASE + value
+        for key, value in values.items()
+        if key.endswith("_ns") and key != "coding_ns"
+    }
     return {**nothing, **values, **times}
 
 

@@ -110,7 +110,7 @@ def _slow_link(measured: Sequence[Measurement], factor: float) -> Straggler | No
     if len(linked) < 2 or max(m.network / m.step for m in measured if m.step > 0) < _MOVES:
         return None
     rank = min(linked, key=lambda r: measured[r].best_rate)
-    usual = statistics.median(measured[r].best_rate for r in linked if r != rank)
+    usual = statistics.median_low(measured[r].best_rate for r in linked if r != rank)
     if factor * measured[rank].best_rate < usual:
         return Straggler(rank, Cause.NETWORK, measured[rank].best_rate, usual)
     accused = {measured[r].slowest_peer for r in linked if measured[r].slowest_peer != rank}
@@ -129,4 +129,4 @@ def _accuses(measurement: Measurement, rank: int, factor: float) -> bool:
 
 
 def _median_of_others(values: Sequence[float], rank: int) -> float:
-    return statistics.median(value for r, value in enumerate(values) if r != rank)
+    return statistics.median_high(value for r, value in enumerate(values) if r != rank)

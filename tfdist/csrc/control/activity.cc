@@ -39,6 +39,15 @@ Activity& Activity::Instance() {
   return *activity;
 }
 
+void Activity::CloseInput(int64_t end) {
+  if (!input_begun_) return;
+  const int64_t begin = std::max(std::exchange(input_begun_, 0), counted_until_);
+  if (end <= begin) return;
+  totals_.input += end - begin;
+  counted_until_ = end;
+  Spans::Instance().Add("input", "input", begin, end);
+}
+
 void Activity::InputBegins() {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
@@ -49,14 +58,13 @@ void Activity::InputEnds() {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   ++totals_.steps;
-  const int64_t begun = std::exchange(input_begun_, 0);
-  if (!begun) return;
-  totals_.input += now - begun;
-  Spans::Instance().Add("input", "input", begun, now);
+  CloseInput(now);
 }
 
 void Activity::Stalled(int64_t begin, int64_t arrived, int64_t end) {
   const std::lock_guard<std::mutex> lock(mutex_);
+  // The step has its input, though this process has not taken note of that yet.
+  if (begin > input_begun_) CloseInput(begin);
   begin = std::max(begin, counted_until_);
   if (end <= begin) return;
   arrived = std::min(std::max(arrived, begin), end);

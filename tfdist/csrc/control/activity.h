@@ -42,10 +42,12 @@ class Activity {
   Totals Read();
 
  private:
+  void CloseInput(int64_t end);
+
   std::mutex mutex_;
   Totals totals_;
   int64_t input_begun_ = 0;
-  int64_t counted_until_ = 0;  // stalls
+  int64_t counted_until_ = 0;  // nothing counts twice
 };
 
 }  // namespace tfdist
