@@ -64,7 +64,16 @@ PARTS = {
         "state",
         "model",
     ],
-    "launch": ["console", "argument_types", "job", "hosts", "supervisor", "flight", "live", "commands"],
+    "launch": [
+        "console",
+        "argument_types",
+        "job",
+        "hosts",
+        "supervisor",
+        "flight",
+        "live",
+        "commands",
+    ],
 }
 WITHOUT_TENSORFLOW = {"_version", "errors", "options", "cluster", "launch"}
 READS_ENVIRONMENT = {"options", "cluster", "launch"}

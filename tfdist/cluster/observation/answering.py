@@ -75,6 +75,7 @@ class Answering:
         self._waiting: list[socket.socket] = []
         self._replies: list[_Reply] = []
         self._gathering: Gathering | None = None
+        self._own = b""
         self._deadline = 0.0
         self._acceptor = Acceptor(
             selector,
@@ -124,14 +125,14 @@ class Answering:
         self._waiting.append(sock)
         if self._gathering is None:
             self._deadline = time.monotonic() + PATIENCE_SECONDS
+            self._own = self._session.report.encoded()
             self._gathering = self._session.gather(self._wake)
 
     def _answer(self, reports: dict[int, bytes]) -> bytes:
         session = self._session
         presences = [session.presence(rank) for rank in range(1, session.size)]
-        own = {0: session.report.encoded()}
         workers = [str(worker) for worker in session.topology.workers]
-        return encode_answer(workers, [Presence(0.0), *presences], {**reports, **own})
+        return encode_answer(workers, [Presence(0.0), *presences], {0: self._own, **reports})
 
     def _send(self, reply: _Reply) -> None:
         if reply in self._replies:
