@@ -141,6 +141,31 @@ def test_a_job_that_is_open_to_strangers_answers_nobody(observed, monkeypatch):
 
 
 @exhaustive
+def test_an_address_that_is_taken_does_not_fail_the_job(observed, in_parallel):
+    group, address, lines = observed(2)
+    with socket.socket() as other, group[0].address.free():
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", int(address.rpartition(":")[2])))
+        other.listen()
+    assert "cannot ask this job" in lines[0]
+    with group[0].address.free():
+        pass
+    assert len(lines) == 1
+    assert reports(ask(address, Options())) == [{"rank": 0}, {"rank": 1}]
+    assert in_parallel(lambda s: s.exchange("on", b""), group) == [[b"", b""]] * 2
+
+
+@exhaustive
+def test_versions_must_be_the_same(observed, monkeypatch):
+    _, address, _ = observed(2)
+    monkeypatch.setattr("tfdist.cluster.auth.identity.__version__", "99")
+    with pytest.raises(ClusterError, match=r"runs tfdist .*, and this is 99: run the doctor of"):
+        ask(address, Options())
+    with pytest.raises(ClusterError, match="has no port"):
+        ask("10.0.0.1", Options())
+
+
+@exhaustive
 def test_answers_that_are_malformed():
     good = encode_answer(["a", "b"], [Presence(0.0), Presence(None, "lost")], {0: b"{", 1: b"[]"})
     assert b"lost" in good

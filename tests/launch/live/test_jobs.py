@@ -155,8 +155,8 @@ def test_who_may_not_ask(group, ask, kind):
 @exhaustive
 @pytest.mark.parametrize("kind", ["3 on 2 hosts"])
 def test_the_result_is_the_same_while_the_job_is_asked(group, running, ask):
-    expected = group.run(f"{BEHAVIOURS}:train_steps", 60)
-    thread, results = running("train_steps", 60)
+    expected = group.run(f"{BEHAVIOURS}:train_steps", 20)
+    thread, results = running("train_steps", 20)
     count = 0
     while thread.is_alive():
         ask("--json", "--interval", "0.01")

@@ -14,7 +14,7 @@ from tfdist.launch.live.ranks import ranks
 from tfdist.launch.live.view import to_json, to_text
 
 
-def report(time=0.0, operation=None, **values):
+def report(time=0.0, operation=None, number=17, **values):
     """A rank's report; `operation` is seconds, and for whom it waits."""
     operations = []
     if operation is not None:
@@ -23,7 +23,7 @@ def report(time=0.0, operation=None, **values):
             {
                 "communicator": "workers",
                 "what": "all_reduce 'g' float32[3] sum",
-                "number": 17,
+                "number": number,
                 "seconds": seconds,
                 "waits_for": waits_for,
                 "missing": len(waits_for),
@@ -75,10 +75,19 @@ HEADLINES = {
     "1 of 3 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
     "workers 1 and 2.": [report(operation=(5.0, [1, 2])), report(idle=5.0), None],
     "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: they "
-    "wait for one another.": [report(operation=(5.0, [1])), report(operation=(4.0, [0]))],
+    "wait for one another.": [
+        report(operation=(5.0, [1])),
+        report(operation=(4.0, [0]), number=18),
+    ],
+    "1 of 3 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 1.5 s for "
+    "worker 2 (a:2) on h, which is in no collective for 0.010 s.": [
+        report(operation=(1.5, [1, 2])),
+        report(operation=(0.1, [])),  # which rank 0 has not heard yet
+        report(),
+    ],
     "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: all "
     "have joined it, and its data is slow or does not move.": [
-        report(operation=(5.0, [])),
+        report(operation=(5.0, [1])),  # which has come since
         report(operation=(4.0, [])),
     ],
     "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) is lost: killed.": [

@@ -35,7 +35,7 @@ def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
 def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
     """The ranks that others wait for, and that wait for nobody themselves."""
     waits = find_waits(ranks)
-    wanted = {rank for wait in waits for rank in wait.operation.waits_for}
+    wanted = set().union(*(_absent(wait, ranks) for wait in waits))
     waiting = {wait.rank.rank for wait in waits}
     return [one for one in ranks if one.rank in wanted - waiting]
 
@@ -52,7 +52,7 @@ def headline(ranks: Sequence[Rank]) -> str:
     waits = find_waits(ranks)
     causes = waited_for(ranks)
     others = [one for one in ranks if one not in causes]
-    sentences = [_waiting(waits, causes, len(ranks))] if waits else [_progress(ranks)]
+    sentences = [_waiting(waits, causes, ranks) if waits else _progress(ranks)]
     silent = [one.worker for one in others if one.state == "unresponsive"]
     if silent:
         sentences.append(f"{workers(silent)} {_do(silent)} not respond.")
@@ -89,18 +89,32 @@ def _inside(activity: Activity) -> str:
     return text + (f", {activity.queued} more queued" if activity.queued else "")
 
 
-def _waiting(waits: Sequence[Wait], causes: Sequence[Rank], size: int) -> str:
+def _absent(wait: Wait, ranks: Sequence[Rank]) -> set[int]:
+    """For whom a rank waits, but for those that have come without its having heard of it yet."""
+    here = (wait.operation.communicator, wait.operation.number)
+    found = {one for one in wait.operation.waits_for if one < len(ranks)}
+    inside = {one: ranks[one].activity for one in found}
+    return {
+        rank
+        for rank, known in inside.items()
+        if not known or here not in [(one.communicator, one.number) for one in known.operations]
+    }
+
+
+def _waiting(waits: Sequence[Wait], causes: Sequence[Rank], ranks: Sequence[Rank]) -> str:
     first = next(
         (w for w in waits if {one.rank for one in causes} & {*w.operation.waits_for}), waits[0]
     )
     where = f"in {_operation(first.operation)} for {seconds(first.operation.seconds)}"
-    head = f"{len(waits)} of {size} ranks {'waits' if len(waits) == 1 else 'wait'} {where}"
+    head = f"{len(waits)} of {len(ranks)} ranks {'waits' if len(waits) == 1 else 'wait'} {where}"
     if len(causes) == 1:
         return f"{head} for {_cause(causes[0])}."
     if causes:
         return f"{head} for {workers([one.worker for one in causes])}."
-    if any(wait.operation.missing for wait in waits):
+    if any(_absent(wait, ranks) for wait in waits):
         return f"{head}: they wait for one another."
+    if any(wait.operation.missing > len(wait.operation.waits_for) for wait in waits):
+        return f"{head}."
     return f"{head}: all have joined it, and its data is slow or does not move."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -177,6 +178,8 @@ def _operation(raw: Any) -> Operation:
 def _number(value: Any) -> float:
     if type(value) not in (int, float):
         raise TypeError(value)
+    if not math.isfinite(value):
+        raise ValueError(value)
     return float(value)
 
 
