@@ -39,7 +39,7 @@ LAYERS = [
 ]
 # The same within the larger packages; what is not named here is above all of it.
 PARTS = {
-    "cluster": ["spec", "net", "auth", "session", "rendezvous", "mesh"],
+    "cluster": ["spec", "net", "auth", "session", "rendezvous", "observation", "mesh"],
     "compression": [
         "settings",
         "gradient",
@@ -65,7 +65,16 @@ PARTS = {
         "state",
         "model",
     ],
-    "launch": ["console", "argument_types", "job", "hosts", "supervisor", "flight", "commands"],
+    "launch": [
+        "console",
+        "argument_types",
+        "job",
+        "hosts",
+        "supervisor",
+        "flight",
+        "live",
+        "commands",
+    ],
 }
 WITHOUT_TENSORFLOW = {"_version", "errors", "options", "cluster", "launch"}
 READS_ENVIRONMENT = {"options", "cluster", "launch"}

@@ -192,10 +192,9 @@ def not_written(strategy, path):
     """What the user is told where the file cannot be written; training goes on."""
     model = compile_mlp(strategy)
     callback = tfdist.callbacks.Timeline(path, (1, 3))
-    said = lines_of(
+    return lines_of(
         timeline, lambda: fit(model, batches(*rows(40), 8), epochs=1, callbacks=[callback])
     )
-    return said
 
 
 def too_late(strategy, path):

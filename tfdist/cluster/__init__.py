@@ -9,6 +9,7 @@ TensorFlow.
 from tfdist.cluster.mesh.mesh import Mesh, connect
 from tfdist.cluster.net.bind_address import check_own
 from tfdist.cluster.net.dns import check_resolvable
+from tfdist.cluster.observation.observers import observe
 from tfdist.cluster.rendezvous.meet import meet
 from tfdist.cluster.session.session import Session
 from tfdist.cluster.spec.resolver import ClusterResolver, from_resolver
@@ -28,4 +29,5 @@ __all__ = [
     "from_resolver",
     "from_tf_config",
     "meet",
+    "observe",
 ]

@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.cluster import Session, Topology, meet
+from tfdist.cluster import Session, Topology, meet, observe
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.this_worker import note_joined
-from tfdist.collective import registry
+from tfdist.collective import registry, report
 from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import (
     NativeCommunicator,
@@ -72,6 +72,7 @@ class Group:
             assert communicator is not None
             self.session.on_peer_lost(communicator.abort)
             self._native[name] = communicator
+            observe(self.session, self.options)
             self._timeouts[name] = options.collective_timeout
         elif timeout and timeout != self._timeouts[name]:
             self._warn_of_timeout(timeout, self._timeouts[name])
@@ -122,6 +123,7 @@ class Group:
         """
         if self._serves_tensorflow or self.topology.size == 1:
             return
+        self.session.address.evict()
         chief, me = self.topology.chief, self.topology.me
         leader = f"/job:{chief.task_type}/replica:0/task:{chief.task_index}"
         try:
@@ -289,6 +291,7 @@ def joined_group() -> Group | None:
 def _join(topology: Topology) -> Group:
     options = Options.from_environment()
     session = meet(topology, options)
+    session.report.made_by(report.reporter(topology))
     group = Group(topology, session, options)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")

@@ -15,6 +15,9 @@ PROTOCOL = 3
 JOIN = "join"
 """The purpose of a connection to rank 0 that becomes part of a session."""
 
+OBSERVE = "observe"
+"""The purpose of a connection to rank 0 that asks how the job goes."""
+
 _MAX_LENGTH = 512
 
 
@@ -59,6 +62,25 @@ class Identity:
             pid=os.getpid(),
             nonce=secrets.token_hex(8),
             purpose=purpose,
+        )
+
+    @classmethod
+    def of_observer(cls, name: str) -> Identity:
+        """The identity of this process if it is no worker; the cluster is unknown to it.
+
+        Args:
+            name: what messages call it.
+        """
+        return cls(
+            protocol=PROTOCOL,
+            version=__version__,
+            fingerprint="",
+            rank=0,
+            worker=name,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            nonce=secrets.token_hex(8),
+            purpose=OBSERVE,
         )
 
     @classmethod

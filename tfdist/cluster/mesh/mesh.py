@@ -121,7 +121,7 @@ def connect(
     subject = f"mesh {name!r}"
     topology = session.topology
     steps = Lockstep(session, subject, options.start_timeout)
-    with ExitStack() as listening, ExitStack() as unfinished:
+    with session.address.free(), ExitStack() as listening, ExitStack() as unfinished:
         listeners: list[socket.socket] = []
         tls: list[Tls | None] = []
 

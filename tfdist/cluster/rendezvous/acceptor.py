@@ -41,6 +41,7 @@ class Acceptor:
         on_accepted: receives a connection, non-blocking, once the peer is being told that it is
             accepted.
         announce: called with lines about rejected connections.
+        strangers: how many unauthenticated connections there may be besides.
     """
 
     def __init__(
@@ -53,11 +54,12 @@ class Acceptor:
         screen: Callable[[Identity], None],
         on_accepted: Callable[[socket.socket, Identity], None],
         announce: Announce,
+        strangers: int | None = None,
     ) -> None:
         self._mine = mine
         self._secret = secret
         self._tls = tls
-        self._room = _MAX_STRANGERS + expected
+        self._room = (_MAX_STRANGERS if strangers is None else strangers) + expected
         self._screen = screen
         self._on_accepted = on_accepted
         self._handshakes = Handshakes(selector)

@@ -10,6 +10,7 @@ from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.coordinator import left_message, loss_message
 from tfdist.cluster.session.error_codec import decode_error
 from tfdist.cluster.session.pending_exchanges import Decision
+from tfdist.cluster.session.reports import OwnReport
 from tfdist.cluster.session.results import decode_result
 from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
@@ -23,6 +24,7 @@ class Agent:
         workers: the group in rank order.
         sock: the connection.
         state: this process's state, which the agent updates.
+        report: this process's report, which rank 0 may ask for.
         heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
     """
 
@@ -31,11 +33,13 @@ class Agent:
         workers: Sequence[Worker],
         sock: socket,
         state: SessionState,
+        report: OwnReport,
         heartbeat_timeout: float,
     ) -> None:
         self._workers = workers
         self._chief = workers[0]
         self._state = state
+        self._report = report
         self._connections = Connections({0: sock}, self, heartbeat_timeout)
         self._connections.start()
 
@@ -79,6 +83,9 @@ class Agent:
             self._state.deliver(header["sequence"], [payload])
         elif kind == "notice":
             self._state.notice(header["key"], header["text"])
+        elif kind == "ask":
+            answer = {"kind": "report", "number": header["number"]}
+            self._connections.send(0, encode(answer, self._report.encoded()))
         elif kind == "failed":
             self._state.fail(decode_error(header))
         elif kind == "lost":

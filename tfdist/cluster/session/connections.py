@@ -115,6 +115,16 @@ class Connections:
         for rank in list(self._by_rank):
             self.send(rank, frame)
 
+    def silence(self, rank: int) -> float | None:
+        """Seconds since a rank was last heard of; None if it is not connected."""
+        connection = self._by_rank.get(rank)
+        return None if connection is None else max(0.0, time.monotonic() - connection.last_heard)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that are connected."""
+        return list(self._by_rank)
+
     def drop(self, rank: int) -> None:
         """Closes a connection without calling `on_end`; only from within the handler."""
         self._by_rank[rank].dropped = True

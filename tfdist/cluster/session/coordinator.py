@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from socket import socket
 
 from tfdist.cluster.net.framing import Header, encode
@@ -12,6 +12,7 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.session.pending_exchanges import Decision, PendingExchanges
+from tfdist.cluster.session.reports import Gathering, Presence
 from tfdist.cluster.session.results import encode_result
 from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
@@ -54,6 +55,8 @@ class Coordinator:
         self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
         self._failed = False
         self._lost = False
+        self._gone: dict[int, str] = {}
+        self._gathering = Gathering(0, (), lambda: None)
         self._connections = Connections(sockets, self, heartbeat_timeout)
         self._connections.start()
 
@@ -74,6 +77,22 @@ class Coordinator:
         self._connections.broadcast(encode({"kind": "notice", "key": key, "text": text}))
         self._state.notice(key, text)
 
+    def gather(self, on_complete: Callable[[], object]) -> Gathering:
+        """Asks all others for their reports; late answers to earlier questions are discarded.
+
+        Args:
+            on_complete: called, in the thread of the connections, when all have answered.
+        """
+        number = self._gathering.number + 1
+        gathering = self._gathering = Gathering(number, self._connections.ranks, on_complete)
+        self._connections.broadcast(encode({"kind": "ask", "number": number}))
+        return gathering
+
+    def presence(self, rank: int) -> Presence:
+        """What is known of another rank by its connection."""
+        gone = self._gone.get(rank, "")
+        return Presence(None if gone else self._connections.silence(rank), gone)
+
     def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connections."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
@@ -83,12 +102,15 @@ class Coordinator:
             sequence, tag, timeout = header["sequence"], header["tag"], header["timeout"]
             variable = str(header["variable"])
             self._join(rank, int(sequence), str(tag), payload, float(timeout), variable)
+        elif header["kind"] == "report":
+            if header["number"] == self._gathering.number:
+                self._gathering.add(rank, payload)
         elif header["kind"] == "bye":
             self._connections.drop(rank)
             if header["failure"] is not None:
-                worker = self._workers[rank]
-                self._lose(loss_message(rank, worker, f"failed: {header['failure']}"))
+                self._end(rank, f"failed: {header['failure']}")
                 return
+            self._note_gone(rank, "has left the job")
             with self._lock:
                 self._exchanges.leave(rank)
                 self.on_tick(time.monotonic())
@@ -98,7 +120,7 @@ class Coordinator:
             raise ValueError(header["kind"])
 
     def on_end(self, rank: int, reason: str) -> None:
-        self._lose(loss_message(rank, self._workers[rank], f"is lost: {reason}"))
+        self._end(rank, f"is lost: {reason}")
 
     def on_tick(self, now: float) -> None:
         with self._lock:
@@ -150,6 +172,14 @@ class Coordinator:
                 for other in range(1, len(replies)):
                     self._connections.send(other, frames[replies[other]])
                 self._state.deliver(sequence, [replies[0]])
+
+    def _end(self, rank: int, what: str) -> None:
+        self._note_gone(rank, what)
+        self._lose(loss_message(rank, self._workers[rank], what))
+
+    def _note_gone(self, rank: int, what: str) -> None:
+        self._gone[rank] = what
+        self._gathering.give_up(rank)
 
     def _fail(self, error: TfdistError) -> None:
         """Fails the session on all ranks; only the first error counts."""

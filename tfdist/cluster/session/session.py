@@ -12,7 +12,9 @@ from socket import socket
 from tfdist.cluster.session import exit_reason
 from tfdist.cluster.session.agent import Agent
 from tfdist.cluster.session.coordinator import Coordinator
+from tfdist.cluster.session.own_address import OwnAddress
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
+from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
 from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
@@ -37,6 +39,10 @@ class Session:
             for a single process.
         options: `collective_timeout`, `heartbeat_timeout` and `stall_warning` are used.
 
+    Attributes:
+        report: what this rank says of itself when rank 0 asks.
+        address: who listens at this rank's address.
+
     Example:
         >>> session = Session(Topology(), {}, Options())
         >>> session.exchange("greeting", b"hello")
@@ -48,6 +54,8 @@ class Session:
         self.topology = topology
         self._options = options
         self._state = SessionState()
+        self.report = OwnReport()
+        self.address = OwnAddress()
         self._exchange_lock = threading.Lock()  # one exchange at a time
         self._sequence = 0
         self._closing = threading.Lock()
@@ -59,7 +67,7 @@ class Session:
                 topology.workers, sockets, self._state, timeout, options.stall_warning
             )
         else:
-            self._role = Agent(topology.workers, sockets[0], self._state, timeout)
+            self._role = Agent(topology.workers, sockets[0], self._state, self.report, timeout)
         if sockets:
             exit_reason.watch()
             atexit.register(self._at_exit)
@@ -229,6 +237,16 @@ class Session:
             key, count, now + seconds, timeout_error, (now + self._options.stall_warning, warning)
         )
 
+    def gather(self, on_complete: Callable[[], object]) -> Gathering:
+        """Asks all other ranks for their reports, without blocking; rank 0 only."""
+        assert isinstance(self._role, Coordinator)
+        return self._role.gather(on_complete)
+
+    def presence(self, rank: int) -> Presence:
+        """What is known of another rank by its connection; rank 0 only."""
+        assert isinstance(self._role, Coordinator)
+        return self._role.presence(rank)
+
     def on_peer_lost(self, callback: Callable[[str], object]) -> None:
         """Registers a callback for the loss of a worker.
 
@@ -273,5 +291,6 @@ class Session:
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
+        self.address.evict()
         self._role.close(failure, _LINGER_SECONDS)
         self._state.fail(PeerLostError("This worker has closed its session."))

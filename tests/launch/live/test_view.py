@@ -1,0 +1,159 @@
+"""What the live view makes of the answers of rank 0."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from tests.tiers import exhaustive
+from tfdist.cluster.observation.answer import Seen
+from tfdist.launch.live.headline import headline
+from tfdist.launch.live.ranks import ranks
+from tfdist.launch.live.view import to_json, to_text
+
+
+def report(time=0.0, operation=None, number=17, **values):
+    """A rank's report; `operation` is seconds, and for whom it waits."""
+    operations = []
+    if operation is not None:
+        seconds, waits_for = operation
+        operations.append(
+            {
+                "communicator": "workers",
+                "what": "all_reduce 'g' float32[3] sum",
+                "number": number,
+                "seconds": seconds,
+                "waits_for": waits_for,
+                "missing": len(waits_for),
+            }
+        )
+    counts = dict.fromkeys(
+        ("joined", "steps", "rows", "input", "workers", "network", "collectives"), 0
+    )
+    sizes = {"shared_bytes": 0, "sent_bytes": 0, "resident_bytes": 1 << 29, "queued": 0}
+    place = {"host": "h", "pid": 7, "idle": None if operations else 0.01, "main": "load (t.py:3)"}
+    return {**counts, **sizes, **place, "time": time, "operations": operations, **values}
+
+
+def seen(reports, silence=4.0):
+    """The answer; a text instead of a report is why that rank is gone."""
+    return [
+        Seen(n, f"worker {n} (a:{n})", None, one, None)
+        if isinstance(one, str)
+        else Seen(n, f"worker {n} (a:{n})", silence, "", one)
+        for n, one in enumerate(reports)
+    ]
+
+
+def view(*after, before=None):
+    return ranks(seen(before or [report(time=-2.0) for _ in after]), seen(after))
+
+
+STEPS = {"steps": 62, "rows": 620}
+HEADLINES = {
+    "All 2 ranks are running: 31 steps/s, 620 rows/s.": [report(**STEPS), report(**STEPS)],
+    "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) does not respond.": [
+        report(**STEPS),
+        None,
+    ],
+    "All 2 ranks are running: 5 collectives/s, and no step has begun.": [
+        report(collectives=10),
+        report(collectives=9),
+    ],
+    "No rank is in a collective, and none has ended in 2.0 s; their main threads are in load (t.p"
+    "y:3).": [report(idle=3.0), report(idle=2.0)],
+    "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 12.3 s for "
+    "worker 1 (a:1) on h, which is in no collective for 12.5 s: its main thread is in load (t.py:"
+    "3).": [report(operation=(12.3, [1])), report(idle=12.5), report(operation=(12.0, [1]))],
+    "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
+    "worker 1 (a:1), which does not respond, last heard of 4.0 s ago.": [
+        report(operation=(5.0, [1])),
+        None,
+    ],
+    "1 of 3 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
+    "workers 1 and 2.": [report(operation=(5.0, [1, 2])), report(idle=5.0), None],
+    "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: they "
+    "wait for one another.": [
+        report(operation=(5.0, [1])),
+        report(operation=(4.0, [0]), number=18),
+    ],
+    "1 of 3 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 1.5 s for "
+    "worker 2 (a:2) on h, which is in no collective for 0.010 s.": [
+        report(operation=(1.5, [1, 2])),
+        report(operation=(0.1, [])),  # which rank 0 has not heard yet
+        report(),
+    ],
+    "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: all "
+    "have joined it, and its data is slow or does not move.": [
+        report(operation=(5.0, [1])),  # which has come since
+        report(operation=(4.0, [])),
+    ],
+    "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) is lost: killed.": [
+        report(**STEPS),
+        "is lost: killed",
+    ],
+}
+
+
+def test_what_a_job_does_is_said_in_one_line():
+    for expected, after in HEADLINES.items():
+        found = view(*after)
+        assert headline(found) == expected
+        assert to_text(found).startswith(f"{expected}\n\nrank  host")
+        assert json.loads(to_json("a:0", found))["headline"] == expected
+
+
+@exhaustive
+def test_rows_and_their_order():
+    mib = 1 << 20
+    after = [
+        report(operation=(5.0, [2]), queued=3, steps=4, time=1.0),
+        report(**STEPS, input=1.0, workers=0.5, network=9.0, sent_bytes=8 * mib),
+        report(idle=5.0),
+        None,
+        "has left the job",
+        {"error": "its report is too long"},
+        report(operations=3),
+        report(pid=8, **STEPS),
+    ]
+    before = [report(time=-2.0, steps=4), *[report(time=-2.0) for _ in after[1:]]]
+    found = view(*after, before=before)
+    lines = to_text(found).splitlines()[3:]
+    assert [int(line.split()[0]) for line in lines] == [2, 3, 4, 5, 6, 0, 1, 7]
+    by_rank = {int(line.split()[0]): re.split(r"  +", line.strip())[1:] for line in lines}
+    assert by_rank[0][1:5] == ["4", "0", "0%", "100%"]
+    assert by_rank[0][-1].endswith(" for 5.0 s, waits for rank 2, 3 more queued")
+    assert by_rank[1][1:9] == ["62", "31", "50%", "25%", "100%", "4 MiB", "0 B", "512 MiB"]
+    assert by_rank[1][-1] == "in no collective for 0.010 s"
+    assert by_rank[3][-1] == "does not respond, last heard of 4.0 s ago"
+    assert [by_rank[n][-1] for n in (4, 5, 6)] == [
+        "has left the job",
+        "its report is too long",
+        "its report is malformed",
+    ]
+    assert by_rank[7][2] == "0"  # another process than before
+    many = view(*[report() for _ in range(70)])
+    assert to_text(many).endswith("\nand 6 more: --all")
+    assert len(to_text(many, most=None).splitlines()) == 73
+
+
+@exhaustive
+@pytest.mark.parametrize("key", list(report()))
+def test_reports_with_anything_in_them(key):
+    for value in (
+        None,
+        "x",
+        [],
+        {},
+        [[]],
+        [{"what": 1}],
+        True,
+        float("inf"),
+        float("nan"),
+        "\x1b[31m",
+    ):
+        found = view({**report(), key: value})
+        assert found[0].state in ("answered", "failed")
+        assert all(c.isprintable() or c == "\n" for c in to_text(found))

@@ -1,0 +1,122 @@
+"""What this process says of itself when an observer asks how the job goes."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tfdist import native
+from tfdist.cluster import Topology
+from tfdist.collective import activity
+from tfdist.collective.functions import statistics
+
+_MOST = 8
+_MOST_TEXT = 300
+_OWN = str(Path(__file__).parents[1])
+_LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
+
+
+def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
+    """Returns a function that makes the report, in any thread and without blocking.
+
+    docs/monitoring.md describes the report's keys.
+
+    Args:
+        topology: the job, and this process's rank in it.
+    """
+    ranks = {str(worker): rank for rank, worker in enumerate(topology.workers)}
+    joined_ns = time.monotonic_ns()
+
+    def report() -> dict[str, Any]:
+        now = time.monotonic_ns()
+        done = activity.read()
+        traffic = statistics()
+        communicators = _communicators()
+        return {
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "time": 1e-9 * now,
+            "joined": 1e-9 * (now - joined_ns),
+            "steps": done.steps,
+            "rows": done.rows,
+            "input": done.input,
+            "workers": done.workers,
+            "network": done.network,
+            "collectives": traffic.collectives,
+            "shared_bytes": traffic.shared_bytes,
+            "sent_bytes": traffic.sent_bytes,
+            "resident_bytes": _resident_bytes(),
+            "operations": list(_operations(communicators, ranks, now))[:_MOST],
+            "queued": sum(len(one["queued"]) for one in communicators),
+            "idle": _idle(communicators, now),
+            "main": _main_thread(),
+        }
+
+    return report
+
+
+def _communicators() -> list[dict[str, Any]]:
+    """The state of all communicators, each with its last record alone."""
+    if not native.has_ops():
+        return []
+    found: list[dict[str, Any]] = json.loads(native.load().library.tfd_state(1, 0))
+    return found
+
+
+def _operations(
+    communicators: Sequence[dict[str, Any]], ranks: dict[str, int], now: int
+) -> Iterator[dict[str, Any]]:
+    """What this process is in."""
+    for one in communicators:
+        for record in one["records"]:
+            if not record["ended_ns"]:
+                missing = [one["ranks"][peer] for peer in _missing(one, record)]
+                yield {
+                    "communicator": one["name"][:_MOST_TEXT],
+                    "what": record["what"][:_MOST_TEXT],
+                    "number": record["sequence"],
+                    "seconds": max(0.0, 1e-9 * (now - record["begun_ns"])),
+                    "waits_for": [ranks[name] for name in missing if name in ranks][:_MOST],
+                    "missing": len(missing),
+                }
+
+
+def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
+    """The ranks of the group that have not joined, by what they said last."""
+    if record["peer"] >= 0:
+        return [record["peer"]]
+    peers = communicator["peers"]
+    return [peer["rank"] for peer in peers if peer["sequence"] < record["sequence"]]
+
+
+def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:
+    """Seconds for which this process has been in nothing; None if it is, or never was."""
+    ends = [record["ended_ns"] for one in communicators for record in one["records"]]
+    return max(0.0, 1e-9 * (now - max(ends))) if ends and all(ends) else None
+
+
+def _resident_bytes() -> int:
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _main_thread() -> str:
+    """Where the main thread is: its innermost call of the user's program, or of all."""
+    innermost = sys._current_frames().get(threading.main_thread().ident or 0)
+    frame: FrameType | None = innermost
+    while frame is not None and frame.f_code.co_filename.startswith((*_LIBRARIES, "<")):
+        frame = frame.f_back
+    shown = frame or innermost
+    if shown is None:
+        return ""
+    code = shown.f_code
+    return f"{code.co_name} ({code.co_filename}:{shown.f_lineno})"[-_MOST_TEXT:]

@@ -1,0 +1,188 @@
+"""The ranks of a running job, from what they said at two moments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.cluster.observation.answer import Seen
+
+_MAX_TEXT = 500
+
+
+@dataclass(frozen=True)
+class Operation:
+    """A collective or a message that a rank is in.
+
+    Attributes:
+        communicator: its group.
+        what: the operation for people.
+        number: of a collective, the same on all ranks.
+        seconds: since the rank began it.
+        waits_for: some of the job's ranks that had not joined, by what they said last.
+        missing: how many members had not.
+    """
+
+    communicator: str
+    what: str
+    number: int
+    seconds: float
+    waits_for: tuple[int, ...]
+    missing: int
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a rank said of itself.
+
+    Attributes:
+        host: its host's name.
+        pid: its process.
+        joined: seconds since it joined the job.
+        steps: steps of training, evaluation and prediction that have got their input.
+        collectives: collectives and messages that have ended.
+        resident_bytes: its resident set.
+        queued: operations that wait behind the current ones.
+        operations: what it is in; the longest first.
+        idle: seconds for which it has been in no operation; None if it is in one, or never was.
+        main: the innermost call of the user's program in its main thread.
+        seconds: the time between the two moments, by its own clock; 0 if there is only one. The
+            others are of that time.
+        steps_per_second: steps.
+        rows_per_second: rows of its input.
+        collectives_per_second: collectives and messages that ended.
+        input: the share of time that it waited for its input.
+        workers: the share that it waited for other workers.
+        network: the share that it waited for data that moved.
+        sent_per_second: bytes sent to other hosts.
+        shared_per_second: bytes copied to the memory shared with workers of its host.
+    """
+
+    host: str
+    pid: int
+    joined: float
+    steps: int
+    collectives: int
+    resident_bytes: int
+    queued: int
+    operations: tuple[Operation, ...]
+    idle: float | None
+    main: str
+    seconds: float
+    steps_per_second: float
+    rows_per_second: float
+    collectives_per_second: float
+    input: float
+    workers: float
+    network: float
+    sent_per_second: float
+    shared_per_second: float
+
+
+@dataclass(frozen=True)
+class Rank:
+    """A rank of the job.
+
+    Attributes:
+        rank: the rank.
+        worker: what messages call it.
+        state: "answered", "unresponsive", "gone" or "failed" (its report cannot be used).
+        reason: why it is gone, or what is wrong with its report; else "".
+        silence: seconds since rank 0 last heard of it; None if it is gone.
+        activity: what it said of itself; None unless it answered.
+    """
+
+    rank: int
+    worker: str
+    state: str
+    reason: str
+    silence: float | None
+    activity: Activity | None
+
+
+def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
+    """The ranks at the second moment, and what they did since the first.
+
+    Args:
+        before: the first answer of rank 0.
+        after: its second answer.
+    """
+    earlier = {one.rank: one.report for one in before}
+    return [_rank(earlier.get(one.rank), one) for one in after]
+
+
+def _rank(before: dict[str, Any] | None, seen: Seen) -> Rank:
+    def result(state: str, reason: str = "", activity: Activity | None = None) -> Rank:
+        return Rank(seen.rank, seen.worker, state, reason, seen.silence, activity)
+
+    if seen.gone:
+        return result("gone", seen.gone)
+    if seen.report is None:
+        return result("unresponsive")
+    if "error" in seen.report:
+        return result("failed", _text(seen.report["error"]))
+    try:
+        return result("answered", activity=_activity(before or {}, seen.report))
+    except (LookupError, ArithmeticError, TypeError, ValueError):
+        return result("failed", "its report is malformed")
+
+
+def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
+    same = before.get("pid") == after["pid"]
+    seconds = _number(after["time"]) - _number(before["time"]) if same else 0.0
+
+    def rate(key: str) -> float:
+        return (_number(after[key]) - _number(before[key])) / seconds if seconds > 0 else 0.0
+
+    operations = tuple(sorted(map(_operation, after["operations"]), key=lambda one: -one.seconds))
+    waits = {key: min(1.0, rate(key)) for key in ("input", "workers", "network")}
+    longest = operations[0] if operations else None
+    # A wait is counted when it ends; this one has lasted all the time.
+    if longest and 0 < seconds <= longest.seconds and not rate("steps"):
+        key = "workers" if longest.missing else "network"
+        waits[key] = max(0.0, 1.0 - sum(waits.values()) + waits[key])
+    return Activity(
+        host=_text(after["host"]),
+        pid=int(after["pid"]),
+        joined=_number(after["joined"]),
+        steps=int(after["steps"]),
+        collectives=int(after["collectives"]),
+        resident_bytes=int(after["resident_bytes"]),
+        queued=int(after["queued"]),
+        operations=operations,
+        idle=None if after["idle"] is None else _number(after["idle"]),
+        main=_text(after["main"]),
+        seconds=seconds,
+        steps_per_second=rate("steps"),
+        rows_per_second=rate("rows"),
+        collectives_per_second=rate("collectives"),
+        **waits,
+        sent_per_second=rate("sent_bytes"),
+        shared_per_second=rate("shared_bytes"),
+    )
+
+
+def _operation(raw: Any) -> Operation:
+    return Operation(
+        _text(raw["communicator"]),
+        _text(raw["what"]),
+        int(raw["number"]),
+        _number(raw["seconds"]),
+        tuple(map(int, raw["waits_for"])),
+        int(raw["missing"]),
+    )
+
+
+def _number(value: Any) -> float:
+    if type(value) not in (int, float):
+        raise TypeError(value)
+    if not math.isfinite(value):
+        raise ValueError(value)
+    return float(value)
+
+
+def _text(value: Any) -> str:
+    """A text that is safe to print."""
+    return "".join(c if c.isprintable() else "?" for c in str(value)[:_MAX_TEXT])
