@@ -35,7 +35,7 @@ def test_every_count_is_exported_in_base_units():
     for duration, times in [(0.0009, 1), (0.001, 2), (0.0011, 4), (59.0, 1), (100.0, 8)]:
         seconds.observe(duration, times)
     activity = Activity(7, 1.5, 0.25, 0.125, {"all_reduce": 9, "send": 0})
-    trained = Trained(16, 43, seconds)
+    trained = Trained(16, 43, 86, seconds)
     values = scraped(Snapshot(1, 4, "node-a", "AStrategy", trained, activity, 1 << 40))
     buckets = {key[1]: values.pop(key) for key in [*values] if key[0] == "step_seconds_bucket"}
     assert [float(le) for le in buckets] == [*BOUNDS, float("inf")]

@@ -16,6 +16,8 @@ STRUCTURES = {
     "tfd_setup": api.Setup,
     "tfd_statistics": api.Statistics,
     "tfd_codec": api.Codec,
+    "tfd_activity": api.Activity,
+    "tfd_link": api.Link,
 }
 # C type -> the ctypes that may stand for it.
 TYPES = {
@@ -30,6 +32,8 @@ TYPES = {
     "const size_t*": ctypes.POINTER(ctypes.c_size_t),
     "const tfd_setup*": ctypes.POINTER(api.Setup),
     "tfd_statistics*": ctypes.POINTER(api.Statistics),
+    "tfd_activity*": ctypes.POINTER(api.Activity),
+    "tfd_link*": ctypes.POINTER(api.Link),
     "double": ctypes.c_double,
     "float": ctypes.c_float,
     "uint32_t": ctypes.c_uint32,

@@ -8,18 +8,19 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.callbacks.step_timer import StepFigures, StepTimer
-from tfdist.callbacks.stragglers import Cause, Measurement, Straggler, find
 from tfdist.cluster.net.wait_messages import say
+from tfdist.collective.activity import Activity
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.monitoring.step_timer import StepFigures, StepTimer
+from tfdist.monitoring.stragglers import Cause, Measurement, Straggler, find
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 
 _REMEDIES = {
     Cause.INPUT: "Look at how it reads and prepares its data: its disk, and `prefetch`, "
     "`cache` and `num_parallel_calls` of the dataset.",
-    Cause.COMPUTE: "Look for other programs on its host, for cores or clocks that are throttled, and "
-    "for callbacks that only it runs.",
+    Cause.COMPUTE: "Look for other programs on its host, for throttled cores or clocks, and for "
+    "callbacks that only it runs.",
     Cause.NETWORK: "Look at the network of its host.",
 }
 # Below this time with data on its way, a link's rate says little.
@@ -100,11 +101,14 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         if self._calls % self._every:
             return
         figures, communicator = self._timer.figures(), self._communicator()
-        if communicator is not None and figures is not None:
-            self._report(find(self._gather(communicator, figures), self._factor))
+        if communicator is not None and figures is not None and figures.activity is not None:
+            measured = self._gather(communicator, figures, figures.activity)
+            self._report(find(measured, self._factor))
         self._timer.restart()
 
-    def _gather(self, communicator: NativeCommunicator, figures: StepFigures) -> list[Measurement]:
+    def _gather(
+        self, communicator: NativeCommunicator, figures: StepFigures, counted: Activity
+    ) -> list[Measurement]:
         counts = _counts(communicator)
         rates = {
             rank: (now[0] - before[0]) / (now[1] - before[1])
@@ -112,7 +116,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
             if now[1] - before[1] > _LEAST_BUSY_SECONDS
         }
         self._links = counts
-        steps, counted = max(1, figures.steps), figures.activity
+        steps = max(1, figures.steps)
         slowest = min(rates, key=rates.__getitem__, default=-1)
         mine = [
             figures.seconds / steps,

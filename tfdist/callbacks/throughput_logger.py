@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdist.callbacks.step_timer import StepFigures, StepTimer
+from tfdist.monitoring.step_timer import StepFigures, StepTimer
 
 
 class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
@@ -92,11 +92,11 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
             return {}
         counted = figures.activity
         logs = {"step_seconds": figures.quantile(0.5), "step_seconds_p95": figures.quantile(0.95)}
-        if counted.all_rows:
-            logs["rows_per_second"] = counted.all_rows / figures.seconds
+        if figures.rows:
+            logs["rows_per_second"] = figures.rows / figures.seconds
             if tokens := self._tokens_per_row or _length_of_rows(self.model):
                 logs["tokens_per_second"] = tokens * logs["rows_per_second"]
-        if counted.knows_waits:
+        if counted is not None:
             logs["input_wait"] = figures.share(counted.input)
             logs["workers_wait"] = figures.share(counted.workers)
             logs["network_wait"] = figures.share(counted.network)

@@ -18,8 +18,8 @@ import keras
 
 from tfdist import native
 from tfdist._version import __version__
-from tfdist.callbacks.chrome_trace import Span, WorkerRecord, build
 from tfdist.cluster.net.wait_messages import say
+from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
 from tfdist.pipeline.model import PipelineModel
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
@@ -38,9 +38,9 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     workers: `otherData.clocks` in the file tells each worker's offset and its uncertainty; workers
     of one host share a clock.
 
-    While steps are recorded, all workers collect spans in memory; after the last one they send them
-    to the chief, which writes the file. Otherwise the callback costs nothing. A communicator keeps
-    its last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the steps are
+    While steps are recorded, all workers keep spans in memory; after the last one they send them to
+    the chief, which writes the file. Otherwise the callback costs nothing. A communicator keeps its
+    last 1,024 collectives and messages, so choose few steps. In a `PipelineModel`, the step is
     traced anew before the first of them and after the last.
 
     Args:
@@ -65,7 +65,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         first, last = steps
         if not (isinstance(first, int) and isinstance(last, int) and 0 <= first < last):
             raise ValueError(
-                "`steps` must be the first step and the one after the last, with 0 <= first < last. "
+                "`steps` must be the first step and the one after the last, 0 <= first < last. "
                 f"Received: {steps!r}. Pass a pair such as (100, 110)."
             )
         self._path = Path(os.fspath(path))
@@ -133,7 +133,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
 
     def _time_actions(self) -> None:
         if isinstance(self.model, PipelineModel):
-            self._actions = self._timed.enter_context(self.model._recording_actions())
+            self._actions = self._timed.enter_context(self.model.recording_actions())
 
     def _add(self, lane: str, name: str, begin: int, end: int) -> None:
         self._core.tfd_add_span(lane.encode(), name.encode(), begin, end)

@@ -19,7 +19,7 @@ KINDS = (
     "send",
     "receive",
 )
-"""The kinds of collectives and messages, in the core's order."""
+"""The kinds of collectives and messages."""
 
 _NANOSECONDS = 1e-9
 
@@ -73,7 +73,7 @@ def read() -> Activity | None:
         _NANOSECONDS * counters.input_ns,
         _NANOSECONDS * counters.workers_ns,
         _NANOSECONDS * counters.network_ns,
-        dict(zip(KINDS, counters.operations, strict=True)),
+        {kind: getattr(counters, kind) for kind in KINDS},
         counters.bus_bytes,
         _NANOSECONDS * counters.bus_ns,
     )

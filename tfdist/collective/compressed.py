@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.overlap import marked_buckets
 from tfdist.native.encoding import Encoding
 
 
@@ -39,19 +40,20 @@ def compressed_all_reduce(
     with tf.device(communicator.host):
         sums: list[Any] = [None] * len(tensors)
         seed = tf.cast(seed, tf.int64)
-        for number, bucket, beside in communicator.marked(tensors):
+        buckets = marked_buckets(communicator.name, "", tensors, communicator.plan(tensors))
+        for number, bucket in enumerate(buckets):
             reduced = native_ops.compressed_all_reduce(
                 communicator.token,
-                [tensors[i] for i in bucket],
-                [errors[i].handle for i in bucket] if errors else [],
+                [tensors[i] for i in bucket.members],
+                [errors[i].handle for i in bucket.members] if errors else [],
                 # A different seed for each bucket.
                 seed + number * 0x9E3779B9,
                 encoding,
                 within_hosts,
                 communicator.name,
-                f"{number}",
-                overlaps=beside,
+                bucket.key,
+                overlaps=bucket.overlaps,
             )
-            for i, value in zip(bucket, reduced, strict=True):
+            for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
         return sums

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import ctypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,7 +16,7 @@ from tfdist.cluster.mesh.in_process import connect_threads
 from tfdist.collective import at_exit, dtypes, flight_log, native_ops, registry, tokens
 from tfdist.collective.buckets import plan
 from tfdist.collective.core_setup import setup_of
-from tfdist.collective.overlap import mark_ready, overlaps
+from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
@@ -75,17 +75,16 @@ class NativeCommunicator:
         with tf.device(self.host):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
-            for number, bucket, beside in self.marked(summable, key):
-                part = _part(key, number)
+            for bucket in marked_buckets(self.name, key, summable, self.plan(summable)):
                 reduced = native_ops.all_reduce(
                     self.token,
-                    [summable[i] for i in bucket],
+                    [summable[i] for i in bucket.members],
                     "sum",
                     self.name,
-                    part,
-                    overlaps=beside,
+                    bucket.key,
+                    overlaps=bucket.overlaps,
                 )
-                for i, value in zip(bucket, reduced, strict=True):
+                for i, value in zip(bucket.members, reduced, strict=True):
                     sums[i] = value
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
@@ -144,29 +143,6 @@ class NativeCommunicator:
         """Groups tensors into buckets, each reduced by one collective; see `buckets.plan`."""
         bytes_ = self.bucket_bytes
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
-
-    def marked(
-        self, tensors: Sequence[tf.Tensor], key: str = ""
-    ) -> Iterator[tuple[int, list[int], bool]]:
-        """The buckets of `plan`, in order, marked for the recorder as their tensors exist.
-
-        Args:
-            tensors: what is reduced.
-            key: as for `all_reduce`.
-
-        Yields:
-            The number of a bucket, the indices of its tensors, and whether the step goes on beside
-            its collective.
-        """
-        buckets = self.plan(tensors)
-        last = len(buckets) - 1
-        for number, bucket in enumerate(buckets):
-            beside = overlaps() or number < last
-            if last > 0:
-                # Gradients exist in about the order of the buckets; after all, the step waits.
-                needed = tensors if number == last else [tensors[i] for i in bucket]
-                mark_ready(self.name, _part(key, number), needed, stalls=not beside)
-            yield number, bucket, beside
 
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
         """Creates a communicator of some of the job's ranks; called by all of them together.
@@ -302,10 +278,6 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
     communicator = NativeCommunicator(number.value, mesh, options, session)
     at_exit.add(number.value, communicator.abort, mesh.ranks[mesh.rank])
     return communicator
-
-
-def _part(key: str, number: int) -> str:
-    return f"{key}, part {number}" if key and number else key or f"{number}"
 
 
 def _check(core: Any, code: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -29,22 +30,43 @@ def overlaps() -> bool:
     return getattr(_here, "overlaps", False)
 
 
-def mark_ready(
-    communicator: str, key: str, tensors: Sequence[tf.Tensor], *, stalls: bool
-) -> None:
-    """Records, in a graph, when the tensors of a collective exist.
+@dataclass(frozen=True)
+class Bucket:
+    """Tensors that are reduced in one collective.
 
-    A collective starts only when those before it have ended, so its start does not tell.
+    Attributes:
+        key: the collective's key.
+        members: the indices of the tensors.
+        overlaps: whether the step goes on beside it.
+    """
+
+    key: str
+    members: Sequence[int]
+    overlaps: bool
+
+
+def marked_buckets(
+    communicator: str, key: str, tensors: Sequence[tf.Tensor], plan: Sequence[Sequence[int]]
+) -> Iterator[Bucket]:
+    """The buckets of a reduction, each marked, in a graph, for when its tensors exist.
+
+    A collective starts only when those before it have ended, so its start does not tell. The step
+    goes on beside all of them but the last: when all tensors exist, it waits.
 
     Args:
         communicator: the communicator's name.
-        key: the collective's.
-        tensors: all that it needs.
-        stalls: whether the step waits for it from then on.
+        key: the reduction's.
+        tensors: what is reduced.
+        plan: for each bucket the indices of its tensors.
     """
-    if not tf.executing_eagerly():
-        with _after(tensors):
-            marks.ready(communicator, key, stalls=stalls)
+    last = len(plan) - 1
+    for number, members in enumerate(plan):
+        part = f"{key}, part {number}" if key and number else key or f"{number}"
+        beside = overlaps() or number < last
+        if last > 0 and not tf.executing_eagerly():
+            with _after(tensors if number == last else [tensors[i] for i in members]):
+                marks.ready(communicator, part, stalls=not beside)
+        yield Bucket(part, members, beside)
 
 
 def mark_stall(communicator: str, value: tf.Tensor) -> None:

@@ -231,9 +231,21 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
 
 void tfd_get_activity(tfd_activity* activity) {
   const auto totals = tfdist::Activity::Instance().Read();
-  *activity = {totals.steps, totals.input, totals.waiting, totals.moving, {},
-               totals.bus_bytes, totals.bus_moving};
-  std::copy(totals.operations.begin(), totals.operations.end(), activity->operations);
+  const auto ended = [&totals](Kind kind) { return totals.operations[static_cast<size_t>(kind)]; };
+  *activity = {totals.steps,
+               totals.input,
+               totals.waiting,
+               totals.moving,
+               ended(Kind::kAllReduce),
+               ended(Kind::kReduceScatter),
+               ended(Kind::kAllGather),
+               ended(Kind::kBroadcast),
+               ended(Kind::kAllToAll),
+               ended(Kind::kBarrier),
+               ended(Kind::kSend),
+               ended(Kind::kReceive),
+               totals.bus_bytes,
+               totals.bus_moving};
 }
 
 int tfd_get_links(int64_t number, tfd_link* links) {

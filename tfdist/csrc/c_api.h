@@ -85,9 +85,15 @@ typedef struct {
   int64_t input_ns;    /* waiting for the next batch */
   int64_t workers_ns;  /* waiting for other ranks to join */
   int64_t network_ns;  /* waiting for data that moved */
-  uint64_t operations[8]; /* that have ended well: all_reduce, reduce_scatter, all_gather, broadcast,
-                             all_to_all, barrier, send, receive */
-  double bus_bytes;    /* of them: bytes of all values, times the share that each link must carry */
+  uint64_t all_reduce; /* collectives and messages that have ended well, by kind */
+  uint64_t reduce_scatter;
+  uint64_t all_gather;
+  uint64_t broadcast;
+  uint64_t all_to_all;
+  uint64_t barrier;
+  uint64_t send;
+  uint64_t receive;
+  double bus_bytes;    /* of them: the bytes of all values, times the share that each link must carry */
   int64_t bus_ns;      /* how long they took once all ranks had come */
 } tfd_activity;
 void tfd_get_activity(tfd_activity* activity);

@@ -20,7 +20,7 @@ from tfdist.launch.job.worker import WorkerProcess
 
 # How long a failure that may be the consequence of another one waits for that one.
 _CAUSE_SECONDS = 1.0
-# How long the workers may take to fail of themselves, and to write down why, before they are stopped.
+# How long the others may take to fail of themselves, and write down why, before they are stopped.
 _LAST_WORDS_SECONDS = 1.0
 # How long a host other than host 0 waits for host 0's decision.
 _HOST_0_SECONDS = 3.0

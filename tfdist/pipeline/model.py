@@ -16,6 +16,7 @@ from tfdist.pipeline.placement.materialize import build, check_free, materialize
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.placement.trainability import agree_on_trainable
 from tfdist.pipeline.runtime.engine import Engine
+from tfdist.pipeline.runtime.recording import actions_of, gather_timeline
 from tfdist.pipeline.runtime.train_step import StepRunner
 from tfdist.pipeline.simulation.timeline import Timeline
 from tfdist.pipeline.state.full_model import FullModel, Untracked
@@ -141,23 +142,24 @@ class PipelineModel(FullModel):
         """
         if self._steps is None:
             raise ValueError("The model must be compiled before training. Call `compile` first.")
-        with self._steps.timing() as timed:
+        with self._steps.timing() as last:
             self.train_on_batch(*args, **kwargs)
-        return timed()
+        return gather_timeline(self.distribute_strategy, last())
 
     @contextlib.contextmanager
-    def _recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
-        """Within this context, steps record when this worker's actions run.
+    def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:
+        """Within this context, training steps record when this worker's actions run.
 
         All workers enter and leave it at the same step, as it has the step traced anew.
 
         Yields:
-            A function that returns the actions of the last step; see `StepRunner.actions`.
+            A function that returns the actions of the last step: name, start and end, in seconds
+            of Unix time.
         """
-        steps = self._steps
-        assert steps is not None
-        with steps.timing():
-            yield steps.actions
+        if self._steps is None:
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
+        with self._steps.timing() as last:
+            yield lambda: actions_of(self.distribute_strategy, last())
 
     def _loss_of(self, y: Any, predictions: Any, sample_weight: Any) -> Any:
         loss = compiled_loss_of(self)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import NamedTuple
 
 import numpy as np
 
@@ -10,19 +11,37 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.simulation.timeline import Span, Timeline
 
 
-def gather_timeline(strategy: HybridStrategy, microbatches: int, times: np.ndarray) -> Timeline:
+class Recorded(NamedTuple):
+    """What a step has recorded on a rank.
+
+    Attributes:
+        microbatches: the number of microbatches.
+        times: start and end of each of the rank's actions, in order, in seconds of Unix time:
+            `[actions, 2]`, float64.
+    """
+
+    microbatches: int
+    times: np.ndarray
+
+
+def actions_of(strategy: HybridStrategy, recorded: Recorded) -> list[tuple[str, float, float]]:
+    """The actions of this rank: name, start and end, in seconds of Unix time."""
+    actions = strategy.schedule_for(recorded.microbatches).actions[strategy.pipeline_rank]
+    spans = recorded.times.tolist()
+    return [(str(action), *span) for action, span in zip(actions, spans, strict=False)]
+
+
+def gather_timeline(strategy: HybridStrategy, recorded: Recorded) -> Timeline:
     """The timeline of this rank's pipeline; collective over all ranks of the job.
 
     Args:
         strategy: the pipeline's strategy.
-        microbatches: the number of microbatches in the step.
-        times: start and end of each of this rank's actions, in order, in seconds of a clock shared
-            by all ranks: `[actions, 2]`, float64.
+        recorded: of this rank; the ranks' clocks must agree.
     """
     group, mesh = strategy.extended.group, strategy.extended.mesh
-    texts = group.exchange("timeline", json.dumps(np.asarray(times).tolist()))
+    texts = group.exchange("timeline", json.dumps(recorded.times.tolist()))
     own = [json.loads(texts[rank]) for rank in mesh.pipeline_of(group.topology.rank)]
-    schedule = strategy.schedule_for(microbatches)
+    schedule = strategy.schedule_for(recorded.microbatches)
     begin = min(start for times in own for start, _ in times)
     return Timeline(
         schedule.name,

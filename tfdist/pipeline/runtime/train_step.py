@@ -21,9 +21,8 @@ from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spe
 from tfdist.pipeline.runtime.logs import collect_layer_results, share_logs
 from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor, Outcome
 from tfdist.pipeline.runtime.program_agreement import agree_on_program
-from tfdist.pipeline.runtime.recording import gather_timeline
+from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
-from tfdist.pipeline.simulation.timeline import Timeline
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
 from tfdist.strategies.data import share_of_rows, take_share
@@ -87,28 +86,17 @@ class StepRunner:
         return self.logs
 
     @contextlib.contextmanager
-    def timing(self) -> Iterator[Callable[[], Timeline]]:
+    def timing(self) -> Iterator[Callable[[], Recorded]]:
         """Within this context, steps record when their actions run.
 
         Yields:
-            A function that returns the timeline of the last step; collective over all ranks of
-            the job.
+            A function that returns what the last step has recorded on this rank.
         """
         self._timed = True
         try:
-            yield lambda: gather_timeline(self._strategy, self._microbatches, self._times.numpy())
+            yield lambda: Recorded(self._microbatches, self._times.numpy())
         finally:
             self._timed = False
-
-    def actions(self) -> list[tuple[str, float, float]]:
-        """This rank's actions in the last step, if it was timed: name, start and end.
-
-        Times are seconds of Unix time.
-        """
-        times = [] if self._times is None else self._times.numpy().tolist()
-        schedule = self._strategy.schedule_for(self._microbatches)
-        actions = schedule.actions[self._strategy.pipeline_rank]
-        return [(str(action), *span) for action, span in zip(actions, times, strict=False)]
 
     def forget(self, mode: str) -> None:
         """Drops the functions of a mode, to be rebuilt on next use; collective over all ranks."""

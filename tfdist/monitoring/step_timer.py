@@ -12,12 +12,14 @@ import numpy as np
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
+from tfdist.monitoring.training import record
 
 
 class _Moment(NamedTuple):
     time: float
-    activity: Activity
+    activity: Activity | None
     sent_bytes: int
+    rows: int
     steps: int
 
 
@@ -29,14 +31,16 @@ class StepFigures:
         steps: the number of steps.
         seconds: their total time.
         times: the time of a step, for each call of the training function, which may run several.
-        activity: what was counted during them.
+        rows: the rows of their global batches.
+        activity: what the native core counted during them; None if it does not run.
         sent_bytes: bytes sent to other hosts.
     """
 
     steps: int
     seconds: float
     times: Sequence[float]
-    activity: Activity
+    rows: int
+    activity: Activity | None
     sent_bytes: int
 
     def quantile(self, q: float) -> float:
@@ -46,12 +50,6 @@ class StepFigures:
     def share(self, seconds: float) -> float:
         """The share of the total time, from 0 to 1."""
         return seconds / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def own(self) -> float:
-        """The time of a step in which this worker waited for nothing."""
-        waits = self.activity.input + self.activity.workers + self.activity.network
-        return max(0.0, self.seconds - waits) / max(1, self.steps)
 
 
 @dataclass
@@ -118,10 +116,16 @@ class StepTimer:
             self._last.steps - self._begin.steps,
             self._last.time - self._begin.time,
             tuple(self._times),
-            self._last.activity.since(self._begin.activity),
+            self._last.rows - self._begin.rows,
+            _between(self._begin.activity, self._last.activity),
             self._last.sent_bytes - self._begin.sent_bytes,
         )
 
 
 def _moment(steps: int) -> _Moment:
-    return _Moment(time.perf_counter(), activity.read(), statistics().sent_bytes, steps)
+    rows = record.read().all_rows
+    return _Moment(time.perf_counter(), activity.read(), statistics().sent_bytes, rows, steps)
+
+
+def _between(begin: Activity | None, end: Activity | None) -> Activity | None:
+    return None if begin is None or end is None else end.since(begin)

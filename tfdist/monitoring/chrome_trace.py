@@ -1,6 +1,6 @@
 """Puts what all workers have recorded into one trace in Chrome's format, which Perfetto reads.
 
-Format: "Trace Event Format", docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
+Format: Google, "Trace Event Format" (2016).
 """
 
 from __future__ import annotations
@@ -156,9 +156,7 @@ class _Worker:
             yield self._event("e", lane, name, begun, id=number)
         if record["coding_ns"]:
             coded = min(arrived + record["coding_ns"], ended)
-            yield self._slice(
-                "compression", f"encode and decode {record['name']}", arrived, coded
-            )
+            yield self._slice("compression", f"encode and decode {record['name']}", arrived, coded)
         if record["kind"] in ("send", "receive"):
             yield self._arrow(communicator, record)
 
