@@ -11,6 +11,7 @@ from typing import Any
 import keras
 
 from tfdist import native
+from tfdist.collective.activity import KINDS
 from tfdist.native.api import Activity
 from watching import watchers
 from watching.watches import WATCHES
@@ -77,4 +78,4 @@ def count() -> int:
     """The inputs and collectives that the recorder has counted."""
     activity = Activity()
     native.load().library.tfd_get_activity(ctypes.byref(activity))
-    return int(activity.steps) + sum(activity.operations)
+    return int(activity.steps) + sum(getattr(activity, kind) for kind in KINDS)
