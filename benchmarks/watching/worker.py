@@ -25,7 +25,8 @@ def work(
         folder: for files that are written.
     """
     take_place(rank, addresses)
-    os.environ["TFDIST_METRICS_PORT"] = str(metrics_port)
+    if metrics_port:
+        os.environ["TFDIST_METRICS_PORT"] = str(metrics_port)
     from stepping.keras_training import fit_with
 
     import tfdist
