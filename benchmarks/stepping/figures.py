@@ -73,7 +73,7 @@ def make_rows(
 
 def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows in aligned columns; the reason in place of figures that are missing."""
-    return format_rows(rows, COLUMNS, _cell)
+    return format_rows(rows, COLUMNS, format_cell)
 
 
 def divide(upper: Sequence[float], lower: Sequence[float]) -> list[float]:
@@ -87,7 +87,8 @@ def spread(values: Sequence[float]) -> tuple[float, float, float]:
     return low, median(values), high
 
 
-def _cell(name: str, value: Any) -> str:
+def format_cell(name: str, value: Any) -> str:
+    """A figure as the tables show it; nothing for None."""
     if value is None:
         return ""
     if isinstance(value, float):

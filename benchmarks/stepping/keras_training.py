@@ -54,14 +54,21 @@ def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
         strategy: a tf.distribute strategy, or None.
         clock: told of each step.
     """
-    with strategy.scope() if strategy else contextlib.nullcontext():
-        model = BUILDERS[workload.name]()
-        model.compile(workload.optimizer, loss_function(), metrics=["accuracy"])
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
     )
+    fit_with(workload, rows, strategy, tick)
+
+
+def fit_with(
+    workload: Workload, rows: int, strategy: Any, callback: keras.callbacks.Callback
+) -> None:
+    """The same with a callback instead of the clock."""
+    with strategy.scope() if strategy else contextlib.nullcontext():
+        model = BUILDERS[workload.name]()
+        model.compile(workload.optimizer, loss_function(), metrics=["accuracy"])
     data = endless(workload, rows)
-    model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[tick])
+    model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[callback])
 
 
 def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:

@@ -14,6 +14,7 @@
 #include "control/activity.h"
 #include "control/communicator_state.h"
 #include "control/flight_log.h"
+#include "control/recorder.h"
 #include "control/spans.h"
 #include "registry.h"
 #include "vector_unit.h"
@@ -254,6 +255,8 @@ int tfd_get_links(int64_t number, tfd_link* links) {
     }
   });
 }
+
+void tfd_record(int on) { tfdist::Recorder::SetRecording(on != 0); }
 
 void tfd_record_spans(int on) { tfdist::Spans::Instance().Record(on != 0); }
 

@@ -107,6 +107,10 @@ typedef struct {
 } tfd_link;
 int tfd_get_links(int64_t number, tfd_link* links);
 
+/* Whether collectives and messages that begin from now on are recorded. They are, unless it is to be
+   measured what that costs. */
+void tfd_record(int on);
+
 /* Keeps spans of what this process does from now on (1), forgetting those before, or no longer (0). */
 void tfd_record_spans(int on);
 /* Adds one, if they are kept; times are nanoseconds of the steady clock. */

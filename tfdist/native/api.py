@@ -119,6 +119,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_get_statistics": (c_int, (c_int64, POINTER(Statistics))),
     "tfd_get_activity": (None, (POINTER(Activity),)),
     "tfd_get_links": (c_int, (c_int64, POINTER(Link))),
+    "tfd_record": (None, (c_int,)),
     "tfd_record_spans": (None, (c_int,)),
     "tfd_add_span": (None, (c_char_p, c_char_p, c_int64, c_int64)),
     "tfd_spans": (c_char_p, ()),

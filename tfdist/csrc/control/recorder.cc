@@ -35,6 +35,7 @@ void Recorder::Stalls() {
 }
 
 void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
+  if (!recording_.load(std::memory_order_relaxed)) return;
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   Record& record = current();
@@ -76,7 +77,8 @@ void Recorder::Coded(int64_t duration) {
 }
 
 void Recorder::Arrived(int rank, bool waited) {
-  // Only the thread that runs the operation writes these two.
+  // Only the thread that runs the operation writes these three.
+  if (!open_) return;
   uint64_t& seen = seen_[static_cast<size_t>(rank)];
   if (seen == written_ + 1) return;
   seen = written_ + 1;

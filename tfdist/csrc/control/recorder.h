@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <vector>
@@ -35,6 +36,10 @@ class Recorder {
 
   // For each rank, an index of its host.
   explicit Recorder(const std::vector<int>& host_of);
+
+  // Whether all recorders of this process record the operations that begin from now on. They do,
+  // unless somebody measures what that costs.
+  static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }
 
   // All that an operation named so needs exists, though operations before it may still run. If it
   // `stalls` this rank, the rank waits from now on.
@@ -74,6 +79,8 @@ class Recorder {
     int64_t at = 0;
   };
   static constexpr size_t kMarks = 64;
+
+  inline static std::atomic<bool> recording_{true};
 
   Record& current() { return records_[written_ % kRecords]; }
   uint32_t* arrivals() { return &arrivals_[written_ % kRecords * hosts_]; }

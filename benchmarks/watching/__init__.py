@@ -1,0 +1,1 @@
+"""The parts of `observing.py`: the ways to watch, the workers' processes, and the figures."""

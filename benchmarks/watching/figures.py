@@ -1,0 +1,65 @@
+"""Rows and table from the times of the rounds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from reducing.columns import format_rows
+from stepping.figures import divide, format_cell, spread
+
+COLUMNS = {
+    "model": "model",
+    "workers": "workers",
+    "watch": "watch",
+    "step_ms": "median ms",
+    "low_ms": "from",
+    "high_ms": "to",
+    "best_ms": "best ms",
+    "ratio": "step/none",
+    "ratio_low": "from",
+    "ratio_high": "to",
+    "best_ratio": "best/best",
+    "recorded": "recorded",
+}
+
+
+def make_rows(
+    model: str,
+    workers: int,
+    rounds: Mapping[str, Sequence[float]],
+    recorded: Mapping[str, float],
+    missing: Mapping[str, str],
+) -> list[dict[str, Any]]:
+    """One row per way to watch.
+
+    Args:
+        model: its name.
+        workers: how many.
+        rounds: for each way to watch, `none` among them, its seconds per step in each round.
+        recorded: for each of them how many inputs and collectives a step's record has.
+        missing: for each that could not run, why.
+
+    Returns:
+        Rows with `step_ms` (the median) between its quartiles `low_ms` and `high_ms`, `best_ms`,
+        and `ratio` (time / none's time), taken round by round: the median over the rounds, between
+        its quartiles; `best_ratio` is that of the best times, for a machine with other work.
+    """
+    rows: list[dict[str, Any]] = []
+    for watch, times in rounds.items():
+        row: dict[str, Any] = {"model": model, "workers": workers, "watch": watch}
+        low, middle, high = spread(times)
+        row |= {"step_ms": 1e3 * middle, "low_ms": 1e3 * low, "high_ms": 1e3 * high}
+        row["best_ms"] = 1e3 * min(times)
+        low, middle, high = spread(divide(times, rounds["none"]))
+        row |= {"ratio": middle, "ratio_low": low, "ratio_high": high}
+        row["best_ratio"] = min(times) / min(rounds["none"])
+        rows.append({**row, "recorded": recorded[watch]})
+    for watch, reason in missing.items():
+        rows.append({"model": model, "workers": workers, "watch": watch, "missing": reason})
+    return rows
+
+
+def format_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """The rows in aligned columns; the reason in place of figures that are missing."""
+    return format_rows(rows, COLUMNS, format_cell)

@@ -1,0 +1,30 @@
+"""The ways to watch a training that are compared."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class Watch:
+    """A way to watch; what it runs is in `watchers`.
+
+    Attributes:
+        recorded: whether the recorder is on, as it always is outside of this benchmark.
+        scraped: whether the metrics are scraped once a second.
+    """
+
+    recorded: bool = True
+    scraped: bool = False
+
+
+WATCHES = {
+    "none": Watch(recorded=False),
+    "none_again": Watch(recorded=False),
+    "recorder": Watch(),
+    "throughput": Watch(),
+    "straggler": Watch(),
+    "timeline": Watch(),
+    "metrics": Watch(scraped=True),
+    "all": Watch(scraped=True),
+}
