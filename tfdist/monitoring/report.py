@@ -17,7 +17,9 @@ from typing import Any
 from tfdist import native
 from tfdist.cluster import Topology
 from tfdist.collective import activity
+from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
+from tfdist.monitoring.training import record
 
 _MOST = 8
 _MOST_TEXT = 300
@@ -38,7 +40,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
 
     def report() -> dict[str, Any]:
         now = time.monotonic_ns()
-        done = activity.read()
+        done = activity.read() or Activity()
         traffic = statistics()
         communicators = _communicators()
         return {
@@ -47,7 +49,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "time": 1e-9 * now,
             "joined": 1e-9 * (now - joined_ns),
             "steps": done.steps,
-            "rows": done.rows,
+            "rows": record.read().rows,
             "input": done.input,
             "workers": done.workers,
             "network": done.network,
