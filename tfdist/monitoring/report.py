@@ -19,7 +19,7 @@ from tfdist.cluster import Topology
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
-from tfdist.monitoring.training import record
+from tfdist.monitoring import training
 
 _MOST = 8
 _MOST_TEXT = 300
@@ -49,7 +49,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "time": 1e-9 * now,
             "joined": 1e-9 * (now - joined_ns),
             "steps": done.steps,
-            "rows": record.read().rows,
+            "rows": training.record.read().rows,
             "input": done.input,
             "workers": done.workers,
             "network": done.network,

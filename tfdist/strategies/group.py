@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cluster import Session, Topology, meet, observe
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.this_worker import note_joined
-from tfdist.collective import registry, report
+from tfdist.collective import registry
 from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import (
     NativeCommunicator,
@@ -23,6 +23,7 @@ from tfdist.collective.native_communicator import (
 )
 from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, start_server
+from tfdist.monitoring import report
 from tfdist.options import Options
 from tfdist.strategies.error_cause import plain
 
