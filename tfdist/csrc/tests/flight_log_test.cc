@@ -149,7 +149,7 @@ void OnRanks(const Plan& plan, const std::string& base,
       return json.Close(']').text();
     };
     Start(path, communicators,
-          "\"rank\":" + rank + ",\"size\":" + std::to_string(c.size()) + ",\"worker\":\"worker " +
+          "\"rank\":" + rank + ",\"size\":" + std::to_string(c.size()) + ",\"worker\":\"rank " +
               rank + "\",\"host\":\"node\",\"pid\":" + std::to_string(getpid()) +
               ",\"program\":\"test\"");
     GiveStacks("Thread of rank " + rank);
@@ -189,13 +189,16 @@ void AMismatch(const Plan& plan, const std::string& base) {
 // The one that is waited for writes as well, and by that time it has not come.
 void AStall(Plan plan, const std::string& base) {
   plan.stall_seconds = 0.3;
-  OnRanks(plan, base, [](Communicator& c, const std::string& path) {
+  OnRanks(plan, base, [&](Communicator& c, const std::string& path) {
     const std::string waited = "all_reduce 'x' float32[1000] sum has waited ";
     if (c.rank() == 2) {
       const std::string text = Await(path, {Reason("waited"), waited});
       EXPECT(Has(text, "\"rank 0: " + waited) || Has(text, "\"rank 1: " + waited));
       EXPECT(!Has(text, "\"kind\":\"all_reduce\""));
       EXPECT(Has(text, "\"in\":\"all_reduce 'x' float32[1000] sum\""));
+      for (const char* const other : {"0", "1"}) {
+        Await(base + other + ".json", {Reason("stall"), waited, " for rank 2."});
+      }
     }
     Do(c, Kind::kAllReduce, 1000);
     if (c.rank() == 2) return;
