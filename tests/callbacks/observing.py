@@ -180,7 +180,8 @@ def timed(strategy, path, kind, slow_rank=-1):
         else:
             made = strategy
             if kind == "int8":
-                made = tfdist.MultiWorkerMirroredStrategy(compression="int8")
+                policy = tfdist.compression.Policy(tfdist.compression.Int8(), smallest=1)
+                made = tfdist.MultiWorkerMirroredStrategy(compression=policy)
             several = {"steps_per_execution": 2} if kind == "several" else {}
             model = compile_mlp(made, keras.optimizers.Adam, **several)
         fit(model, batches(*rows(96), 8), epochs=1, callbacks=callbacks)

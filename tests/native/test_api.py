@@ -64,14 +64,11 @@ def test_every_function_is_declared():
     assert list(declarations()) == list(api.FUNCTIONS)
 
 
-@pytest.mark.parametrize("name", api.FUNCTIONS)
-def test_types(name):
-    result, arguments = declarations()[name]
-    texts = [] if arguments == "void" else re.split(r",(?![^(]*\))", arguments)
-    assert api.FUNCTIONS[name] == (
-        TYPES[result.strip()],
-        tuple(parameter(text) for text in texts),
-    )
+def test_types():
+    for name, (result, arguments) in declarations().items():
+        texts = [] if arguments == "void" else re.split(r",(?![^(]*\))", arguments)
+        declared = TYPES[result.strip()], tuple(parameter(text) for text in texts)
+        assert api.FUNCTIONS[name] == declared, name
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

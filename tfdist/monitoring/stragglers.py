@@ -113,7 +113,7 @@ def _slow_link(measured: Sequence[Measurement], factor: float) -> Straggler | No
     usual = statistics.median_low(measured[r].best_rate for r in linked if r != rank)
     if factor * measured[rank].best_rate < usual:
         return Straggler(rank, Cause.NETWORK, measured[rank].best_rate, usual)
-    accused = {measured[r].slowest_peer for r in linked if measured[r].slowest_peer != rank}
+    accused = {measured[r].slowest_peer for r in linked}
     for rank in sorted(accused - {-1}):
         accusers = [r for r in linked if r != rank]
         if len(accusers) > 1 and all(_accuses(measured[r], rank, factor) for r in accusers):

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <limits>
 #include <string_view>
+#include <utility>
 
 namespace tfdist {
 
@@ -29,9 +30,15 @@ void Recorder::Ready(uint64_t name, bool stalls) {
 void Recorder::Stalls() {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (!open_ || stalls_) return;
-  stalls_ = true;
+  const bool overlaps = open_ && !stalls_;
+  if (!overlaps && !overlapping_) return;
+  (overlaps ? stalls_ : next_stalls_) = true;
   if (!stalled_since_) stalled_since_ = now;
+}
+
+void Recorder::Overlaps() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ++overlapping_;
 }
 
 void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
@@ -56,6 +63,10 @@ void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning)
   }
   std::fill_n(arrivals(), hosts_, 0u);
   stalls_ = beginning.stalls;
+  if (!stalls_ && overlapping_) {
+    --overlapping_;
+    stalls_ = std::exchange(next_stalls_, false);
+  }
   if (stalls_ && !stalled_since_) stalled_since_ = record.enqueued;
   open_ = true;
 }

@@ -44,7 +44,9 @@ class Recorder {
   // All that an operation named so needs exists, though operations before it may still run. If it
   // `stalls` this rank, the rank waits from now on.
   void Ready(uint64_t name, bool stalls);
-  // This rank has done what it could beside the current operation, if that still runs.
+  // An operation that overlaps with others has been enqueued.
+  void Overlaps();
+  // This rank has done what it could beside an operation that overlaps, if one runs or is to begin.
   void Stalls();
 
   // By the thread that runs the operation, in this order. Nothing here allocates memory.
@@ -98,6 +100,8 @@ class Recorder {
   size_t marked_ = 0;
   int64_t stalled_since_ = 0;  // 0 while this rank goes on beside its operations
   bool stalls_ = false;        // whether the current operation does not let it
+  uint64_t overlapping_ = 0;   // enqueued, not begun
+  bool next_stalls_ = false;   // the first of them, by now
 };
 
 // What `Ready` knows an operation by.
