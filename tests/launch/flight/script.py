@@ -1,0 +1,40 @@
+"""A job whose worker 1 does something wrong: `script.py FAULT`."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+
+import tensorflow as tf
+
+import tfdist
+
+fault, rank = sys.argv[1], tfdist.rank()
+if "host" in os.environ:
+    os.environ["TFDIST_HOST"] = f"host {rank}"
+tfdist.MultiWorkerMirroredStrategy()
+for step in range(5):
+    tfdist.collective.all_reduce(tf.ones([10 + step]), name=f"step {step}")
+
+
+def load_slowly():
+    time.sleep(6)
+
+
+if rank == 1:
+    if fault == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif fault == "stopped":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault == "another collective":
+        tfdist.collective.broadcast(tf.ones([3]), name="weights")
+    elif fault == "sleeps":
+        load_slowly()
+    elif fault == "raises":
+        raise ValueError("bad data")
+elif fault == "signal":
+    os.kill(os.getpid(), signal.SIGUSR1)
+    time.sleep(1)
+tfdist.collective.all_reduce(tf.ones([7]), name="the last")

@@ -1,0 +1,93 @@
+"""Flight logs of real jobs in which a worker fails: the doctor names it, and why."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
+
+ROOT = Path(__file__).parents[3]
+SCRIPT = str(Path(__file__).parent / "script.py")
+SETTINGS = {
+    "killed": {},
+    "raises": {},
+    "another collective": {},
+    "signal": {},
+    "sleeps": {"TFDIST_STALL_WARNING": "2"},
+    "stopped": {"TFDIST_LINK_TIMEOUT": "4", "TFDIST_HEARTBEAT_TIMEOUT": "4"},
+}
+
+
+def run(folder, workers, fault, **settings):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **SETTINGS[fault], **settings}
+    command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--log-dir", str(folder)]
+    return subprocess.run(
+        [*command, SCRIPT, fault],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=FAR,
+    )
+
+
+def doctor(folder, *options):
+    done = subprocess.run(
+        [sys.executable, "-m", "tfdist", "doctor", "--flight", str(folder), *options],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@exhaustive
+@pytest.mark.parametrize(("workers", "hosts"), [(2, False), (3, False), (3, True), (4, False)])
+@pytest.mark.parametrize("fault", [name for name in SETTINGS if name != "signal"])
+def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
+    job = run(tmp_path, workers, fault, **({"host": "own"} if hosts else {}))
+    assert (job.returncode == 0) == (fault == "sleeps"), job.stderr
+    logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
+    gone = fault in ("killed", "stopped")
+    ranks = [rank for rank in range(workers) if not (gone and rank == 1)]
+    assert logs == [f"flight-rank{rank}.json" for rank in ranks]
+    assert not list(tmp_path.glob("*.tmp"))
+    report = doctor(tmp_path)
+    first = report.partition("What happened:")[2].partition("Waits")[0]
+    assert "worker 1 (127.0.0.1:" in first, report
+    expected = {
+        "another collective": "broadcast 'weights'",
+        "sleeps": "load_slowly",
+        "raises": "ValueError: bad data",
+    }
+    assert expected.get(fault, "worker 1") in report, report
+    json.loads(doctor(tmp_path, "--json"))
+
+
+@exhaustive
+def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
+    job = run(tmp_path, 2, "signal")
+    assert job.returncode == 0, job.stderr
+    assert [path.name for path in tmp_path.glob("flight-*.json")] == ["flight-rank0.json"]
+    log = json.loads((tmp_path / "flight-rank0.json").read_text())
+    assert [reason["kind"] for reason in log["reasons"]] == ["signal"]
+    assert "time.sleep" in log["stacks"] or "script.py" in log["stacks"]
+    names = [record["name"] for record in log["communicators"][0]["records"]]
+    assert names[-5:] == [f"step {n}" for n in range(5)]
+
+
+@exhaustive
+def test_a_directory_that_cannot_be_made_is_told_once(tmp_path):
+    (tmp_path / "file").write_text("")
+    job = run(tmp_path, 2, "sleeps", TFDIST_FLIGHT_DIR=str(tmp_path / "file" / "logs"))
+    assert job.returncode == 0, job.stderr
+    said = [line for line in job.stderr.splitlines() if "there will be no flight log" in line]
+    assert len(said) == 1  # of the chief, whose output this is
