@@ -88,16 +88,17 @@ void Recorder::Coded(int64_t duration) {
 }
 
 void Recorder::Arrived(int rank, bool waited) {
-  // Only the thread that runs the operation writes these three.
+  // Only the thread that runs the operation writes these and the arrivals.
   if (!open_) return;
   uint64_t& seen = seen_[static_cast<size_t>(rank)];
   if (seen == written_ + 1) return;
   seen = written_ + 1;
+  uint32_t& arrival = arrivals()[host_of_[static_cast<size_t>(rank)]];
+  if (arrival && !waited) return;
   const int64_t now = waited ? Nanoseconds() : 0;
   const std::lock_guard<std::mutex> lock(mutex_);
   if (waited) looked_ = now;
   Record& record = current();
-  uint32_t& arrival = arrivals()[host_of_[static_cast<size_t>(rank)]];
   if (!arrival) {
     constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
     arrival = static_cast<uint32_t>(std::min((looked_ - record.begun) / 1000 + 1, kMost));
