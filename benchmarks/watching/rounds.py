@@ -18,10 +18,10 @@ from watching.watches import WATCHES
 
 
 class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
-    """Waits for orders, a way to watch and a number of steps, and answers with two numbers.
+    """Waits for orders, a way to watch and a number of steps, and answers with two things.
 
-    They are the seconds that the steps took, and how many inputs and collectives the recorder has
-    counted in them. All orders are carried out by one `fit` of one model: a step has been traced
+    They are the seconds that each step took, and how many inputs and collectives the recorder has
+    counted in all. All orders are carried out by one `fit` of one model: a step has been traced
     twice, with the recorder's marks and without, and a way to watch that is ordered again and again
     goes on.
 
@@ -50,19 +50,21 @@ class Rounds(keras.callbacks.Callback):  # type: ignore[misc]
         for callback in self._callbacks:
             callback.on_train_batch_end(self._taken, logs)
         self._taken += 1
-        self._left -= 1
-        if not self._left:
-            float(logs["loss"])
-            seconds = time.perf_counter() - self._start
-            self._pipe.send([seconds, count() - self._counted])
+        float(logs["loss"])
+        now = time.perf_counter()
+        self._times.append(now - self._last)
+        self._last = now
+        if len(self._times) == self._ordered:
+            self._pipe.send([self._times, count() - self._counted])
             self._await_order()
 
     def _await_order(self) -> None:
-        watch, self._left = self._pipe.recv()
+        watch, self._ordered = self._pipe.recv()
         if watch != self._watch:
             self._switch(watch)
+        self._times: list[float] = []
         self._counted = count()
-        self._start = time.perf_counter()
+        self._last = time.perf_counter()
 
     def _switch(self, watch: str) -> None:
         self._around.close()

@@ -42,7 +42,7 @@ class Team(Members):
             timeout,
         )
 
-    def steps(self, watch: str, count: int) -> tuple[float, int]:
+    def steps(self, watch: str, count: int) -> tuple[list[float], int]:
         """Takes steps on all workers at once, after one that is not timed.
 
         Args:
@@ -50,8 +50,8 @@ class Team(Members):
             count: the number of steps.
 
         Returns:
-            The seconds that the slowest worker took, and what the recorder of the first one has
-            counted.
+            The seconds that each step took on the worker that was slowest in all, and what the
+            recorder of the first one has counted.
 
         Raises:
             TeamError: a worker failed or gave no answer.
@@ -59,7 +59,7 @@ class Team(Members):
         self.ask([watch, 1])
         with self._scraping() if WATCHES[watch].scraped else contextlib.nullcontext():
             answers = self.ask([watch, count])
-        return max(seconds for seconds, _ in answers), answers[0][1]
+        return max((times for times, _ in answers), key=sum), answers[0][1]
 
     def stop(self) -> None:
         """Ends the processes, and removes what they have written."""

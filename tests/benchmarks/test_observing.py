@@ -49,10 +49,11 @@ def test_every_way_to_watch_has_a_row(measured: tuple[str, dict[str, dict[str, A
     table, rows = measured
     assert list(rows) == WATCHES
     for row in rows.values():
-        assert 0 < row["best_ms"] <= row["low_ms"] <= row["step_ms"] <= row["high_ms"]
+        assert 0 < row["low_ms"] <= row["step_ms"] <= row["high_ms"]
+        assert 0 < row["quick_ms"] < row["high_ms"]
         assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert f"{row['step_ms']:.2f}" in table
-    assert rows["none"]["ratio"] == 1
+    assert rows["none"]["ratio"] == rows["none"]["quick_ratio"] == 1
 
 
 @exhaustive
@@ -80,12 +81,16 @@ def test_ratios_are_taken_round_by_round(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.syspath_prepend(str(FOLDER))
     from watching.figures import format_table, make_rows
 
-    times = {"none": [0.01, 0.1, 0.02], "recorder": [0.02, 0.2, 0.02]}
+    times = {
+        "none": [[0.01, 0.01], [0.05, 0.15], [0.02, 0.02]],
+        "recorder": [[0.02, 0.02], [0.1, 0.3], [0.02, 0.02]],
+    }
     recorded = {"none": 0.0, "recorder": 7.0}
     rows = make_rows("mlp", 2, times, recorded, {"metrics": "there is none"})
     none, ours, metrics = rows
     assert (none["ratio"], none["recorded"]) == (1, 0)
-    assert (ours["step_ms"], ours["best_ms"]) == pytest.approx((20, 20))
+    assert (ours["step_ms"], ours["quick_ms"]) == pytest.approx((20, 20))
+    assert (none["quick_ms"], ours["quick_ratio"]) == pytest.approx((10, 2))
     assert (ours["ratio"], ours["ratio_low"], ours["recorded"]) == pytest.approx((2, 1.5, 7))
     assert set(metrics) == {"model", "workers", "watch", "missing"}
     assert "missing: there is none" in format_table(rows)
