@@ -29,7 +29,8 @@ class ClockOffset {
 
   void Add(const RoundTrip& trip) {
     const int64_t on_the_way = (trip.came - trip.sent) - (trip.answered - trip.received);
-    if (trip.sent == 0 || trip.received == 0 || trip.answered == 0 || trip.sent > trip.came || on_the_way < 0) return;
+    if (trip.sent == 0 || trip.received == 0 || trip.answered == 0) return;
+    if (trip.sent > trip.came || on_the_way < 0) return;
     const int64_t wrong = on_the_way / 2 + (trip.came - trip.sent) / kTicksPerDrift;
     if (measured_ && wrong > uncertainty(trip.came)) return;
     measured_ = true;

@@ -82,7 +82,7 @@ void Nonsense() {
   refused([](RoundTrip& t) { t.answered = t.received + kSecond; });
 }
 
-// A clock that runs off by up to 50 ppm, over frames that take any time: never further off than said.
+// A clock that runs off by up to 50 ppm, over frames that take any time: off by no more than said.
 void Drift() {
   std::mt19937_64 random(1);
   const auto any = [&](int64_t most) { return static_cast<int64_t>(random() % (most + 1)); };

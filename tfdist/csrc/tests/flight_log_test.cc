@@ -1,7 +1,7 @@
 // Usage: flight_log_test [threads | FOLDER]
 //
-// The flight log: who writes it, when and why; whole or not at all. With "threads" only what goes on in
-// one process; with a folder the logs of the ranks stay there, for other programs to read.
+// The flight log: who writes it, when and why; whole or not at all. With "threads" only what goes on
+// in one process; with a folder the logs of the ranks stay there, for other programs to read.
 #include "control/flight_log.h"
 
 #include <fcntl.h>
@@ -380,7 +380,7 @@ void NoMemory() {
   EXPECT(Has(warnings.all[0], "Cannot allocate memory"));
 }
 
-// What it has it writes at once; stacks come when Python gives them, and a newer reason does not wait.
+// What it has it writes at once; stacks come when Python gives them; a newer reason does not wait.
 void Stacks() {
   Folder folder;
   const std::string path = folder.File("flight.json");
