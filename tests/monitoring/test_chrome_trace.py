@@ -92,7 +92,4 @@ def test_a_trace():
     queued = [e["ts"] for e in trace["traceEvents"] if e["ph"] in "be"]
     assert queued == [5, 10]
     assert [e["ts"] for e in trace["traceEvents"] if e["ph"] == "i"] == [30]
-
-
-def test_no_steps_at_all():
     check(build([WorkerRecord(0, "a", "one")], {}))

@@ -171,14 +171,44 @@ void Input() {
   const Activity::Totals before = Totals();
   activity.InputBegins();
   Sleep();
-  activity.InputEnds(32);
-  activity.GlobalBatch(64);
+  activity.InputEnds();
   const Activity::Totals once = Totals();
-  EXPECT(once.steps == before.steps + 1 && once.rows == before.rows + 32);
-  EXPECT(once.all_rows == before.all_rows + 64 && once.input - before.input >= 1'000'000);
+  EXPECT(once.steps == before.steps + 1 && once.input - before.input >= 1'000'000);
   // Of a batch that nobody waited for, no time.
-  activity.InputEnds(1);
+  activity.InputEnds();
   EXPECT(Totals().steps == once.steps + 1 && Totals().input == once.input);
+}
+
+// What a step needs its input for may wait, and end, before it is noted that the input has come.
+void InputThatIsNotedLate() {
+  Activity& activity = Activity::Instance();
+  const Activity::Totals before = Totals();
+  const int64_t begin = Nanoseconds();
+  activity.InputBegins();
+  const int64_t begun = Nanoseconds();
+  Sleep();
+  const int64_t came = Nanoseconds();
+  Sleep();
+  const int64_t end = Nanoseconds();
+  activity.Stalled(came, end, end);
+  Sleep();
+  activity.InputEnds();
+  const Activity::Totals after = Totals();
+  EXPECT(after.waiting == before.waiting + end - came);
+  EXPECT(Lasted(after.input - before.input, {begin, begun}, came));
+  EXPECT(after.steps == before.steps + 1);
+}
+
+// The step waits for a collective that has been enqueued and has not begun.
+void OneThatIsToBegin() {
+  Counted c;
+  c.recorder.Overlaps();
+  c.Stall();
+  c.Begin("x", kOverlaps);
+  c.Arrive();
+  const Record record = c.End();
+  EXPECT(c.waiting() == record.last_arrived - record.begun);
+  EXPECT(c.moving() == record.ended - record.last_arrived);
 }
 
 void BusBytes() {
@@ -210,7 +240,7 @@ void SpansOfAStep() {
   EXPECT(spans.Read().empty());
   spans.Record(true);
   Activity::Instance().InputBegins();
-  Activity::Instance().InputEnds(1);
+  Activity::Instance().InputEnds();
   Counted c;
   c.Begin("x", kStalls);
   c.Arrive();
@@ -240,6 +270,8 @@ void All() {
   AFailure();
   TwoAtOnce();
   Input();
+  InputThatIsNotedLate();
+  OneThatIsToBegin();
   BusBytes();
   SpansOfAStep();
 }
