@@ -1,0 +1,109 @@
+"""The monitor names the worker whose connections are slow."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tests.deadlines import FAR
+from tests.tiers import exhaustive
+
+pytestmark = [
+    exhaustive,
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None or shutil.which("tc") is None,
+        reason="slow links between network namespaces take root and the commands ip and tc",
+    ),
+]
+ROOT = Path(tfdist.__file__).parents[1]
+RANKS = 3
+NETWORK = "10.79.0."
+
+
+def call(*words: str) -> None:
+    done = subprocess.run(words, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(words)}: {done.stderr.strip()}")
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Network namespaces at one switch, which is in another."""
+    mark = f"slow{os.getpid()}"
+    switch, names = f"{mark}s", [f"{mark}h{i}" for i in range(RANKS)]
+    try:
+        try:
+            for name in (switch, *names):
+                call("ip", "netns", "add", name)
+            call("ip", "-n", switch, "link", "add", "br", "type", "bridge")
+            call("ip", "-n", switch, "link", "set", "br", "up")
+            for i, name in enumerate(names):
+                end = ("ip", "link", "add", "eth0", "netns", name)
+                call(*end, "type", "veth", "peer", "name", f"p{i}", "netns", switch)
+                call("ip", "-n", switch, "link", "set", f"p{i}", "master", "br", "up")
+                call("ip", "-n", name, "link", "set", "lo", "up")
+                call("ip", "-n", name, "addr", "add", f"{NETWORK}{i + 1}/24", "dev", "eth0")
+                call("ip", "-n", name, "link", "set", "eth0", "up")
+        except RuntimeError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        yield [*names, switch]
+    finally:
+        for name in (*names, switch):
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def slow_down(namespace: str, device: str) -> None:
+    shaped = ("root", "tbf", "rate", "30mbit", "burst", "64kb", "latency", "200ms")
+    try:
+        call("tc", "-n", namespace, "qdisc", "add", "dev", device, *shaped)
+    except RuntimeError as error:
+        pytest.skip(f"links cannot be slowed down here: {error}")
+
+
+def start(host: str, rank: int) -> subprocess.Popen[str]:
+    workers = [f"{NETWORK}{i + 1}:2222" for i in range(RANKS)]
+    cluster = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": rank}}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TF_CONFIG": json.dumps(cluster),
+        "TFDIST_HOST": host,
+        "TFDIST_SECRET": "a secret for this test alone",
+        "TFDIST_START_TIMEOUT": str(FAR),
+    }
+    return subprocess.Popen(
+        ["ip", "netns", "exec", host, sys.executable, "-m", "tests.callbacks.slow_link"],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("direction", ["sending", "receiving"])
+def test_a_slow_link_is_named(hosts, direction):
+    *names, switch = hosts
+    if direction == "sending":
+        slow_down(names[2], "eth0")
+    else:
+        slow_down(switch, "p2")
+    processes = [start(name, rank) for rank, name in enumerate(names)]
+    try:
+        errors = [process.communicate(timeout=FAR)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * RANKS, errors
+    lines = [line for line in errors[0].splitlines() if "keeps the others waiting" in line]
+    assert lines, errors[0]
+    assert lines[0].startswith(f"tfdist: worker 2 ({NETWORK}3:2222) on host ")
+    assert "its connections to other hosts carry" in lines[0]
