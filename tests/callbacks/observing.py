@@ -145,6 +145,16 @@ def logged_in_batches(strategy):
     return seen, history
 
 
+def in_tensorboard(strategy, folder):
+    """Writes the figures of epochs and batches for TensorBoard."""
+    model = compile_mlp(strategy)
+    callbacks = [
+        tfdist.callbacks.ThroughputLogger(every=2),
+        keras.callbacks.TensorBoard(folder, update_freq="batch"),
+    ]
+    return fit(model, batches(*rows(80), 8), epochs=2, callbacks=callbacks)
+
+
 def given_to_one(strategy, name, path):
     """The error on all workers, where only rank 0 has the callback."""
     make = {

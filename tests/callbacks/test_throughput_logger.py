@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.groups import GROUPS
 from tests.tiers import exhaustive
@@ -41,3 +43,17 @@ def test_figures_of_batches():
         assert seen[2:5] == [seen[2]] * 3
         tokens, rows = history["tokens_per_second"][0], history["rows_per_second"][0]
         assert tokens == pytest.approx(5 * rows)
+
+
+@exhaustive
+def test_a_tensorboard_reads_the_figures(tmp_path):
+    history, _ = GROUPS["2"].run("tests.callbacks.observing:in_tensorboard", str(tmp_path))
+    events = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})
+    events.Reload()
+    scalars = {
+        tag: [float(tf.make_ndarray(event.tensor_proto)) for event in events.Tensors(tag)]
+        for tag in events.Tags()["tensors"]
+    }
+    for name in ("rows_per_second", "step_seconds", "workers_wait"):
+        assert scalars[f"epoch_{name}"] == pytest.approx(history[name])
+        assert f"batch_{name}" in scalars

@@ -242,7 +242,7 @@ def test_schedule(exact):
 
 def test_schedules_agree():
     for message in run("2", "scheduled_differently"):
-        assert "compression" in message and "Int8" in message and "OneBit" in message
+        assert "CompressionSchedule" in message and "Int8" in message and "OneBit" in message
 
 
 @pytest.mark.parametrize("schedule", [{-1: None}, {"1": None}, {0: "int9"}])

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.collective import tokens
+from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 
 def ready(communicator: str, key: str = "", *, stalls: bool = True) -> None:
@@ -44,7 +45,15 @@ def span_ends(begin: tf.Tensor, lane: str, name: str) -> None:
     native.load_ops().tfdist_span_ends(order=_order("spans"), begin=begin, lane=lane, span=name)
 
 
-@functools.cache
 def _order(kind: str) -> tf.Tensor:
-    """The resource that keeps marks of one kind in order, and all others out of their way."""
+    return _resource(kind, get_current_replica_id_as_int())
+
+
+@functools.cache
+def _resource(kind: str, replica: int | None) -> tf.Tensor:
+    """What keeps marks of one kind in order, and all others out of their way.
+
+    Each replica has its own: a conditional with a mark holds the resource of the mark, and those of
+    two replicas must not wait for each other, since both may contain parts of one collective.
+    """
     return tokens.make(str(tf.config.list_logical_devices("CPU")[0].name), tf.float32)
