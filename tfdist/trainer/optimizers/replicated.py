@@ -124,8 +124,9 @@ def _summing_before(clip: Method) -> Method:
         if in_replica() and not are_summed():
             grads = sum_over_replicas(self, grads, updated_now())
             note_summed()
-        begin_update(grads)
         step = current_step()
+        if in_replica() or step is not None:  # XLA may compile other steps
+            begin_update(grads)
         if step is not None and self.global_clipnorm:
             return step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
         return clip(self, grads)
