@@ -43,12 +43,12 @@ def hosts() -> Iterator[list[str]]:
         try:
             for name in (switch, *names):
                 call("ip", "netns", "add", name)
-            call("ip", "-n", switch, "link", "add", "br", "type", "bridge")
-            call("ip", "-n", switch, "link", "set", "br", "up")
+            call("ip", "-n", switch, "link", "add", "name", "switch0", "type", "bridge")
+            call("ip", "-n", switch, "link", "set", "switch0", "up")
             for i, name in enumerate(names):
                 end = ("ip", "link", "add", "eth0", "netns", name)
                 call(*end, "type", "veth", "peer", "name", f"p{i}", "netns", switch)
-                call("ip", "-n", switch, "link", "set", f"p{i}", "master", "br", "up")
+                call("ip", "-n", switch, "link", "set", f"p{i}", "master", "switch0", "up")
                 call("ip", "-n", name, "link", "set", "lo", "up")
                 call("ip", "-n", name, "addr", "add", f"{NETWORK}{i + 1}/24", "dev", "eth0")
                 call("ip", "-n", name, "link", "set", "eth0", "up")
@@ -61,9 +61,11 @@ def hosts() -> Iterator[list[str]]:
 
 
 def slow_down(namespace: str, device: str) -> None:
-    shaped = ("root", "tbf", "rate", "30mbit", "burst", "64kb", "latency", "200ms")
+    tc = ("tc", "-n", namespace)
     try:
-        call("tc", "-n", namespace, "qdisc", "add", "dev", device, *shaped)
+        call(*tc, "qdisc", "add", "dev", device, "root", "handle", "1:", "htb", "default", "1")
+        rate = ("classid", "1:1", "htb", "rate", "30mbit")
+        call(*tc, "class", "add", "dev", device, "parent", "1:", *rate)
     except RuntimeError as error:
         pytest.skip(f"links cannot be slowed down here: {error}")
 
