@@ -53,9 +53,10 @@ def test_what_each_worker_gets(launch, script, tmp_path):
 
 
 def test_what_the_user_has_set_stays(launch, script, tmp_path):
-    job = launch("-n", "2", script(REPORT), OMP_NUM_THREADS="9", LD_FOO="bar")
+    job = launch("-n", "2", script(REPORT), OMP_NUM_THREADS="9", LD_FOO="bar", EMPTY="")
     assert job.wait() == 0, job.err
     for worker in reports(tmp_path):
+        assert worker["environment"]["EMPTY"] == ""
         assert worker["environment"]["OMP_NUM_THREADS"] == "9"
         assert worker["environment"]["LD_FOO"] == "bar"
 

@@ -187,7 +187,10 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         try:
             _replace(self._path, json.dumps(trace).encode())
         except OSError as error:
-            say(f"tfdist: the timeline {self._path} could not be written: {error}.")
+            say(
+                f"tfdist: the timeline {self._path} could not be written: {error}. Choose another "
+                "path."
+            )
             return
         say(
             f"tfdist: the timeline of steps {self._first} to {self._done - 1} is in {self._path}; "
@@ -198,8 +201,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
 def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
     """Each worker's clock minus the chief's and the uncertainty of that, in nanoseconds.
 
-    Where the two have not measured it, the hosts' clocks of the day decide, whose uncertainty is
-    unknown (None).
+    Where the two have not compared their clocks, the hosts' time of day is used, with an unknown
+    uncertainty (None).
 
     Args:
         records: of each worker, by rank; see `Timeline`.

@@ -301,10 +301,6 @@ void tfd_flight_give_stacks(const char* stacks) {
   tfdist::FlightLog::Instance().GiveStacks(stacks);
 }
 
-void tfd_flight_ask(const char* kind, const char* message) {
-  tfdist::FlightLog::Instance().Ask(kind, "", message);
-}
-
 void tfd_flight_flush(double seconds) { tfdist::FlightLog::Instance().Flush(seconds); }
 
 int tfd_all_reduce(int64_t number, const char* name, const void* in, void* out, size_t count,

@@ -132,8 +132,6 @@ int tfd_flight_start(const char* path, const char* header, int signal);
    for the flight log; -1 before tfd_flight_start. */
 int tfd_flight_stacks_wanted(void);
 void tfd_flight_give_stacks(const char* stacks);
-/* Has it written for a reason of the program's: its kind, and a sentence. */
-void tfd_flight_ask(const char* kind, const char* message);
 /* Waits until the flight log is as it was last asked for, or for so long. */
 void tfd_flight_flush(double seconds);
 

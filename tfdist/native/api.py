@@ -128,7 +128,6 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_flight_start": (c_int, (c_char_p, c_char_p, c_int)),
     "tfd_flight_stacks_wanted": (c_int, ()),
     "tfd_flight_give_stacks": (None, (c_char_p,)),
-    "tfd_flight_ask": (None, (c_char_p, c_char_p)),
     "tfd_flight_flush": (None, (c_double,)),
     "tfd_all_reduce": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),
     "tfd_reduce_scatter": (c_int, (*_COMMUNICATOR, c_void_p, c_void_p, c_size_t, c_int, c_int)),

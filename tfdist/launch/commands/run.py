@@ -27,6 +27,7 @@ from tfdist.launch.supervisor import Supervisor
 from tfdist.options import Options
 
 _LOOPBACK = "127.0.0.1"
+_FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -124,8 +125,8 @@ def _supervise(
             plans=plans,
             # Not in the plan's settings, which --dry-run prints.
             environment={
-                "TFDIST_FLIGHT_DIR": str(output.directory),
-                **{name: value for name, value in os.environ.items() if value},
+                **os.environ,
+                _FLIGHT_DIR: os.environ.get(_FLIGHT_DIR) or str(output.directory),
                 VARIABLE: rendezvous.secret,
             },
             output=output,
