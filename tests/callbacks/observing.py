@@ -18,6 +18,7 @@ from tests.strategies.behaviours.common import (
     scope,
 )
 from tfdist.callbacks import straggler_monitor, timeline
+from tfdist.monitoring import op_profile
 
 
 class Slow(keras.layers.Layer):
@@ -176,7 +177,8 @@ def given_to_one(strategy, name, path):
 def timed(strategy, path, kind, slow_rank=-1):
     """Writes a timeline of steps 5 to 8; returns the weights with it and without."""
     weights = []
-    for callbacks in ([tfdist.callbacks.Timeline(path, (5, 9))], []):
+    recorder = tfdist.callbacks.Timeline(path, (5, 9), profiler=kind == "profiler")
+    for callbacks in ([recorder], []):
         keras.utils.set_random_seed(1)
         if kind in ("1f1b", "zb_h1"):
             pipeline = tfdist.PipelineStrategy(microbatches=4, schedule=kind)
@@ -197,6 +199,15 @@ def timed(strategy, path, kind, slow_rank=-1):
         fit(model, batches(*rows(96), 8), epochs=1, callbacks=callbacks)
         weights.append(model.get_weights())
     return weights
+
+
+def profiled_by_another(strategy, path, folder):
+    """What the user is told where TensorBoard uses TensorFlow's profiler."""
+    model = compile_mlp(strategy)
+    board = keras.callbacks.TensorBoard(folder, profile_batch=(1, 4), write_graph=False)
+    recorder = tfdist.callbacks.Timeline(path, (1, 3), profiler=True)
+    data = batches(*rows(40), 8)
+    return lines_of(op_profile, lambda: fit(model, data, epochs=1, callbacks=[board, recorder]))
 
 
 def not_written(strategy, path):

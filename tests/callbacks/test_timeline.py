@@ -35,6 +35,30 @@ def steps_add_up(trace, rank):
     return steps
 
 
+def ops_belong_to_steps(trace, rank):
+    """TensorFlow's operations are in the steps that ran them, by the clock of other lanes."""
+    lanes = {lane for (pid, _), lane in lanes_of(trace).items() if pid == rank}
+    ops = [
+        op
+        for lane in lanes
+        if lane.startswith("TensorFlow: ")
+        for op in slices_of(trace, rank, lane)
+    ]
+    for step in slices_of(trace, rank, "step"):
+        begin, end = step["ts"], step["ts"] + step["dur"]
+        inside = [op for op in ops if begin <= op["ts"] and op["ts"] + op["dur"] <= end]
+        kinds = [op["name"].rpartition(":")[2] for op in inside]
+        # Two layers forward, and backward without the gradient of the input.
+        assert sum(kind.endswith("MatMul") for kind in kinds) >= 4, kinds
+        updates = slices_of(trace, rank, "optimizer")
+        (update,) = [u for u in updates if begin <= u["ts"] < end]
+        roots = [op for op in inside if op["name"].endswith(":Sqrt")]  # of Adam
+        assert roots
+        for root in roots:
+            assert update["ts"] <= root["ts"] + 500
+            assert root["ts"] + root["dur"] <= update["ts"] + update["dur"] + 500
+
+
 @exhaustive
 @pytest.mark.parametrize(
     ("group", "kind"),
@@ -50,6 +74,7 @@ def steps_add_up(trace, rank):
         ("2 hosts", "zb_h1"),
         ("3", "1f1b"),
         ("1", "fit"),
+        ("2", "profiler"),
     ],
 )
 def test_a_timeline_of_all_workers(group, kind, tmp_path):
@@ -85,6 +110,11 @@ def test_a_timeline_of_all_workers(group, kind, tmp_path):
         assert {"all_reduce rows", "all_reduce gradients", "all_reduce metrics"} <= kinds
     if group == "4 on 2 hosts":
         assert {"within the host", "between hosts"} <= kinds
+    if kind == "profiler":
+        for rank in range(workers):
+            ops_belong_to_steps(trace, rank)
+    else:
+        assert not any(lane.startswith("TensorFlow") for lane in lanes)
     if kind == "int8":
         assert any(name.startswith("encode and decode") for name in kinds)
 
@@ -122,3 +152,14 @@ def test_steps_that_do_not_come(tmp_path):
     lines = GROUPS["2"].run("tests.callbacks.observing:too_late", str(path))
     assert len(lines[0]) == 1 and "training ended after 5 steps" in lines[0][0]
     assert not path.exists()
+
+
+@exhaustive
+def test_a_profiler_in_use(tmp_path):
+    path = tmp_path / "trace.json"
+    lines = GROUPS["2"].run(
+        "tests.callbacks.observing:profiled_by_another", str(path), str(tmp_path / "board")
+    )
+    for said in lines:
+        assert len(said) == 1 and "profile_batch=0" in said[0]
+    check(read(path))

@@ -19,7 +19,9 @@ import keras
 from tfdist import native
 from tfdist._version import __version__
 from tfdist.cluster.net.wait_messages import say
+from tfdist.cluster.session.session import MAX_BYTES
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
+from tfdist.monitoring.op_profile import OpProfile
 from tfdist.pipeline.model import PipelineModel
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
@@ -46,6 +48,9 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         path: the file to write, on the chief: `.json`, or `.json.gz` to compress it.
         steps: the first step to record and the one after the last, counted from 0 over all epochs.
+        profiler: runs `tf.profiler` in these steps on all workers, and adds TensorFlow's own
+            operations to the file, with a lane for each thread and for each stream of a GPU. The
+            steps take longer then.
 
     Raises:
         ValueError: `steps` is not a range of steps.
@@ -60,7 +65,13 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
 
     same_on_all_workers = True
 
-    def __init__(self, path: str | os.PathLike[str], steps: tuple[int, int] = (100, 110)) -> None:
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        steps: tuple[int, int] = (100, 110),
+        *,
+        profiler: bool = False,
+    ) -> None:
         super().__init__()
         first, last = steps
         if not (isinstance(first, int) and isinstance(last, int) and 0 <= first < last):
@@ -69,6 +80,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
                 f"Received: {steps!r}. Pass a pair such as (100, 110)."
             )
         self._path = Path(os.fspath(path))
+        self._profile = OpProfile() if profiler else None
         self._first, self._end = first, last
         self._done = 0  # steps
         self._before_epoch = 0
@@ -94,6 +106,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         if self._actions is None and self._done >= self._first - 1:
             self._time_actions()
         if self._since is None and self._done >= self._first:
+            if self._profile is not None:
+                self._profile.start()
             self._core.tfd_record_spans(1)
             self._since = self._core.tfd_clock()
         self._step_begun = self._core.tfd_clock()
@@ -131,6 +145,15 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     def _is_chief(self) -> bool:
         return self._group is None or self._group.topology.is_chief
 
+    def _clocks(self) -> tuple[int, int]:
+        """The steady clock and the time since 1970 at the same moment, in nanoseconds."""
+        # The thread may be suspended between two readings: the closest ones count.
+        readings = [
+            (self._core.tfd_clock(), time.time_ns(), self._core.tfd_clock()) for _ in range(5)
+        ]
+        before, unix, after = min(readings, key=lambda reading: reading[2] - reading[0])
+        return (before + after) // 2, unix
+
     def _time_actions(self) -> None:
         if isinstance(self.model, PipelineModel):
             self._actions = self._timed.enter_context(self.model.recording_actions())
@@ -141,7 +164,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     def _add_actions(self) -> None:
         if self._actions is None:
             return
-        steady, unix = self._core.tfd_clock(), time.time_ns()
+        steady, unix = self._clocks()
         for name, start, end in self._actions():
             begin, stop = (steady + round(t * _TICKS_PER_SECOND) - unix for t in (start, end))
             self._add("pipeline", name, begin, stop)
@@ -149,20 +172,21 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     def _finish(self) -> None:
         """Sends what this worker has recorded to the chief, which writes the file."""
         self._written = True
+        steady, unix = self._clocks()
         record = {
             "host": socket.gethostname(),
-            "clock": [self._core.tfd_clock(), time.time_ns()],
+            "clock": [steady, unix],
+            "ops": [] if self._profile is None else self._profile.stop(steady - unix),
             "communicators": json.loads(self._core.tfd_state(_RECORDS, self._since)),
             "spans": json.loads(self._core.tfd_spans()),
         }
         self._core.tfd_record_spans(0)
         self._timed.close()
         self._actions = None
-        mine = zlib.compress(json.dumps(record).encode(), 1)
         group = self._group
-        payloads = [mine]
+        payloads = [_encode(record)]
         if group is not None and group.topology.size > 1:
-            payloads = _gather(group, mine)
+            payloads = _gather(group, record)
         if self._is_chief:
             self._write([json.loads(zlib.decompress(payload)) for payload in payloads])
 
@@ -179,6 +203,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
                     *offsets[rank],
                     [Span(*span) for span in record["spans"]],
                     record["communicators"],
+                    [Span(*op) for op in record["ops"]],
                 )
                 for rank, record in enumerate(records)
             ],
@@ -223,8 +248,19 @@ def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]
     ]
 
 
-def _gather(group: Group, payload: bytes) -> list[bytes]:
-    """The payloads of all workers on the chief; none on the others."""
+def _encode(record: dict[str, Any]) -> bytes:
+    return zlib.compress(json.dumps(record).encode(), 1)
+
+
+def _gather(group: Group, record: dict[str, Any]) -> list[bytes]:
+    """The records of all workers on the chief, encoded; none on the others."""
+    payload = _encode(record)
+    if len(payload) > MAX_BYTES // group.topology.size:
+        say(
+            f"tfdist: TensorFlow's {len(record['ops'])} operations are missing from the timeline "
+            "of this worker, as they are too many to send. Choose fewer `steps`."
+        )
+        payload = _encode({**record, "ops": []})
     received: list[bytes] = []
 
     def keep(payloads: list[bytes]) -> list[bytes]:

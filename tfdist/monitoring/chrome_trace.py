@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 Event = dict[str, Any]
 
@@ -16,8 +16,7 @@ _FIRST = ("step", "pipeline", "input", "waiting")
 _LAST = ("compression", "optimizer")
 
 
-@dataclass(frozen=True)
-class Span:
+class Span(NamedTuple):
     """A stretch of time on a worker, in nanoseconds of its steady clock."""
 
     lane: str
@@ -38,6 +37,7 @@ class WorkerRecord:
         clock_uncertainty: how wrong the offset may be, in nanoseconds; None if it is not known.
         spans: what it did.
         communicators: what its communicators have recorded, as `tfd_state` describes it.
+        ops: what TensorFlow's profiler has seen; the lane is the thread.
     """
 
     rank: int
@@ -47,6 +47,7 @@ class WorkerRecord:
     clock_uncertainty: int | None = 0
     spans: Sequence[Span] = ()
     communicators: Sequence[Mapping[str, Any]] = field(default_factory=list)
+    ops: Sequence[Span] = ()
 
 
 def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,9 +79,14 @@ def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str
 
 def _begins(workers: Sequence[WorkerRecord]) -> Iterator[int]:
     for worker in workers:
-        times = [span.begin for span in worker.spans]
+        times = [span.begin for span in [*worker.spans, *worker.ops]]
         times += [r["begun_ns"] for c in worker.communicators for r in c["records"]]
         yield from (time - worker.clock_offset for time in times)
+
+
+def _thread(op: Span) -> str:
+    """The lane of a thread's operations."""
+    return f"TensorFlow: {op.lane}"
 
 
 class _Worker:
@@ -92,12 +98,16 @@ class _Worker:
         used = {span.lane for span in worker.spans}
         names = [c["name"] for c in worker.communicators if c["records"]]
         middle = [*names, *sorted(used - {*_FIRST, *_LAST})]
-        self._lanes = {lane: n for n, lane in enumerate([*_FIRST, *middle, *_LAST], start=1)}
+        threads = dict.fromkeys(_thread(span) for span in worker.ops)
+        lanes = [*_FIRST, *middle, *_LAST, *threads]
+        self._lanes = {lane: n for n, lane in enumerate(lanes, start=1)}
 
     def events(self) -> Iterator[Event]:
         yield from self._names()
         for span in self._worker.spans:
             yield self._slice(span.lane, span.name, span.begin, span.end)
+        for op in self._worker.ops:
+            yield self._slice(_thread(op), op.name, op.begin, op.end)
         for communicator in self._worker.communicators:
             for record in communicator["records"]:
                 if record["ended_ns"]:
