@@ -104,7 +104,6 @@ def test_two_workers(behaviour):
         [(own,) for own in OWN],
         always=[
             (("lookups_clipped",),),
-            (("swapped_averages",),),
             (("some_without_gradients",),),
         ],
     ),

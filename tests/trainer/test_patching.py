@@ -12,6 +12,7 @@ import warnings
 import keras
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.errors import UnsupportedError
 from tfdist.internals import contract
 from tfdist.internals.contract import TARGETS, Target, check_targets
@@ -107,6 +108,7 @@ def test_modules_imported_anew_replace_their_own(target):
     assert target.function(1) == 7
 
 
+@exhaustive
 def test_threads_install_once():
     code = """
         import os, sys, threading
