@@ -103,9 +103,10 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     )
     either.add_argument(
         "--job",
-        metavar="HOST:PORT",
-        help="ask the running job whose rank 0 has this address in TF_CONFIG instead; it needs the "
-        "job's secret in TFDIST_SECRET, or its TLS files, as the workers do",
+        metavar="PID|HOST:PORT",
+        help="ask a running job instead: that of a process on this host, a worker or tfdist run; "
+        "or the job whose rank 0 has this address in TF_CONFIG, which needs the job's secret in "
+        "TFDIST_SECRET, or its TLS files, as the workers do",
     )
     parser.add_argument(
         "--interval",
@@ -118,8 +119,8 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--json", action="store_true", help="print that as JSON")
     values = parser.parse_args(list(arguments))
     if values.json and values.flight is None and values.job is None:
-        parser.error("--json is for flight logs and jobs: add --flight DIR or --job HOST:PORT")
+        parser.error("--json is for flight logs and jobs: add --flight DIR or --job PID")
     if values.job is None and (values.all or values.interval is not None):
-        parser.error("--interval and --all are for running jobs: add --job HOST:PORT")
+        parser.error("--interval and --all are for running jobs: add --job PID")
     values.interval = values.interval or _INTERVAL
     return values

@@ -6,16 +6,18 @@ import time
 
 from tfdist.cluster.observation.observer import ask
 from tfdist.errors import LaunchError
+from tfdist.launch.live.process import find_job
 from tfdist.launch.live.ranks import ranks
 from tfdist.launch.live.view import to_json, to_text
 from tfdist.options import Options
 
 
-def report(address: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
+def report(job: str, *, interval: float, as_json: bool, all_ranks: bool) -> str:
     """Asks rank 0 twice, and tells what the workers did in between.
 
     Args:
-        address: rank 0's `"host:port"` in TF_CONFIG.
+        job: rank 0's `"host:port"` in TF_CONFIG, or the ID of a process on this host: a worker's,
+            or that of `tfdist run`. Its secret and its TLS files are used then.
         interval: seconds between the two.
         as_json: whether to return a JSON object instead of text.
         all_ranks: whether the text has all ranks, however many.
@@ -23,8 +25,9 @@ def report(address: str, *, interval: float, as_json: bool, all_ranks: bool) -> 
     Raises:
         TfdistError: the job cannot be asked; in one line.
     """
+    address, environment = find_job(int(job)) if job.isdecimal() else (job, None)
     try:
-        options = Options.from_environment()
+        options = Options.from_environment(environment)
     except ValueError as error:
         raise LaunchError(str(error)) from error
     before = ask(address, options)
