@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 
 import keras
-import tensorflow as tf
 
 import tfdist
+from tests.monitoring import faults
 from tests.strategies.behaviours.common import (
     batches,
     compile_mlp,
@@ -15,46 +15,9 @@ from tests.strategies.behaviours.common import (
     fit,
     mlp,
     rows,
-    scope,
 )
 from tfdist.callbacks import straggler_monitor, timeline
 from tfdist.monitoring import op_profile
-
-
-class Slow(keras.layers.Layer):
-    """Sleeps in the forward pass."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self._seconds = seconds
-
-    def call(self, x):
-        def sleep(values):
-            time.sleep(self._seconds)
-            return values
-
-        slept = tf.numpy_function(sleep, [x], tf.float32)
-        return x + 0 * tf.stop_gradient(tf.ensure_shape(slept, x.shape))
-
-
-def slow_model(strategy, seconds):
-    with scope(strategy):
-        inner = mlp()
-        model = keras.Sequential([keras.Input((8,)), Slow(seconds), *inner.layers])
-        model.compile("sgd", cross_entropy())
-    return model
-
-
-def slow_data(seconds, count=400, size=8):
-    def sleep(x):
-        time.sleep(seconds)
-        return x
-
-    def load(x, y):
-        loaded = tf.numpy_function(sleep, [x], tf.float32)
-        return tf.ensure_shape(loaded, [None, 8]), y
-
-    return batches(*rows(count), size).map(load)
 
 
 def lines_of(module, train):
@@ -68,14 +31,12 @@ def lines_of(module, train):
     return said
 
 
-def straggling(strategy, cause, slow_rank, factor=1.3):
-    """The monitor's lines while a worker takes 40 ms longer in each step."""
-    rank = tfdist.rank()
-    extra = 0.04 if rank == slow_rank else 0.0
-    model = slow_model(strategy, extra if cause == "compute" else 0.0)
-    data = slow_data(extra if cause == "input" else 0.0)
-    monitor = tfdist.callbacks.StragglerMonitor(every=20, factor=factor)
-    return lines_of(straggler_monitor, lambda: fit(model, data, epochs=1, callbacks=[monitor]))
+def straggling(strategy, kind, place, slow_rank, fault="sleeps"):
+    """The monitor's lines while a worker takes 100 ms longer in each step."""
+    delay = faults.each_time(fault, 0.1)
+    model, data, callback = faults.training(strategy, kind, place, slow_rank, delay, steps=20)
+    callbacks = [callback, tfdist.callbacks.StragglerMonitor(every=10)]
+    return lines_of(straggler_monitor, lambda: fit(model, data, epochs=1, callbacks=callbacks))
 
 
 def straggling_for_a_while(strategy):
@@ -95,23 +56,6 @@ def straggling_for_a_while(strategy):
     callbacks = [Dawdle(), monitor]
     data = batches(*rows(240), 8)
     return lines_of(straggler_monitor, lambda: fit(model, data, epochs=4, callbacks=callbacks))
-
-
-def straggling_stage(strategy, slow_rank):
-    strategy = tfdist.PipelineStrategy(microbatches=2)
-    with strategy.scope():
-        layers = [keras.Input((8,))]
-        for stage in range(tfdist.size()):
-            slow = Slow(0.03 if stage == slow_rank else 0.0)
-            layers += [slow, keras.layers.Dense(8, name=f"end_{stage}")]
-        layers.append(keras.layers.Dense(3))
-        whole = keras.Sequential(layers)
-        cuts = [f"end_{stage}" for stage in range(tfdist.size() - 1)]
-        model = tfdist.PipelineModel(whole, cuts=cuts)
-        model.compile("sgd", cross_entropy())
-    monitor = tfdist.callbacks.StragglerMonitor(every=10)
-    data = batches(*rows(160), 8)
-    return lines_of(straggler_monitor, lambda: fit(model, data, epochs=1, callbacks=[monitor]))
 
 
 def logged(strategy, how):
@@ -174,7 +118,7 @@ def given_to_one(strategy, name, path):
     return ""
 
 
-def timed(strategy, path, kind, slow_rank=-1):
+def timed(strategy, path, kind):
     """Writes a timeline of steps 5 to 8; returns the weights with it and without."""
     weights = []
     recorder = tfdist.callbacks.Timeline(path, (5, 9), profiler=kind == "profiler")
@@ -187,8 +131,6 @@ def timed(strategy, path, kind, slow_rank=-1):
                 whole = keras.Sequential([keras.Input((8,)), *layers, keras.layers.Dense(3)])
                 model = tfdist.PipelineModel(whole)
                 model.compile("adam", cross_entropy())
-        elif kind == "slow":
-            model = slow_model(strategy, 0.05 if tfdist.rank() == slow_rank else 0.0)
         else:
             made = strategy
             if kind == "int8":
@@ -208,6 +150,14 @@ def profiled_by_another(strategy, path, folder):
     recorder = tfdist.callbacks.Timeline(path, (1, 3), profiler=True)
     data = batches(*rows(40), 8)
     return lines_of(op_profile, lambda: fit(model, data, epochs=1, callbacks=[board, recorder]))
+
+
+def timed_with_a_late_worker(strategy, path, kind, place, slow_rank, fault, seconds):
+    """Writes a timeline of steps 5 to 8, in which a worker is late."""
+    delay = faults.each_time(fault, seconds)
+    model, data, callback = faults.training(strategy, kind, place, slow_rank, delay, steps=12)
+    # Steps of the timeline begin before the delay.
+    fit(model, data, epochs=1, callbacks=[tfdist.callbacks.Timeline(path, (5, 9)), callback])
 
 
 def not_written(strategy, path):

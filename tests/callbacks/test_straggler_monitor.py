@@ -8,20 +8,45 @@ from tests.groups import GROUPS
 from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.callbacks.observing"
-WORDS = {"compute": "its computation takes", "input": "its input takes"}
+WORDS = {
+    "compute": "its computation takes",
+    "input": "its input takes",
+    "callback": "its computation takes",
+}
 
 
 @exhaustive
-@pytest.mark.parametrize("cause", WORDS)
 @pytest.mark.parametrize(
-    ("group", "slow"), [("2", 1), ("2", 0), ("3", 2), ("4 on 2 hosts", 1), ("2 hosts", 1)]
+    ("group", "kind", "place", "slow", "fault"),
+    [
+        *(
+            (group, "fit", place, slow, "sleeps")
+            for place in ("compute", "input")
+            for group, slow in [("2", 1), ("2", 0), ("3", 2), ("4 on 2 hosts", 1), ("2 hosts", 1)]
+        ),
+        ("4", "fit", "compute", 0, "sleeps"),
+        ("2x2", "fit", "compute", 0, "sleeps"),
+        ("2x2", "fit", "input", 1, "sleeps"),
+        ("4 on 2 hosts", "int8", "compute", 0, "sleeps"),
+        ("2 hosts", "int8", "input", 0, "sleeps"),
+        ("2", "1f1b", "compute", 0, "sleeps"),
+        ("3", "1f1b", "compute", 1, "sleeps"),
+        ("4 on 2 hosts", "1f1b", "compute", 2, "sleeps"),
+        # The first stage reads the inputs, and the last one the targets.
+        ("2 hosts", "1f1b", "input", 0, "sleeps"),
+        ("3", "1f1b", "input", 2, "sleeps"),
+        ("2", "fit", "callback", 1, "is stopped"),
+        ("3", "int8", "callback", 0, "is stopped"),
+        ("4 on 2 hosts", "fit", "callback", 3, "is stopped"),
+        ("2 hosts", "1f1b", "callback", 1, "is stopped"),
+    ],
 )
-def test_a_slow_worker_is_named(group, slow, cause):
-    lines, *others = GROUPS[group].run(f"{BEHAVIOURS}:straggling", cause, slow)
+def test_a_slow_worker_is_named(group, kind, place, slow, fault):
+    lines, *others = GROUPS[group].run(f"{BEHAVIOURS}:straggling", kind, place, slow, fault)
     assert len(lines) == 1, lines
     assert lines[0].startswith(f"tfdist: worker {slow} (127.0.0.1:")
     assert "keeps the others waiting" in lines[0]
-    assert WORDS[cause] in lines[0]
+    assert WORDS[place] in lines[0]
     assert others == [[]] * len(others)  # The chief alone tells.
 
 
@@ -34,18 +59,9 @@ def test_the_line_comes_again_when_it_changes():
 
 
 @exhaustive
-@pytest.mark.parametrize(("group", "slow"), [("2", 0), ("3", 1)])
-def test_a_slow_stage_is_named(group, slow):
-    lines, *_ = GROUPS[group].run(f"{BEHAVIOURS}:straggling_stage", slow)
-    assert len(lines) == 1, lines
-    assert lines[0].startswith(f"tfdist: worker {slow} (")
-    assert WORDS["compute"] in lines[0]
-
-
-@exhaustive
 @pytest.mark.parametrize("group", ["1", "2 by TensorFlow"])
 def test_without_the_native_collectives_it_has_no_effect(group):
-    for lines in GROUPS[group].run(f"{BEHAVIOURS}:straggling", "compute", 0):
+    for lines in GROUPS[group].run(f"{BEHAVIOURS}:straggling", "fit", "compute", 0):
         assert lines == []
 
 

@@ -119,22 +119,56 @@ def test_a_timeline_of_all_workers(group, kind, tmp_path):
         assert any(name.startswith("encode and decode") for name in kinds)
 
 
+def total(slices, name=""):
+    """Seconds of those whose name begins so."""
+    return 1e-6 * sum(e["dur"] for e in slices if e["name"].startswith(name))
+
+
+def waits_for(trace, rank, other):
+    """Seconds in which a worker's collectives and messages waited for another one."""
+    waits = [slices_of(trace, rank, lane) for (r, _), lane in lanes_of(trace).items() if r == rank]
+    return total(itertools.chain(*waits), f"wait for worker {other} (")
+
+
 @exhaustive
-@pytest.mark.parametrize(("group", "slow"), [("2", 1), ("3", 0), ("2 hosts", 0)])
-def test_a_worker_that_sleeps_before_a_bucket(group, slow, tmp_path):
-    path = tmp_path / "trace.json"
-    results = GROUPS[group].run(TIMED, str(path), "slow", slow)
+@pytest.mark.parametrize(
+    ("group", "kind", "place", "slow", "fault"),
+    [
+        ("2", "fit", "compute", 1, "sleeps"),
+        ("3", "fit", "compute", 0, "sleeps"),
+        ("2 hosts", "int8", "compute", 0, "sleeps"),
+        ("4 on 2 hosts", "fit", "compute", 1, "sleeps"),
+        ("2x2", "fit", "compute", 0, "sleeps"),
+        ("3", "1f1b", "compute", 1, "sleeps"),
+        ("3", "fit", "input", 1, "sleeps"),
+        ("2x2", "fit", "input", 0, "sleeps"),
+        ("4 on 2 hosts", "int8", "input", 2, "sleeps"),
+        ("2 hosts", "1f1b", "input", 0, "sleeps"),
+        ("2", "1f1b", "input", 1, "sleeps"),
+        ("2", "fit", "callback", 0, "is stopped"),
+        ("4 on 2 hosts", "fit", "callback", 3, "is stopped"),
+        ("3", "int8", "callback", 2, "is stopped"),
+        ("2 hosts", "1f1b", "callback", 1, "is stopped"),
+    ],
+)
+def test_a_late_worker_is_the_one_waited_for(group, kind, place, slow, fault, tmp_path):
+    path, late = tmp_path / "trace.json", 0.2
+    arguments = (str(path), kind, place, slow, fault, late)
+    workers = range(len(GROUPS[group].run(f"{TIMED}_with_a_late_worker", *arguments)))
     trace = read(path)
     check(trace)
-    names = [r for r in range(len(results)) if r != slow]
-    for rank in names:
-        waits = [e for e in slices_of(trace, rank, "workers") if "wait for" in e["name"]]
-        longest = sorted(waits, key=lambda e: -e["dur"])[:4]
-        assert all(f"worker {slow} (" in e["name"] for e in longest), longest
-        waited = sum(e["dur"] for e in slices_of(trace, rank, "waiting") if e["name"] == "workers")
-        assert waited > 4 * 0.5 * 50_000
-    own = sum(e["dur"] for e in slices_of(trace, slow, "waiting") if e["name"] == "workers")
-    assert own < waited
+    for rank in workers:
+        assert len(steps_add_up(trace, rank)) == 4
+    slept = 4 * late
+    inputs = [total(slices_of(trace, rank, "input")) for rank in workers]
+    waited = [total(slices_of(trace, rank, "waiting"), "workers") for rank in workers]
+    for rank in workers:
+        if rank == slow:
+            assert (inputs[rank] > 0.8 * slept) == (place == "input")
+            continue
+        assert inputs[rank] < 0.5 * slept
+        assert waited[rank] > 0.8 * slept > waited[slow]
+        assert waits_for(trace, rank, slow) > 0.8 * slept
 
 
 @exhaustive

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.monitoring.traces import check
+from tests.monitoring.traces import check, slices_of
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
 
 BASE = 10**15
@@ -93,3 +93,30 @@ def test_a_trace():
     assert queued == [5, 10]
     assert [e["ts"] for e in trace["traceEvents"] if e["ph"] == "i"] == [30]
     check(build([WorkerRecord(0, "a", "one")], {}))
+
+
+def test_who_is_waited_for_and_slices_that_overlap():
+    # Rank 1 comes last; rank 2, on another host, notices that of its neighbour, rank 0.
+    begun = (10_000, 50_000, 20_000, 30_000)
+    noticed = (1, -1, 0, 1)
+    names, hosts = ["a", "b", "c", "d"], [0, 0, 1, 1]
+
+    def waited(uncertainty):
+        made = []
+        for rank, (begin, last) in enumerate(zip(begun, noticed, strict=True)):
+            arrived = {} if last < 0 else {"last_arrived_ns": 60_000}
+            one = record(enqueued_ns=begin, begun_ns=begin, ended_ns=90_000, last=last, **arrived)
+            part = communicator(rank, one) | {"ranks": names, "hosts": hosts}
+            # Of two replicas.
+            spans = [Span("optimizer", "update", BASE + t, BASE + t + 20) for t in (100, 110, 120)]
+            doubt = uncertainty if hosts[rank] else 0
+            made.append(WorkerRecord(rank, names[rank], str(hosts[rank]), 0, doubt, spans, [part]))
+        trace = build(made, {})
+        check(trace)
+        assert [len(slices_of(trace, 0, lane)) for lane in ("optimizer", "optimizer 2")] == [2, 1]
+        waits = [e for e in trace["traceEvents"] if e["name"].startswith("wait for")]
+        return {e["pid"]: e["name"].removeprefix("wait for ") for e in waits}
+
+    assert waited(1_000) == {0: "b", 2: "b", 3: "b"}
+    # Both are on a host with one clock, however that compares with others.
+    assert waited(None) == {0: "b", 2: "b", 3: "b"}

@@ -32,13 +32,15 @@ class Activity:
 
     Attributes:
         steps: steps of training, evaluation and prediction that have got their input.
-        input: waiting for the next batch.
+        input: waiting for batches that have come.
         workers: waiting for other workers to join a collective or to send a message.
         network: waiting for the data of a collective or a message to move.
         operations: the collectives and messages that have ended well, by kind.
         bus_bytes: of them, the bytes of all values times the share that each link must carry at
             least, as nccl-tests compute bus bandwidth.
         bus_time: how long they took once all workers had joined.
+        input_since: when the wait for the next batch began that still lasts, by
+            `time.monotonic()`; None for none.
     """
 
     steps: int = 0
@@ -48,6 +50,7 @@ class Activity:
     operations: Mapping[str, int] = field(default_factory=dict)
     bus_bytes: float = 0.0
     bus_time: float = 0.0
+    input_since: float | None = None
 
     def since(self, earlier: Activity) -> Activity:
         """The counts between an earlier moment and this one."""
@@ -59,6 +62,7 @@ class Activity:
             {kind: n - earlier.operations.get(kind, 0) for kind, n in self.operations.items()},
             self.bus_bytes - earlier.bus_bytes,
             self.bus_time - earlier.bus_time,
+            self.input_since,
         )
 
 
@@ -76,4 +80,5 @@ def read() -> Activity | None:
         {kind: getattr(counters, kind) for kind in KINDS},
         counters.bus_bytes,
         _NANOSECONDS * counters.bus_ns,
+        _NANOSECONDS * counters.input_since_ns or None,
     )

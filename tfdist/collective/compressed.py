@@ -42,18 +42,19 @@ def compressed_all_reduce(
         seed = tf.cast(seed, tf.int64)
         buckets = marked_buckets(communicator.name, "", tensors, communicator.plan(tensors))
         for number, bucket in enumerate(buckets):
-            reduced = native_ops.compressed_all_reduce(
-                communicator.token,
-                [tensors[i] for i in bucket.members],
-                [errors[i].handle for i in bucket.members] if errors else [],
-                # A different seed for each bucket.
-                seed + number * 0x9E3779B9,
-                encoding,
-                within_hosts,
-                communicator.name,
-                bucket.key,
-                overlaps=bucket.overlaps,
-            )
+            with tf.control_dependencies(bucket.marks):
+                reduced = native_ops.compressed_all_reduce(
+                    communicator.token,
+                    [tensors[i] for i in bucket.members],
+                    [errors[i].handle for i in bucket.members] if errors else [],
+                    # A different seed for each bucket.
+                    seed + number * 0x9E3779B9,
+                    encoding,
+                    within_hosts,
+                    communicator.name,
+                    bucket.key,
+                    overlaps=bucket.overlaps,
+                )
             for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
         return sums

@@ -27,6 +27,11 @@ class DeviceCommunicator:
         self._devices, self._workers = devices, workers
 
     @property
+    def workers(self) -> NativeCommunicator:
+        """The communicator over this device of all workers."""
+        return self._workers
+
+    @property
     def size(self) -> int:
         return self._workers.size * self._devices.size
 

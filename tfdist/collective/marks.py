@@ -12,7 +12,7 @@ from tfdist.collective import tokens
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 
-def ready(communicator: str, key: str = "", *, stalls: bool = True) -> None:
+def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
     """What a collective needs exists.
 
     Args:
@@ -20,7 +20,7 @@ def ready(communicator: str, key: str = "", *, stalls: bool = True) -> None:
         key: the collective's; "" if the step can do nothing more beside the one that runs.
         stalls: whether the step waits for it from now on.
     """
-    native.load_ops().tfdist_ready(
+    return native.load_ops().tfdist_ready(
         order=_order("ready"), communicator=communicator, key=key, stalls=stalls
     )
 

@@ -76,14 +76,15 @@ class NativeCommunicator:
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             for bucket in marked_buckets(self.name, key, summable, self.plan(summable)):
-                reduced = native_ops.all_reduce(
-                    self.token,
-                    [summable[i] for i in bucket.members],
-                    "sum",
-                    self.name,
-                    bucket.key,
-                    overlaps=bucket.overlaps,
-                )
+                with tf.control_dependencies(bucket.marks):
+                    reduced = native_ops.all_reduce(
+                        self.token,
+                        [summable[i] for i in bucket.members],
+                        "sum",
+                        self.name,
+                        bucket.key,
+                        overlaps=bucket.overlaps,
+                    )
                 for i, value in zip(bucket.members, reduced, strict=True):
                     sums[i] = value
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]

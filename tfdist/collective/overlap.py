@@ -38,20 +38,23 @@ class Bucket:
         key: the collective's key.
         members: the indices of the tensors.
         overlaps: whether the step goes on beside it.
+        marks: what must run before the collective, or the recorder would hear of it too late.
     """
 
     key: str
     members: Sequence[int]
     overlaps: bool
+    marks: Sequence[Any]
 
 
 def marked_buckets(
     communicator: str, key: str, tensors: Sequence[tf.Tensor], plan: Sequence[Sequence[int]]
 ) -> Iterator[Bucket]:
-    """The buckets of a reduction, each marked, in a graph, for when its tensors exist.
+    """The buckets of a reduction, marked, in a graph, for when their tensors exist.
 
     A collective starts only when those before it have ended, so its start does not tell. The step
-    goes on beside all of them but the last: when all tensors exist, it waits.
+    goes on beside all of them but the last: when all tensors exist, it waits. One collective alone
+    tells by its start, unless it overlaps: a step may wait for it before it is even queued.
 
     Args:
         communicator: the communicator's name.
@@ -63,10 +66,11 @@ def marked_buckets(
     for number, members in enumerate(plan):
         part = f"{key}, part {number}" if key and number else key or f"{number}"
         beside = overlaps() or number < last
-        if last > 0 and not tf.executing_eagerly():
+        made = []
+        if (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):
-                marks.ready(communicator, part, stalls=not beside)
-        yield Bucket(part, members, beside)
+                made.append(marks.ready(communicator, part, stalls=not beside))
+        yield Bucket(part, members, beside, made)
 
 
 def mark_stall(communicator: str, value: tf.Tensor) -> None:

@@ -234,6 +234,7 @@ void tfd_get_activity(tfd_activity* activity) {
   const auto ended = [&totals](Kind kind) { return totals.operations[static_cast<size_t>(kind)]; };
   *activity = {totals.steps,
                totals.input,
+               totals.input_since,
                totals.waiting,
                totals.moving,
                ended(Kind::kAllReduce),

@@ -82,7 +82,8 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
    its collectives is not counted. */
 typedef struct {
   uint64_t steps;      /* that have got their input */
-  int64_t input_ns;    /* waiting for the next batch */
+  int64_t input_ns;    /* waiting for batches that have come */
+  int64_t input_since_ns; /* when the wait for the next batch began, on the steady clock; 0 for none */
   int64_t workers_ns;  /* waiting for other ranks to join */
   int64_t network_ns;  /* waiting for data that moved */
   uint64_t all_reduce; /* collectives and messages that have ended well, by kind */

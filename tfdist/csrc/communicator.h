@@ -61,7 +61,6 @@ class Communicator : private Guard {
   void Run(Operation operation) { queue_.Run(std::move(operation)); }
   // The same in the communicator's own thread; `done` may destroy what `operation` points to.
   void Enqueue(Operation operation, Done done) {
-    if (operation.overlaps) recorder_.Overlaps();
     queue_.Enqueue(std::move(operation), std::move(done));
   }
 

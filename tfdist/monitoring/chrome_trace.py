@@ -5,6 +5,7 @@ Format: Google, "Trace Event Format" (2016).
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ Event = dict[str, Any]
 # The lanes of a worker, from top to bottom; those of communicators come after "waiting".
 _FIRST = ("step", "pipeline", "input", "waiting")
 _LAST = ("compression", "optimizer")
+_MESSAGES = ("send", "receive")
 
 
 class Span(NamedTuple):
@@ -58,9 +60,10 @@ def build(workers: Sequence[WorkerRecord], about: Mapping[str, Any]) -> dict[str
         about: what else to keep in the file's `otherData`.
     """
     begin = min(_begins(workers), default=0)
+    begun = _Begun(workers)
     events: list[Event] = []
     for worker in workers:
-        events += _Worker(worker, begin).events()
+        events += _Worker(worker, begin, begun).events()
     clocks = {
         str(worker.rank): {
             "offset_us": worker.clock_offset / 1e3,
@@ -89,21 +92,62 @@ def _thread(op: Span) -> str:
     return f"TensorFlow: {op.lane}"
 
 
+class _Begun:
+    """When each rank began each collective."""
+
+    def __init__(self, workers: Sequence[WorkerRecord]) -> None:
+        self._times: dict[Any, dict[int, tuple[int, WorkerRecord]]] = defaultdict(dict)
+        for worker in workers:
+            for communicator in worker.communicators:
+                for record in communicator["records"]:
+                    if record["kind"] not in _MESSAGES:
+                        time = record["begun_ns"] - worker.clock_offset
+                        key = self._key(communicator, record)
+                        self._times[key][communicator["rank"]] = time, worker
+
+    def last(self, communicator: Mapping[str, Any], record: Event) -> int:
+        """The rank that a rank waited for last in a collective.
+
+        Where hosts have several ranks, one notices some ranks of other hosts, which may wait for
+        their neighbours. So it is the rank that began last, unless the clocks leave that in doubt.
+        """
+        noticed: int = record["last"]
+        times = self._times[self._key(communicator, record)]
+        if record["kind"] in ("broadcast", *_MESSAGES) or noticed not in times:
+            return noticed
+        latest = max(times, key=lambda rank: times[rank][0])
+        (before, one), (after, other) = times[noticed], times[latest]
+        if one.clock_uncertainty is None or other.clock_uncertainty is None:
+            return noticed
+        doubt = one.clock_uncertainty + other.clock_uncertainty
+        return latest if after - before > doubt else noticed
+
+    @staticmethod
+    def _key(communicator: Mapping[str, Any], record: Event) -> Any:
+        return communicator["name"], tuple(communicator["ranks"]), record["sequence"]
+
+
 class _Worker:
     """The events of one worker, whose process in the trace is its rank."""
 
-    def __init__(self, worker: WorkerRecord, begin: int) -> None:
+    def __init__(self, worker: WorkerRecord, begin: int, begun: _Begun) -> None:
         self._worker = worker
         self._begin = begin
+        self._begun = begun
         used = {span.lane for span in worker.spans}
         names = [c["name"] for c in worker.communicators if c["records"]]
         middle = [*names, *sorted(used - {*_FIRST, *_LAST})]
         threads = dict.fromkeys(_thread(span) for span in worker.ops)
         lanes = [*_FIRST, *middle, *_LAST, *threads]
         self._lanes = {lane: n for n, lane in enumerate(lanes, start=1)}
+        self._places = {n: n for n in self._lanes.values()}  # from top to bottom
 
-    def events(self) -> Iterator[Event]:
-        yield from self._names()
+    def events(self) -> list[Event]:
+        found = list(self._unnamed())
+        self._spread([event for event in found if event["ph"] == "X"])
+        return [*self._names(), *found]
+
+    def _unnamed(self) -> Iterator[Event]:
         for span in self._worker.spans:
             yield self._slice(span.lane, span.name, span.begin, span.end)
         for op in self._worker.ops:
@@ -120,7 +164,26 @@ class _Worker:
         yield self._meta("process_sort_index", {"sort_index": worker.rank})
         for lane, number in self._lanes.items():
             yield self._meta("thread_name", {"name": lane}, number)
-            yield self._meta("thread_sort_index", {"sort_index": number}, number)
+            yield self._meta("thread_sort_index", {"sort_index": self._places[number]}, number)
+
+    def _spread(self, slices: list[Event]) -> None:
+        """Moves slices that overlap, as those of replicas, to further lanes: viewers nest them."""
+        names = {number: lane for lane, number in self._lanes.items()}
+        opened: dict[int, dict[int, list[int]]] = {lane: {lane: []} for lane in names}
+        for event in sorted(slices, key=lambda event: (event["ts"], -event["dur"])):
+            begin, end = round(1e3 * event["ts"]), round(1e3 * (event["ts"] + event["dur"]))
+            lanes = opened[event["tid"]]
+            for ends in lanes.values():
+                while ends and ends[-1] <= begin:
+                    ends.pop()
+            free = (lane for lane, ends in lanes.items() if not ends or end <= ends[-1])
+            if (lane := next(free, 0)) == 0:
+                lane = len(self._lanes) + 1
+                self._lanes[f"{names[event['tid']]} {len(lanes) + 1}"] = lane
+                self._places[lane] = event["tid"]
+                lanes[lane] = []
+            lanes[lane].append(end)
+            event["tid"] = lane
 
     def _meta(self, name: str, args: Event, thread: int = 0) -> Event:
         return {"ph": "M", "pid": self._worker.rank, "tid": thread, "name": name, "args": args}
@@ -153,7 +216,8 @@ class _Worker:
             failed=record["failed"],
         )
         if arrived > begun:
-            yield self._slice(lane, f"wait for {ranks[record['last']]}", begun, arrived)
+            last = self._begun.last(communicator, record)
+            yield self._slice(lane, f"wait for {ranks[last]}", begun, arrived)
         if ended > arrived:
             yield self._slice(lane, "move", arrived, ended)
             yield from self._phases(lane, record, arrived, ended)
@@ -167,7 +231,7 @@ class _Worker:
         if record["coding_ns"]:
             coded = min(arrived + record["coding_ns"], ended)
             yield self._slice("compression", f"encode and decode {record['name']}", arrived, coded)
-        if record["kind"] in ("send", "receive"):
+        if record["kind"] in _MESSAGES:
             yield self._arrow(communicator, record)
 
     def _phases(self, lane: str, record: Event, arrived: int, ended: int) -> Iterator[Event]:

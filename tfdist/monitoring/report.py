@@ -41,6 +41,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
     def report() -> dict[str, Any]:
         now = time.monotonic_ns()
         done = activity.read() or Activity()
+        waited = None if done.input_since is None else max(0.0, 1e-9 * now - done.input_since)
         traffic = statistics()
         communicators = _communicators()
         return {
@@ -50,7 +51,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "joined": 1e-9 * (now - joined_ns),
             "steps": done.steps,
             "rows": training.record.read().rows,
-            "input": done.input,
+            "input": done.input + (waited or 0.0),
             "workers": done.workers,
             "network": done.network,
             "collectives": traffic.collectives,
@@ -60,6 +61,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "operations": list(_operations(communicators, ranks, now))[:_MOST],
             "queued": sum(len(one["queued"]) for one in communicators),
             "idle": _idle(communicators, now),
+            "input_wait": waited,
             "main": _main_thread(),
         }
 

@@ -61,6 +61,7 @@ class Activity(ctypes.Structure):
     _fields_ = [
         ("steps", c_uint64),
         ("input_ns", c_int64),
+        ("input_since_ns", c_int64),
         ("workers_ns", c_int64),
         ("network_ns", c_int64),
         ("all_reduce", c_uint64),

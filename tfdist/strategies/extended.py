@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
@@ -205,6 +206,8 @@ class ReplicatedExtended(LocalExtended):
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
+        if isinstance(communicator, DeviceCommunicator):
+            communicator = communicator.workers
         if isinstance(communicator, NativeCommunicator):
             mark_stall(communicator.name, value)
 

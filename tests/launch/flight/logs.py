@@ -144,6 +144,7 @@ def log(
             for at, kind, message in reasons
         ],
         "steps": 12,
+        "input_since_ns": 0,
         "communicators": list(groups),
         "stacks": "",
         **changes,

@@ -72,6 +72,14 @@ def test_totals_and_stacks(tmp_path):
         Total(name(1), 0.0, 0.5),
         Total(name(2), 0.0, 0.5),
     )
+    # Rank 1 comes last; rank 2, on another host, notices that of its neighbour, rank 0.
+    logs = [
+        log(r, group(r, [record(1, begun, 6.0, last=last)], hosts=[0, 0, 1, 1]))
+        for r, (begun, last) in enumerate(
+            [(1, (1, 5.5)), (5, (-1, 0)), (2, (0, 5.5)), (3, (1, 5.5))]
+        )
+    ]
+    assert diagnosis(tmp_path, *logs).totals[0] == Total(name(1), 4.5 + 3.5 + 2.5, 0.0)
     inner, outer = "load (/app/data.py:12)", "<module> (/app/train.py:40)"
     worker = STACK.partition("Current")[0]
     frame = '  File "/app/x.py", line {} in f\n'

@@ -34,6 +34,7 @@ def report(time=0.0, operation=None, number=17, **values):
     )
     sizes = {"shared_bytes": 0, "sent_bytes": 0, "resident_bytes": 1 << 29, "queued": 0}
     place = {"host": "h", "pid": 7, "idle": None if operations else 0.01, "main": "load (t.py:3)"}
+    place["input_wait"] = None
     return {**counts, **sizes, **place, "time": time, "operations": operations, **values}
 
 
@@ -67,6 +68,12 @@ HEADLINES = {
     "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 12.3 s for "
     "worker 1 (a:1) on h, which is in no collective for 12.5 s: its main thread is in load (t.py:"
     "3).": [report(operation=(12.3, [1])), report(idle=12.5), report(operation=(12.0, [1]))],
+    "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
+    "worker 1 (a:1) on h, which is in no collective for 5.1 s: it has waited 5.0 s for its next "
+    "batch, and its main thread is in load (t.py:3).": [
+        report(operation=(5.0, [1])),
+        report(idle=5.1, input_wait=5.0),
+    ],
     "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
     "worker 1 (a:1), which does not respond, last heard of 4.0 s ago.": [
         report(operation=(5.0, [1])),

@@ -84,7 +84,9 @@ void Activity::Ended(Kind kind, uint64_t bytes, size_t ranks, int64_t moving) {
 
 Activity::Totals Activity::Read() {
   const std::lock_guard<std::mutex> lock(mutex_);
-  return totals_;
+  Totals totals = totals_;
+  totals.input_since = input_begun_;
+  return totals;
 }
 
 }  // namespace tfdist

@@ -20,7 +20,8 @@ class Activity {
  public:
   struct Totals {
     uint64_t steps = 0;   // that have got their input
-    int64_t input = 0;    // waiting for it
+    int64_t input = 0;    // waiting for it, once it has come
+    int64_t input_since = 0;  // when the wait for it began that still lasts; 0 for none
     int64_t waiting = 0;  // stalled until other ranks came
     int64_t moving = 0;   // stalled while data moved
     std::array<uint64_t, kKinds> operations = {};  // that have ended well, by kind

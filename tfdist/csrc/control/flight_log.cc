@@ -189,7 +189,9 @@ std::string FlightLog::Text() {
   json.Key("written").Raw(seconds);
   json.Key("clock").Open('{').Member("steady_ns", steady_now).Member("unix_ns", unix_now);
   json.Close('}');
-  json.Member("steps", static_cast<int64_t>(Activity::Instance().Read().steps));
+  const Activity::Totals activity = Activity::Instance().Read();
+  json.Member("steps", static_cast<int64_t>(activity.steps));
+  json.Member("input_since_ns", activity.input_since);
   const std::lock_guard<std::mutex> lock(mutex_);
   json.Key("reasons").Open('[');
   for (const Reason& reason : reasons_) {

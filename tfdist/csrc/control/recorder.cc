@@ -24,7 +24,11 @@ void Recorder::Ready(uint64_t name, bool stalls) {
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   marks_[marked_++ % kMarks] = {name, now};
-  if (stalls && !stalled_since_) stalled_since_ = now;
+  if (!stalls) {
+    ++overlapping_;
+  } else if (!stalled_since_) {
+    stalled_since_ = now;
+  }
 }
 
 void Recorder::Stalls() {
@@ -34,11 +38,6 @@ void Recorder::Stalls() {
   if (!overlaps && !overlapping_) return;
   (overlaps ? stalls_ : next_stalls_) = true;
   if (!stalled_since_) stalled_since_ = now;
-}
-
-void Recorder::Overlaps() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  ++overlapping_;
 }
 
 void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
@@ -124,7 +123,11 @@ void Recorder::End(bool failed, uint64_t bytes) {
   }
   // Of a step that has failed no other operation may come.
   if (stalls_ || failed) stalled_since_ = 0;
-  if (failed) return;
+  if (failed) {
+    overlapping_ = 0;
+    next_stalls_ = false;
+    return;
+  }
   Activity::Instance().Ended(record.fingerprint.kind, record.bytes, host_of_.size(), now - arrived);
 }
 

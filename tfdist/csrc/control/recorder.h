@@ -41,11 +41,9 @@ class Recorder {
   // unless somebody measures what that costs.
   static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }
 
-  // All that an operation named so needs exists, though operations before it may still run. If it
-  // `stalls` this rank, the rank waits from now on.
+  // All that an operation named so needs exists, though operations before it may still run, and it
+  // may not be enqueued yet. If it `stalls` this rank, the rank waits from now on.
   void Ready(uint64_t name, bool stalls);
-  // An operation that overlaps with others has been enqueued.
-  void Overlaps();
   // This rank has done what it could beside an operation that overlaps, if one runs or is to begin.
   void Stalls();
 
@@ -100,7 +98,7 @@ class Recorder {
   size_t marked_ = 0;
   int64_t stalled_since_ = 0;  // 0 while this rank goes on beside its operations
   bool stalls_ = false;        // whether the current operation does not let it
-  uint64_t overlapping_ = 0;   // enqueued, not begun
+  uint64_t overlapping_ = 0;   // ready, not begun
   bool next_stalls_ = false;   // the first of them, by now
 };
 

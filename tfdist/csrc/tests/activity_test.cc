@@ -169,10 +169,13 @@ void TwoAtOnce() {
 void Input() {
   Activity& activity = Activity::Instance();
   const Activity::Totals before = Totals();
+  const int64_t begin = Nanoseconds();
   activity.InputBegins();
+  EXPECT(Totals().input_since >= begin && Totals().input_since <= Nanoseconds());
   Sleep();
   activity.InputEnds();
   const Activity::Totals once = Totals();
+  EXPECT(once.input_since == 0);
   EXPECT(once.steps == before.steps + 1 && once.input - before.input >= 1'000'000);
   // Of a batch that nobody waited for, no time.
   activity.InputEnds();
@@ -199,10 +202,10 @@ void InputThatIsNotedLate() {
   EXPECT(after.steps == before.steps + 1);
 }
 
-// The step waits for a collective that has been enqueued and has not begun.
+// The step waits for a collective that is ready and has not begun.
 void OneThatIsToBegin() {
   Counted c;
-  c.recorder.Overlaps();
+  c.Ready("x", kOverlaps);
   c.Stall();
   c.Begin("x", kOverlaps);
   c.Arrive();

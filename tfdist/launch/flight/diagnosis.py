@@ -108,6 +108,7 @@ def _absent(wait: Wait, rank: int, links: Sequence[Link]) -> Absent:
         has_communicator=member is not None,
         late=rank in wait.late,
         last=last(member, record) if member is not None and record is not None else None,
+        input_seconds=log.input_seconds if log is not None else None,
         frames=user_frames(log.stacks, log.program) if log is not None else (),
         waits=tuple(links),
         heard=_heard(group, rank),

@@ -91,6 +91,7 @@ class Absent:
         has_communicator: whether its log shows the communicator.
         late: whether it joined after the others had given up.
         last: the last collective of the group that it joined; of a pipeline's group, or message.
+        input_seconds: for how long it had waited for its next batch; None if it did not.
         frames: of its main thread, the innermost calls that are the user's.
         waits: what it waits for itself.
         heard: what was heard of it last.
@@ -103,6 +104,7 @@ class Absent:
     has_communicator: bool
     late: bool
     last: Last | None
+    input_seconds: float | None
     frames: tuple[str, ...]
     waits: tuple[Link, ...]
     heard: Heard | None
@@ -245,6 +247,7 @@ class State:
         reasons: why it was written, oldest first.
         last: what it did last, in each communicator in which it waits or has failed; if there is
             none, the last operation that ended.
+        input_seconds: as above.
         frames: of its main thread, the innermost calls that are the user's.
     """
 
@@ -258,6 +261,7 @@ class State:
     clock: str
     reasons: tuple[Written, ...]
     last: tuple[Last, ...]
+    input_seconds: float | None
     frames: tuple[str, ...]
 
 

@@ -136,6 +136,7 @@ class Log:
         unix_ns: the same moment in Unix time.
         reasons: why, oldest first.
         steps: the training steps begun; 0 if unknown.
+        input_since_ns: when the wait for the next batch began that still lasted; 0 for none.
         communicators: those that were open.
         stacks: Python's stacks, as by faulthandler; "" if there are none.
     """
@@ -150,8 +151,15 @@ class Log:
     unix_ns: int
     reasons: tuple[Reason, ...]
     steps: int
+    input_since_ns: int
     communicators: tuple[Communicator, ...]
     stacks: str
+
+    @property
+    def input_seconds(self) -> float | None:
+        """For how long the worker had waited for its next batch; None if it did not."""
+        since = self.input_since_ns
+        return (self.steady_ns - since) / 1e9 if since else None
 
 
 def parse(content: bytes) -> Log:
@@ -184,6 +192,8 @@ def _log(raw: Any) -> Log:
         **{key: _checked(raw, key, int) for key in ("rank", "size", "pid", "steps")},
         **{key: _checked(raw, key, str) for key in ("worker", "host", "program", "stacks")},
         **{key: _checked(clock, key, int) for key in ("steady_ns", "unix_ns")},
+        # Logs of earlier versions have none.
+        input_since_ns=_checked({"input_since_ns": 0, **raw}, "input_since_ns", int),
         reasons=_rows(raw, "reasons", Reason),
         communicators=tuple(map(_communicator, _checked(raw, "communicators", list))),
     )

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tfdist.launch.flight.clocks import Clock, compare
+from tfdist.launch.flight.clocks import Clock, compare, doubt_ns
 from tfdist.launch.flight.log import Communicator, Log, Peer, Record
 
 
@@ -114,6 +114,29 @@ class Group:
     members: dict[int, Member] = field(default_factory=dict)
     outside: dict[int, Worker] = field(default_factory=dict)
     heard: dict[int, list[tuple[Member, Peer]]] = field(default_factory=lambda: defaultdict(list))
+
+    @functools.cached_property
+    def _begun(self) -> dict[int, dict[int, int]]:
+        """When ranks began collectives, by their number, in shared time."""
+        begun: dict[int, dict[int, int]] = defaultdict(dict)
+        for rank, member in self.members.items():
+            for record in member.communicator.records:
+                if not record.is_message:
+                    begun[record.sequence][rank] = member.time(record.begun_ns)
+        return begun
+
+    def last(self, record: Record) -> int:
+        """The rank that a rank waited for last in this record of it; -1 for none.
+
+        Where hosts have several ranks, a rank notices some ranks of other hosts, which may wait for
+        their neighbours. So it is the rank that began last, unless the clocks leave that in doubt.
+        """
+        begun = {} if record.is_message else self._begun[record.sequence]
+        if record.kind == "broadcast" or record.last not in begun:
+            return record.last
+        latest = max(begun, key=begun.__getitem__)
+        doubt = doubt_ns(self.members[latest].clock, self.members[record.last].clock)
+        return latest if begun[latest] - begun[record.last] > doubt else record.last
 
     def joined(self, rank: int) -> int | None:
         """The number of the last collective that the rank is known to have joined, or None."""

@@ -93,6 +93,8 @@ def _workers(diagnosis: Diagnosis) -> Iterator[str]:
     for worker in diagnosis.workers:
         yield f"  {worker.worker}, process {worker.pid} ({worker.program}) on {worker.host}:"
         yield f"    {'; '.join(map(_last, worker.last)) or 'no collective or message'}"
+        if worker.input_seconds is not None:
+            yield f"    waits for its next batch for {seconds(worker.input_seconds)}"
         if worker.frames:
             yield f"    in {frames(worker.frames)}"
         yield f"    {_written(worker)}"

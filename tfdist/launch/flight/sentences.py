@@ -133,6 +133,8 @@ def _details(one: Absent) -> list[str]:
         parts.append(_last(one.last))
     if one.has_log and not one.has_communicator:
         parts.append("Its log does not show the communicator: it has closed it or not made it.")
+    if one.input_seconds is not None:
+        parts.append(f"It had waited {seconds(one.input_seconds)} for its next batch.")
     if one.frames:
         parts.append(f"Its Python main thread was in {frames(one.frames)}.")
     if one.heard is not None and (one.heard.left or one.heard.lost or not one.has_log):

@@ -37,6 +37,7 @@ def _state(worker: Worker, first: Worker) -> State:
             for r in log.reasons
         ),
         last=_last(worker),
+        input_seconds=log.input_seconds,
         frames=user_frames(log.stacks, log.program),
     )
 

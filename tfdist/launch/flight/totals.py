@@ -16,11 +16,11 @@ def add_up(job: Job) -> tuple[Total, ...]:
     """
     waited_for: dict[str, int] = defaultdict(int)
     waited: dict[str, int] = defaultdict(int)
-    for member in (member for group in job.groups for member in group.members.values()):
+    for group, member in ((g, m) for g in job.groups for m in g.members.values()):
         for record in member.communicator.records:
             nanoseconds = record.last_arrived_ns - record.begun_ns
             if record.last >= 0 and nanoseconds > 0:
-                waited_for[member.communicator.ranks[record.last]] += nanoseconds
+                waited_for[group.ranks[group.last(record)]] += nanoseconds
                 waited[member.name] += nanoseconds
     totals = (Total(w, waited_for[w] / 1e9, waited[w] / 1e9) for w in {**waited_for, **waited})
     return tuple(sorted(totals, key=lambda total: (-total.waited_for, -total.waited)))

@@ -149,7 +149,10 @@ def _operation(operation: Operation) -> str:
 
 
 def _main(activity: Activity) -> str:
-    return f"its main thread is in {activity.main}" if activity.main else "without a main thread"
+    main = f"its main thread is in {activity.main}" if activity.main else "without a main thread"
+    if activity.input_wait is None:
+        return main
+    return f"it has waited {seconds(activity.input_wait)} for its next batch, and {main}"
 
 
 def _rate(value: float) -> str:

@@ -47,6 +47,7 @@ class Activity:
         queued: operations that wait behind the current ones.
         operations: what it is in; the longest first.
         idle: seconds for which it has been in no operation; None if it is in one, or never was.
+        input_wait: seconds for which it has waited for its next batch; None if it does not.
         main: the innermost call of the user's program in its main thread.
         seconds: the time between the two moments, by its own clock; 0 if there is only one. The
             others are of that time.
@@ -69,6 +70,7 @@ class Activity:
     queued: int
     operations: tuple[Operation, ...]
     idle: float | None
+    input_wait: float | None
     main: str
     seconds: float
     steps_per_second: float
@@ -153,6 +155,7 @@ def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
         queued=int(after["queued"]),
         operations=operations,
         idle=None if after["idle"] is None else _number(after["idle"]),
+        input_wait=None if after["input_wait"] is None else _number(after["input_wait"]),
         main=_text(after["main"]),
         seconds=seconds,
         steps_per_second=rate("steps"),
