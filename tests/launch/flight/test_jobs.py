@@ -14,7 +14,7 @@ from tests.deadlines import FAR
 from tests.tiers import exhaustive
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = str(Path(__file__).parent / "script.py")
+SCRIPT, TRAINING = (str(Path(__file__).parent / f"{name}.py") for name in ("script", "training"))
 SETTINGS = {
     "killed": {},
     "raises": {},
@@ -25,11 +25,11 @@ SETTINGS = {
 }
 
 
-def run(folder, workers, fault, **settings):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **SETTINGS[fault], **settings}
+def run(folder, workers, *script, **settings):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--log-dir", str(folder)]
     return subprocess.run(
-        [*command, SCRIPT, fault],
+        [*command, *script],
         env=environment,
         cwd=ROOT,
         capture_output=True,
@@ -53,7 +53,8 @@ def doctor(folder, *options):
 @pytest.mark.parametrize(("workers", "hosts"), [(2, False), (3, False), (3, True), (4, False)])
 @pytest.mark.parametrize("fault", [name for name in SETTINGS if name != "signal"])
 def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
-    job = run(tmp_path, workers, fault, **({"host": "own"} if hosts else {}))
+    settings = SETTINGS[fault] | ({"host": "own"} if hosts else {})
+    job = run(tmp_path, workers, SCRIPT, fault, **settings)
     assert (job.returncode == 0) == (fault == "sleeps"), job.stderr
     logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
     gone = fault in ("killed", "stopped")
@@ -73,8 +74,37 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
 
 
 @exhaustive
+@pytest.mark.parametrize(
+    ("workers", "of_a_host", "kind", "place", "late"),
+    [
+        (2, 2, "fit", "input", 0),
+        (3, 1, "fit", "input", 2),
+        (4, 2, "int8", "input", 1),
+        (2, 1, "1f1b", "input", 0),
+        (3, 3, "fit", "compute", 0),
+        (4, 2, "fit", "callback", 2),
+        (2, 1, "int8", "callback", 0),
+        (3, 3, "1f1b", "callback", 1),
+        (4, 2, "1f1b", "callback", 3),
+    ],
+)
+def test_the_doctor_names_the_worker_that_a_training_waits_for(
+    workers, of_a_host, kind, place, late, tmp_path
+):
+    arguments = (kind, place, str(late), str(of_a_host))
+    job = run(tmp_path, workers, TRAINING, *arguments, TFDIST_STALL_WARNING="1")
+    assert job.returncode == 0, job.stderr
+    report = doctor(tmp_path)
+    first = next(line for line in report.splitlines() if line.startswith("  1. "))
+    assert f" worker {late} (127.0.0.1:" in first.partition(" Its ")[0], report
+    assert ("for its next batch" in first) == (place == "input"), report
+    where = "load_slowly (" if place == "callback" else "<module> ("
+    assert f"Its Python main thread was in {where}" in first, report
+
+
+@exhaustive
 def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
-    job = run(tmp_path, 2, "signal")
+    job = run(tmp_path, 2, SCRIPT, "signal")
     assert job.returncode == 0, job.stderr
     assert [path.name for path in tmp_path.glob("flight-*.json")] == ["flight-rank0.json"]
     log = json.loads((tmp_path / "flight-rank0.json").read_text())
@@ -87,7 +117,7 @@ def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
 @exhaustive
 def test_a_directory_that_cannot_be_made_is_told_once(tmp_path):
     (tmp_path / "file").write_text("")
-    job = run(tmp_path, 2, "sleeps", TFDIST_FLIGHT_DIR=str(tmp_path / "file" / "logs"))
+    job = run(tmp_path, 2, SCRIPT, "sleeps", TFDIST_FLIGHT_DIR=str(tmp_path / "file" / "logs"))
     assert job.returncode == 0, job.stderr
     said = [line for line in job.stderr.splitlines() if "there will be no flight log" in line]
     assert len(said) == 1  # of the chief, whose output this is

@@ -8,6 +8,8 @@ from pathlib import Path
 import keras
 import numpy as np
 
+from tests.monitoring import faults
+
 
 def train(strategy, folder, sleeper=None):
     """Trains until the folder has the file `stop`; returns the losses of all steps.
@@ -41,6 +43,19 @@ def train(strategy, folder, sleeper=None):
         x, x.sum(1), batch_size=8, epochs=1_000_000, verbose=0, shuffle=False, callbacks=[Watch()]
     )
     return losses
+
+
+def train_with_a_late_worker(strategy, folder, kind, place, late):
+    """Trains some steps, in one of which a worker creates `late` and waits for the file `go`."""
+
+    def wait():
+        (Path(folder) / "late").touch()
+        while not (Path(folder) / "go").exists():
+            time.sleep(0.02)
+
+    once = faults.Once(wait)
+    model, data, callback = faults.training(strategy, kind, place, late, once, steps=12)
+    model.fit(data, epochs=1, verbose=0, callbacks=[callback])
 
 
 def train_steps(strategy, epochs):

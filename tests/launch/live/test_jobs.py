@@ -17,11 +17,17 @@ from tfdist.launch.cli import main
 
 BEHAVIOURS = "tests.launch.live.behaviours"
 KINDS = {"2": (2, {}), "3 on 2 hosts": (3, {"hosts": 2}), "2 in TLS": (2, {"tls": True})}
+OTHER_KINDS = {
+    "3": (3, {}),
+    "2x2": (2, {"devices": 2}),
+    "2 hosts": (2, {"hosts": 2}),
+    "4 on 2 hosts": (4, {"hosts": 2}),
+}
 
 
 @pytest.fixture
 def group(kind):
-    workers, options = KINDS[kind]
+    workers, options = {**KINDS, **OTHER_KINDS}[kind]
     ranks = Ranks(workers, **options)
     yield ranks
     ranks.stop()
@@ -112,6 +118,46 @@ def test_a_job_that_trains_and_one_whose_worker_sleeps(running, ask, tmp_path, k
     (tmp_path / "stop").touch()
     thread.join()
     assert all(done for done, _ in results), results
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("kind", "training", "place", "late"),
+    [
+        ("2", "fit", "input", 0),
+        ("3", "int8", "input", 1),
+        ("2x2", "fit", "input", 1),
+        ("4 on 2 hosts", "fit", "input", 3),
+        ("2 hosts", "1f1b", "input", 0),
+        ("3", "1f1b", "callback", 1),
+        ("4 on 2 hosts", "1f1b", "callback", 2),
+        ("2 hosts", "int8", "callback", 0),
+        ("4 on 2 hosts", "int8", "compute", 1),
+        ("2x2", "fit", "callback", 0),
+    ],
+)
+def test_where_a_worker_is_that_is_late(running, ask, tmp_path, kind, training, place, late):
+    thread, results = running("train_with_a_late_worker", str(tmp_path), training, place, late)
+    until(lambda: (tmp_path / "late").exists() or not thread.is_alive())
+    found: dict = {}
+
+    def is_stuck():
+        found.update(ask("--json", "--interval", "0.2"))
+        return found["waited_for"] == [late]
+
+    until(is_stuck)
+    (tmp_path / "go").touch()
+    thread.join()
+    assert all(done for done, _ in results), results
+    cause = found["headline"].partition(f" for worker {late} (127.0.0.1:")[2]
+    assert "which is in no collective for" in cause, found["headline"]
+    assert ("for its next batch" in cause) == (place == "input")
+    assert ("main thread is in wait (" in cause) == (place == "callback")
+    asleep = found["ranks"][late]["activity"]
+    assert (asleep["operations"], asleep["workers"]) == ([], 0)
+    assert (asleep["input"] > 0.9) == (place == "input")
+    others = [one["activity"] for one in found["ranks"] if one["rank"] != late]
+    assert all(other["operations"] and other["input"] < 0.1 for other in others)
 
 
 @exhaustive
