@@ -19,6 +19,12 @@ from tests.strategies.behaviours.common import (
 from tfdist.callbacks import straggler_monitor, timeline
 from tfdist.monitoring import op_profile
 
+CODECS = {
+    "int8": tfdist.compression.Int8(),
+    "powersgd": tfdist.compression.PowerSGD(),
+    "randomk": tfdist.compression.RandomK(),
+}
+
 
 def lines_of(module, train):
     """What a module says to the user during a training."""
@@ -133,8 +139,8 @@ def timed(strategy, path, kind):
                 model.compile("adam", cross_entropy())
         else:
             made = strategy
-            if kind == "int8":
-                policy = tfdist.compression.Policy(tfdist.compression.Int8(), smallest=1)
+            if kind in CODECS:
+                policy = tfdist.compression.Policy(CODECS[kind], smallest=1)
                 made = tfdist.MultiWorkerMirroredStrategy(compression=policy)
             several = {"steps_per_execution": 2} if kind == "several" else {}
             model = compile_mlp(made, keras.optimizers.Adam, **several)

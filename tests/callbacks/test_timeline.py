@@ -70,6 +70,8 @@ def ops_belong_to_steps(trace, rank):
         ("2 hosts", "fit"),
         ("4 on 2 hosts", "fit"),
         ("2 hosts", "int8"),
+        ("2 hosts", "powersgd"),
+        ("4 on 2 hosts", "randomk"),
         ("2", "1f1b"),
         ("2 hosts", "zb_h1"),
         ("3", "1f1b"),
@@ -117,6 +119,11 @@ def test_a_timeline_of_all_workers(group, kind, tmp_path):
         assert not any(lane.startswith("TensorFlow") for lane in lanes)
     if kind == "int8":
         assert any(name.startswith("encode and decode") for name in kinds)
+    if kind in ("powersgd", "randomk"):
+        spans = slices_of(trace, 0, "compression")
+        for done in ("encode", "decode"):
+            # One in each step.
+            assert sum(e["name"].startswith(f"{done} by {kind}") for e in spans) >= 4
 
 
 def total(slices, name=""):

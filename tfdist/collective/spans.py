@@ -27,18 +27,23 @@ class GraphSpan:
         with tf.control_dependencies(self._of_this_graph(after)):
             self._begin = marks.span_begins()
 
-    def end(self, lane: str, name: str) -> None:
-        """Adds the end: when all operations that have been added since the beginning have run.
+    def end(self, lane: str, name: str, after: Sequence[Any] | None = None) -> None:
+        """Adds the end.
 
         Args:
             lane: the group of spans that it is shown in.
             name: what it is called.
+            after: the tensors that exist where it ends; by default it ends when all operations
+                that have been added since the beginning, and may write variables, have run.
         """
         # Inside another function, such as a branch of a conditional, there is no end.
         if self._begin is None or tf.compat.v1.get_default_graph() is not self._graph:
             return
-        added = self._graph.get_operations()[self._before :]
-        with tf.control_dependencies([op for op in added if _acts(op)]):
+        if after is None:
+            ends = [op for op in self._graph.get_operations()[self._before :] if _acts(op)]
+        else:
+            ends = self._of_this_graph(after)
+        with tf.control_dependencies(ends):
             marks.span_ends(self._begin, lane, name)
 
     def _of_this_graph(self, tensors: Sequence[Any]) -> list[Any]:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.spans import GraphSpan
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.gradient import Gradient, Shape, count
 
@@ -59,19 +60,24 @@ class PowerSGD(HierarchicalCodec):
     def sum_of_hosts(
         self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
+        span = GraphSpan([g.value for g in gradients])
         matrices = [_with_error(g) for g in gradients]
         queries = [g.kept["query"].read_value() for g in gradients]
-        lefts = [
-            tf.linalg.qr(_scaled(left))[0]
-            for left in leaders.all_reduce(list(map(tf.matmul, matrices, queries)))
-        ]
-        rights = leaders.all_reduce(
-            [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, lefts, strict=True)]
-        )
-        return [
+        lefts = list(map(tf.matmul, matrices, queries))
+        span.end("compression", "encode by powersgd, left", lefts)
+        lefts = leaders.all_reduce(lefts)
+        span = GraphSpan(lefts)
+        lefts = [tf.linalg.qr(_scaled(left))[0] for left in lefts]
+        rights = [tf.matmul(m, p, transpose_a=True) for m, p in zip(matrices, lefts, strict=True)]
+        span.end("compression", "encode by powersgd, right", rights)
+        rights = leaders.all_reduce(rights)
+        span = GraphSpan(rights)
+        totals = [
             _approximate(g, left, right, leaders.size)
             for g, left, right in zip(gradients, lefts, rights, strict=True)
         ]
+        span.end("compression", "decode by powersgd", totals)
+        return totals
 
 
 def matrix(shape: Shape) -> tuple[int, int]:

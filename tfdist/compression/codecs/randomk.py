@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.spans import GraphSpan
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.gradient import Gradient, Shape, count
 
@@ -47,13 +48,18 @@ class RandomK(HierarchicalCodec):
     def sum_of_hosts(
         self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
+        span = GraphSpan([g.value for g in gradients])
         places = [self.places(count(g.shape), step, g.number) for g in gradients]
         sent = [self._take(g, *p) for g, p in zip(gradients, places, strict=True)]
+        span.end("compression", "encode by randomk", sent)
         sums = leaders.all_reduce(sent)
-        return [
+        span = GraphSpan(sums)
+        totals = [
             tf.reshape(tf.scatter_nd(p[:, None], s, [count(g.shape)]), g.shape)
             for g, s, (p, _) in zip(gradients, sums, places, strict=True)
         ]
+        span.end("compression", "decode by randomk", totals)
+        return totals
 
     def places(self, values: int, step: tf.Tensor, number: int) -> tuple[tf.Tensor, tf.Tensor]:
         """Chooses the values of a gradient that are sent in a step.
