@@ -1,6 +1,8 @@
-"""A worker of a training that the monitor watches; see test_slow_link.py."""
+"""A worker of a training that is watched: `slow_link.py STEPS TIMELINE`; see test_slow_link.py."""
 
 from __future__ import annotations
+
+import sys
 
 import keras
 
@@ -13,5 +15,9 @@ with strategy.scope():
         [keras.Input((8,)), keras.layers.Dense(256), keras.layers.Dense(512), keras.layers.Dense(3)]
     )
     model.compile("sgd", cross_entropy())
-monitor = tfdist.callbacks.StragglerMonitor(every=10)
-model.fit(batches(*rows(480), 24), epochs=1, verbose=0, callbacks=[monitor])
+steps, timeline = int(sys.argv[1]), sys.argv[2]
+callbacks = [
+    tfdist.callbacks.StragglerMonitor(every=10),
+    tfdist.callbacks.Timeline(timeline, (steps // 2, steps)),
+]
+model.fit(batches(*rows(24 * steps), 24), epochs=1, verbose=0, callbacks=callbacks)

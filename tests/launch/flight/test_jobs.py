@@ -84,7 +84,7 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
         (3, 3, "fit", "compute", 0),
         (4, 2, "fit", "callback", 2),
         (2, 1, "int8", "callback", 0),
-        (3, 3, "1f1b", "callback", 1),
+        (3, 3, "1f1b", "compute", 1),
         (4, 2, "1f1b", "callback", 3),
     ],
 )

@@ -129,7 +129,7 @@ def test_a_job_that_trains_and_one_whose_worker_sleeps(running, ask, tmp_path, k
         ("2x2", "fit", "input", 1),
         ("4 on 2 hosts", "fit", "input", 3),
         ("2 hosts", "1f1b", "input", 0),
-        ("3", "1f1b", "callback", 1),
+        ("3", "1f1b", "compute", 1),
         ("4 on 2 hosts", "1f1b", "callback", 2),
         ("2 hosts", "int8", "callback", 0),
         ("4 on 2 hosts", "int8", "compute", 1),

@@ -45,11 +45,13 @@ class Outcome:
         losses: the loss terms of the rank's stages, by microbatch.
         results: the results of each stage's head, by stage and microbatch.
         times: each action's start and end, if recorded.
+        last: what exists once all actions have run.
     """
 
     losses: dict[int, list[tf.Tensor]] = field(default_factory=dict)
     results: dict[tuple[int, int], list[tf.Tensor]] = field(default_factory=dict)
     times: list[Times] = field(default_factory=list)
+    last: list[tf.Tensor] = field(default_factory=list)
 
 
 class MicrobatchExecutor:
@@ -93,6 +95,7 @@ class MicrobatchExecutor:
         run = _Run(self, feed)
         for step in self.steps:
             run.add(step)
+        run.outcome.last = run.last
         return run.outcome
 
     def edges_into(self, stage: int) -> list[Edge]:
@@ -112,7 +115,7 @@ class _Run:
         self._program = program
         self._feed = feed
         # Control inputs: all outputs of the last action, and those that may be sent already.
-        self._last: list[tf.Tensor] = []
+        self.last: list[tf.Tensor] = []
         self._ready: list[tf.Tensor] = []
         # Tensors from other ranks, by edge and microbatch.
         self._received_values: dict[tuple[int, int, int], Tensors] = {}
@@ -125,7 +128,7 @@ class _Run:
     def add(self, step: Step) -> None:
         # Sends start as soon as their tensors exist; receives wait for the preceding computation,
         # so that their memory is not allocated too early.
-        with tf.control_dependencies(self._ready if isinstance(step, Send) else self._last):
+        with tf.control_dependencies(self._ready if isinstance(step, Send) else self.last):
             if isinstance(step, Send):
                 self._send(step)
             elif isinstance(step, Receive):
@@ -142,7 +145,7 @@ class _Run:
                 self._add_gradients(action)
         else:
             self._backward(action)
-        self._ready = self._ready or self._last
+        self._ready = self._ready or self.last
 
     def _forward(self, action: Action) -> None:
         stage, microbatch = self._program.stages[action.stage], action.microbatch
@@ -156,7 +159,7 @@ class _Run:
         extra = self._feed.extra(action.stage, microbatch)
         with self._timing(action, [*values.values(), *extra]):
             ran = stage.forward(values, extra)
-            self._last = stage.done
+            self.last = stage.done
         self._ran[action.stage, microbatch] = ran
         self.outcome.results[action.stage, microbatch] = ran.results
         if ran.loss is not None:
@@ -178,19 +181,19 @@ class _Run:
         ran = self._ran.pop((action.stage, microbatch))
         with self._timing(action, list(sums.values())):
             given, kept = stage.backward(ran.kept, sums, self._feed.seed(microbatch))
-            self._last = stage.done or self._last
+            self.last = stage.done or self.last
             self._input_gradients[action.stage, microbatch] = given
             self._saved[action.stage, microbatch] = kept
             if action.kind is Kind.BACKWARD:
                 if stage.split:  # Sends wait only for the first part.
-                    self._ready = self._last
-                with tf.control_dependencies(self._last):
+                    self._ready = self.last
+                with tf.control_dependencies(self.last):
                     self._add_gradients(action)
 
     def _add_gradients(self, action: Action) -> None:
         stage = self._program.stages[action.stage]
         stage.add_gradients(self._saved.pop((action.stage, action.microbatch)))
-        self._last = stage.done or self._last
+        self.last = stage.done or self.last
 
     @contextlib.contextmanager
     def _timing(self, action: Action, inputs: Sequence[tf.Tensor]) -> Iterator[None]:
@@ -202,9 +205,9 @@ class _Run:
             start = tf.timestamp()
         with tf.control_dependencies([start]):
             yield
-        with tf.control_dependencies([start, *self._last]):
+        with tf.control_dependencies([start, *self.last]):
             end = tf.timestamp()
-        self._last = [end]  # The next action starts after this.
+        self.last = [end]  # The next action starts after this.
         self.outcome.times.append((action, start, end))
 
     def _send(self, step: Send) -> None:

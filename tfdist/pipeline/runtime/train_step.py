@@ -239,7 +239,9 @@ class StepRunner:
             start, stop = share_of_rows(rows, m, microbatches)
             share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
             loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
-        return self._strategy.pipeline_communicator.all_reduce([loss])[0]
+        # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
+        with tf.control_dependencies(outcome.last):
+            return self._strategy.pipeline_communicator.all_reduce([loss])[0]
 
     def _update(self, step: Step) -> None:
         optimizer = self._model.optimizer
