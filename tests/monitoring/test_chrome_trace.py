@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.monitoring.traces import check, slices_of
+from tests.tiers import exhaustive
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
 
 BASE = 10**15
@@ -95,6 +96,7 @@ def test_a_trace():
     check(build([WorkerRecord(0, "a", "one")], {}))
 
 
+@exhaustive
 def test_who_is_waited_for_and_slices_that_overlap():
     # Rank 1 comes last; rank 2, on another host, notices that of its neighbour, rank 0.
     begun = (10_000, 50_000, 20_000, 30_000)
