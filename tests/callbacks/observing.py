@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import resource
+import signal
 import time
+from pathlib import Path
 
 import keras
 
@@ -173,6 +177,27 @@ def not_written(strategy, path):
     return lines_of(
         timeline, lambda: fit(model, batches(*rows(40), 8), epochs=1, callbacks=[callback])
     )
+
+
+def killed_while_writing(strategy, path, moment):
+    """The signal that ends a process while it replaces a file, in such a call of the system."""
+
+    def end(*_):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    child = os.fork()
+    if child == 0:
+        if moment == "write":  # The kernel ends it when it has written a half.
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
+        else:
+            setattr(timeline.os, moment, end)
+        try:
+            timeline._replace(Path(path), b"x" * 1_000_000)
+        finally:
+            os._exit(0)
+    return os.WTERMSIG(os.waitpid(child, 0)[1])
 
 
 def too_late(strategy, path):

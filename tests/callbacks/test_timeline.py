@@ -5,6 +5,9 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import os
+import signal
+import subprocess
 
 import numpy as np
 import pytest
@@ -176,6 +179,61 @@ def test_a_late_worker_is_the_one_waited_for(group, kind, place, slow, fault, tm
         assert inputs[rank] < 0.5 * slept
         assert waited[rank] > 0.8 * slept > waited[slow]
         assert waits_for(trace, rank, slow) > 0.8 * slept
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of two pages, one of which holds an old timeline."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small file system takes root")
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = mount("-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder))
+    if mounted.returncode:
+        pytest.skip(f"a small file system cannot be mounted here: {mounted.stderr.strip()}")
+    try:
+        (folder / "trace.json").write_text("an old one")
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+def mount(*words):
+    return subprocess.run(["mount", *words], capture_output=True, text=True)
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [("rw", "No space left on device"), ("ro", "Read-only file system")],
+    ids=["full", "read-only"],
+)
+def test_a_disk_that_takes_no_file(small_disk, options, reason):
+    path = small_disk / "trace.json"
+    assert mount("-o", f"remount,{options}", str(small_disk)).returncode == 0
+    lines = GROUPS["2"].run("tests.callbacks.observing:not_written", str(path))
+    assert len(lines[0]) == 1 and "could not be written" in lines[0][0] and reason in lines[0][0]
+    assert lines[1] == []
+    assert path.read_text() == "an old one"
+    assert list(small_disk.iterdir()) == [path]
+    # Once there is room, the same training writes it.
+    assert mount("-o", "remount,rw,size=16m", str(small_disk)).returncode == 0
+    GROUPS["2"].run("tests.callbacks.observing:not_written", str(path))
+    check(read(path))
+
+
+@exhaustive
+@pytest.mark.parametrize("moment", ["write", "fsync", "chmod", "replace"])
+def test_a_chief_that_is_killed_while_it_writes(moment, tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text("an old one")
+    ended = GROUPS["alone"].run("tests.callbacks.observing:killed_while_writing", str(path), moment)
+    assert ended == [signal.SIGXFSZ if moment == "write" else signal.SIGKILL]
+    assert path.read_text() == "an old one"
+    (rest,) = set(tmp_path.iterdir()) - {path}
+    assert rest.stat().st_size == (500_000 if moment == "write" else 1_000_000)
+    # Neither listed nor opened as a trace.
+    assert rest.name.startswith(".") and rest.suffix not in (".json", ".gz")
 
 
 @exhaustive

@@ -25,6 +25,7 @@ from tfdist.launch.job.ports import Reservation
 
 SCRIPT = Path(__file__).with_name("script.py")
 ROOT = SCRIPT.parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
 
 
 @pytest.fixture
@@ -41,13 +42,17 @@ def ports() -> Iterator[tuple[int, int]]:
         yield first, first + 1
 
 
+def command(folder: Path, port: int, epochs: int) -> list[str]:
+    launcher = [sys.executable, "-m", "tfdist", "run", "-n", "2", "--metrics-port", str(port)]
+    return [*launcher, str(SCRIPT), str(folder), str(epochs)]
+
+
 @contextlib.contextmanager
 def training(folder: Path, port: int, epochs: int) -> Iterator[subprocess.Popen[str]]:
     """Two workers that train for some epochs, and then wait until this ends."""
-    command = ["-m", "tfdist", "run", "-n", "2", "--metrics-port", str(port)]
     job = subprocess.Popen(
-        [sys.executable, *command, str(SCRIPT), str(folder), str(epochs)],
-        env={**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
+        command(folder, port, epochs),
+        env=ENVIRONMENT,
         stderr=subprocess.PIPE,
         text=True,
     )
@@ -102,6 +107,22 @@ def test_what_two_workers_have_trained(ports, tmp_path):
         assert all(wait > 0 for wait in waits)
         # The gradients of 195 float32.
         assert worker["sent_bytes_total",] >= 18 * 4 * 195
+
+
+@exhaustive
+def test_a_worker_whose_port_is_taken_trains_without_metrics(ports, tmp_path):
+    (tmp_path / "stop").touch()
+    with socket.create_server(("127.0.0.1", ports[0])):
+        done = subprocess.run(
+            command(tmp_path, ports[0], epochs=1),
+            env=ENVIRONMENT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 0, done.stderr
+    assert all((tmp_path / f"trained-{rank}").exists() for rank in (0, 1))
+    (line,) = [line for line in done.stderr.splitlines() if "serves no metrics" in line]
+    assert line.startswith("tfdist: worker 0 (") and f"cannot listen on port {ports[0]} of" in line
 
 
 @exhaustive
