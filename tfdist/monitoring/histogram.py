@@ -5,8 +5,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from dataclasses import dataclass, field
 
-# From 1 ms to 1 min.
-BOUNDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 60.0)
+# From 1 ms to 1 min; so close that a quantile, which is somewhere between two of them, tells much.
+BOUNDS = (
+    *(0.001, 0.0015, 0.002, 0.003, 0.005, 0.007),
+    *(0.01, 0.015, 0.02, 0.03, 0.05, 0.07),
+    *(0.1, 0.15, 0.2, 0.3, 0.5, 0.7),
+    *(1.0, 1.5, 2.0, 3.0, 5.0, 7.0),
+    *(10.0, 15.0, 20.0, 30.0, 60.0),
+)
 
 
 @dataclass
