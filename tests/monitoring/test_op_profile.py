@@ -20,6 +20,8 @@ def test_operations_of_some_steps():
     twice(x)
     profile = OpProfile()
     profile.start()
+    twice(x)
+    profile.start()
     begin = time.time_ns()
     for _ in range(3):
         twice(x)

@@ -27,7 +27,8 @@ class OpProfile:
         self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
-        """Starts the profiler."""
+        """Starts the profiler, again if a training that failed has left it running."""
+        self.stop(0)
         # Python functions would cost much, and do not show what the steps of a graph do.
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=1
