@@ -255,7 +255,7 @@ def _encode(record: dict[str, Any]) -> bytes:
 def _gather(group: Group, record: dict[str, Any]) -> list[bytes]:
     """The records of all workers on the chief, encoded; none on the others."""
     payload = _encode(record)
-    if len(payload) > MAX_BYTES // group.topology.size:
+    if record["ops"] and len(payload) > MAX_BYTES // group.topology.size:
         say(
             f"tfdist: TensorFlow's {len(record['ops'])} operations are missing from the timeline "
             "of this worker, as they are too many to send. Choose fewer `steps`."

@@ -116,6 +116,8 @@ class _Begun:
         if record["kind"] in ("broadcast", *_MESSAGES) or noticed not in times:
             return noticed
         latest = max(times, key=lambda rank: times[rank][0])
+        if latest == communicator["rank"]:  # The one noticed had something to do first.
+            return noticed
         (before, one), (after, other) = times[noticed], times[latest]
         if one.clock_uncertainty is None or other.clock_uncertainty is None:
             return noticed

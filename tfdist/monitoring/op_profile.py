@@ -28,7 +28,10 @@ class OpProfile:
 
     def start(self) -> None:
         """Starts the profiler, again if a training that failed has left it running."""
-        self.stop(0)
+        if self._folder is not None:
+            self._folder = None
+            with self._undo, contextlib.suppress(tf.errors.OpError):
+                tf.profiler.experimental.stop(save=False)
         # Python functions would cost much, and do not show what the steps of a graph do.
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=2, python_tracer_level=0, device_tracer_level=1

@@ -41,9 +41,13 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
     def report() -> dict[str, Any]:
         now = time.monotonic_ns()
         done = activity.read() or Activity()
-        waited = None if done.input_since is None else max(0.0, 1e-9 * now - done.input_since)
         traffic = statistics()
         communicators = _communicators()
+        operations = list(_operations(communicators, ranks, now))[:_MOST]
+        waited = None
+        # The input pipeline has collectives of its own, at the end of the data for example.
+        if done.input_since is not None and not operations:
+            waited = max(0.0, 1e-9 * now - done.input_since)
         return {
             "host": socket.gethostname(),
             "pid": os.getpid(),
@@ -58,7 +62,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "shared_bytes": traffic.shared_bytes,
             "sent_bytes": traffic.sent_bytes,
             "resident_bytes": _resident_bytes(),
-            "operations": list(_operations(communicators, ranks, now))[:_MOST],
+            "operations": operations,
             "queued": sum(len(one["queued"]) for one in communicators),
             "idle": _idle(communicators, now),
             "input_wait": waited,

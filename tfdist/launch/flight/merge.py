@@ -125,8 +125,8 @@ class Group:
                     begun[record.sequence][rank] = member.time(record.begun_ns)
         return begun
 
-    def last(self, record: Record) -> int:
-        """The rank that a rank waited for last in this record of it; -1 for none.
+    def last(self, rank: int, record: Record) -> int:
+        """The rank that `rank` waited for last in this record of it; -1 for none.
 
         Where hosts have several ranks, a rank notices some ranks of other hosts, which may wait for
         their neighbours. So it is the rank that began last, unless the clocks leave that in doubt.
@@ -135,6 +135,8 @@ class Group:
         if record.kind == "broadcast" or record.last not in begun:
             return record.last
         latest = max(begun, key=begun.__getitem__)
+        if latest == rank:  # It waited for what the one that it noticed had to do first.
+            return record.last
         doubt = doubt_ns(self.members[latest].clock, self.members[record.last].clock)
         return latest if begun[latest] - begun[record.last] > doubt else record.last
 

@@ -20,7 +20,7 @@ def add_up(job: Job) -> tuple[Total, ...]:
         for record in member.communicator.records:
             nanoseconds = record.last_arrived_ns - record.begun_ns
             if record.last >= 0 and nanoseconds > 0:
-                waited_for[group.ranks[group.last(record)]] += nanoseconds
+                waited_for[group.ranks[group.last(member.communicator.rank, record)]] += nanoseconds
                 waited[member.name] += nanoseconds
     totals = (Total(w, waited_for[w] / 1e9, waited[w] / 1e9) for w in {**waited_for, **waited})
     return tuple(sorted(totals, key=lambda total: (-total.waited_for, -total.waited)))

@@ -24,15 +24,19 @@ def find_job(pid: int) -> tuple[str, dict[str, str]]:
     Raises:
         LaunchError: there is no such process, it belongs to someone else, or it is in no job.
     """
+    failure: LaunchError | None = None
     for process in _with_descendants(pid):
-        environment = _environment(process, asked=pid)
         try:
+            environment = _environment(process)
             topology = from_tf_config(environment.get("TF_CONFIG"))
         except ClusterError as error:
-            raise LaunchError(f"the environment of process {process}: {error}") from error
-        if topology.size > 1:
-            return topology.workers[0].address, environment
-    raise LaunchError(
+            failure = failure or LaunchError(f"the environment of process {process}: {error}")
+        except LaunchError as error:
+            failure = failure or error
+        else:
+            if topology.size > 1:
+                return topology.workers[0].address, environment
+    raise failure or LaunchError(
         f"process {pid} was not started with a TF_CONFIG of several workers, nor were those that "
         f"it has started: {_REMEDY}."
     )
@@ -50,17 +54,18 @@ def _with_descendants(pid: int) -> Iterator[int]:
             yield from _with_descendants(int(child))
 
 
-def _environment(pid: int, asked: int) -> dict[str, str]:
-    """The variables that a process was started with; those of a child that has ended are none."""
+def _environment(pid: int) -> dict[str, str]:
+    """The variables that a process was started with, paths from the folder that it is in."""
     try:
+        folder = Path(f"/proc/{pid}/cwd").resolve()
         content = Path(f"/proc/{pid}/environ").read_bytes()
     except PermissionError as error:
         raise LaunchError(
             f"the environment of process {pid} cannot be read: ask as the user who started it."
         ) from error
     except OSError as error:
-        if pid != asked:
-            return {}
         raise LaunchError(f"there is no process {pid} on this host: {_REMEDY}.") from error
     pairs = (os.fsdecode(entry).partition("=") for entry in content.split(b"\0") if entry)
-    return {name: value for name, _, value in pairs}
+    variables = {name: value for name, _, value in pairs}
+    files = (name for name in variables if name.startswith("TFDIST_TLS_") and variables[name])
+    return variables | {name: str(folder / variables[name]) for name in files}

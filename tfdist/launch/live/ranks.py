@@ -139,7 +139,8 @@ def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
         return (_number(after[key]) - _number(before[key])) / seconds if seconds > 0 else 0.0
 
     operations = tuple(sorted(map(_operation, after["operations"]), key=lambda one: -one.seconds))
-    waits = {key: min(1.0, rate(key)) for key in ("input", "workers", "network")}
+    # Of a wait for input that still lasts, a collective in it may take a part back.
+    waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
     longest = operations[0] if operations else None
     # A wait is counted when it ends; this one has lasted all the time.
     if longest and 0 < seconds <= longest.seconds and not rate("steps"):
