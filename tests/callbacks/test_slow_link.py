@@ -149,7 +149,7 @@ def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
         names,
         2,
         tmp_path / "trace.json",
-        TFDIST_STALL_WARNING="1",
+        TFDIST_STALL_WARNING="3",
         TFDIST_FLIGHT_DIR=str(folder),
     )
     command = [sys.executable, "-m", "tfdist", "doctor", "--flight", str(folder), "--json"]
