@@ -100,7 +100,7 @@ def test_a_trace():
 def test_who_is_waited_for_and_slices_that_overlap():
     # Rank 1 comes last; rank 2, on another host, notices that of its neighbour, rank 0.
     begun = (10_000, 50_000, 20_000, 30_000)
-    noticed = (1, 2, 0, 1)  # It waited itself, for what rank 2 had to do first.
+    noticed = (2, 2, 0, 1)  # It waited itself, for what rank 2 had to do first.
     names, hosts = ["a", "b", "c", "d"], [0, 0, 1, 1]
 
     def waited(uncertainty):
@@ -120,5 +120,6 @@ def test_who_is_waited_for_and_slices_that_overlap():
         return {e["pid"]: e["name"].removeprefix("wait for ") for e in waits}
 
     assert waited(1_000) == {0: "b", 1: "c", 2: "b", 3: "b"}
-    # Both are on a host with one clock, however that compares with others.
-    assert waited(None) == {0: "b", 1: "c", 2: "b", 3: "b"}
+    # Ranks 0 and 1 have one clock, however that compares with that of rank 2.
+    for doubt in (None, 40_000):
+        assert waited(doubt) == {0: "c", 1: "c", 2: "b", 3: "b"}

@@ -184,11 +184,9 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         self._timed.close()
         self._actions = None
         group = self._group
-        payloads = [_encode(record)]
-        if group is not None and group.topology.size > 1:
-            payloads = _gather(group, record)
+        records = [record] if group is None else _gather(group, record)
         if self._is_chief:
-            self._write([json.loads(zlib.decompress(payload)) for payload in payloads])
+            self._write(records)
 
     def _write(self, records: list[dict[str, Any]]) -> None:
         group = self._group
@@ -252,8 +250,10 @@ def _encode(record: dict[str, Any]) -> bytes:
     return zlib.compress(json.dumps(record).encode(), 1)
 
 
-def _gather(group: Group, record: dict[str, Any]) -> list[bytes]:
-    """The records of all workers on the chief, encoded; none on the others."""
+def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """The records of all workers on the chief; none on the others."""
+    if group.topology.size == 1:
+        return [record]
     payload = _encode(record)
     if record["ops"] and len(payload) > MAX_BYTES // group.topology.size:
         say(
@@ -268,7 +268,7 @@ def _gather(group: Group, record: dict[str, Any]) -> list[bytes]:
         return [b""] * len(payloads)
 
     group.session.coordinate("timeline", payload, keep)
-    return received
+    return [json.loads(zlib.decompress(one)) for one in received]
 
 
 def _replace(path: Path, data: bytes) -> None:

@@ -19,6 +19,9 @@ def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
         communicator: the communicator's name.
         key: the collective's; "" if the step can do nothing more beside the one that runs.
         stalls: whether the step waits for it from now on.
+
+    Returns:
+        The operation, for control dependencies.
     """
     return native.load_ops().tfdist_ready(
         order=_order("ready"), communicator=communicator, key=key, stalls=stalls

@@ -179,7 +179,8 @@ class _Worker:
                 while ends and ends[-1] <= begin:
                     ends.pop()
             free = (lane for lane, ends in lanes.items() if not ends or end <= ends[-1])
-            if (lane := next(free, 0)) == 0:
+            lane = next(free, None)
+            if lane is None:
                 lane = len(self._lanes) + 1
                 self._lanes[f"{names[event['tid']]} {len(lanes) + 1}"] = lane
                 self._places[lane] = event["tid"]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 import tensorflow as tf
 
@@ -36,5 +38,7 @@ if rank == 1:
         raise ValueError("bad data")
 elif fault == "signal":
     os.kill(os.getpid(), signal.SIGUSR1)
-    time.sleep(1)
+    log = Path(os.environ["TFDIST_FLIGHT_DIR"], f"flight-rank{rank}.json")
+    while not log.exists() or not json.loads(log.read_text())["stacks"]:
+        time.sleep(0.02)
 tfdist.collective.all_reduce(tf.ones([7]), name="the last")

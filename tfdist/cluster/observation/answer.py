@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.cluster.net.framing import Header, WireError, encode
+from tfdist.cluster.net.printable import printable
 from tfdist.cluster.session.reports import REPORT_LIMIT, Presence
 
 _MAX_TEXT = 2000
@@ -67,7 +68,8 @@ def decode_answer(header: Header, payload: bytes) -> list[Seen]:
         if not 0 <= size <= min(len(payload), REPORT_LIMIT):
             raise WireError("it sent a malformed answer")
         report, payload = payload[:size], payload[size:]
-        seen.append(Seen(len(seen), _text(worker), silence, _text(gone), _report(report)))
+        worker, gone = printable(worker[:_MAX_TEXT]), printable(gone[:_MAX_TEXT])
+        seen.append(Seen(len(seen), worker, silence, gone, _report(report)))
     return seen
 
 
@@ -85,8 +87,3 @@ def _report(text: bytes) -> dict[str, Any] | None:
     except (ValueError, RecursionError):
         report = None
     return report if isinstance(report, dict) else {"error": "its report is malformed"}
-
-
-def _text(text: str) -> str:
-    """A text that is safe to print."""
-    return "".join(c if c.isprintable() else "?" for c in text[:_MAX_TEXT])

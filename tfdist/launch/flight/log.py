@@ -158,8 +158,11 @@ class Log:
     @property
     def input_seconds(self) -> float | None:
         """For how long the worker had waited for its next batch; None if it did not."""
-        since = self.input_since_ns
-        return (self.steady_ns - since) / 1e9 if since else None
+        records = [record for one in self.communicators for record in one.records]
+        # The input pipeline has collectives of its own.
+        if not self.input_since_ns or not all(record.ended_ns for record in records):
+            return None
+        return (self.steady_ns - self.input_since_ns) / 1e9
 
 
 def parse(content: bytes) -> Log:

@@ -37,8 +37,7 @@ def _state(worker: Worker, first: Worker) -> State:
             for r in log.reasons
         ),
         last=_last(worker),
-        # The input pipeline has collectives of its own.
-        input_seconds=None if any(m.current for m in worker.members) else log.input_seconds,
+        input_seconds=log.input_seconds,
         frames=user_frames(log.stacks, log.program),
     )
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 
 from tfdist.cluster.auth.hmac_challenge import is_challenge
+from tfdist.cluster.net.printable import printable
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
 from tfdist.launch.hosts.auth import REMEDY, AuthClient
@@ -79,7 +80,7 @@ def _messages(channel: Channel, seconds: float) -> Iterator[Message]:
         for message in channel.receive():
             if "refuse" in message:
                 # Host 0 may be unauthenticated: its text must not contain line breaks.
-                text = "".join(c if c.isprintable() else "?" for c in str(message["refuse"]))
+                text = printable(str(message["refuse"]))
                 raise LaunchError(f"host 0 ({channel.peer}) reports: {text}")
             yield message
     raise LaunchError(f"host 0 ({channel.peer}) accepted the connection but never started the job")

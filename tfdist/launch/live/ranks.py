@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist.cluster.net.printable import printable
 from tfdist.cluster.observation.answer import Seen
 
 _MAX_TEXT = 500
@@ -188,5 +189,4 @@ def _number(value: Any) -> float:
 
 
 def _text(value: Any) -> str:
-    """A text that is safe to print."""
-    return "".join(c if c.isprintable() else "?" for c in str(value)[:_MAX_TEXT])
+    return printable(str(value)[:_MAX_TEXT])
