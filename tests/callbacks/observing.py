@@ -179,6 +179,15 @@ def not_written(strategy, path):
     )
 
 
+def too_much_to_send(strategy, path, most):
+    """What the user is told where the workers record more than they can send, in bytes."""
+    timeline.MAX_BYTES, before = most, timeline.MAX_BYTES
+    try:
+        return not_written(strategy, path)
+    finally:
+        timeline.MAX_BYTES = before
+
+
 def killed_while_writing(strategy, path, moment):
     """The signal that ends a process while it replaces a file, in such a call of the system."""
 

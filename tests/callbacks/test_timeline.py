@@ -246,6 +246,15 @@ def test_a_file_that_cannot_be_written(tmp_path):
 
 
 @exhaustive
+def test_too_much_to_send(tmp_path):
+    path = tmp_path / "trace.json"
+    lines = GROUPS["2"].run("tests.callbacks.observing:too_much_to_send", str(path), 2)
+    for said in lines:
+        assert "spans are missing" in said[0] and "Choose fewer `steps`" in said[0]
+    assert not slices_of(read(path), 1, "step")
+
+
+@exhaustive
 def test_steps_that_do_not_come(tmp_path):
     path = tmp_path / "trace.json"
     lines = GROUPS["2"].run("tests.callbacks.observing:too_late", str(path))

@@ -255,12 +255,14 @@ def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
     if group.topology.size == 1:
         return [record]
     payload = _encode(record)
-    if record["ops"] and len(payload) > MAX_BYTES // group.topology.size:
-        say(
-            f"tfdist: TensorFlow's {len(record['ops'])} operations are missing from the timeline "
-            "of this worker, as they are too many to send. Choose fewer `steps`."
-        )
-        payload = _encode({**record, "ops": []})
+    for part, called in ("ops", "operations of TensorFlow"), ("spans", "spans"):
+        if record[part] and len(payload) > MAX_BYTES // group.topology.size:
+            say(
+                f"tfdist: {len(record[part])} {called} are missing from the timeline of this "
+                "worker, as they are too many to send. Choose fewer `steps`."
+            )
+            record = {**record, part: []}
+            payload = _encode(record)
     received: list[bytes] = []
 
     def keep(payloads: list[bytes]) -> list[bytes]:

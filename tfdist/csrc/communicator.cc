@@ -98,7 +98,10 @@ void Communicator::Execute(Operation& operation) {
   const FloatMode mode;
   cancellation_ = operation.cancellation.get();
   // The other ranks have not heard of it so far.
-  if (cancellation_ && cancellation_->Overdue()) throw Error(Code::kCancelled, StepEnded());
+  if (cancellation_ && cancellation_->Overdue()) {
+    recorder_.Forget();
+    throw Error(Code::kCancelled, StepEnded());
+  }
   try {
     Begin(operation);
     Check();
@@ -280,6 +283,7 @@ void Communicator::SpreadWhatIsDue() {
 }
 
 void Communicator::StepFailed(const std::string& message) {
+  recorder_.Forget();
   if (held_back_) return GiveUp(Code::kUnavailable, message, true);
   Frame status, failure;
   failure.kind = FrameKind::kFailure;

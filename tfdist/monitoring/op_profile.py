@@ -6,6 +6,7 @@ import collections
 import contextlib
 import tempfile
 from pathlib import Path
+from typing import ClassVar
 
 import tensorflow as tf
 from google.protobuf.message import DecodeError
@@ -22,15 +23,18 @@ class OpProfile:
     line tells so, and there are no operations.
     """
 
+    _running: ClassVar[OpProfile | None] = None
+
     def __init__(self) -> None:
-        self._folder: str | None = None
+        self._folder = ""
         self._undo = contextlib.ExitStack()
 
     def start(self) -> None:
         """Starts the profiler, again if a training that failed has left it running."""
-        if self._folder is not None:
-            self._folder = None
-            with self._undo, contextlib.suppress(tf.errors.OpError):
+        left = OpProfile._running
+        if left is not None:
+            OpProfile._running = None
+            with left._undo, contextlib.suppress(tf.errors.OpError):
                 tf.profiler.experimental.stop(save=False)
         # Python functions would cost much, and do not show what the steps of a graph do.
         options = tf.profiler.experimental.ProfilerOptions(
@@ -41,6 +45,7 @@ class OpProfile:
                 folder = undo.enter_context(tempfile.TemporaryDirectory(prefix="tfdist-profile-"))
                 tf.profiler.experimental.start(folder, options)
                 self._folder, self._undo = folder, undo.pop_all()
+                OpProfile._running = self
         except (tf.errors.OpError, OSError) as error:
             _complain(error)
 
@@ -53,9 +58,10 @@ class OpProfile:
         Returns:
             The operations that ran, with a lane for each thread, and for each stream of a GPU.
         """
-        if self._folder is None:
+        if OpProfile._running is not self:
             return []
-        folder, self._folder = Path(self._folder), None
+        OpProfile._running = None
+        folder = Path(self._folder)
         try:
             with self._undo:
                 tf.profiler.experimental.stop()

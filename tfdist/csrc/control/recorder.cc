@@ -21,6 +21,7 @@ Recorder::Recorder(const std::vector<int>& host_of)
       seen_(host_of.size()) {}
 
 void Recorder::Ready(uint64_t name, bool stalls) {
+  if (!recording_.load(std::memory_order_relaxed)) return;
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   marks_[marked_++ % kMarks] = {name, now};
@@ -32,12 +33,26 @@ void Recorder::Ready(uint64_t name, bool stalls) {
 }
 
 void Recorder::Stalls() {
+  if (!recording_.load(std::memory_order_relaxed)) return;
   const int64_t now = Nanoseconds();
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool overlaps = open_ && !stalls_;
   if (!overlaps && !overlapping_) return;
   (overlaps ? stalls_ : next_stalls_) = true;
   if (!stalled_since_) stalled_since_ = now;
+}
+
+void Recorder::Forget() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  ForgetLocked();
+}
+
+void Recorder::ForgetLocked() {
+  marked_ = 0;
+  overlapping_ = 0;
+  next_stalls_ = false;
+  // Whoever waits for an operation that still runs goes on waiting.
+  if (!open_) stalled_since_ = 0;
 }
 
 void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning) {
@@ -121,13 +136,8 @@ void Recorder::End(bool failed, uint64_t bytes) {
   if (stalled_since_) {
     Activity::Instance().Stalled(std::max(stalled_since_, record.begun), arrived, now);
   }
-  // Of a step that has failed no other operation may come.
-  if (stalls_ || failed) stalled_since_ = 0;
-  if (failed) {
-    overlapping_ = 0;
-    next_stalls_ = false;
-    return;
-  }
+  if (failed) return ForgetLocked();
+  if (stalls_) stalled_since_ = 0;
   Activity::Instance().Ended(record.fingerprint.kind, record.bytes, host_of_.size(), now - arrived);
 }
 

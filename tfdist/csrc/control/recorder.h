@@ -46,6 +46,8 @@ class Recorder {
   void Ready(uint64_t name, bool stalls);
   // This rank has done what it could beside an operation that overlaps, if one runs or is to begin.
   void Stalls();
+  // The step has failed: what was ready may never begin.
+  void Forget();
 
   // By the thread that runs the operation, in this order. Nothing here allocates memory.
   struct Beginning {
@@ -79,6 +81,8 @@ class Recorder {
     int64_t at = 0;
   };
   static constexpr size_t kMarks = 64;
+
+  void ForgetLocked();
 
   inline static std::atomic<bool> recording_{true};
 

@@ -155,6 +155,40 @@ void AFailure() {
   EXPECT(Totals().operations[kAllReduce] == c.before.operations[kAllReduce] + 1);
 }
 
+// A step has failed between what told the recorder and the collectives, which never come.
+void AFailureOfTheStep() {
+  Counted c;
+  c.Ready("first", kOverlaps);
+  c.Ready("second", kOverlaps);
+  c.Stall();
+  c.Ready("last", kStalls);
+  c.recorder.Forget();
+  const int64_t forgotten = Nanoseconds();
+  c.Begin("first", kOverlaps);
+  const Record first = c.End();
+  EXPECT(c.waiting() == 0 && c.moving() == 0);
+  EXPECT(first.enqueued >= forgotten);
+  // What this rank waits for meanwhile goes on.
+  c.Begin("of another step", kStalls);
+  c.recorder.Forget();
+  const Record other = c.End();
+  EXPECT(c.moving() == other.ended - other.begun);
+}
+
+void NobodyRecords() {
+  Counted c;
+  Recorder::SetRecording(false);
+  c.Ready("first", kOverlaps);
+  c.Ready("last", kStalls);
+  Recorder::SetRecording(true);
+  c.Begin("of the next step", kOverlaps);
+  c.Stall();
+  const Record record = c.End();
+  c.Begin("of the step after", kOverlaps);
+  c.End();
+  EXPECT(c.waiting() == 0 && c.moving() > 0 && c.moving() <= record.ended - record.begun);
+}
+
 // Two communicators stall the process at the same time, which counts once.
 void TwoAtOnce() {
   Counted a, b;
@@ -271,6 +305,8 @@ void All() {
   AStallBesideNothing();
   TheLastOfSeveral();
   AFailure();
+  AFailureOfTheStep();
+  NobodyRecords();
   TwoAtOnce();
   Input();
   InputThatIsNotedLate();
