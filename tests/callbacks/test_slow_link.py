@@ -1,9 +1,10 @@
-"""A worker has slow connections: the monitor names it, other instruments show that data moves."""
+"""A worker has slow connections: who names it, and what a timeline shows."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ pytestmark = [
 ]
 ROOT = Path(tfdist.__file__).parents[1]
 RANKS = 3
+SECRET = "a secret for this test alone"
 NETWORK = "10.79.0."
 
 
@@ -79,7 +81,7 @@ def start(host: str, rank: int, *arguments: str, **settings: str) -> subprocess.
         "PYTHONPATH": str(ROOT),
         "TF_CONFIG": json.dumps(cluster),
         "TFDIST_HOST": host,
-        "TFDIST_SECRET": "a secret for this test alone",
+        "TFDIST_SECRET": SECRET,
         "TFDIST_START_TIMEOUT": str(FAR),
         **settings,
     }
@@ -102,16 +104,48 @@ def start(host: str, rank: int, *arguments: str, **settings: str) -> subprocess.
     )
 
 
-def train(hosts: list[str], steps: int, trace: Path, **settings: str) -> list[str]:
+class Training:
+    """A training of all hosts; what each worker writes to stderr is in `errors` after the block."""
+
+    def __init__(self, hosts: list[str], *arguments: object, **settings: str) -> None:
+        words = list(map(str, arguments))
+        self.processes = [start(h, r, *words, **settings) for r, h in enumerate(hosts)]
+        self.errors: list[str] = []
+
+    def __enter__(self) -> Training:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        try:
+            if kind is None:
+                self.errors = [p.communicate(timeout=FAR)[1] for p in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+        if kind is None:
+            assert [p.returncode for p in self.processes] == [0] * RANKS, self.errors
+
+    def runs(self) -> bool:
+        return all(process.poll() is None for process in self.processes)
+
+
+def train(hosts: list[str], *arguments: object, **settings: str) -> list[str]:
     """What each worker writes to stderr."""
-    processes = [start(h, r, str(steps), str(trace), **settings) for r, h in enumerate(hosts)]
-    try:
-        errors = [process.communicate(timeout=FAR)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    assert [process.returncode for process in processes] == [0] * RANKS, errors
-    return errors
+    with Training(hosts, *arguments, **settings) as training:
+        pass
+    return training.errors
+
+
+def ask(host: str) -> str:
+    """The live view's headline; "" before the job can be asked."""
+    words = ("ip", "netns", "exec", host, sys.executable, "-m", "tfdist", "doctor", "--json")
+    done = subprocess.run(
+        [*words, "--job", f"{NETWORK}1:2222"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TFDIST_SECRET": SECRET},
+        capture_output=True,
+        text=True,
+    )
+    return json.loads(done.stdout)["headline"] if done.returncode == 0 else ""
 
 
 @pytest.mark.parametrize("direction", ["sending", "receiving"])
@@ -159,4 +193,28 @@ def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
     assert done.returncode == 0, done.stderr
     findings = json.loads(done.stdout)["findings"]
     assert {one["kind"] for one in findings} == {"transfer"}, findings
-    assert "the transfer is slow or does not move" in findings[0]["text"]
+    for one in findings:
+        assert "the transfer is slow or does not move. Data is on its way" in one["text"]
+        for backlog in one["backlogs"]:
+            assert f"worker 2 ({NETWORK}3:2222)" in (backlog["sender"], backlog["receiver"])
+
+
+@pytest.mark.parametrize(
+    ("direction", "rate"), [("sending", "30mbit"), ("receiving", "30mbit"), ("sending", "2mbit")]
+)
+def test_the_live_view_names_a_slow_link(hosts, direction, rate, tmp_path):
+    *names, switch = hosts
+    place = (names[2], "eth0") if direction == "sending" else (switch, "p2")
+    slow_down(*place, rate)
+    stop = tmp_path / "stop"
+    with Training(names, 4, tmp_path / "trace.json", stop) as training:
+        headline = ""
+        who = re.escape(f"worker 2 ({NETWORK}3:2222)")
+        words = {
+            "30mbit": rf"{who} on \S+ keeps the others waiting: its connections to other hosts",
+            "2mbit": f"Data is on its way from {who} to worker",
+        }[rate]
+        while training.runs() and not re.search(words, headline):
+            headline = ask(names[0])
+        stop.touch()
+    assert re.search(words, headline)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 from tests.groups import GROUPS
+from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.collective.name_behaviours"
 
@@ -34,6 +35,7 @@ def test_a_strategy_of_one_where_tensorflows_collectives_are_used():
         assert said.startswith("ValueError: There is no communicator 'workers'")
 
 
+@exhaustive
 def test_a_strategy_of_one_that_comes_first():
     done = subprocess.run(
         [

@@ -112,6 +112,6 @@ def test_two_pipelines_of_three():
     check("6 on 5 hosts", 3, "encoder_decoder", "zb_h1")
 
 
-@pytest.mark.parametrize(("name", "schedule"), some(PAIRS, always=[("several_outputs", "zbv")]))
+@pytest.mark.parametrize(("name", "schedule"), some(PAIRS, always=[("mlp", "zbv")]))
 def test_four_ranks(name, schedule):
     check("4", 4, name, schedule)

@@ -12,7 +12,8 @@ def test_every_metric(inside):
     check_same_as_alone("2", "every_metric:every_metric", inside)
 
 
-@pytest.mark.parametrize("group", ["2", pytest.param("2x2", marks=pytest.mark.exhaustive)])
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "2x2"])
 def test_made_outside_of_the_scope(group):
     check_same_as_alone(group, "every_metric:made_outside_of_the_scope")
 

@@ -12,17 +12,10 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.collective.activity import Activity
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.monitoring.step_timer import StepFigures, StepTimer
-from tfdist.monitoring.stragglers import Cause, Measurement, Straggler, find
+from tfdist.monitoring.stragglers import Cause, Measurement, Straggler, describe, find
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 
-_REMEDIES = {
-    Cause.INPUT: "Look at how it reads and prepares its data: its disk, and `prefetch`, "
-    "`cache` and `num_parallel_calls` of the dataset.",
-    Cause.COMPUTE: "Look for other programs on its host, for throttled cores or clocks, and for "
-    "callbacks that only it runs.",
-    Cause.NETWORK: "Look at the network of its host.",
-}
 # Below this time with data on its way, a link's rate says little.
 _LEAST_BUSY_SECONDS = 0.001
 
@@ -160,22 +153,6 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
             return extended.group.native()
         return None
-
-
-def describe(straggler: Straggler) -> str:
-    """What a straggler does to the others, and where to look, as the end of a sentence."""
-    if straggler.cause is Cause.NETWORK:
-        what = (
-            f"its connections to other hosts carry {straggler.own / 1e6:.3g} MB/s while they send, "
-            f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
-        )
-    else:
-        kind = "input" if straggler.cause is Cause.INPUT else "computation"
-        what = (
-            f"its {kind} takes {1e3 * straggler.own:.1f} ms of a step, where the median of the "
-            f"others is {1e3 * straggler.others:.1f} ms"
-        )
-    return f"keeps the others waiting: {what}. {_REMEDIES[straggler.cause]}"
 
 
 def _counts(communicator: NativeCommunicator) -> list[tuple[int, float]]:

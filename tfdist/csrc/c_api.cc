@@ -252,7 +252,9 @@ void tfd_get_activity(tfd_activity* activity) {
 int tfd_get_links(int64_t number, tfd_link* links) {
   return Guarded([&] {
     for (const auto& link : tfdist::Find(number)->links()) {
-      *links++ = {link.acknowledged_bytes, link.busy_us, link.round_trip_us, link.retransmits};
+      *links++ = {link.acknowledged_bytes, link.busy_us,       link.pending_bytes,
+                  link.bytes_per_second,   link.round_trip_us, link.retransmits,
+                  link.silent_ms};
     }
   });
 }

@@ -103,8 +103,11 @@ void tfd_get_activity(tfd_activity* activity);
 typedef struct {
   uint64_t acknowledged_bytes; /* sent, and known to have come */
   uint64_t busy_us;            /* with something on its way */
+  uint64_t pending_bytes;      /* written, and not known to have come */
+  uint64_t bytes_per_second;   /* as acknowledged lately */
   uint32_t round_trip_us;      /* smoothed */
   uint32_t retransmits;        /* segments */
+  uint32_t silent_ms;          /* since the last acknowledgment */
 } tfd_link;
 int tfd_get_links(int64_t number, tfd_link* links);
 

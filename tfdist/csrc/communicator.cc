@@ -336,6 +336,7 @@ CommunicatorState Communicator::State(size_t records, int64_t since) {
   }
   state.waiting = queue_.Waiting();
   state.others = watch_->Others();
+  state.links = links();
   state.log = recorder_.Read(records, since);
   return state;
 }

@@ -22,6 +22,7 @@ from tfdist.collective.functions import statistics
 from tfdist.monitoring import training
 
 _MOST = 8
+_MOST_LINKS = 16
 _MOST_TEXT = 300
 _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
@@ -67,6 +68,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "idle": _idle(communicators, now),
             "input_wait": waited,
             "main": _main_thread(),
+            "links": _links(communicators, ranks),
         }
 
     return report
@@ -104,6 +106,22 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
         return [record["peer"]]
     peers = communicator["peers"]
     return [peer["rank"] for peer in peers if peer["sequence"] < record["sequence"]]
+
+
+def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
+    """What the kernel counts of the connections to other hosts, added up by rank; the busiest."""
+    sums: dict[int, list[int]] = {}
+    for one in communicators:
+        for link in one["links"]:
+            rank = ranks.get(one["ranks"][link["rank"]])
+            if rank is not None:
+                total = sums.setdefault(rank, [0, 0, 0, 0])
+                for i, key in enumerate(("acknowledged_bytes", "busy_us", "pending_bytes")):
+                    total[i] += link[key]
+                if link["pending_bytes"]:
+                    total[3] = max(total[3], link["silent_ms"])
+    busiest = sorted(sums, key=lambda rank: -sums[rank][1])[:_MOST_LINKS]
+    return [(rank, *sums[rank]) for rank in busiest]
 
 
 def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:

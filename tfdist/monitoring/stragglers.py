@@ -21,6 +21,15 @@ class Cause(enum.Enum):
     NETWORK = "network"
 
 
+_REMEDIES = {
+    Cause.INPUT: "Look at how it reads and prepares its data: its disk, and `prefetch`, "
+    "`cache` and `num_parallel_calls` of the dataset.",
+    Cause.COMPUTE: "Look for other programs on its host, for throttled cores or clocks, and for "
+    "callbacks that only it runs.",
+    Cause.NETWORK: "Look at the network of its host.",
+}
+
+
 @dataclass(frozen=True)
 class Measurement:
     """A worker's means over some steps. Times are seconds per step.
@@ -84,12 +93,29 @@ def find(measured: Sequence[Measurement], factor: float) -> Straggler | None:
         >>> find([fast, slow, fast], factor=1.3).cause
         <Cause.INPUT: 'input'>
     """
+    return find_slow_process(measured, factor) or find_slow_link(measured, factor)
+
+
+def describe(straggler: Straggler) -> str:
+    """What a straggler does to the others, and where to look, as the end of a sentence."""
+    if straggler.cause is Cause.NETWORK:
+        what = (
+            f"its connections to other hosts carry {straggler.own / 1e6:.3g} MB/s while they send, "
+            f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
+        )
+    else:
+        kind = "input" if straggler.cause is Cause.INPUT else "computation"
+        what = (
+            f"its {kind} takes {1e3 * straggler.own:.1f} ms of a step, where the median of the "
+            f"others is {1e3 * straggler.others:.1f} ms"
+        )
+    return f"keeps the others waiting: {what}. {_REMEDIES[straggler.cause]}"
+
+
+def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
+    """Of `find`, the comparison of the workers' own times."""
     if len(measured) < 2:
         return None
-    return _slow_process(measured, factor) or _slow_link(measured, factor)
-
-
-def _slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
     own = [m.input + m.compute for m in measured]
     rank = max(range(len(own)), key=own.__getitem__)
     usual = _median_of_others(own, rank)
@@ -105,7 +131,8 @@ def _slow_process(measured: Sequence[Measurement], factor: float) -> Straggler |
     return Straggler(rank, cause, values[rank], _median_of_others(values, rank))
 
 
-def _slow_link(measured: Sequence[Measurement], factor: float) -> Straggler | None:
+def find_slow_link(measured: Sequence[Measurement], factor: float) -> Straggler | None:
+    """Of `find`, the comparison of links."""
     linked = [rank for rank, m in enumerate(measured) if m.best_rate > 0]
     if len(linked) < 2 or max(m.network / m.step for m in measured if m.step > 0) < _MOVES:
         return None

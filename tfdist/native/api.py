@@ -83,8 +83,11 @@ class Link(ctypes.Structure):
     _fields_ = [
         ("acknowledged_bytes", c_uint64),
         ("busy_us", c_uint64),
+        ("pending_bytes", c_uint64),
+        ("bytes_per_second", c_uint64),
         ("round_trip_us", c_uint32),
         ("retransmits", c_uint32),
+        ("silent_ms", c_uint32),
     ]
 
 

@@ -84,6 +84,12 @@ def peer(rank: int, heard: float, sequence: int, **changes: Any) -> dict[str, An
     return fields | {"clock_offset_ns": None, "clock_uncertainty_ns": None} | changes
 
 
+def link(rank: int, pending: int = 0, rate: int = 0, silent_ms: int = 0) -> dict[str, int]:
+    """A connection to a rank of the group."""
+    amounts = {"pending_bytes": pending, "bytes_per_second": rate, "silent_ms": silent_ms}
+    return {"rank": rank, "acknowledged_bytes": 9, "busy_us": 9, **amounts}
+
+
 def group(
     own: int,
     records: Sequence[dict[str, Any]] = (),
@@ -93,8 +99,9 @@ def group(
     peers: Sequence[dict[str, Any]] = (),
     aborted: str | None = None,
     hosts: Sequence[int] | None = None,
+    links: Sequence[dict[str, int]] = (),
 ) -> dict[str, Any]:
-    """The part of a log about a group of the job's ranks; `own` and `peers` are ranks of the group.
+    """The part of a log about a group of the job's ranks; `own`, `peers` and `links` are its ranks.
 
     Without `hosts`, each rank is on its own.
     """
@@ -107,6 +114,7 @@ def group(
         "aborted": aborted,
         "queued": [],
         "peers": list(peers),
+        "links": list(links),
         "records": list(records),
     }
 

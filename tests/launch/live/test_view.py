@@ -34,7 +34,7 @@ def report(time=0.0, operation=None, number=17, **values):
     )
     sizes = {"shared_bytes": 0, "sent_bytes": 0, "resident_bytes": 1 << 29, "queued": 0}
     place = {"host": "h", "pid": 7, "idle": None if operations else 0.01, "main": "load (t.py:3)"}
-    place["input_wait"] = None
+    place["input_wait"], place["links"] = None, []
     return {**counts, **sizes, **place, "time": time, "operations": operations, **values}
 
 
@@ -53,6 +53,49 @@ def view(*after, before=None):
 
 
 STEPS = {"steps": 62, "rows": 620}
+# In two seconds. Each: rank, acknowledged bytes, busy microseconds, pending bytes, milliseconds.
+BUSY = {**STEPS, "network": 1.0}
+OLD = report(time=-2.0, links=[(rank, 1_000_000, 10_000, 0, 0) for rank in range(3)])
+SLOW_LINKS = [
+    report(**BUSY, links=[(1, 9_000_000, 20_000, 0, 0), (2, 9_000_000, 90_000, 0, 0)]),
+    report(**BUSY, links=[(0, 9_000_000, 20_000, 0, 0), (2, 9_000_000, 90_000, 0, 0)]),
+    report(**BUSY, links=[(0, 9_000_000, 1_010_000, 0, 0), (1, 9_000_000, 1_010_000, 0, 0)]),
+]
+SLOWNESS = {
+    "All 3 ranks are running: 31 steps/s, 930 rows/s. worker 2 (a:2) on h keeps the others "
+    "waiting: "
+    "its connections to other hosts carry 8 MB/s while they send, where the median of the others "
+    "is 800 MB/s. Look at the network of its host.": SLOW_LINKS,
+    "All 2 ranks are running: 31 steps/s, 620 rows/s. worker 1 (a:1) on h keeps the others "
+    "waiting: "
+    "its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at how it "
+    "reads and prepares its data: its disk, and `prefetch`, `cache` and `num_parallel_calls` of "
+    "the dataset.": [report(**STEPS, workers=1.8), report(**STEPS, input=1.8)],
+    # Too few steps to tell.
+    "All 2 ranks are running: 1.5 steps/s, 0 rows/s.": [
+        report(steps=3, workers=1.8),
+        report(steps=3, input=1.8),
+    ],
+    "2 of 2 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s: all "
+    "have joined it, and its data is slow or does not move. Data is on its way from worker 1 (a:1) "
+    "to worker 0 (a:0): 2 MB, at 0.5 MB/s. Look at the network between them.": [
+        report(operation=(5.0, []), links=[(1, 9_000_000, 20_000, 3_000, 9)]),
+        report(operation=(5.0, []), links=[(0, 1_500_000, 1_010_000, 2_000_000, 90)]),
+    ],
+    "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
+    "worker 1 (a:1), which does not respond, last heard of 4.0 s ago. Data is on its way from "
+    "worker 0 (a:0) to worker 1 (a:1): 2 MB, of which nothing has come for 4.5 s. Look at the "
+    "network between them.": [
+        report(operation=(5.0, [1]), links=[(1, 1_000_000, 2_010_000, 2_000_000, 4_500)]),
+        None,
+    ],
+    # A moment's data.
+    "1 of 2 ranks waits in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 1.2 s for "
+    "worker 1 (a:1) on h, which is in no collective for 0.010 s.": [
+        report(operation=(1.2, [1]), links=[(1, 9_000_000, 20_000, 3_000, 9)]),
+        report(),
+    ],
+}
 HEADLINES = {
     "All 2 ranks are running: 31 steps/s, 620 rows/s.": [report(**STEPS), report(**STEPS)],
     "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) does not respond.": [
@@ -110,6 +153,8 @@ def test_what_a_job_does_is_said_in_one_line():
         assert headline(found) == expected
         assert to_text(found).startswith(f"{expected}\n\nrank  host")
         assert json.loads(to_json("a:0", found))["headline"] == expected
+    for expected, after in SLOWNESS.items():
+        assert headline(view(*after, before=[OLD] * len(after))) == expected
 
 
 @exhaustive
@@ -156,6 +201,7 @@ def test_reports_with_anything_in_them(key):
         {},
         [[]],
         [{"what": 1}],
+        [[7, 1, 1, 1, 1]],
         True,
         float("inf"),
         float("nan"),

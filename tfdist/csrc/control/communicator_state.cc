@@ -87,6 +87,17 @@ void WriteOther(const Watch::Known& other, bool same_clock, int64_t now, JsonWri
   json->Close('}');
 }
 
+void WriteLink(int rank, const TcpStatistics& link, JsonWriter* json) {
+  json->Open('{').Member("rank", int64_t{rank});
+  json->Member("acknowledged_bytes", static_cast<int64_t>(link.acknowledged_bytes));
+  json->Member("busy_us", static_cast<int64_t>(link.busy_us));
+  json->Member("pending_bytes", static_cast<int64_t>(link.pending_bytes));
+  json->Member("bytes_per_second", static_cast<int64_t>(link.bytes_per_second));
+  json->Member("round_trip_us", int64_t{link.round_trip_us});
+  json->Member("retransmits", int64_t{link.retransmits});
+  json->Member("silent_ms", int64_t{link.silent_ms}).Close('}');
+}
+
 }  // namespace
 
 void Write(const CommunicatorState& state, JsonWriter* json) {
@@ -111,6 +122,13 @@ void Write(const CommunicatorState& state, JsonWriter* json) {
   for (const Watch::Known& other : state.others) {
     const bool same_clock = topology.host_of[static_cast<size_t>(other.rank)] == here;
     WriteOther(other, same_clock, now, json);
+  }
+  json->Close(']').Key("links").Open('[');
+  for (size_t rank = 0; rank < state.links.size(); ++rank) {
+    const TcpStatistics& link = state.links[rank];
+    // All others are of this host.
+    const bool used = link.acknowledged_bytes > 0 || link.pending_bytes > 0;
+    if (used) WriteLink(static_cast<int>(rank), link, json);
   }
   json->Close(']').Key("records").Open('[');
   for (size_t i = 0; i < state.log.records.size(); ++i) {

@@ -10,6 +10,7 @@
 #include "control/recorder.h"
 #include "control/watch.h"
 #include "transport/fabric.h"
+#include "transport/tcp_statistics.h"
 
 namespace tfdist {
 
@@ -19,6 +20,7 @@ struct CommunicatorState {
   std::optional<std::string> aborted;  // why
   std::vector<std::string> waiting;    // behind what runs
   std::vector<Watch::Known> others;
+  std::vector<TcpStatistics> links;    // to each rank
   Recorder::Log log;
 };
 

@@ -1,4 +1,8 @@
 // What communicators tell of themselves from other threads: while they work, wait, fail and close.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <functional>
 #include <memory>
@@ -25,7 +29,7 @@ void Alone() {
   Plan plan;
   plan.ranks = 1;
   OnEachRank(plan, [](Communicator& c) {
-    EXPECT(Has(Text(c), R"("peers":[],"records":[])"));
+    EXPECT(Has(Text(c), R"("peers":[],"links":[],"records":[])"));
     Do(c, Kind::kAllReduce, 10, "only");
     const std::string text = Text(c);
     EXPECT(Has(text, R"({"name":"test","rank":0,"size":1,"ranks":["rank 0"],"hosts":[0],)"
@@ -104,6 +108,7 @@ void ReadUntilClosed(int ranks, int hosts) {
     for (int other = 0; other < ranks; ++other) {
       const bool away = other % hosts != c.rank() % hosts;
       EXPECT(away || c.links()[static_cast<size_t>(other)].acknowledged_bytes == 0);
+      EXPECT(away == Has(Text(c), R"({"rank":)" + std::to_string(other) + R"(,"acknowledged_)"));
       if (away && hosts == ranks) {
         // What was sent first has been acknowledged, as the other has answered.
         EXPECT(c.links()[static_cast<size_t>(other)].acknowledged_bytes > 0);
@@ -121,8 +126,36 @@ void ReadUntilClosed(int ranks, int hosts) {
   EXPECT(closed == ranks);
 }
 
+// What nobody reads stays on its way.
+void Pending() {
+  const int listener = socket(AF_INET, SOCK_STREAM, 0), writer = socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address = {};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  EXPECT(bind(listener, any, length) == 0 && listen(listener, 1) == 0);
+  EXPECT(getsockname(listener, any, &length) == 0 && connect(writer, any, length) == 0);
+  const int reader = accept(listener, nullptr, nullptr);
+  EXPECT(ReadTcpStatistics(writer).pending_bytes == 0);
+  const std::vector<char> data(1 << 20);
+  size_t written = 0;
+  for (ssize_t n = 0; n >= 0; n = send(writer, data.data(), data.size(), MSG_DONTWAIT)) {
+    written += static_cast<size_t>(n);
+  }
+  const TcpStatistics full = ReadTcpStatistics(writer);
+  EXPECT(full.pending_bytes > 0 && full.pending_bytes + full.acknowledged_bytes >= written);
+  std::vector<char> read(written);
+  EXPECT(recv(reader, read.data(), read.size(), MSG_WAITALL) == static_cast<ssize_t>(written));
+  while (ReadTcpStatistics(writer).pending_bytes > 0) Nap();
+  EXPECT(ReadTcpStatistics(writer).acknowledged_bytes >= written);
+  for (const int descriptor : {listener, writer, reader}) close(descriptor);
+  EXPECT(ReadTcpStatistics(-1).pending_bytes == 0);
+}
+
 void All() {
   Alone();
+  Pending();
   WhoWaits();
   Names();
   Failed();

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from tfdist.launch.flight.backlogs import Backlog, longest
 from tfdist.launch.flight.cycles import Edge, find_cycles
 from tfdist.launch.flight.findings import (
     Absence,
@@ -170,12 +171,28 @@ def _all_joined(wait: Wait) -> bool:
 
 
 def _transfer(wait: Wait) -> Transfer:
+    seconds = (wait.until - wait.since) / 1e9
     return Transfer(
         operation=_operation(wait),
         waiting=_waiting(wait),
         time=wait.since / 1e9,
-        seconds=(wait.until - wait.since) / 1e9,
+        seconds=seconds,
+        backlogs=longest(_backlogs(wait.group, seconds)),
     )
+
+
+def _backlogs(group: Group, seconds: float) -> Iterator[Backlog]:
+    """What the members had sent and was not acknowledged, in an operation of so many seconds."""
+    for member in group.members.values():
+        for one in member.communicator.connections:
+            if one.pending_bytes > 0:
+                yield Backlog(
+                    sender=member.name,
+                    receiver=group.ranks[one.rank],
+                    bytes=one.pending_bytes,
+                    bytes_per_second=one.bytes_per_second,
+                    silent_seconds=min(seconds, one.silent_ms / 1e3),
+                )
 
 
 def _unclear(wait: Wait) -> Unclear:

@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tfdist.launch.flight.backlogs import Backlog
+
 
 @dataclass(frozen=True)
 class Operation:
@@ -182,12 +184,18 @@ class Absence:
 
 @dataclass(frozen=True)
 class Transfer:
-    """All have joined an operation, but some do not get to its end."""
+    """All have joined an operation, but some do not get to its end.
+
+    Attributes:
+        operation, waiting, time, seconds: as above.
+        backlogs: the data that is slow on its way, if it goes to another host.
+    """
 
     operation: Operation
     waiting: tuple[str, ...]
     time: float
     seconds: float
+    backlogs: tuple[Backlog, ...]
     kind: str = field(default="transfer", init=False)
 
 

@@ -89,6 +89,22 @@ class Peer(NamedTuple):
     clock_uncertainty_ns: int | None
 
 
+class Connection(NamedTuple):
+    """What the kernel counted of the connection to a rank of another host.
+
+    Attributes:
+        rank: the other rank.
+        pending_bytes: written to the connection, and not acknowledged.
+        bytes_per_second: as acknowledged lately; 0 if unknown.
+        silent_ms: milliseconds since the last acknowledgment.
+    """
+
+    rank: int
+    pending_bytes: int
+    bytes_per_second: int
+    silent_ms: int
+
+
 class Reason(NamedTuple):
     """Why a log was written: "error", "stall" or "signal", and the message."""
 
@@ -109,6 +125,7 @@ class Communicator:
         hosts: for each rank an index of its host.
         aborted: the message of the error that ended it, or None.
         peers: the other ranks, as heard by this one.
+        connections: those to ranks of other hosts.
         records: the last collectives and messages, oldest first.
     """
 
@@ -118,6 +135,7 @@ class Communicator:
     hosts: tuple[int, ...]
     aborted: str | None
     peers: tuple[Peer, ...]
+    connections: tuple[Connection, ...]
     records: tuple[Record, ...]
 
 
@@ -211,9 +229,12 @@ def _communicator(raw: Any) -> Communicator:
         hosts=tuple(_checked(raw, "hosts", list)),
         aborted=_checked(raw, "aborted", (str, type(None))),
         peers=_rows(raw, "peers", Peer),
+        # Logs of earlier versions have none.
+        connections=_rows({"links": [], **raw}, "links", Connection),
         records=_rows(raw, "records", Record),
     )
-    named = {read.rank, *(peer.rank for peer in read.peers)}
+    others = [*(one.rank for one in read.peers), *(one.rank for one in read.connections)]
+    named = {read.rank, *others}
     noted = {rank for record in read.records for rank in (record.peer, record.last)} - {-1}
     if not (
         len(ranks) == len(read.hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfdist.launch.flight.backlogs import describe
 from tfdist.launch.flight.findings import (
     Absence,
     Absent,
@@ -177,11 +178,12 @@ def frames(found: tuple[str, ...]) -> str:
 
 
 def _transfer(finding: Transfer) -> str:
-    return (
+    head = (
         f"All have joined {operation(finding.operation)}, but {workers(finding.waiting)} "
         f"{_are(finding.waiting)} still in it after {seconds(finding.seconds)} (since "
         f"{moment(finding.time)}): the transfer is slow or does not move."
     )
+    return f"{head} {describe(finding.backlogs)}" if finding.backlogs else head
 
 
 def _unclear(finding: Unclear) -> str:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tfdist.launch.flight import backlogs
 from tfdist.launch.flight.words import listed, seconds, workers
 from tfdist.launch.live.ranks import Activity, Operation, Rank
+from tfdist.launch.live.slowness import find_backlogs, find_straggler
+from tfdist.monitoring.stragglers import describe
 
 LONG_SECONDS = 1.0
 """What a rank is in for less may be in progress."""
@@ -53,6 +56,10 @@ def headline(ranks: Sequence[Rank]) -> str:
     causes = waited_for(ranks)
     others = [one for one in ranks if one not in causes]
     sentences = [_waiting(waits, causes, ranks) if waits else _progress(ranks)]
+    if waits and (pending := find_backlogs(ranks, LONG_SECONDS)):
+        sentences.append(backlogs.describe(pending))
+    if not waits and (straggler := find_straggler(ranks)):
+        sentences.append(f"{_on_host(ranks[straggler.rank])} {describe(straggler)}")
     silent = [one.worker for one in others if one.state == "unresponsive"]
     if silent:
         sentences.append(f"{workers(silent)} {_do(silent)} not respond.")
@@ -119,10 +126,13 @@ def _waiting(waits: Sequence[Wait], causes: Sequence[Rank], ranks: Sequence[Rank
 
 
 def _cause(rank: Rank) -> str:
-    host = f" on {rank.activity.host}" if rank.activity else ""
     what = doing(rank)
     verb = "is " if rank.activity and what.startswith("in ") else ""
-    return f"{rank.worker}{host}, which {verb}{what}"
+    return f"{_on_host(rank)}, which {verb}{what}"
+
+
+def _on_host(rank: Rank) -> str:
+    return f"{rank.worker} on {rank.activity.host}" if rank.activity else rank.worker
 
 
 def _progress(ranks: Sequence[Rank]) -> str:

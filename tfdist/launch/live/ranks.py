@@ -11,6 +11,8 @@ from tfdist.cluster.net.printable import printable
 from tfdist.cluster.observation.answer import Seen
 
 _MAX_TEXT = 500
+# Below this time with data on its way, a link's rate says little.
+_LEAST_BUSY_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,24 @@ class Operation:
     seconds: float
     waits_for: tuple[int, ...]
     missing: int
+
+
+@dataclass(frozen=True)
+class Link:
+    """A rank's connections to a rank of another host.
+
+    Attributes:
+        rank: the other rank.
+        bytes_per_second: how fast data came there while some was on its way; None if that was never
+            long enough to tell.
+        pending_bytes: sent, and not acknowledged.
+        silent_seconds: for how long none of that has been acknowledged.
+    """
+
+    rank: int
+    bytes_per_second: float | None
+    pending_bytes: int
+    silent_seconds: float
 
 
 @dataclass(frozen=True)
@@ -60,6 +80,7 @@ class Activity:
         network: the share that it waited for data that moved.
         sent_per_second: bytes sent to other hosts.
         shared_per_second: bytes copied to the memory shared with workers of its host.
+        links: its connections to ranks of other hosts; the busiest.
     """
 
     host: str
@@ -82,6 +103,7 @@ class Activity:
     network: float
     sent_per_second: float
     shared_per_second: float
+    links: tuple[Link, ...]
 
 
 @dataclass(frozen=True)
@@ -166,6 +188,7 @@ def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
         **waits,
         sent_per_second=rate("sent_bytes"),
         shared_per_second=rate("shared_bytes"),
+        links=_links(before.get("links", []) if same else [], after.get("links", [])),
     )
 
 
@@ -178,6 +201,25 @@ def _operation(raw: Any) -> Operation:
         tuple(map(int, raw["waits_for"])),
         int(raw["missing"]),
     )
+
+
+def _links(before: Any, after: Any) -> tuple[Link, ...]:
+    earlier = {int(rank): map(_number, counts) for rank, *counts in before}
+    links = []
+    for rank, acknowledged, busy_us, pending, silent_ms in after:
+        was_acknowledged, was_busy_us, *_ = earlier.get(int(rank), (0, 0))
+        seconds = 1e-6 * (_number(busy_us) - was_busy_us)
+        came = _number(acknowledged) - was_acknowledged
+        known = int(rank) in earlier and seconds >= _LEAST_BUSY_SECONDS
+        links.append(
+            Link(
+                rank=int(rank),
+                bytes_per_second=came / seconds if known else None,
+                pending_bytes=int(pending),
+                silent_seconds=1e-3 * _number(silent_ms),
+            )
+        )
+    return tuple(links)
 
 
 def _number(value: Any) -> float:

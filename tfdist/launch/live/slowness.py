@@ -1,0 +1,67 @@
+"""Why a running job is slow: a worker, or data on its way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tfdist.launch.flight.backlogs import Backlog, longest
+from tfdist.launch.live.ranks import Activity, Rank
+from tfdist.monitoring.stragglers import (
+    Measurement,
+    Straggler,
+    find_slow_link,
+    find_slow_process,
+)
+
+# More than the monitor's default: this looks at few steps.
+_FACTOR = 1.5
+_LEAST_STEPS = 4
+
+
+def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
+    """The rank that keeps the others waiting, by what all ranks did in the time between answers."""
+    known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
+    if len(known) < len(ranks):
+        return None
+    measured = [_measurement(one) for one in known]
+    found = None
+    # A wait counts when it ends: in a few steps, one more or less decides.
+    if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
+        found = find_slow_process(measured, _FACTOR)
+    return found or find_slow_link(measured, _FACTOR)
+
+
+def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
+    """The data that is on its way to other hosts for long; the longest first."""
+    found = longest(
+        Backlog(
+            sender=one.worker,
+            receiver=ranks[link.rank].worker,
+            bytes=link.pending_bytes,
+            bytes_per_second=link.bytes_per_second or 0.0,
+            silent_seconds=link.silent_seconds,
+        )
+        for one in ranks
+        for link in (one.activity.links if one.activity else ())
+        if link.pending_bytes > 0 and 0 <= link.rank < len(ranks)
+    )
+    return tuple(one for one in found if one.seconds >= least_seconds)
+
+
+def _measurement(activity: Activity) -> Measurement:
+    step = 1.0 / activity.steps_per_second
+    rates = {
+        link.rank: link.bytes_per_second
+        for link in activity.links
+        if link.bytes_per_second is not None
+    }
+    slowest = min(rates, key=rates.__getitem__, default=-1)
+    return Measurement(
+        step=step,
+        input=activity.input * step,
+        workers=activity.workers * step,
+        network=activity.network * step,
+        best_rate=max(rates.values(), default=0.0),
+        slowest_peer=slowest,
+        slowest_rate=rates.get(slowest, 0.0),
+    )
