@@ -158,6 +158,7 @@ def test_an_address_that_is_taken_does_not_fail_the_job(observed, in_parallel):
 @exhaustive
 def test_versions_must_be_the_same(observed, monkeypatch):
     _, address, _ = observed(2)
+    ask(address, Options())  # Rank 0 listens, and keeps its version.
     monkeypatch.setattr("tfdist.cluster.auth.identity.__version__", "99")
     with pytest.raises(ClusterError, match=r"runs tfdist .*, and this is 99: run the doctor of"):
         ask(address, Options())
