@@ -71,6 +71,16 @@ SLOWNESS = {
     "its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at how it "
     "reads and prepares its data: its disk, and `prefetch`, `cache` and `num_parallel_calls` of "
     "the dataset.": [report(**STEPS, workers=1.8), report(**STEPS, input=1.8)],
+    # A group has been closed; and rates of small messages vary.
+    "All 2 ranks are running: 31 steps/s, 620 rows/s.": [
+        report(**BUSY, links=[(1, 900_000, 60_000, 0, 0)]),
+        report(**BUSY, links=[(0, 9_000_000, 60_000, 0, 0)]),
+    ],
+    "All 3 ranks are running: 31 steps/s, 930 rows/s.": [
+        report(**BUSY, links=[(1, 9_000_000, 30_000, 0, 0)]),
+        report(**BUSY, links=[(0, 9_000_000, 20_000, 0, 0)]),
+        report(**BUSY, links=[(0, 9_000_000, 20_000, 0, 0)]),
+    ],
     # Too few steps to tell.
     "All 2 ranks are running: 1.5 steps/s, 0 rows/s.": [
         report(steps=3, workers=1.8),

@@ -210,7 +210,8 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
         was_acknowledged, was_busy_us, *_ = earlier.get(int(rank), (0, 0))
         seconds = 1e-6 * (_number(busy_us) - was_busy_us)
         came = _number(acknowledged) - was_acknowledged
-        known = int(rank) in earlier and seconds >= _LEAST_BUSY_SECONDS
+        # A group that has been closed meanwhile counts no longer.
+        known = int(rank) in earlier and seconds >= _LEAST_BUSY_SECONDS and came >= 0
         links.append(
             Link(
                 rank=int(rank),

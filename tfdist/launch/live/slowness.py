@@ -13,8 +13,9 @@ from tfdist.monitoring.stragglers import (
     find_slow_process,
 )
 
-# More than the monitor's default: this looks at few steps.
+# More than the monitor's default: this looks at few steps, and at few messages.
 _FACTOR = 1.5
+_LINK_FACTOR = 3.0
 _LEAST_STEPS = 4
 
 
@@ -28,7 +29,7 @@ def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
     # A wait counts when it ends: in a few steps, one more or less decides.
     if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
         found = find_slow_process(measured, _FACTOR)
-    return found or find_slow_link(measured, _FACTOR)
+    return found or find_slow_link(measured, _LINK_FACTOR)
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
