@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import socket
 from typing import Any
 
@@ -12,12 +13,16 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.collective.activity import Activity
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.monitoring.step_timer import StepFigures, StepTimer
-from tfdist.monitoring.stragglers import Cause, Measurement, Straggler, describe, find
+from tfdist.monitoring.stragglers import (
+    LEAST_BUSY_SECONDS,
+    Cause,
+    Measurement,
+    Straggler,
+    describe,
+    find,
+)
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
-
-# Below this time with data on its way, a link's rate says little.
-_LEAST_BUSY_SECONDS = 0.001
 
 
 class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
@@ -106,22 +111,20 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         rates = {
             rank: (now[0] - before[0]) / (now[1] - before[1])
             for rank, (before, now) in enumerate(zip(self._links, counts, strict=True))
-            if now[1] - before[1] > _LEAST_BUSY_SECONDS
+            if now[1] - before[1] >= LEAST_BUSY_SECONDS
         }
         self._links = counts
         steps = max(1, figures.steps)
-        slowest = min(rates, key=rates.__getitem__, default=-1)
-        mine = [
+        mine = Measurement.with_links(
             figures.seconds / steps,
             counted.input / steps,
             counted.workers / steps,
             counted.network / steps,
-            max(rates.values(), default=0.0),
-            float(slowest),
-            rates.get(slowest, 0.0),
-        ]
+            rates,
+        )
+        row = tf.constant([dataclasses.astuple(mine)], tf.float64)
         with self._group.naming_lost_workers():
-            rows = communicator.all_gather(tf.constant([mine], tf.float64), "stragglers").numpy()
+            rows = communicator.all_gather(row, "stragglers").numpy()
         return [
             Measurement(step, data, workers, network, best, int(peer), rate)
             for step, data, workers, network, best, peer, rate in rows.tolist()

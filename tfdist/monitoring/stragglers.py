@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 # A delay below this share of a step is not worth a line.
 _NOTICEABLE = 0.05
+# Below this time with data on its way, a link's rate says little.
+LEAST_BUSY_SECONDS = 0.001
 # Links are compared only where data moves for at least this share of a step.
 _MOVES = 0.1
 
@@ -52,6 +54,15 @@ class Measurement:
     best_rate: float = 0.0
     slowest_peer: int = -1
     slowest_rate: float = 0.0
+
+    @classmethod
+    def with_links(
+        cls, step: float, data: float, workers: float, network: float, rates: Mapping[int, float]
+    ) -> Measurement:
+        """The same, with bytes per second by the rank at the other end of each link."""
+        slowest = min(rates, key=rates.__getitem__, default=-1)
+        best = max(rates.values(), default=0.0)
+        return cls(step, data, workers, network, best, slowest, rates.get(slowest, 0.0))
 
     @property
     def compute(self) -> float:

@@ -63,14 +63,15 @@ SLOW_LINKS = [
 ]
 SLOWNESS = {
     "All 3 ranks are running: 31 steps/s, 930 rows/s. worker 2 (a:2) on h keeps the others "
-    "waiting: "
-    "its connections to other hosts carry 8 MB/s while they send, where the median of the others "
-    "is 800 MB/s. Look at the network of its host.": SLOW_LINKS,
+    "waiting: its connections to other hosts carry 8 MB/s while they send, where the median of the "
+    "others is 800 MB/s. Look at the network of its host.": SLOW_LINKS,
     "All 2 ranks are running: 31 steps/s, 620 rows/s. worker 1 (a:1) on h keeps the others "
-    "waiting: "
-    "its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at how it "
-    "reads and prepares its data: its disk, and `prefetch`, `cache` and `num_parallel_calls` of "
-    "the dataset.": [report(**STEPS, workers=1.8), report(**STEPS, input=1.8)],
+    "waiting: its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at "
+    "how it reads and prepares its data: its disk, and `prefetch`, `cache` and "
+    "`num_parallel_calls` of the dataset.": [
+        report(**STEPS, workers=1.8),
+        report(**STEPS, input=1.8),
+    ],
     # A group has been closed; and rates of small messages vary.
     "All 2 ranks are running: 31 steps/s, 620 rows/s.": [
         report(**BUSY, links=[(1, 900_000, 60_000, 0, 0)]),
@@ -108,6 +109,18 @@ SLOWNESS = {
 }
 HEADLINES = {
     "All 2 ranks are running: 31 steps/s, 620 rows/s.": [report(**STEPS), report(**STEPS)],
+    "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 17 of 'workers') for 5.0 s for "
+    "worker 2 (a:2), which does not respond, last heard of 4.0 s ago.": [
+        report(operation=(5.0, [])),  # which rank 2 has joined, before it was stopped
+        report(operation=(4.9, [])),
+        None,
+    ],
+    "2 of 3 ranks wait in all_reduce 'g' float32[3] sum (number 18 of 'workers') for 5.0 s for "
+    "worker 2 (a:2), which does not respond, last heard of 4.0 s ago.": [
+        report(operation=(5.0, [1]), number=18),  # for a rank that waits in the one before
+        report(operation=(4.9, [])),
+        None,
+    ],
     "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) does not respond.": [
         report(**STEPS),
         None,

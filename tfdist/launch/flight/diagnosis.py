@@ -16,6 +16,7 @@ from tfdist.launch.flight.findings import (
     Heard,
     Link,
     Operation,
+    Silent,
     Transfer,
     Unclear,
 )
@@ -171,13 +172,18 @@ def _all_joined(wait: Wait) -> bool:
 
 
 def _transfer(wait: Wait) -> Transfer:
-    seconds = (wait.until - wait.since) / 1e9
+    group, seconds = wait.group, (wait.until - wait.since) / 1e9
     return Transfer(
         operation=_operation(wait),
         waiting=_waiting(wait),
         time=wait.since / 1e9,
         seconds=seconds,
-        backlogs=longest(_backlogs(wait.group, seconds)),
+        backlogs=longest(_backlogs(group, seconds)),
+        silent=tuple(
+            Silent(worker, _heard(group, rank))
+            for rank, worker in enumerate(group.ranks)
+            if group.log(rank) is None
+        ),
     )
 
 

@@ -183,12 +183,27 @@ class Absence:
 
 
 @dataclass(frozen=True)
+class Silent:
+    """A worker without a log.
+
+    Attributes:
+        worker: which one.
+        heard: what another one heard of it last; None if no log tells.
+    """
+
+    worker: str
+    heard: Heard | None
+
+
+@dataclass(frozen=True)
 class Transfer:
     """All have joined an operation, but some do not get to its end.
 
     Attributes:
         operation, waiting, time, seconds: as above.
         backlogs: the data that is slow on its way, if it goes to another host.
+        silent: the members that have left no log, and what others heard of them last. One may have
+            been stopped or killed in the middle of the operation.
     """
 
     operation: Operation
@@ -196,6 +211,7 @@ class Transfer:
     time: float
     seconds: float
     backlogs: tuple[Backlog, ...]
+    silent: tuple[Silent, ...] = ()
     kind: str = field(default="transfer", init=False)
 
 

@@ -19,6 +19,7 @@ from tfdist.launch.flight.findings import (
 from tfdist.launch.flight.words import listed, moment, seconds, workers
 
 _MOST = 16
+_UNKNOWN = "It has left no log, and no other log tells of it."
 
 
 def sentences(finding: Finding) -> list[str]:
@@ -141,7 +142,7 @@ def _details(one: Absent) -> list[str]:
     if one.heard is not None and (one.heard.left or one.heard.lost or not one.has_log):
         parts += _heard(one.heard, one.has_log)
     elif not one.has_log:
-        parts.append("It has left no log, and no other log tells of it.")
+        parts.append(_UNKNOWN)
     return parts
 
 
@@ -163,7 +164,8 @@ def _heard(heard: Heard, has_log: bool) -> list[str]:
     if heard.lost:
         parts.append("It counts as lost.")
     if not has_log:
-        why = ": it was killed, its host has died, or it could not write" * (not heard.left)
+        why = ": it was killed or stopped, its host has died, or it could not write"
+        why = "" if heard.left else why
         inside = heard.inside or "no operation"
         parts.append(
             f"It has left no log{why}; {heard.by} heard of it last at {moment(heard.time)}, when "
@@ -183,7 +185,11 @@ def _transfer(finding: Transfer) -> str:
         f"{_are(finding.waiting)} still in it after {seconds(finding.seconds)} (since "
         f"{moment(finding.time)}): the transfer is slow or does not move."
     )
-    return f"{head} {describe(finding.backlogs)}" if finding.backlogs else head
+    parts = [describe(finding.backlogs)] if finding.backlogs else []
+    for one in finding.silent[:_MOST]:
+        parts.append(f"{one.worker}:")
+        parts += _heard(one.heard, has_log=False) if one.heard else [_UNKNOWN]
+    return " ".join([head, *parts])
 
 
 def _unclear(finding: Unclear) -> str:

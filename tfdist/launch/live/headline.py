@@ -36,11 +36,18 @@ def find_waits(ranks: Sequence[Rank]) -> list[Wait]:
 
 
 def waited_for(ranks: Sequence[Rank]) -> list[Rank]:
-    """The ranks that others wait for, and that wait for nobody themselves."""
+    """The ranks that others wait for, and that wait for nobody themselves.
+
+    Where there is none but ranks wait, those that do not respond: they may have joined an operation
+    and then been stopped in the middle of it.
+    """
     waits = find_waits(ranks)
     wanted = set().union(*(_absent(wait, ranks) for wait in waits))
     waiting = {wait.rank.rank for wait in waits}
-    return [one for one in ranks if one.rank in wanted - waiting]
+    found = [one for one in ranks if one.rank in wanted - waiting]
+    if found or not waits:
+        return found
+    return [one for one in ranks if one.state == "unresponsive"]
 
 
 def headline(ranks: Sequence[Rank]) -> str:

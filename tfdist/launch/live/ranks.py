@@ -9,10 +9,9 @@ from typing import Any
 
 from tfdist.cluster.net.printable import printable
 from tfdist.cluster.observation.answer import Seen
+from tfdist.monitoring.stragglers import LEAST_BUSY_SECONDS
 
 _MAX_TEXT = 500
-# Below this time with data on its way, a link's rate says little.
-_LEAST_BUSY_SECONDS = 0.001
 
 
 @dataclass(frozen=True)
@@ -211,7 +210,7 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
         seconds = 1e-6 * (_number(busy_us) - was_busy_us)
         came = _number(acknowledged) - was_acknowledged
         # A group that has been closed meanwhile counts no longer.
-        known = int(rank) in earlier and seconds >= _LEAST_BUSY_SECONDS and came >= 0
+        known = int(rank) in earlier and seconds >= LEAST_BUSY_SECONDS and came >= 0
         links.append(
             Link(
                 rank=int(rank),

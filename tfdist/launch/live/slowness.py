@@ -56,13 +56,6 @@ def _measurement(activity: Activity) -> Measurement:
         for link in activity.links
         if link.bytes_per_second is not None
     }
-    slowest = min(rates, key=rates.__getitem__, default=-1)
-    return Measurement(
-        step=step,
-        input=activity.input * step,
-        workers=activity.workers * step,
-        network=activity.network * step,
-        best_rate=max(rates.values(), default=0.0),
-        slowest_peer=slowest,
-        slowest_rate=rates.get(slowest, 0.0),
+    return Measurement.with_links(
+        step, activity.input * step, activity.workers * step, activity.network * step, rates
     )
