@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from tfdist.launch.flight.backlogs import Backlog
+from tfdist.launch.flight.totals import Total
 
 
 @dataclass(frozen=True)
@@ -228,21 +229,6 @@ class Unclear:
 
 
 Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
-
-
-@dataclass(frozen=True)
-class Total:
-    """Seconds of waiting over the recorded collectives and messages of a worker.
-
-    Attributes:
-        worker: its name.
-        waited_for: by all others together, in operations that this worker joined last.
-        waited: by itself, for whichever worker joined last.
-    """
-
-    worker: str
-    waited_for: float
-    waited: float
 
 
 @dataclass(frozen=True)

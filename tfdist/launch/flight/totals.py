@@ -3,9 +3,24 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
 
-from tfdist.launch.flight.findings import Total
 from tfdist.launch.flight.merge import Job
+
+
+@dataclass(frozen=True)
+class Total:
+    """Seconds of waiting over the recorded collectives and messages of a worker.
+
+    Attributes:
+        worker: its name.
+        waited_for: by all others together, in operations that this worker joined last.
+        waited: by itself, for whichever worker joined last.
+    """
+
+    worker: str
+    waited_for: float
+    waited: float
 
 
 def add_up(job: Job) -> tuple[Total, ...]:
