@@ -15,7 +15,7 @@ from types import FrameType
 from typing import Any
 
 from tfdist import native
-from tfdist.cluster import Topology
+from tfdist.cluster import Session
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
@@ -28,15 +28,15 @@ _OWN = str(Path(__file__).parents[1])
 _LIBRARIES = (*{sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}, _OWN)
 
 
-def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
+def reporter(session: Session) -> Callable[[], dict[str, Any]]:
     """Returns a function that makes the report, in any thread and without blocking.
 
     docs/monitoring.md describes the report's keys.
 
     Args:
-        topology: the job, and this process's rank in it.
+        session: the job's.
     """
-    ranks = {str(worker): rank for rank, worker in enumerate(topology.workers)}
+    ranks = {str(worker): rank for rank, worker in enumerate(session.topology.workers)}
     joined_ns = time.monotonic_ns()
 
     def report() -> dict[str, Any]:
@@ -44,7 +44,8 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
         done = activity.read() or Activity()
         traffic = statistics()
         communicators = _communicators()
-        operations = list(_operations(communicators, ranks, now))[:_MOST]
+        exchanges = list(_exchanges(session, now))
+        operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
         waited = None
         # The input pipeline has collectives of its own, at the end of the data for example.
         if done.input_since is not None and not operations:
@@ -65,7 +66,7 @@ def reporter(topology: Topology) -> Callable[[], dict[str, Any]]:
             "resident_bytes": _resident_bytes(),
             "operations": operations,
             "queued": sum(len(one["queued"]) for one in communicators),
-            "idle": _idle(communicators, now),
+            "idle": None if exchanges else _idle(communicators, now),
             "input_wait": waited,
             "main": _main_thread(),
             "links": _links(communicators, ranks),
@@ -98,6 +99,19 @@ def _operations(
                     "waits_for": [ranks[name] for name in missing if name in ranks][:_MOST],
                     "missing": len(missing),
                 }
+
+
+def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
+    """The exchange that this process is in. Who has not joined it, the others' reports tell."""
+    if awaited := session.awaited:
+        yield {
+            "communicator": "session",
+            "what": f"exchange {awaited.tag!r}"[:_MOST_TEXT],
+            "number": awaited.sequence,
+            "seconds": max(0.0, 1e-9 * now - awaited.since),
+            "waits_for": None,
+            "missing": 0,
+        }
 
 
 def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:

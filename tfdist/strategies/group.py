@@ -292,7 +292,7 @@ def joined_group() -> Group | None:
 def _join(topology: Topology) -> Group:
     options = Options.from_environment()
     session = meet(topology, options)
-    session.report.made_by(report.reporter(topology))
+    session.report.made_by(report.reporter(session))
     group = Group(topology, session, options)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")

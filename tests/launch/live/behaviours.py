@@ -8,6 +8,7 @@ from pathlib import Path
 import keras
 import numpy as np
 
+import tfdist
 from tests.monitoring import faults
 
 
@@ -56,6 +57,17 @@ def train_with_a_late_worker(strategy, folder, kind, place, late):
     once = faults.Once(wait)
     model, data, callback = faults.training(strategy, kind, place, late, once, steps=12)
     model.fit(data, epochs=1, verbose=0, callbacks=[callback])
+
+
+def exchange(strategy, folder, late):
+    """Exchanges a text, which one rank does when the folder has the file `go`."""
+    folder = Path(folder)
+    rank = strategy.extended.worker_rank
+    tfdist.collective.barrier()
+    (folder / str(rank)).touch()
+    while rank == late and not (folder / "go").exists():
+        time.sleep(0.02)
+    return strategy.extended.group.exchange("what is late", str(rank))
 
 
 def train_steps(strategy, epochs):

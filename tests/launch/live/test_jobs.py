@@ -161,6 +161,31 @@ def test_where_a_worker_is_that_is_late(running, ask, tmp_path, kind, training, 
 
 
 @exhaustive
+@pytest.mark.parametrize("late", [0, 2])
+@pytest.mark.parametrize("kind", ["3 on 2 hosts"])
+def test_a_worker_that_is_late_to_an_exchange(running, ask, tmp_path, late):
+    thread, results = running("exchange", str(tmp_path), late)
+    until(lambda: (tmp_path / str(late)).exists())
+
+    found: dict = {}
+
+    def is_waited_for():
+        found.update(ask("--json", "--interval", "0.2"))
+        return found["waited_for"] == [late]
+
+    until(is_waited_for)
+    assert "2 of 3 ranks wait in exchange 'what is late' (number " in found["headline"]
+    assert f" for worker {late} (127.0.0.1:" in found["headline"]
+    others = [one["activity"] for one in found["ranks"] if one["rank"] != late]
+    assert [one["operations"][0]["waits_for"] for one in others] == [[late], [late]]
+    assert [one["idle"] for one in others] == [None, None]
+    assert min(one["workers"] for one in others) > 0.9
+    (tmp_path / "go").touch()
+    thread.join()
+    assert results == [(True, ["0", "1", "2"])] * 3
+
+
+@exhaustive
 @pytest.mark.parametrize("kind", ["3 on 2 hosts"])
 def test_a_worker_that_is_stopped_does_not_respond(running, ask, tmp_path):
     thread, results = running("train", str(tmp_path))

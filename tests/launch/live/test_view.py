@@ -38,6 +38,13 @@ def report(time=0.0, operation=None, number=17, **values):
     return {**counts, **sizes, **place, "time": time, "operations": operations, **values}
 
 
+def exchange(seconds, number=17):
+    """A report from an exchange, which does not tell for whom the rank waits."""
+    found = report(operation=(seconds, []), number=number)
+    found["operations"][0].update(communicator="session", what="exchange 'seed'", waits_for=None)
+    return found
+
+
 def seen(reports, silence=4.0):
     """The answer; a text instead of a report is why that rank is gone."""
     return [
@@ -121,6 +128,12 @@ HEADLINES = {
         report(operation=(4.9, [])),
         None,
     ],
+    "2 of 3 ranks wait in exchange 'seed' (number 17 of 'session') for 5.0 s for worker 2 (a:2), "
+    "which does not respond, last heard of 4.0 s ago.": [exchange(5.0), exchange(4.0), None],
+    "1 of 2 ranks waits in exchange 'seed' (number 17 of 'session') for 5.0 s for worker 0 (a:0) "
+    "on h, which is in no collective for 0.010 s.": [report(), exchange(5.0)],
+    "2 of 2 ranks wait in exchange 'seed' (number 17 of 'session') for 5.0 s: they wait for one "
+    "another.": [exchange(5.0), report(operation=(4.0, [0]))],
     "1 of 2 ranks is running: 31 steps/s, 310 rows/s. worker 1 (a:1) does not respond.": [
         report(**STEPS),
         None,
@@ -224,6 +237,8 @@ def test_reports_with_anything_in_them(key):
         {},
         [[]],
         [{"what": 1}],
+        [{**exchange(1.0)["operations"][0], "number": 1.5}],
+        exchange(1.0)["operations"],
         [[7, 1, 1, 1, 1]],
         True,
         float("inf"),

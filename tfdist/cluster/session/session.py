@@ -15,7 +15,7 @@ from tfdist.cluster.session.coordinator import Coordinator
 from tfdist.cluster.session.own_address import OwnAddress
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
 from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
-from tfdist.cluster.session.shared_state import SessionState
+from tfdist.cluster.session.shared_state import Awaited, SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
 from tfdist.options import Options
@@ -81,6 +81,11 @@ class Session:
     def size(self) -> int:
         """The number of processes in the group."""
         return self.topology.size
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """The exchange that a thread of this process is in, if any."""
+        return self._state.awaited
 
     def check(self) -> None:
         """Raises the error that ended the session, if any.
@@ -179,7 +184,7 @@ class Session:
             self._state.check()
             sequence = self._sequence
             self._sequence += 1
-            self._state.expect(sequence)
+            self._state.expect(sequence, tag)
             self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
             # A fallback: rank 0 tracks the deadline and names the missing workers.
             timeout_error = RendezvousError(
@@ -276,8 +281,7 @@ class Session:
         """Says goodbye and closes the connections, within a second; further calls have no effect.
 
         Args:
-            failure: why this worker failed, which fails the session on all other ranks; None if it
-                leaves normally.
+            failure: why this worker failed, which fails all others; None if it leaves normally.
         """
         self._close(failure)
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tfdist.cluster.net.wait_messages import say
@@ -16,13 +17,32 @@ _POLL_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class Awaited:
+    """An exchange that this process has joined and whose result has not come.
+
+    Attributes:
+        sequence: its number, the same on all ranks.
+        tag: what it is for.
+        since: `time.monotonic()` when this process joined it.
+    """
+
+    sequence: int
+    tag: str
+    since: float
+
+
 class SessionState:
-    """Shared by the thread that reads the connections and the threads that wait."""
+    """Shared by the thread that reads the connections and the threads that wait.
+
+    Attributes:
+        awaited: the exchange that a thread of this process is in, if any.
+    """
 
     def __init__(self) -> None:
+        self.awaited: Awaited | None = None
         self._changed = threading.Condition()
         self._results: dict[int, list[bytes]] = {}
-        self._awaited: int | None = None
         self._notices: defaultdict[str, list[str]] = defaultdict(list)
         self._error: TfdistError | None = None
         self._lost: str | None = None
@@ -35,16 +55,16 @@ class SessionState:
         with self._changed:
             self._check()
 
-    def expect(self, sequence: int) -> None:
+    def expect(self, sequence: int, tag: str) -> None:
         """Sets which exchange's result is expected; all others are discarded."""
         with self._changed:
-            self._awaited = sequence
+            self.awaited = Awaited(sequence, tag, time.monotonic())
             self._results.clear()
 
     def deliver(self, sequence: int, payloads: list[bytes]) -> None:
         """Stores the result of an exchange."""
         with self._changed:
-            if sequence == self._awaited:
+            if self.awaited and sequence == self.awaited.sequence:
                 self._results[sequence] = payloads
                 self._changed.notify_all()
 
@@ -97,7 +117,10 @@ class SessionState:
 
     def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
         """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
-        return self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
+        try:
+            return self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
+        finally:
+            self.awaited = None
 
     def notices(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,16 +13,17 @@ from tfdist.cluster.observation.answer import Seen
 from tfdist.monitoring.stragglers import LEAST_BUSY_SECONDS
 
 _MAX_TEXT = 500
+_MOST_NAMED = 8
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective or a message that a rank is in.
+    """A collective, a message, or an exchange of the session that a rank is in.
 
     Attributes:
-        communicator: its group.
+        communicator: its group; "session" for an exchange, which all ranks join.
         what: the operation for people.
-        number: of a collective, the same on all ranks.
+        number: of a collective or an exchange, the same on all ranks.
         seconds: since the rank began it.
         waits_for: some of the job's ranks that had not joined, by what they said last.
         missing: how many members had not.
@@ -134,10 +136,30 @@ def ranks(before: Sequence[Seen], after: Sequence[Seen]) -> list[Rank]:
         after: its second answer.
     """
     earlier = {one.rank: one.report for one in before}
-    return [_rank(earlier.get(one.rank), one) for one in after]
+    absent = _absent(after)
+    return [_rank(earlier.get(one.rank), one, absent) for one in after]
 
 
-def _rank(before: dict[str, Any] | None, seen: Seen) -> Rank:
+def _absent(seen: Sequence[Seen]) -> dict[int, list[int]]:
+    """By the number of an exchange, who is not in it; of the exchanges that some ranks are in."""
+    joined = defaultdict(set)
+    for one in seen:
+        operations = (one.report or {}).get("operations")
+        for operation in operations if isinstance(operations, list) else ():
+            if isinstance(operation, dict) and _is_exchange(operation):
+                joined[operation["number"]].add(one.rank)
+    everyone = [one.rank for one in seen]
+    return {
+        number: [rank for rank in everyone if rank not in inside]
+        for number, inside in joined.items()
+    }
+
+
+def _is_exchange(raw: dict[str, Any]) -> bool:
+    return raw.get("waits_for", ()) is None and type(raw.get("number")) is int
+
+
+def _rank(before: dict[str, Any] | None, seen: Seen, absent: dict[int, list[int]]) -> Rank:
     def result(state: str, reason: str = "", activity: Activity | None = None) -> Rank:
         return Rank(seen.rank, seen.worker, state, reason, seen.silence, activity)
 
@@ -148,19 +170,22 @@ def _rank(before: dict[str, Any] | None, seen: Seen) -> Rank:
     if "error" in seen.report:
         return result("failed", _text(seen.report["error"]))
     try:
-        return result("answered", activity=_activity(before or {}, seen.report))
+        return result("answered", activity=_activity(before or {}, seen.report, absent))
     except (LookupError, ArithmeticError, TypeError, ValueError):
         return result("failed", "its report is malformed")
 
 
-def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
+def _activity(
+    before: dict[str, Any], after: dict[str, Any], absent: dict[int, list[int]]
+) -> Activity:
     same = before.get("pid") == after["pid"]
     seconds = _number(after["time"]) - _number(before["time"]) if same else 0.0
 
     def rate(key: str) -> float:
         return (_number(after[key]) - _number(before[key])) / seconds if seconds > 0 else 0.0
 
-    operations = tuple(sorted(map(_operation, after["operations"]), key=lambda one: -one.seconds))
+    found = (_operation(one, absent) for one in after["operations"])
+    operations = tuple(sorted(found, key=lambda one: -one.seconds))
     # Of a wait for input that still lasts, a collective in it may take a part back.
     waits = {key: min(1.0, max(0.0, rate(key))) for key in ("input", "workers", "network")}
     longest = operations[0] if operations else None
@@ -191,14 +216,18 @@ def _activity(before: dict[str, Any], after: dict[str, Any]) -> Activity:
     )
 
 
-def _operation(raw: Any) -> Operation:
+def _operation(raw: Any, absent: dict[int, list[int]]) -> Operation:
+    waits_for, missing = raw["waits_for"], raw["missing"]
+    if _is_exchange(raw):
+        waits_for = absent[raw["number"]][:_MOST_NAMED]
+        missing = len(absent[raw["number"]])
     return Operation(
         _text(raw["communicator"]),
         _text(raw["what"]),
         int(raw["number"]),
         _number(raw["seconds"]),
-        tuple(map(int, raw["waits_for"])),
-        int(raw["missing"]),
+        tuple(map(int, waits_for)),
+        int(missing),
     )
 
 
