@@ -69,7 +69,7 @@ def test_different_tags(sessions, in_parallel):
     tags = ["train", "train", "evaluate"]
     errors = in_parallel(lambda s: s.exchange(tags[s.rank], b""), group)
     (message,) = messages(errors, ProgramMismatchError)
-    for part in ("exchange 0", "'train' at worker", "'evaluate' at worker 2", "same script"):
+    for part in ("exchange 1", "'train' at worker", "'evaluate' at worker 2", "same script"):
         assert part in message
     again = in_parallel(lambda s: s.exchange("train", b""), group)
     assert messages(again, ProgramMismatchError) == {message}

@@ -13,25 +13,27 @@ from pathlib import Path
 from typing import Any
 
 from tfdist import native
-from tfdist.cluster import Topology
+from tfdist.cluster import Session, Topology
 from tfdist.cluster.net.wait_messages import say
+from tfdist.collective.exchange_log import ExchangeLog
 from tfdist.options import Options
 
 _lock = threading.Lock()
 _started = False
 
 
-def start(topology: Topology, options: Options) -> None:
+def start(session: Session, options: Options) -> None:
     """Has the core write a flight log on errors, on stalls and on SIGUSR1; the first call counts.
 
     Without `options.flight_dir` none is written. A directory that cannot be written is reported in
     one line, and training goes on.
 
     Args:
-        topology: the job, and this process's rank in it.
+        session: the job's control connections, whose exchanges the log shows.
         options: the settings.
     """
     global _started
+    topology = session.topology
     with _lock:
         if _started or not options.flight_dir:
             return
@@ -54,6 +56,7 @@ def start(topology: Topology, options: Options) -> None:
         reason = core.tfd_error().decode(errors="replace")
         say(f"tfdist: there will be no flight log: {reason}")
         return
+    session.observe(ExchangeLog(core, topology))
     threading.Thread(target=_give_stacks, args=(core,), name="tfdist-stacks", daemon=True).start()
 
 

@@ -222,7 +222,7 @@ def open_communicator(
             on all ranks), or `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
     registry.check_free(session, name, members)
-    flight_log.start(session.topology, options)
+    flight_log.start(session, options)
     segment_bytes = native.load().library.tfd_segment_bytes
     mesh = connect(session, name, members, options, segment_bytes)
     if mesh is None:

@@ -298,6 +298,14 @@ int tfd_flight_start(const char* path, const char* header, int signal) {
   });
 }
 
+void tfd_flight_ask(const char* kind, const char* communicator, const char* message) {
+  tfdist::FlightLog::Instance().Ask(kind, communicator, message);
+}
+
+void tfd_flight_set_session(const char* session) {
+  tfdist::FlightLog::Instance().SetSession(session);
+}
+
 int tfd_flight_stacks_wanted(void) { return tfdist::FlightLog::Instance().stacks_wanted(); }
 
 void tfd_flight_give_stacks(const char* stacks) {

@@ -132,6 +132,10 @@ const char* tfd_state(size_t records, int64_t since_ns);
 /* Has a flight log written to `path` on errors, stalls and the signal (0 for none); once.
    header: members of the log's JSON object that tell of this process. */
 int tfd_flight_start(const char* path, const char* header, int signal);
+/* Has it written for a reason from outside of the core: its kind, of which communicator, and why. */
+void tfd_flight_ask(const char* kind, const char* communicator, const char* message);
+/* What it says of the exchanges of the session: an object like that of a communicator, as JSON. */
+void tfd_flight_set_session(const char* session);
 /* A descriptor that can be read, 8 bytes at a time, whenever the stacks of Python's threads are wanted
    for the flight log; -1 before tfd_flight_start. */
 int tfd_flight_stacks_wanted(void);

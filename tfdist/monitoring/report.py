@@ -106,9 +106,9 @@ def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
     if awaited := session.awaited:
         yield {
             "communicator": "session",
-            "what": f"exchange {awaited.tag!r}"[:_MOST_TEXT],
+            "what": awaited.what[:_MOST_TEXT],
             "number": awaited.sequence,
-            "seconds": max(0.0, 1e-9 * now - awaited.since),
+            "seconds": max(0.0, 1e-9 * (now - awaited.since_ns)),
             "waits_for": None,
             "missing": 0,
         }

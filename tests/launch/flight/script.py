@@ -16,7 +16,7 @@ import tfdist
 fault, rank = sys.argv[1], tfdist.rank()
 if "host" in os.environ:
     os.environ["TFDIST_HOST"] = f"host {rank}"
-tfdist.MultiWorkerMirroredStrategy()
+strategy = tfdist.MultiWorkerMirroredStrategy()
 for step in range(5):
     tfdist.collective.all_reduce(tf.ones([10 + step]), name=f"step {step}")
 
@@ -32,7 +32,7 @@ if rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     elif fault == "another collective":
         tfdist.collective.broadcast(tf.ones([3]), name="weights")
-    elif fault == "sleeps":
+    elif fault in ("sleeps", "is late to an exchange"):
         load_slowly()
     elif fault == "raises":
         raise ValueError("bad data")
@@ -41,4 +41,6 @@ elif fault == "signal":
     log = Path(os.environ["TFDIST_FLIGHT_DIR"], f"flight-rank{rank}.json")
     while not log.exists() or not json.loads(log.read_text())["stacks"]:
         time.sleep(0.02)
+if fault == "is late to an exchange" or (fault == "misses an exchange" and rank != 1):
+    strategy.extended.group.exchange("options", "")
 tfdist.collective.all_reduce(tf.ones([7]), name="the last")

@@ -21,6 +21,8 @@ SETTINGS = {
     "another collective": {},
     "signal": {},
     "sleeps": {"TFDIST_STALL_WARNING": "2"},
+    "is late to an exchange": {"TFDIST_STALL_WARNING": "2"},
+    "misses an exchange": {"TFDIST_COLLECTIVE_TIMEOUT": "3"},
     "stopped": {"TFDIST_LINK_TIMEOUT": "4", "TFDIST_HEARTBEAT_TIMEOUT": "4"},
 }
 
@@ -55,7 +57,7 @@ def doctor(folder, *options):
 def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
     settings = SETTINGS[fault] | ({"host": "own"} if hosts else {})
     job = run(tmp_path, workers, SCRIPT, fault, **settings)
-    assert (job.returncode == 0) == (fault == "sleeps"), job.stderr
+    assert (job.returncode == 0) == (fault in ("sleeps", "is late to an exchange")), job.stderr
     logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
     gone = fault in ("killed", "stopped")
     ranks = [rank for rank in range(workers) if not (gone and rank == 1)]
@@ -68,6 +70,8 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
         "another collective": "broadcast 'weights'",
         "sleeps": "load_slowly",
         "raises": "ValueError: bad data",
+        "is late to an exchange": "load_slowly",
+        "misses an exchange": "exchange 'options'",
     }
     assert expected.get(fault, "worker 1") in report, report
     json.loads(doctor(tmp_path, "--json"))

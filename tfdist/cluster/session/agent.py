@@ -86,6 +86,8 @@ class Agent:
         elif kind == "ask":
             answer = {"kind": "report", "number": header["number"]}
             self._connections.send(0, encode(answer, self._report.encoded()))
+        elif kind == "stalled":
+            self._state.stall(header["text"])
         elif kind == "failed":
             self._state.fail(decode_error(header))
         elif kind == "lost":

@@ -128,7 +128,9 @@ class Coordinator:
                 self._fail(error)
             if not self._failed:
                 for line in self._exchanges.slow(now, self._stall_warning):
-                    say(line)
+                    say(f"tfdist: {line}")
+                    self._connections.broadcast(encode({"kind": "stalled", "text": line}))
+                    self._state.stall(line)
 
     def _join(
         self,

@@ -47,7 +47,7 @@ class PendingExchanges:
 
     Example:
         >>> exchanges = PendingExchanges(())
-        >>> exchanges.join(0, 0, "greeting", b"hello", deadline=1.0, timeout=1.0).in_rank_order()
+        >>> exchanges.join(0, 1, "greeting", b"hello", deadline=1.0, timeout=1.0).in_rank_order()
         [b'hello']
     """
 
@@ -73,7 +73,7 @@ class PendingExchanges:
 
         Args:
             rank: the joining rank.
-            sequence: number of the exchange on that rank, starting at 0.
+            sequence: number of the exchange on that rank, from 1.
             tag: that rank's tag for it.
             payload: that rank's payload.
             deadline: when that rank gives up, on the caller's clock.
@@ -142,7 +142,7 @@ class PendingExchanges:
             if waited >= max(stall_warning, 2 * current.warned):
                 current.warned = waited
                 lines.append(
-                    f"tfdist: exchange {current.tag!r} has waited {waited:.0f} s for "
+                    f"exchange {current.tag!r} has waited {waited:.0f} s for "
                     f"{self._names(self._missing(current))}; it fails after {current.timeout:g} s"
                 )
         return lines

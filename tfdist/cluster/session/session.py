@@ -12,10 +12,11 @@ from socket import socket
 from tfdist.cluster.session import exit_reason
 from tfdist.cluster.session.agent import Agent
 from tfdist.cluster.session.coordinator import Coordinator
+from tfdist.cluster.session.observer import Awaited, Observer
 from tfdist.cluster.session.own_address import OwnAddress
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
 from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
-from tfdist.cluster.session.shared_state import Awaited, SessionState
+from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
 from tfdist.options import Options
@@ -57,7 +58,6 @@ class Session:
         self.report = OwnReport()
         self.address = OwnAddress()
         self._exchange_lock = threading.Lock()  # one exchange at a time
-        self._sequence = 0
         self._closing = threading.Lock()
         self._pid = os.getpid()
         timeout = options.heartbeat_timeout
@@ -86,6 +86,10 @@ class Session:
     def awaited(self) -> Awaited | None:
         """The exchange that a thread of this process is in, if any."""
         return self._state.awaited
+
+    def observe(self, observer: Observer) -> None:
+        """Has an observer told of the exchanges from now on, in place of an earlier one."""
+        self._state.observer = observer
 
     def check(self) -> None:
         """Raises the error that ended the session, if any.
@@ -182,9 +186,7 @@ class Session:
         seconds = self._options.collective_timeout if timeout is None else timeout
         with self._exchange_lock:
             self._state.check()
-            sequence = self._sequence
-            self._sequence += 1
-            self._state.expect(sequence, tag)
+            sequence = self._state.expect(tag)
             self._role.join(sequence, tag, bytes(payload), seconds, variable, decide)
             # A fallback: rank 0 tracks the deadline and names the missing workers.
             timeout_error = RendezvousError(
@@ -283,18 +285,15 @@ class Session:
         Args:
             failure: why this worker failed, which fails all others; None if it leaves normally.
         """
-        self._close(failure)
-
-    def _chief(self) -> str:
-        return f"rank 0, {self.topology.chief}" if self.topology.workers else "this process"
-
-    def _at_exit(self) -> None:
-        self._close(exit_reason.failure())
-
-    def _close(self, failure: str | None) -> None:
         if os.getpid() != self._pid or not self._closing.acquire(blocking=False):
             return
         atexit.unregister(self._at_exit)
         self.address.evict()
         self._role.close(failure, _LINGER_SECONDS)
         self._state.fail(PeerLostError("This worker has closed its session."))
+
+    def _chief(self) -> str:
+        return f"rank 0, {self.topology.chief}" if self.topology.workers else "this process"
+
+    def _at_exit(self) -> None:
+        self.close(exit_reason.failure())

@@ -7,29 +7,14 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from tfdist.cluster.net.wait_messages import say
+from tfdist.cluster.session.observer import Awaited, Observer
 from tfdist.errors import PeerLostError, TfdistError
 
 _POLL_SECONDS = 0.5
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class Awaited:
-    """An exchange that this process has joined and whose result has not come.
-
-    Attributes:
-        sequence: its number, the same on all ranks.
-        tag: what it is for.
-        since: `time.monotonic()` when this process joined it.
-    """
-
-    sequence: int
-    tag: str
-    since: float
 
 
 class SessionState:
@@ -37,11 +22,14 @@ class SessionState:
 
     Attributes:
         awaited: the exchange that a thread of this process is in, if any.
+        observer: who keeps a record of the exchanges, if anyone does.
     """
 
     def __init__(self) -> None:
         self.awaited: Awaited | None = None
+        self.observer: Observer | None = None
         self._changed = threading.Condition()
+        self._exchanges = 0
         self._results: dict[int, list[bytes]] = {}
         self._notices: defaultdict[str, list[str]] = defaultdict(list)
         self._error: TfdistError | None = None
@@ -55,11 +43,15 @@ class SessionState:
         with self._changed:
             self._check()
 
-    def expect(self, sequence: int, tag: str) -> None:
-        """Sets which exchange's result is expected; all others are discarded."""
+    def expect(self, tag: str) -> int:
+        """Begins an exchange, of whose results only that is kept; returns its number."""
         with self._changed:
-            self.awaited = Awaited(sequence, tag, time.monotonic())
+            self._exchanges += 1
+            self.awaited = exchange = Awaited(self._exchanges, tag, time.monotonic_ns())
             self._results.clear()
+        if self.observer is not None:
+            self.observer.on_exchange_begin(exchange)
+        return exchange.sequence
 
     def deliver(self, sequence: int, payloads: list[bytes]) -> None:
         """Stores the result of an exchange."""
@@ -73,6 +65,11 @@ class SessionState:
         with self._changed:
             self._notices[key].append(text)
             self._changed.notify_all()
+
+    def stall(self, message: str) -> None:
+        """Tells the observer that an exchange has waited for long."""
+        if self.observer is not None:
+            self.observer.on_stall(message)
 
     def fail(self, error: TfdistError) -> None:
         """Ends the session with an error; only the first one counts."""
@@ -117,10 +114,15 @@ class SessionState:
 
     def result(self, sequence: int, deadline: float, timeout_error: TfdistError) -> list[bytes]:
         """Waits for the result of an exchange; raises `timeout_error` at the deadline."""
+        failed = True
         try:
-            return self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
+            got = self._wait(lambda: self._results.pop(sequence, None), deadline, timeout_error)
+            failed = False
+            return got
         finally:
-            self.awaited = None
+            exchange, self.awaited = self.awaited, None
+            if self.observer is not None and exchange is not None:
+                self.observer.on_exchange_end(exchange, failed)
 
     def notices(
         self,

@@ -125,6 +125,11 @@ void FlightLog::AskOnSignal(int number) {
   sigaction(number, &action, nullptr);
 }
 
+void FlightLog::SetSession(const std::string& session) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  session_ = session;
+}
+
 void FlightLog::GiveStacks(const std::string& stacks) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -200,6 +205,7 @@ std::string FlightLog::Text() {
     json.Close('}');
   }
   json.Close(']').Key("communicators").Raw(communicators);
+  if (!session_.empty()) json.Key("session").Raw(session_);
   json.Member("stacks", stacks_).Close('}');
   return json.text() + "\n";
 }

@@ -35,6 +35,8 @@ class FlightLog {
   // The same on this signal from now on, after which a handler that was there before runs as well.
   void AskOnSignal(int number);
 
+  // What the exchanges of this process's session have come to, as JSON.
+  void SetSession(const std::string& session);
   // A descriptor that can be read whenever stacks are wanted.
   int stacks_wanted() const { return stacks_wanted_; }
   void GiveStacks(const std::string& stacks);
@@ -63,6 +65,7 @@ class FlightLog {
   std::condition_variable changed_;
   std::atomic<bool> started_{false};
   std::vector<Reason> reasons_;
+  std::string session_;
   std::string stacks_;
   uint64_t requests_ = 0;  // so far
   uint64_t written_ = 0;   // of them

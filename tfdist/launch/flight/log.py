@@ -155,7 +155,7 @@ class Log:
         reasons: why, oldest first.
         steps: the training steps begun; 0 if unknown.
         input_since_ns: when the wait for the next batch began that still lasted; 0 for none.
-        communicators: those that were open.
+        communicators: those that were open, and at last the session with its exchanges.
         stacks: Python's stacks, as by faulthandler; "" if there are none.
     """
 
@@ -216,8 +216,14 @@ def _log(raw: Any) -> Log:
         # Logs of earlier versions have none.
         input_since_ns=_checked({"input_since_ns": 0, **raw}, "input_since_ns", int),
         reasons=_rows(raw, "reasons", Reason),
-        communicators=tuple(map(_communicator, _checked(raw, "communicators", list))),
+        communicators=tuple(map(_communicator, _groups(raw))),
     )
+
+
+def _groups(raw: Any) -> list[Any]:
+    # The session looks like a communicator. Logs of earlier versions have none.
+    session = [raw["session"]] if "session" in raw else []
+    return [*_checked(raw, "communicators", list), *session]
 
 
 def _communicator(raw: Any) -> Communicator:
