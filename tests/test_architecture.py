@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom to the top; a package imports only itself and what is below it.
 LAYERS = [
-    {"_version", "errors"},
+    {"_version", "errors", "exit_codes"},
     {"options"},
     {"cluster"},
     {"internals"},
@@ -32,6 +32,7 @@ LAYERS = [
     {"strategies"},
     {"sharding"},
     {"trainer"},
+    {"elastic"},
     {"pipeline"},
     {"callbacks"},
     {"launch"},

@@ -52,3 +52,7 @@ class NativeUnavailableError(TfdistError, RuntimeError):
 
 class ReplicaMismatchError(TfdistError):
     """The replicas of a model have different weights."""
+
+
+class SnapshotError(TfdistError, ValueError):
+    """A training cannot be resumed from the snapshots of its directory."""

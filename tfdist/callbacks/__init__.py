@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from tfdist.callbacks.backup_and_restore import BackupAndRestore
 from tfdist.callbacks.compression_schedule import CompressionSchedule
 from tfdist.callbacks.learning_rate_warmup import LearningRateWarmup
 from tfdist.callbacks.replica_audit import ReplicaAudit
@@ -11,6 +12,7 @@ from tfdist.callbacks.timeline import Timeline
 from tfdist.callbacks.traffic_logger import TrafficLogger
 
 __all__ = [
+    "BackupAndRestore",
     "CompressionSchedule",
     "LearningRateWarmup",
     "ReplicaAudit",

@@ -164,6 +164,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         "Trainer",
         Trainer,
         {
+            "_get_metrics_result_or_logs": "self, logs",
             "compile": "self, optimizer, loss, loss_weights, metrics, weighted_metrics, "
             "run_eagerly, steps_per_execution, jit_compile, auto_scale_loss",
         },

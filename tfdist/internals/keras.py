@@ -33,6 +33,7 @@ from keras.src.models.model import Model
 from keras.src.models.sequential import Sequential
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.optimizers.loss_scale_optimizer import LossScaleOptimizer
+from keras.src.random.seed_generator import global_seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
@@ -207,6 +208,28 @@ def metrics_of(model: Any) -> list[Any]:
     given = () if compiled is None else (compiled._user_metrics, compiled._user_weighted_metrics)
     flat = keras.tree.flatten(given)
     return [*model.metrics, *(m for m in flat if isinstance(m, keras.metrics.Metric))]
+
+
+def is_of_arrays(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters are arrays in memory."""
+    return isinstance(adapter, data_adapters.ArrayDataAdapter)
+
+
+def is_of_one_generator(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters come from one Python generator."""
+    return isinstance(adapter, data_adapters.GeneratorDataAdapter)
+
+
+def global_seed_state(*, create: bool = False) -> Any:
+    """The variable of Keras's generator for draws without a seed; None if nothing has drawn yet.
+
+    Args:
+        create: whether to create it then.
+    """
+    made = global_state.get_global_attribute("global_seed_generator")
+    if made is None and create:
+        made = global_seed_generator()
+    return None if made is None else made.state
 
 
 def in_callers_state(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -26,6 +26,11 @@ class FullSlot:
         self._parts = list(parts)
         self._value: Any = None
 
+    @property
+    def parts(self) -> list[tuple[int, Any]]:
+        """This rank's shards: the first element of each in the flattened slot, and its variable."""
+        return [(shard.piece.start, slot) for shard, slot in self._parts]
+
     def assign(self, value: Any) -> None:
         """Assigns this rank's shards their elements of a full value."""
         for shard, slot in self._parts:

@@ -144,6 +144,12 @@ def current_watcher() -> FirstBatch | None:
 _local = threading.local()
 
 
+def draws_numbers(dataset: Any) -> bool:
+    """Whether a dataset's functions draw random numbers, as data augmentation does."""
+    operations = dataset_operations(dataset)
+    return any(name in op for op in operations for name in _RANDOM_OPS)
+
+
 def _is_data(leaf: Any) -> bool:
     # Not the optionals that represent None.
     return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant

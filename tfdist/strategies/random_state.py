@@ -13,6 +13,23 @@ from tfdist.internals.tensorflow import global_seed
 from tfdist.strategies.group import Group
 
 
+def random_states() -> dict[str, Any]:
+    """The states of Python's and NumPy's global generators, which JSON can represent."""
+    version, internal, gauss = random.getstate()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    return {
+        "python": [version, internal, gauss],
+        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
+    }
+
+
+def set_random_states(states: dict[str, Any]) -> None:
+    """Sets both generators to states from `random_states`."""
+    version, internal, gauss = states["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(states["numpy"]))
+
+
 def share_randomness(group: Group) -> None:
     """Gives all workers the chief's random states, so that they shuffle in the same order.
 
@@ -21,18 +38,10 @@ def share_randomness(group: Group) -> None:
     """
     if group.topology.size == 1:
         return
-    version, internal, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
-    states: dict[str, Any] = {
-        "python": [version, internal, gauss],
-        "numpy": [name, keys.tolist(), position, has_gauss, cached],  # type: ignore[union-attr]
-        "tensorflow": random.SystemRandom().randrange(2**31),
-    }
+    states = {**random_states(), "tensorflow": random.SystemRandom().randrange(2**31)}
     own = json.dumps(states) if group.topology.is_chief else ""
     chief = json.loads(group.exchange("random state", own)[0])
-    version, internal, gauss = chief["python"]
-    random.setstate((version, tuple(internal), gauss))
-    np.random.set_state(tuple(chief["numpy"]))
+    set_random_states(chief)
     seeds = group.exchange("seed", str(global_seed()))
     if seeds[0] == "None" or len(set(seeds)) > 1:
         tf.random.set_seed(chief["tensorflow"] if seeds[0] == "None" else int(seeds[0]))

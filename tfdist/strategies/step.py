@@ -23,8 +23,11 @@ class Step:
         rows: the number of rows of this replica, an int32 scalar.
         total: the number of rows of the global batch, an int32 scalar.
         first_row: the index of this replica's first row in the global batch, an int32 scalar.
+        requests: the number of workers that ask for something at the end of the step, an int32
+            scalar.
 
     Attributes:
+        requests: that number.
         rows: the number of rows of this replica.
         total: the number of rows of the global batch.
         first_row: the index of this replica's first row.
@@ -37,7 +40,10 @@ class Step:
 
     knows_all_rows = True  # Whether values of the other parts of the batch are available.
 
-    def __init__(self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor) -> None:
+    def __init__(
+        self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, requests: Any = 0
+    ) -> None:
+        self.requests = requests
         self.rows = rows
         self.total = total
         self.first_row = first_row

@@ -82,6 +82,10 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
         """Stores the sum until the variable changes."""
         self._total = None if self._changed_elsewhere else total
 
+    def forget_total(self) -> None:
+        """Has the next read compute the sum, since a replica's copy was assigned a value."""
+        self._total = None
+
     def _get_cross_replica(self) -> Any:
         if self._total is not None and tf.executing_eagerly():
             return self._total

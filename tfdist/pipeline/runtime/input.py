@@ -22,6 +22,7 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
 from tfdist.trainer.fit.replica_step import count_rows
 from tfdist.trainer.fit.step_functions import shard_batch, without_optionals
+from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 
 
@@ -34,12 +35,14 @@ class Batch:
         targets: targets and sample weights; None on a rank that does not read.
         rows: the number of rows of each replica, an int32 tensor.
         spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
+        asked: whether any rank asks for something at the end of the step.
     """
 
     x: Any
     targets: Any
     rows: tf.Tensor
     spec_hash: int
+    asked: bool = False
 
 
 def next_batch(
@@ -60,10 +63,10 @@ def next_batch(
     """
     if not reads:
         received(wait_for(lambda: None))
-        rows, spec_hash = _agree(strategy, _Description(_NOT_READ))
+        rows, spec_hash, asked = _agree(strategy, _Description(_NOT_READ))
         if int(rows[0]) == _END:
             raise StopIteration
-        return Batch(None, (None, None), rows, spec_hash)
+        return Batch(None, (None, None), rows, spec_hash, asked)
     try:
         data = received(wait_for(lambda: next(iterator)))
     except (StopIteration, tf.errors.OutOfRangeError) as end:
@@ -143,16 +146,17 @@ class _Description:
     value_hash: int = 0
 
 
-def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int]:
-    """The number of rows of each replica, and a hash of the specs of all targets."""
+def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, bool]:
+    """The number of rows of each replica, a hash of the specs of all targets, and requests."""
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
-        return tf.constant([mine.rows]), mine.spec_hash
+        return tf.constant([mine.rows]), mine.spec_hash, requests.wanted
     with group.naming_lost_workers():
-        numbers = tf.constant([[mine.rows, mine.spec_hash, mine.value_hash]], tf.int64)
-        gathered = group.native().all_gather(numbers)
-    descriptions = [_Description(*numbers) for numbers in gathered.numpy().tolist()]
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, int(requests.wanted)]
+        gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
+    descriptions = [_Description(*numbers[:3]) for numbers in gathered.numpy().tolist()]
+    asked = bool(tf.reduce_any(gathered[:, 3] > 0))
     workers = group.topology.workers
     for worker, one in zip(workers, descriptions, strict=True):
         if one.rows == _FAILED:
@@ -172,7 +176,7 @@ def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int
                 )
     rows = tf.constant([one.rows for one in found], tf.int32)
     # One hash for all pipelines, as all ranks build their programs together.
-    return rows, zlib.crc32(repr([one.spec_hash for one in found]).encode())
+    return rows, zlib.crc32(repr([one.spec_hash for one in found]).encode()), asked
 
 
 def _difference(one: _Description, other: _Description) -> tuple[str, str]:

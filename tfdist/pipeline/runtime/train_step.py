@@ -33,6 +33,7 @@ from tfdist.trainer.fit.replica_step import (
     metric_variables,
     sync_step_state,
 )
+from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_nan
 
 
@@ -83,6 +84,7 @@ class StepRunner:
             rows = batch.rows.numpy().tolist()
             own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
             record.add(1, own, sum(rows))
+            requests.granted = batch.asked
         return self.logs
 
     @contextlib.contextmanager

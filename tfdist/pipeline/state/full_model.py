@@ -62,6 +62,10 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         optimizer = getattr(self, "optimizer", None)
         return self._untracked.files.full_model(optimizer, self._untracked.compiled)
 
+    def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This worker's weights and slots, named as in the full model; for snapshots."""
+        return self._untracked.files.held(getattr(self, "optimizer", None))
+
     def load_weights(self, filepath: Any, skip_mismatch: bool = False, **kwargs: Any) -> None:
         """Like `keras.Model.load_weights`; each worker loads its part of the full model's file.
 

@@ -85,6 +85,22 @@ class Files:
                 free_value(variable)
             self._model.optimizer = None
 
+    def held(self, optimizer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This worker's variables, named by their numbers in the full model and its optimizer.
+
+        Args:
+            optimizer: this worker's optimizer; None for a model that is not compiled.
+
+        Returns:
+            Those of the model, and those of the optimizer: a variable or a `FullSlot` by name.
+        """
+        pieces = self._placement.pieces(self._variables)
+        slots = []
+        if optimizer is not None:
+            full = full_variables(optimizer)
+            slots = self._full_optimizer(optimizer, optimizer.built, full).pieces()
+        return _local("model", pieces), _local("optimizer", slots)
+
     def load(self, path: Any, optimizer: Any, **options: Any) -> bool:
         """Loads this worker's values from a file of the full model.
 
@@ -211,6 +227,10 @@ class Files:
             self._model.optimizer = None
         captured.assign_to([*pieces, *state])
         return any(id(piece.variable) in captured.assigned for piece in state)
+
+
+def _local(prefix: str, pieces: Sequence[Piece]) -> dict[str, Any]:
+    return {f"{prefix}/{i}": p.local for i, p in enumerate(pieces) if p.local is not None}
 
 
 class _CapturedAssignments(keras.StatelessScope):  # type: ignore[misc]

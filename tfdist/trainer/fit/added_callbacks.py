@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -12,9 +13,19 @@ from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.call_checks import is_ours
 from tfdist.trainer.fit.codec_refresh import FollowLinks
+from tfdist.trainer.fit.data_position import training_data
 from tfdist.trainer.fit.step_clock import StepClock
 from tfdist.trainer.fit.stop_training import StopTogether
 from tfdist.trainer.patching import patch
+
+
+class RunsLast:
+    """Base class of callbacks that `fit` calls after all others, wherever they are in its list."""
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        """Says which callbacks are called before this one."""
+        raise NotImplementedError
+
 
 _OURS = (FollowLinks, StopTogether, StepClock)
 
@@ -26,20 +37,21 @@ def install() -> None:
 
     @functools.wraps(fit)
     def fit_with_added(self: Any, *args: Any, **kwargs: Any) -> Any:
-        added = _added_callbacks(self) if is_ours(self) else []
-        if not added:
+        if not is_ours(self):
             return fit(self, *args, **kwargs)
         bound = signature.bind(self, *args, **kwargs)
         given = bound.arguments.get("callbacks")
+        added = _added_callbacks(self)
         if isinstance(given, keras.callbacks.CallbackList):
             for callback in added:
                 callback.set_model(self)
             users = [c for c in given.callbacks if not isinstance(c, _OURS)]
-            given.callbacks = [*users, *added]
+            given.callbacks = _in_order(users, added)
         else:
             several = [] if given is None else list(given) if _is_list(given) else [given]
-            bound.arguments["callbacks"] = [*several, *added]
-        return fit(*bound.args, **bound.kwargs)
+            bound.arguments["callbacks"] = _in_order(several, added)
+        with training_data():
+            return fit(*bound.args, **bound.kwargs)
 
     patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
 
@@ -54,6 +66,17 @@ def _added_callbacks(model: Any) -> list[Any]:
     if record.keeps_durations:
         added.append(StepClock())
     return added
+
+
+def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
+    """The user's callbacks, then the added ones, then those that must see what all others do."""
+    last = [c for c in users if isinstance(c, RunsLast)]
+    others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
+    if last and not any(isinstance(c, keras.callbacks.History) for c in others):
+        others.append(keras.callbacks.History())  # Keras would append it behind them.
+    for callback in last:
+        callback.runs_after(others)
+    return [*others, *last]
 
 
 def _is_list(callbacks: Any) -> bool:

@@ -15,6 +15,7 @@ from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
+from tfdist.trainer.fit.data_position import TrainingData, current_data
 from tfdist.trainer.patching import patch
 
 
@@ -26,6 +27,8 @@ def install() -> None:
     @functools.wraps(begin)
     def begin_together(self: Any, distribute_strategy: Any = None, *args: Any, **kw: Any) -> None:
         extended = distribute_strategy.extended
+        data = current_data()
+        self._training_data = data if data is not None and data.belongs_to(self) else None
         if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
             begin(self, distribute_strategy, *args, **kw)
             return
@@ -45,12 +48,18 @@ def install() -> None:
 
     @functools.wraps(advance)
     def next_compared(self: Any) -> Any:
+        def begun(iterator: Any) -> None:
+            if hasattr(self, "_first_batch"):
+                self._first_batch.compare(iterator)
+                if iterator is not self._begun:
+                    end_in_background(iterator)
+                    self._begun = iterator
+
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None:
+            return data.advance(lambda: advance(self), begun)
         step = advance(self)
-        if hasattr(self, "_first_batch"):
-            self._first_batch.compare(step[-1])
-            if step[-1] is not self._begun:
-                end_in_background(step[-1])
-                self._begun = step[-1]
+        begun(step[-1])
         return step
 
     @functools.wraps(catch)

@@ -13,6 +13,7 @@ from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.trainer.fit.call_checks import check_variables, is_ours
+from tfdist.trainer.fit.data_position import current_data
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
 from tfdist.trainer.patching import patch
 
@@ -51,6 +52,19 @@ def install() -> None:
     patch("TensorFlowTrainer.make_test_function", lambda _: make_test_function)
     patch("TensorFlowTrainer.make_predict_function", lambda _: make_predict_function_)
     patch("TensorFlowTrainer._maybe_symbolic_build", _by_spec)
+    patch("Trainer._get_metrics_result_or_logs", _of_resumed_epoch)
+
+
+def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(results_or_logs)
+    def logs_of_epoch(self: Any, logs: Any) -> Any:
+        data = current_data()
+        # An epoch whose last batch had been trained when its training was interrupted.
+        if not logs and data is not None and data.resumed:
+            return self.get_metrics_result()
+        return results_or_logs(self, logs)
+
+    return logs_of_epoch
 
 
 def _by_spec(build: Callable[..., None]) -> Callable[..., None]:

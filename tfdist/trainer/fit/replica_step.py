@@ -18,6 +18,7 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
+from tfdist.trainer.fit.step_requests import requests
 
 
 def run_replica_step(
@@ -33,16 +34,17 @@ def run_replica_step(
     Returns:
         The logs of the step, equal on all replicas (metrics over all rows so far, other values
         averaged over the rows of the step), the totals of `metric_variables(model)`, and the number
-        of rows of the global batch, which a single replica does not count (0).
+        of rows of the global batch and of requests, which a single replica does not count (0).
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        return step_function(batch), [], 0
+        return step_function(batch), [], tf.constant([0, 0])
     with begin_step(context, batch) as step:
         before = metric_values(model)
         logs = step_function(with_a_row(batch, step.rows))
         forget_without_rows(model, step, before)
-        return *sync_step_state(context, model, step, logs), step.total
+        counts = tf.stack([step.total, step.requests])
+        return *sync_step_state(context, model, step, logs), counts
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
@@ -61,9 +63,11 @@ def begin_step(context: Any, batch: Any) -> Step:
     rows = count_rows(batch)
     replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
+    own = tf.concat([own, [requests.in_graph()]], axis=0)
     with overlapping():  # the forward pass needs no number of rows
-        ends = tf.cumsum(reduction.sum_over_replicas(own, "rows"))
-    return Step(rows, ends[-1], ends[replica] - rows)
+        sums = reduction.sum_over_replicas(own, "rows")
+    ends = tf.cumsum(sums[:replicas])
+    return Step(rows, ends[-1], ends[replica] - rows, requests=sums[replicas])
 
 
 def count_rows(batch: Any) -> tf.Tensor:

@@ -15,6 +15,7 @@ from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
+from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
 
@@ -44,13 +45,13 @@ def make_step_function(
 
     compiled = _compiled(model, one_step)
     several = max(1, model.steps_per_execution)
+    alone = strategy.num_replicas_in_sync == 1
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
-        logs, totals, everyone = compiled(batch, fixed)
-        alone = strategy.num_replicas_in_sync == 1
-        return (logs, totals), tf.stack([own, own if alone else everyone])
+        logs, totals, counts = compiled(batch, fixed)
+        return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
 
     def steps_of_iterator(iterator: Any) -> Any:
         results, rows = run_one(received(wait_for(iterator.get_next)))
@@ -71,16 +72,19 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
+        requests.publish()
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 (logs, totals), steps, rows = steps_of_iterator(iterator)
             else:
-                steps, rows = 0, tf.constant([0, 0])
+                steps, rows = 0, tf.constant([0, 0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):
                     (logs, totals), more = run_one(*_local_shards(strategy, batch))
                     steps, rows = steps + 1, rows + more
+        own, everyone, asked = rows.numpy().tolist()
         if trains:
-            record.add(int(steps), *rows.numpy().tolist())
+            record.add(int(steps), own, everyone)
+            requests.granted = bool(asked) or (alone and requests.wanted)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -198,7 +202,7 @@ def _loop(
     def again(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> Any:
         batch = wait_for(iterator.get_next_as_optional)
         going = batch.has_value()
-        none = tf.constant([0, 0])
+        none = tf.constant([0, 0, 0])
         results, new = tf.cond(
             going, lambda: one_step(received(batch.get_value())), lambda: (results, none)
         )

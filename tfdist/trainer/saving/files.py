@@ -126,6 +126,10 @@ class InStages:
         """The full model on the chief, None elsewhere; all workers call it."""
         raise NotImplementedError
 
+    def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """This worker's weights, and its optimizer's variables, named as in the full model."""
+        raise NotImplementedError
+
 
 def in_stages(model: Any) -> bool:
     """Whether the model is split into stages held by different workers."""

@@ -1,0 +1,203 @@
+"""Trainings that are interrupted and resumed, and the same ones undisturbed."""
+
+from __future__ import annotations
+
+import hashlib
+import pathlib
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.strategies.behaviours.common import rows
+
+ROWS, BATCH, EPOCHS = 46, 8, 3  # Five full batches and a smaller one.
+
+
+class Interruption(Exception):
+    """Ends a training, on all workers at once."""
+
+
+class Interrupt(keras.callbacks.Callback):
+    """Raises after some batches, or when an epoch is validated."""
+
+    def __init__(self, at):
+        super().__init__()
+        self._at, self._batches = at, 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
+        if self._batches == self._at:
+            raise Interruption
+
+    def on_test_begin(self, logs=None):
+        if self._at == "validation" and self._batches >= 2 * 6:
+            raise Interruption
+
+
+class Own(keras.callbacks.Callback):
+    """Remembers the epochs' losses in a way of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.losses.append(float(logs["loss"]))
+
+    def state_dict(self):
+        return {"losses": self.losses}
+
+    def load_state_dict(self, state):
+        self.losses = state["losses"]
+
+
+def seeded_dataset(x, y):
+    return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)}
+
+
+def arrays(x, y):
+    return {"x": x, "y": y, "batch_size": BATCH}
+
+
+def generator(x, y):
+    def batches():
+        for start in range(0, ROWS, BATCH):
+            yield x[start : start + BATCH], y[start : start + BATCH]
+
+    specs = tf.TensorSpec([None, *x.shape[1:]]), tf.TensorSpec([None, *y.shape[1:]])
+    return {"x": tf.data.Dataset.from_generator(batches, output_signature=specs)}
+
+
+def repeated(x, y):
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)
+    return {"x": dataset.repeat(), "steps_per_epoch": 6}
+
+
+def augmented(x, y):
+    def noisy(x, y):
+        return x + tf.random.normal(tf.shape(x), stddev=0.1, seed=5), y
+
+    dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)
+    return {"x": dataset.map(noisy)}
+
+
+def python_generator(x, y):
+    def batches():
+        while True:
+            for start in range(0, ROWS, BATCH):
+                yield x[start : start + BATCH], y[start : start + BATCH]
+
+    return {"x": batches(), "steps_per_epoch": 6}
+
+
+def dense(strategy, optimizer="adam", policy=None, **compiled):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([6]),
+                keras.layers.Dense(8, "relu", dtype=policy),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(1, dtype="float32"),
+            ]
+        )
+        optimizer = OPTIMIZERS[optimizer]()
+        model.compile(optimizer, "mse", metrics=["mae"], **compiled)
+    return model
+
+
+OPTIMIZERS = {
+    "adam": lambda: keras.optimizers.Adam(0.02),
+    "accumulation": lambda: keras.optimizers.Adam(0.02, gradient_accumulation_steps=4),
+    "ema": lambda: keras.optimizers.SGD(0.02, 0.9, use_ema=True, ema_overwrite_frequency=5),
+    "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.02), initial_scale=1024.0, dynamic_growth_steps=3
+    ),
+    "schedule": lambda: keras.optimizers.AdamW(
+        keras.optimizers.schedules.CosineDecay(0.02, 15), clipnorm=1.0
+    ),
+}
+
+
+def with_strategy(strategy, kind):
+    if kind == "sharded":
+        return tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    if kind in ("int8", "topk", "powersgd"):
+        return tfdist.MultiWorkerMirroredStrategy(compression=kind)
+    return strategy
+
+
+def callbacks_of(folder):
+    return [
+        keras.callbacks.CSVLogger(folder / "log.csv"),
+        keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
+        keras.callbacks.EarlyStopping("loss", patience=5, restore_best_weights=True),
+        keras.callbacks.ModelCheckpoint(folder / "best.keras", "val_loss", save_best_only=True),
+        Own(),
+    ]
+
+
+def train(strategy, folder, data, at=None, every=4, rated=True, **model):
+    """One call of `fit` in what might be a new process; returns all that has come of it."""
+    folder = pathlib.Path(folder)
+    keras.utils.set_random_seed(1)
+    trained = dense(strategy, **model)
+    x, y = rows(ROWS, 6)
+    callbacks = [
+        tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=every),
+        *callbacks_of(folder),
+    ]
+    if not rated:  # Schedules set the rate by themselves.
+        callbacks = [
+            c for c in callbacks if not isinstance(c, keras.callbacks.LearningRateScheduler)
+        ]
+    if at is not None:
+        callbacks.append(Interrupt(at))
+    try:
+        history = trained.fit(
+            **DATA[data](x, y),
+            epochs=EPOCHS,
+            validation_data=(x[:10], y[:10]),
+            validation_batch_size=5,
+            callbacks=callbacks,
+            verbose=0,
+        )
+    except Interruption:
+        return None
+    own = next(c for c in callbacks if isinstance(c, Own))
+    csv = folder / "log.csv"
+    return {
+        "weights": digest(trained.variables),
+        "optimizer": digest(trained.optimizer.variables),
+        "history": {name: list(map(float, of)) for name, of in history.history.items()},
+        "epochs": history.epoch,
+        "own": own.losses,
+        "csv": csv.read_text() if tfdist.is_chief() else "",
+        "left": sorted(path.name for path in folder.glob("snapshots*")),
+    }
+
+
+DATA = {
+    f.__name__: f
+    for f in (seeded_dataset, arrays, generator, repeated, augmented, python_generator)
+}
+
+
+def digest(variables):
+    """A hash of this worker's values, bit by bit."""
+    found = hashlib.sha1()
+    for variable in variables:
+        for copy in getattr(variable.value, "values", [variable.value]):
+            found.update(np.ascontiguousarray(copy.numpy()).tobytes())
+    return found.hexdigest()
+
+
+def resume(strategy, arguments, options):
+    """What an undisturbed training returns, and an interrupted and resumed one."""
+    kind, folder, data, at, every = arguments
+    strategy = with_strategy(strategy, kind)
+    undisturbed = train(strategy, f"{folder}/undisturbed", data, every=every, **options)
+    assert train(strategy, f"{folder}/interrupted", data, at, every, **options) is None
+    return undisturbed, train(strategy, f"{folder}/interrupted", data, every=every, **options)

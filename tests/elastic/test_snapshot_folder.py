@@ -1,0 +1,36 @@
+"""The folder of snapshots: names, and which are deleted."""
+
+from __future__ import annotations
+
+from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+
+
+def fill(folder, *snapshots):
+    for snapshot in snapshots:
+        folder.prepare(snapshot)
+        for rank in range(snapshot.size):
+            folder.part(snapshot, rank).write_text("")
+
+
+def test_parts_are_found_and_others_files_left_alone(tmp_path):
+    folder = SnapshotFolder(tmp_path / "snapshots")
+    assert folder.parts() == {}
+    one, two = SnapshotId(9, "0a", 2), SnapshotId(10, "0a", 1)
+    fill(folder, one, two)
+    (folder.path / "notes.txt").write_text("mine")
+    (folder.part(two, 0).parent / ".rank-0-of-1.npz.1234").write_text("unfinished")
+    assert folder.parts() == {one: [0, 1], two: [0]}
+    folder.clear()
+    assert [path.name for path in folder.path.iterdir()] == ["notes.txt"]
+
+
+def test_the_newest_are_kept(tmp_path):
+    folder = SnapshotFolder(tmp_path)
+    several = [SnapshotId(step, "0a", 1) for step in (3, 30, 200, 1000)]
+    fill(folder, *several)
+    folder.prune(2)
+    assert sorted(folder.parts()) == several[2:]
+    folder.forget_later_than(several[2])
+    assert list(folder.parts()) == several[2:3]
+    folder.clear()
+    assert not tmp_path.exists()

@@ -1,0 +1,299 @@
+"""A callback that saves the whole state of a training, and resumes from it exactly."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import uuid
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+
+from tfdist.cluster.net.wait_messages import say
+from tfdist.elastic.held_state import held_by
+from tfdist.elastic.preemption import requesting_on_sigterm
+from tfdist.elastic.restore import Workers, names, read_newest
+from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
+from tfdist.elastic.snapshot_writer import SnapshotWriter
+from tfdist.elastic.training_snapshot import Place, Resumption, take
+from tfdist.errors import UnsupportedError
+from tfdist.exit_codes import PREEMPTED
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.fit.added_callbacks import RunsLast
+from tfdist.trainer.fit.data_position import current_data
+from tfdist.trainer.fit.step_requests import requests
+
+
+class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
+    """Saves the state of the training, and resumes from it when the script is started again.
+
+    A training that is killed at any moment and started again ends with the same weights, bit for
+    bit, as one that was not. A snapshot has everything that makes the rest of the training: the
+    weights, the optimizer's state, the metrics of the running epoch, random states, what codecs and
+    other callbacks remember, and the position in the data. It is written in the background; the
+    step waits only until the values are noted.
+
+    Every worker passes this callback. Each writes what it alone holds; what all hold is written by
+    one worker for each directory that they share. No shared disk is needed: at the start the
+    workers put the newest snapshot together from what each finds in its directory. The number of
+    workers may differ from before; a line says what could not be taken over then.
+
+    On SIGTERM, by which schedulers announce that they take a machine away, all workers save after
+    the running step and exit with code 75 (`tfdist.exit_codes.PREEMPTED`).
+
+    Other callbacks of this project and of Keras are restored. A callback of your own is if it has
+    methods `state_dict()`, which returns what JSON can represent, and `load_state_dict(state)`.
+
+    Args:
+        directory: where snapshots are kept; on a shared disk, or each host's own. One for each
+            training.
+        save_every: the number of batches between snapshots, or `"epoch"`.
+        keep: the number of snapshots to keep besides the one that is being written.
+        asynchronous: whether training goes on while a snapshot is written. The values are copied
+            only where the next step changes them.
+        delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
+            next call of `fit` starts from the beginning.
+
+    Raises:
+        ValueError: an argument is invalid.
+        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, or has
+            no variables yet.
+        ProgramMismatchError: in `fit`, if not all workers have this callback.
+        SnapshotError: in `fit`, if the snapshots are of another model, or cannot be read.
+
+    Example:
+        ```python
+        model.fit(dataset, epochs=10,
+                  callbacks=[tfdist.callbacks.BackupAndRestore("/shared/run7", save_every=500)])
+        ```
+    """
+
+    same_on_all_workers = True
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        save_every: int | Literal["epoch"] = "epoch",
+        keep: int = 2,
+        asynchronous: bool = True,
+        delete_checkpoint: bool = True,
+    ) -> None:
+        super().__init__()
+        path = os.fspath(directory)
+        if not path or "://" in path:
+            raise ValueError(
+                f"`directory` must be a local path. Received: {path!r}. Mount remote storage, or "
+                "use a local disk of each host."
+            )
+        if save_every != "epoch" and not _positive(save_every):
+            raise ValueError(
+                "`save_every` must be a positive number of batches or 'epoch'. Received: "
+                f"{save_every!r}. Pass an integer such as 500."
+            )
+        if not _positive(keep):
+            raise ValueError(f"`keep` must be a positive integer. Received: {keep!r}. Pass 2.")
+        self._folder = SnapshotFolder(Path(path).absolute())
+        self._save_every, self._keep = save_every, keep
+        self._writer = SnapshotWriter(asynchronous=asynchronous)
+        self._delete = delete_checkpoint
+        self._others: Sequence[Any] = ()
+        self._resume: Resumption | None = None
+        self._ended = contextlib.ExitStack()
+        self._epoch = self._steps = self._steps_before = self._last_saved = 0
+
+    def __repr__(self) -> str:
+        return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
+
+    def runs_after(self, others: Sequence[Any]) -> None:
+        self._others = others
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        strategy = self.model.distribute_strategy
+        data = current_data()
+        if data is None or not isinstance(strategy.extended, ReplicatedExtended):
+            raise UnsupportedError(
+                "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
+                "it inside `with strategy.scope():`; with a single process, too."
+            )
+        if not self.model.built or not getattr(self.model.optimizer, "built", True):
+            raise UnsupportedError(
+                f"BackupAndRestore needs a model with variables. Received: {self.model.name!r}, "
+                "which creates them in its first step. Call `model.build(shape)` before `fit`."
+            )
+        self._data = data
+        self._workers = _workers(strategy.extended)
+        self._run = self._workers.exchange("run", new_run())[0]
+        self._writes_shared = self._writes_what_others_hold()
+        self._epoch = self._steps = self._steps_before = self._last_saved = 0
+        self._resume = None
+        self._restore()
+        self._ended.close()
+        self._ended.enter_context(requesting_on_sigterm())
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._epoch, self._steps_before = epoch, self._steps
+        self._data.epoch_begins()
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps = self._steps_before + batch + 1
+        if requests.granted:
+            self._leave(batch)
+        elif self._save_every != "epoch" and self._is_due() and not self._ends_epoch(batch):
+            self._save(Place(self._steps, self._epoch, batch + 1))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        steps = self.params.get("steps")
+        if steps:  # The last execution may have had fewer.
+            self._steps = self._steps_before + steps
+        if self._save_every == "epoch" or self._is_due():
+            self._save(self._between_epochs())
+
+    def on_train_end(self, logs: Any = None) -> None:
+        self._ended.close()
+        self._writer.wait()
+        if self._delete:
+            # Not before all have trained to the end: one that fails now has to be able to resume.
+            self._workers.exchange("training has ended", "")
+            self._folder.clear()
+
+    def _restore(self) -> None:
+        restored = read_newest(
+            self._folder, lambda stored: held_by(self.model, stored), self._workers
+        )
+        if restored is None:
+            return
+        rank = self._workers.rank
+        resume = Resumption(restored, self.model, self._others, rank)
+        place = resume.place
+        self._steps = self._last_saved = place.steps
+        self._folder.forget_later_than(restored.snapshot)
+        self.model._initial_epoch = place.epoch
+        resume.load()
+        if place.batch:
+            # Once more when the epoch has begun: callbacks change the state at its beginning.
+            self._steps -= place.batch
+            self._data.resume_within_epoch(
+                resume.position, place.epoch, place.batch, lambda: self._resumed(resume)
+            )
+        else:
+            self._data.resume_between_epochs(resume.position, place.epoch)
+            self._resumed(resume)
+            if place.stopped:
+                self.model._initial_epoch = self.params["epochs"]
+        if rank == 0:
+            say(
+                f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
+                f"after {place.steps} steps, from the snapshots in {self._folder.path}."
+            )
+            if restored.lost:
+                say(
+                    f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
+                    f"{self._workers.size}; not taken over: {names(restored.lost)}."
+                )
+
+    def _resumed(self, resume: Resumption) -> None:
+        resume.load()
+        if self._data.skipped and self._workers.rank == 0:
+            batches, seconds = self._data.skipped
+            say(
+                f"tfdist: the position in the data could not be saved; {batches} batches were read "
+                f"again to get there, which took {seconds:.1f} s."
+            )
+
+    def _is_due(self) -> bool:
+        if self._save_every == "epoch":
+            return False
+        return self._steps // self._save_every > self._last_saved // self._save_every
+
+    def _ends_epoch(self, batch: int) -> bool:
+        steps = self.params.get("steps")
+        return bool(steps) and batch + 1 >= steps
+
+    def _between_epochs(self) -> Place:
+        return Place(self._steps, self._epoch + 1, 0, bool(self.model.stop_training))
+
+    def _save(self, place: Place) -> None:
+        snapshot = SnapshotId(place.steps, self._run, self._workers.size)
+        write = take(
+            self.model,
+            self._others,
+            self._data,
+            place,
+            self._workers.rank,
+            shared=self._writes_shared,
+        )
+
+        def write_and_prune() -> None:
+            write(self._folder, snapshot)
+            # A worker may not have written its part of the one before yet.
+            self._folder.prune(self._keep + 1)
+
+        self._last_saved = place.steps
+        self._writer.submit(place.steps, write_and_prune)
+
+    def _leave(self, batch: int) -> None:
+        """Saves and exits, as SIGTERM has asked one of the workers."""
+        self._save(Place(self._steps, self._epoch, batch + 1))
+        self._writer.wait()
+        failed = self._workers.exchange("preempted", str(self._writer.failed))
+        if self._workers.rank == 0:
+            state = "is lost" if str(True) in failed else f"is saved in {self._folder.path}"
+            say(
+                f"tfdist: SIGTERM: the state after {self._steps} steps {state}; exiting with code "
+                f"{PREEMPTED}, to be started again."
+            )
+        self._ended.close()
+        raise SystemExit(1 if str(True) in failed else PREEMPTED)
+
+    def _writes_what_others_hold(self) -> bool:
+        """Whether this worker also writes what other workers hold, on behalf of these.
+
+        The first of those that share a directory does; in pipelines, the first one of each stage.
+        """
+        folder, token = self._folder.path, uuid.uuid4().hex
+        mark, problem = folder / f".worker-{self._workers.rank}", ""
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            mark.write_text(token)
+        except OSError as error:
+            problem = error.strerror or str(error)
+        texts = self._workers.exchange("directory", json.dumps([token, problem]))
+        tokens = [json.loads(text) for text in texts]
+        for rank, (_, text) in enumerate(tokens):
+            if text:
+                raise ValueError(
+                    "`directory` must be a folder that every worker can write to. Received: "
+                    f"{str(folder)!r}, on worker {rank}: {text}. Choose another one."
+                )
+        seen = [_text_of(folder / f".worker-{rank}") for rank in range(len(tokens))]
+        first = next(rank for rank, (other, _) in enumerate(tokens) if seen[rank] == other)
+        firsts = self._workers.exchange("directory seen", str(first))
+        with contextlib.suppress(OSError):
+            mark.unlink()
+        extended = self.model.distribute_strategy.extended
+        if extended.in_stages:
+            return extended.worker_rank == 0 or len(set(firsts)) > 1
+        return first == self._workers.rank
+
+
+def _workers(extended: ReplicatedExtended) -> Workers:
+    group = extended.group
+    everyone = extended.workers
+    if extended.in_stages and group.topology.size > 1:
+        everyone = group.native()
+    topology = group.topology
+    return Workers(topology.rank, topology.size, group.exchange, everyone.all_gather)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

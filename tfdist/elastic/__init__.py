@@ -1,0 +1,1 @@
+"""Training that survives: snapshots of its whole state, and exact resume from them."""

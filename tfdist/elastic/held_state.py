@@ -1,0 +1,183 @@
+"""What this worker holds of a training's state: each variable under a name that all workers use.
+
+Names do not depend on how many workers there are, nor on which of them holds what: weights and
+slots are numbered as in a single process, and a shard is a range of elements of its slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.elastic.part_file import Array, Piece
+from tfdist.internals.keras import global_seed_state
+from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.sharding.full_state import FullSlot, FullState
+from tfdist.sharding.sharded import sharded_by
+from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.saving.files import in_stages
+
+
+@dataclass(frozen=True)
+class Held:
+    """A variable of the training's state, or some elements of one.
+
+    Attributes:
+        key: its name; that of a value which differs between workers is completed by `own_key`.
+        variable: the TensorFlow variable; of several equal copies, the first.
+        assign: sets it, on all devices, to an array of its shape.
+        start: the index of its first element in the flattened whole; None if it is the whole.
+        is_own: whether each worker has another value.
+        device: for a value of one's own, the number of the device.
+        adds_up: whether the sum over the workers is what counts.
+    """
+
+    key: str
+    variable: Any
+    assign: Callable[[Any], object]
+    start: int | None = None
+    is_own: bool = False
+    device: int = 0
+    adds_up: bool = False
+
+    def read(self) -> tf.Tensor:
+        """The value now. Nothing is copied, unless the variable changes while this is kept."""
+        with tf.device(self.variable.device):
+            return self.variable.read_value()
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of its values."""
+        return tuple(self.variable.shape)
+
+
+def own_key(held: Held, rank: int) -> str:
+    """The name of a worker's value of something that differs between workers."""
+    return f"{held.key} of worker {rank}, device {held.device}"
+
+
+def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[Held]:
+    """The variables of a model in training that this worker holds.
+
+    Args:
+        model: compiled and built, as is its optimizer.
+        stored: the names in a snapshot, if the variables are to be read from one.
+    """
+    return [*_model_state(model), *_metrics(model), *_global_seed(stored)]
+
+
+def read_all(
+    variables: Sequence[Held], rank: int, *, shared: bool
+) -> list[tuple[str, int | None, tf.Tensor]]:
+    """Names, starts and values of variables, to be written.
+
+    Args:
+        variables: this worker's.
+        rank: its rank.
+        shared: whether to include what other workers hold as well.
+    """
+    found: list[tuple[str, int | None, tf.Tensor]] = []
+    for held in variables:
+        if held.is_own:
+            found.append((own_key(held, rank), None, held.read()))
+        elif shared or held.start is not None:
+            found.append((held.key, held.start, held.read()))
+    return found
+
+
+def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
+    """Values as arrays; takes as long as copying them."""
+    return [Piece(key, np.asarray(value.numpy()), start) for key, start, value in read]
+
+
+def _model_state(model: keras.Model) -> Iterator[Held]:
+    optimizer = getattr(model, "optimizer", None)
+    own = {id(v) for o in _updating(optimizer) for v in accumulators(o)}
+    if in_stages(model):
+        weights, slots = model.held_variables()
+    else:
+        weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
+        slots = {f"optimizer/{i}": v for i, v in enumerate(_full_variables(optimizer))}
+    for key, variable in weights.items():
+        yield _equal(key, variable)
+    for key, variable in slots.items():
+        if isinstance(variable, FullSlot):
+            for start, slot in variable.parts:
+                yield Held(key, _copies(slot)[0], slot.assign, start=start)
+        elif id(variable) in own:
+            yield from _one_per_device(key, variable)
+        else:
+            yield _equal(key, variable)
+
+
+def _full_variables(optimizer: Any) -> list[Any]:
+    if optimizer is None:
+        return []
+    if sharded_by(optimizer) is None:
+        return list(optimizer.variables)
+    return FullState(optimizer).variables
+
+
+def _updating(optimizer: Any) -> list[Any]:
+    return [] if optimizer is None else updating_optimizers(optimizer)
+
+
+def _metrics(model: keras.Model) -> Iterator[Held]:
+    variables = {id(v): v for metric in model.metrics for v in metric.variables}
+    for number, variable in enumerate(variables.values()):
+        if isinstance(getattr(variable, "value", None), SummedVariable):
+            yield from _one_per_device(f"metrics/{number}", variable)
+        else:
+            yield _equal(f"metrics/{number}", variable)
+
+
+def _global_seed(stored: Container[str] | None) -> Iterator[Held]:
+    state = global_seed_state(create=stored is not None and _SEED in stored)
+    if state is not None and (stored is None or _SEED in stored):
+        yield _equal(_SEED, state)
+
+
+_SEED = "global seed"
+
+
+def _equal(key: str, variable: Any) -> Held:
+    """A variable that is equal on all devices, and on all workers that hold it."""
+    return Held(key, _copies(variable)[0], variable.assign)
+
+
+def _one_per_device(key: str, variable: Any) -> Iterator[Held]:
+    for device, copy in enumerate(_copies(variable)):
+
+        def assign(value: Any, copy: Any = copy) -> None:
+            with tf.device(copy.device):
+                copy.assign(value)
+            if isinstance(variable.value, SummedVariable):
+                variable.value.forget_total()
+
+        yield Held(key, copy, assign, is_own=True, device=device, adds_up=True)
+
+
+def _copies(variable: Any) -> list[Any]:
+    value = variable.value if isinstance(variable, keras.Variable) else variable
+    return list(getattr(value, "values", [value]))
+
+
+def fitting(held: Held, values: Array) -> Array:
+    """Values in the shape of a variable.
+
+    Raises:
+        ValueError: they are of another shape or type, so they belong to another model.
+    """
+    expected = np.dtype(held.variable.dtype.as_numpy_dtype)
+    shape = values.shape if held.start is None else (values.size,)
+    if held.shape != tuple(shape) or values.dtype != expected:
+        raise ValueError(
+            f"{held.key} is {values.dtype.name}{list(shape)} there, and "
+            f"{expected.name}{list(held.shape)} in {held.variable.name!r} of this model"
+        )
+    return values.reshape(held.shape)

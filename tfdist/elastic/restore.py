@@ -1,0 +1,213 @@
+"""Reading a snapshot on all workers together: each gets its parts, whoever has them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Container, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster.net.wait_messages import say
+from tfdist.elastic.candidates import Candidate, candidates
+from tfdist.elastic.held_state import Held, fitting, own_key
+from tfdist.elastic.part_file import Array, DamagedError, PartFile
+from tfdist.elastic.parts import Parts
+from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist.errors import SnapshotError
+
+_PIECE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Workers:
+    """The workers that read a snapshot together.
+
+    Attributes:
+        rank: this one's.
+        size: their number.
+        exchange: every worker's text for a topic, in rank order.
+        gather: concatenates the bytes of all workers.
+    """
+
+    rank: int
+    size: int
+    exchange: Callable[[str, str], list[str]]
+    gather: Callable[[tf.Tensor], tf.Tensor]
+
+
+@dataclass
+class Restored:
+    """A snapshot that has been read.
+
+    Attributes:
+        snapshot: which one.
+        document: this worker's document, or the first there is if this worker is new.
+        is_own: whether it is this worker's own, from a job of as many workers.
+        values: for each variable, what it is to be set to; those that the snapshot lacks are left
+            out.
+        parts: everything else.
+        lost: what could not be taken, for messages.
+    """
+
+    snapshot: SnapshotId
+    document: dict[str, Any]
+    is_own: bool
+    values: list[tuple[Held, Array]]
+    parts: Parts
+    lost: list[str]
+
+    def assign(self) -> None:
+        """Sets all variables."""
+        for held, value in self.values:
+            held.assign(value)
+
+
+def read_newest(
+    folder: SnapshotFolder, held: Callable[[Container[str]], Sequence[Held]], workers: Workers
+) -> Restored | None:
+    """Reads the newest snapshot that the workers can put together; called by all of them.
+
+    A damaged snapshot costs a warning, and the one before is read.
+
+    Args:
+        folder: this worker's folder, which may be shared.
+        held: returns the variables of this worker.
+        workers: all of them.
+
+    Returns:
+        None if there is no snapshot.
+
+    Raises:
+        SnapshotError: the snapshots are those of another model, or all are damaged.
+    """
+    mine = {json.dumps(s): ranks for s, ranks in folder.parts().items()}
+    texts = workers.exchange("snapshots", json.dumps(mine))
+    inventories = [
+        {SnapshotId(*json.loads(key)): ranks for key, ranks in json.loads(text).items()}
+        for text in texts
+    ]
+    found = candidates(inventories)
+    for candidate in found:
+        restored, problem = _read(folder, candidate, held, workers)
+        answers = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
+        foreign = [text for kind, text in filter(None, answers) if kind == "foreign"]
+        if foreign:
+            raise SnapshotError(
+                f"The snapshots in {str(folder.path)!r} are of another model: {foreign[0]}. "
+                "Choose another directory, or delete that one to train from the beginning."
+            )
+        damages = [text for kind, text in filter(None, answers)]
+        if not damages:
+            return restored
+        if workers.rank == 0:
+            say(
+                f"tfdist: the snapshot of step {candidate.snapshot.step} cannot be used: "
+                f"{damages[0]}. The one before is tried."
+            )
+    if found:
+        raise SnapshotError(
+            f"None of the snapshots in {str(folder.path)!r} can be read. Restore the files, or "
+            "delete the directory to train from the beginning."
+        )
+    return None
+
+
+def _read(
+    folder: SnapshotFolder,
+    candidate: Candidate,
+    held: Callable[[Container[str]], Sequence[Held]],
+    workers: Workers,
+) -> tuple[Restored | None, tuple[str, str] | None]:
+    """Reads a snapshot; the second value tells what kind of problem there is, and which."""
+    snapshot = candidate.snapshot
+    try:
+        sources = _sources(folder, candidate, workers)
+        files = {
+            rank: PartFile(source, f"the part of worker {rank} in step {snapshot.step}")
+            for rank, source in sources.items()
+        }
+        parts = Parts(files, snapshot.size)
+        is_own = snapshot.size == workers.size and workers.rank in files
+        first = next(iter(files.values()))
+        document = files[workers.rank].document if is_own else first.document
+        lost = [f"what worker {rank} alone held" for rank in candidate.missing]
+        values = []
+        for one in held(parts):
+            value = _value_of(one, parts, workers, is_own)
+            if value is None:
+                lost.append(one.key)
+            else:
+                values.append((one, fitting(one, value)))
+        return Restored(snapshot, document, is_own, values, parts, lost), None
+    except (DamagedError, OSError) as error:
+        return None, ("damaged", str(error))
+    except KeyError as error:
+        if candidate.is_complete:
+            return None, ("foreign", f"they have no {error.args[0]}")
+        return None, ("damaged", f"{error.args[0]} is in none of the files that are left")
+    except ValueError as error:
+        return None, ("foreign", str(error))
+
+
+def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array | None:
+    """The value of a variable; None if a worker that is gone took it along.
+
+    Raises:
+        KeyError: the snapshot lacks it.
+    """
+    if not held.is_own:
+        if held.start is None:
+            return parts.whole(held.key)
+        return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
+    if is_own and own_key(held, workers.rank) in parts:
+        return parts.whole(own_key(held, workers.rank))
+    if not held.adds_up:
+        return None
+    # What has been added up on all workers goes to one of them.
+    dtype = held.variable.dtype.as_numpy_dtype
+    total = np.zeros(held.shape, dtype)
+    if workers.rank or held.device:
+        return total
+    for rank in parts.ranks:
+        device = 0
+        while (key := f"{held.key} of worker {rank}, device {device}") in parts:
+            total = total + parts.whole(key)
+            device += 1
+    return total.astype(dtype)
+
+
+def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> dict[int, Any]:
+    """Each part: its path, or its contents if another worker had to send it."""
+    to_send = candidate.to_send
+    sources: dict[int, Any] = {
+        rank: folder.part(candidate.snapshot, rank) for rank in sorted(candidate.holders)
+    }
+    for rank, sender in to_send.items():
+        contents = b""
+        if sender == workers.rank:
+            try:
+                contents = sources[rank].read_bytes()
+            except OSError:
+                contents = b""  # Its readers find it damaged.
+        sources[rank] = _broadcast(contents, sender, workers)
+    return sources
+
+
+def _broadcast(contents: bytes, sender: int, workers: Workers) -> bytes:
+    """One worker's bytes on all workers; empty on the others."""
+    counts = workers.exchange("bytes of a snapshot", str(len(contents)))
+    pieces = []
+    for start in range(0, int(counts[sender]), _PIECE_BYTES):
+        mine = np.frombuffer(contents[start : start + _PIECE_BYTES], np.uint8)
+        pieces.append(workers.gather(tf.constant(mine, tf.uint8)).numpy().tobytes())
+    return b"".join(pieces)
+
+
+def names(lost: Iterable[str]) -> str:
+    """A few of many names, for a message."""
+    found = list(dict.fromkeys(lost))
+    more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+    return ", ".join(found[:3]) + more

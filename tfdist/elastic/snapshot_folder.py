@@ -1,0 +1,99 @@
+"""The folder of a training's snapshots: a folder for each step, a file in it for each worker.
+
+Workers may share it, or each host may have its own.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_SNAPSHOT = re.compile(r"step-(\d+)-([0-9a-f]+)")
+_PART = re.compile(r"rank-(\d+)-of-(\d+)\.npz")
+
+
+class SnapshotId(NamedTuple):
+    """Which snapshot: ordered by step.
+
+    Attributes:
+        step: the number of steps that have been trained.
+        run: tells the snapshots of one call of `fit` from those of another; later calls sort later.
+        size: the number of workers.
+    """
+
+    step: int
+    run: str
+    size: int
+
+
+def new_run() -> str:
+    """A name for a call of `fit`."""
+    return f"{time.time_ns() // 1_000_000:012x}"
+
+
+class SnapshotFolder:
+    """A directory of snapshots.
+
+    Args:
+        path: the directory, which need not exist.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def part(self, snapshot: SnapshotId, rank: int) -> Path:
+        """The file of a worker's part."""
+        return self._of(snapshot) / f"rank-{rank}-of-{snapshot.size}.npz"
+
+    def prepare(self, snapshot: SnapshotId) -> None:
+        """Makes the directory of a snapshot.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        self._of(snapshot).mkdir(parents=True, exist_ok=True)
+
+    def parts(self) -> dict[SnapshotId, list[int]]:
+        """The snapshots that can be seen from here, and the ranks whose parts are there."""
+        found: defaultdict[SnapshotId, list[int]] = defaultdict(list)
+        for path in self.path.glob("step-*/rank-*.npz"):
+            snapshot, part = _SNAPSHOT.fullmatch(path.parent.name), _PART.fullmatch(path.name)
+            if snapshot and part:
+                rank, size = int(part[1]), int(part[2])
+                found[SnapshotId(int(snapshot[1]), snapshot[2], size)].append(rank)
+        return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
+
+    def prune(self, keep: int) -> None:
+        """Deletes all but the newest snapshots, and unfinished files in them."""
+        for folder in _old(self._folders(), keep):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def forget_later_than(self, snapshot: SnapshotId) -> None:
+        """Deletes the snapshots after one, which could not be resumed from."""
+        for path in self._folders():
+            if path.name > self._of(snapshot).name:
+                shutil.rmtree(path, ignore_errors=True)
+
+    def clear(self) -> None:
+        """Deletes all snapshots, and the directory if nothing else is in it."""
+        self.prune(0)
+        try:
+            self.path.rmdir()
+        except OSError:  # Files of others are in it, or it is another worker's working directory.
+            pass
+
+    def _of(self, snapshot: SnapshotId) -> Path:
+        return self.path / f"step-{snapshot.step:010d}-{snapshot.run}"
+
+    def _folders(self) -> list[Path]:
+        return [path for path in self.path.glob("step-*") if _SNAPSHOT.fullmatch(path.name)]
+
+
+def _old(folders: Sequence[Path], keep: int) -> list[Path]:
+    newest_first = sorted(folders, key=lambda folder: folder.name, reverse=True)
+    return newest_first[keep:]

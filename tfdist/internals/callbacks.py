@@ -1,0 +1,84 @@
+"""What Keras's callbacks remember from batch to batch and from epoch to epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+from keras.src.utils import file_utils
+
+_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+    "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch"),
+    "ReduceLROnPlateau": ("wait", "best", "cooldown_counter"),
+    "ModelCheckpoint": (
+        "best",
+        "_current_epoch",
+        "_last_batch_seen",
+        "_batches_seen_since_last_saving",
+    ),
+    "OrbaxCheckpoint": (
+        "best",
+        "_current_epoch",
+        "_last_batch_seen",
+        "_total_batches_seen",
+        "_batches_seen_since_last_saving",
+    ),
+    "TensorBoard": ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
+    "SwapEMAWeights": ("_ema_weights_in_model",),
+}
+
+
+def attributes_of(callback: Any) -> dict[str, Any]:
+    """The attributes in which one of Keras's callbacks, or a subclass, keeps count; by name."""
+    names: dict[str, Any] = {}
+    for kind, attributes in _ATTRIBUTES.items():
+        if isinstance(callback, getattr(keras.callbacks, kind, ())):
+            names |= {
+                name: getattr(callback, name) for name in attributes if name in vars(callback)
+            }
+    return names
+
+
+def best_weights_of(callback: Any) -> list[Any] | None:
+    """The weights that an `EarlyStopping` may restore at the end, if it has any."""
+    early = isinstance(callback, keras.callbacks.EarlyStopping)
+    return callback.best_weights if early else None
+
+
+def set_best_weights(callback: Any, weights: list[Any]) -> None:
+    """Sets the weights that an `EarlyStopping` may restore at the end."""
+    callback.best_weights = weights
+
+
+class CsvFile:
+    """The file of a `CSVLogger` whose training has begun.
+
+    Args:
+        logger: the callback.
+    """
+
+    def __init__(self, logger: keras.callbacks.CSVLogger) -> None:
+        self._logger = logger
+
+    @property
+    def is_written(self) -> bool:
+        """Whether this worker writes the file; the others discard what they log."""
+        file = self._logger.csv_file
+        return file is not None and not file.closed and file.name == self._logger.filename
+
+    def read(self) -> dict[str, Any]:
+        """Its contents so far, and its columns."""
+        self._logger.csv_file.flush()
+        # As bytes: the csv module's line ends must stay.
+        with file_utils.File(self._logger.filename, "rb") as file:
+            return {"contents": file.read().decode(), "keys": self._logger.keys}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Replaces the contents by those of an earlier run, which are then added to."""
+        logger = self._logger
+        logger.csv_file.close()
+        with file_utils.File(logger.filename, "wb") as file:
+            file.write(state["contents"].encode())
+        logger.csv_file = file_utils.File(logger.filename, "a")
+        logger.append_header = not state["contents"]
+        logger.keys, logger.writer = state["keys"], None

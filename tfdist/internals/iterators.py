@@ -1,0 +1,61 @@
+"""The position of iterators over datasets, as TensorFlow serializes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+# Errors of iterators that cannot be serialized, such as those of Python generators.
+_NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
+_IGNORE_EXTERNAL_STATE = 1
+
+
+def position_of(iterator: Any) -> bytes | None:
+    """The position of an iterator, with the contents of its buffers and its shuffles' seeds.
+
+    Args:
+        iterator: over a dataset or a distributed one.
+
+    Returns:
+        Bytes for `set_position`; None if the iterator cannot be serialized.
+    """
+    plain = _plain(iterator)
+    if plain is None:
+        return None
+    try:
+        state = tf.raw_ops.SerializeIterator(
+            resource_handle=plain._iterator_resource, external_state_policy=_IGNORE_EXTERNAL_STATE
+        )
+        return bytes(tf.io.serialize_tensor(state).numpy())
+    except _NOT_SERIALIZABLE:
+        return None
+
+
+def set_position(iterator: Any, position: bytes) -> None:
+    """Moves an iterator over a dataset to a position of one over the same dataset.
+
+    The shuffles of later iterators over this dataset go on with the seeds of that one, too.
+
+    Raises:
+        ValueError: the position is not one of such an iterator.
+    """
+    plain = _plain(iterator)
+    if plain is None:
+        raise ValueError("Only the iterator of a single device has a position.")
+    try:
+        state = tf.io.parse_tensor(position, tf.variant)
+        tf.raw_ops.DeserializeIterator(resource_handle=plain._iterator_resource, serialized=state)
+    except tf.errors.OpError as error:
+        raise ValueError(
+            f"The position belongs to another dataset: {str(error).splitlines()[0]}"
+        ) from error
+
+
+def _plain(iterator: Any) -> OwnedIterator | None:
+    """The iterator inside a distributed one of a single device; None if there are several."""
+    parts = getattr(iterator, "_iterators", None)
+    if parts is not None:
+        iterator = parts[0]._iterator if len(parts) == 1 else None
+    return iterator if isinstance(iterator, OwnedIterator) else None

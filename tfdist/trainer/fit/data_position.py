@@ -1,0 +1,225 @@
+"""Where the training data of a call of `fit` stands, and going on from where it stood before."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist.internals.iterators import position_of, set_position
+from tfdist.internals.keras import is_of_arrays, is_of_one_generator
+from tfdist.internals.tensorflow import discard_next
+from tfdist.strategies.data import splits_batches
+from tfdist.strategies.first_batch import draws_numbers
+from tfdist.strategies.random_state import random_states, set_random_states
+
+_LARGEST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class Position:
+    """A position in the training data.
+
+    Attributes:
+        iterators: the number of iterators that have been made over the dataset.
+        batches: the batches that have been taken from the last one.
+        in_all: the batches that have been taken from all of them.
+        steps_seen: Keras's count of the batches of the last one.
+        goes_on: whether the next epoch goes on with the last one.
+        at_epoch: the random states when the epoch began.
+        separate: whether each worker reads batches of its own.
+        state: the serialized iterator; None if it has to be skipped forward.
+    """
+
+    iterators: int
+    batches: int
+    in_all: int
+    steps_seen: int
+    goes_on: bool
+    at_epoch: dict[str, Any]
+    separate: bool
+    state: bytes | None
+
+
+class TrainingData:
+    """The data that a call of `fit` trains on.
+
+    Attributes:
+        resumed: whether an epoch has gone on from where another process left it.
+        skipped: the number of batches that had to be read to get to a position, and the seconds
+            that it took; None if the data was positioned.
+    """
+
+    def __init__(self) -> None:
+        self._epochs: Any = None
+        self._iterator: Any = None
+        self._iterators = self._batches = self._in_all = 0
+        self._at_epoch: dict[str, Any] = {}
+        self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
+        self.skipped: tuple[int, float] | None = None
+        self.resumed = False
+
+    def belongs_to(self, epochs: Any) -> bool:
+        """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
+        if self._epochs is None:
+            self._epochs = epochs
+        return self._epochs is epochs
+
+    def epoch_begins(self) -> None:
+        """Records the random states, from which an epoch can be read again."""
+        self._at_epoch = random_states()
+
+    def read(self, *, epoch_ends: bool) -> Position:
+        """The position now, between two steps.
+
+        Args:
+            epoch_ends: whether all batches of the epoch have been trained.
+        """
+        epochs = self._epochs
+        current = epochs._current_iterator if epochs.steps_per_epoch else self._iterator
+        fresh = current is not None and current is not self._iterator
+        state = None
+        if current is not None and not self._draws:
+            state = position_of(current)
+        if state is not None and len(state) > _LARGEST_BYTES:
+            state = None
+        return Position(
+            iterators=self._iterators + fresh,
+            batches=0 if fresh else self._batches,
+            in_all=self._in_all,
+            steps_seen=epochs._steps_seen,
+            goes_on=epochs.steps_per_epoch is not None and epoch_ends,
+            at_epoch=self._at_epoch,
+            separate=not splits_batches(epochs.data_adapter.get_tf_dataset()),
+            state=state,
+        )
+
+    def resume_between_epochs(self, position: Position, epoch: int) -> None:
+        """Goes on behind the last batch of an epoch; called before the next one begins.
+
+        Args:
+            position: where the data stood.
+            epoch: the number of epochs that have ended.
+        """
+        self._replay_epochs(position, epoch)
+        if position.goes_on:
+            self._resume_at = position, 0, lambda: None
+            return
+        dataset = self._epochs._get_iterator()
+        # Later iterators shuffle as if the earlier ones had been read.
+        if position.state is None or not _positioned(iter(dataset), position.state):
+            for _ in range(position.iterators):
+                iter(dataset)
+        self._count(position)
+
+    def resume_within_epoch(
+        self, position: Position, epoch: int, batch: int, ready: Callable[[], object]
+    ) -> None:
+        """Goes on within an epoch, once it has begun.
+
+        Args:
+            position: where the data stood.
+            epoch: the number of epochs that have ended.
+            batch: the number of batches of the epoch that have been trained.
+            ready: called when the epoch has begun, before its next batch is trained.
+        """
+        self._replay_epochs(position, epoch)
+        self._resume_at = position, batch, ready
+
+    def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
+        """The next step of an epoch: the numbers of its first and last batch, and the iterator.
+
+        Args:
+            advance: Keras's.
+            begun: called with each new iterator.
+        """
+        if self._resume_at is None:
+            return self._taken(self._with_new(advance(), begun))
+        position, batch, ready = self._resume_at
+        self._resume_at, self.resumed = None, True
+        if position.state is None:
+            # All but the last, which is made now.
+            for _ in range(position.iterators - 1):
+                iter(self._epochs._get_iterator())
+        step = self._with_new(advance(), begun)
+        self._move(step[-1], position)
+        self._count(position)
+        ready()
+        while step[0] < batch:
+            step = advance()
+        self._epochs._steps_seen = position.steps_seen + self._epochs.steps_per_execution
+        return self._taken(step)
+
+    def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
+        if step[-1] is not self._iterator:
+            begun(step[-1])
+            self._iterator = step[-1]
+            self._iterators += 1
+            self._batches = 0
+        return step
+
+    def _taken(self, step: Any) -> Any:
+        self._batches += self._epochs.steps_per_execution
+        self._in_all += self._epochs.steps_per_execution
+        return step
+
+    def _count(self, position: Position) -> None:
+        self._iterators, self._batches = position.iterators, position.batches
+        self._in_all, self._at_epoch = position.in_all, position.at_epoch
+
+    def _replay_epochs(self, position: Position, epoch: int) -> None:
+        """Has the data do what it does at the end of each epoch, such as to shuffle."""
+        for _ in range(epoch):
+            self._epochs.data_adapter.on_epoch_end()
+        set_random_states(position.at_epoch)
+
+    def _move(self, iterator: Any, position: Position) -> None:
+        if position.state is not None and _positioned(iterator, position.state):
+            return
+        # Each iterator goes on with the same Python generator.
+        one = is_of_one_generator(self._epochs.data_adapter)
+        batches, began = position.in_all if one else position.batches, time.monotonic()
+        for _ in range(batches):
+            discard_next(iterator)
+        self.skipped = batches, time.monotonic() - began
+
+    @functools.cached_property
+    def _draws(self) -> bool:
+        """Whether random numbers are drawn while batches are read, in a state of their own."""
+        adapter = self._epochs.data_adapter
+        # Keras's shuffle of arrays is drawn at the beginning of an iterator, which keeps it.
+        return not is_of_arrays(adapter) and draws_numbers(adapter.get_tf_dataset())
+
+
+def _positioned(iterator: Any, state: bytes) -> bool:
+    try:
+        set_position(iterator, state)
+    except ValueError:
+        return False
+    return True
+
+
+class _Here(threading.local):
+    data: TrainingData | None = None
+
+
+_here = _Here()
+
+
+@contextlib.contextmanager
+def training_data() -> Iterator[TrainingData]:
+    """Within this context, the data that this thread's `fit` trains on is `current_data()`."""
+    outer, _here.data = _here.data, TrainingData()
+    try:
+        yield _here.data
+    finally:
+        _here.data = outer
+
+
+def current_data() -> TrainingData | None:
+    """The data of the `fit` that this thread is in, if anybody asks for its position."""
+    return _here.data
