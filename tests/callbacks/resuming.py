@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import io
 import pathlib
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import rows
+from tfdist.elastic import atomic_file
 
 ROWS, BATCH, EPOCHS = 46, 8, 3  # Five full batches and a smaller one.
 
@@ -93,8 +97,8 @@ def python_generator(x, y):
 
 
 def dense(strategy, optimizer="adam", policy=None, **compiled):
-    with strategy.scope():
-        model = keras.Sequential(
+    def build():
+        return keras.Sequential(
             [
                 keras.Input([6]),
                 keras.layers.Dense(8, "relu", dtype=policy),
@@ -103,6 +107,21 @@ def dense(strategy, optimizer="adam", policy=None, **compiled):
                 keras.layers.Dense(1, dtype="float32"),
             ]
         )
+
+    def in_stages():
+        return keras.Sequential(
+            [
+                keras.Input([6]),
+                *(keras.layers.Dense(8, "relu") for _ in range(3)),
+                keras.layers.Dense(1),
+            ]
+        )
+
+    with strategy.scope():
+        if isinstance(strategy, tfdist.HybridStrategy):
+            model = tfdist.PipelineModel(in_stages, balance="parameters")
+        else:
+            model = build()
         optimizer = OPTIMIZERS[optimizer]()
         model.compile(optimizer, "mse", metrics=["mae"], **compiled)
     return model
@@ -124,6 +143,12 @@ OPTIMIZERS = {
 def with_strategy(strategy, kind):
     if kind == "sharded":
         return tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+    if kind == "pipeline":
+        return tfdist.PipelineStrategy(microbatches=2)
+    if kind == "hybrid":
+        return tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
+    if kind == "sharded hybrid":
+        return tfdist.HybridStrategy(pipeline_size=2, microbatches=2, shard_optimizer=True)
     if kind in ("int8", "topk", "powersgd"):
         return tfdist.MultiWorkerMirroredStrategy(compression=kind)
     return strategy
@@ -201,3 +226,111 @@ def resume(strategy, arguments, options):
     undisturbed = train(strategy, f"{folder}/undisturbed", data, every=every, **options)
     assert train(strategy, f"{folder}/interrupted", data, at, every, **options) is None
     return undisturbed, train(strategy, f"{folder}/interrupted", data, every=every, **options)
+
+
+def stop(strategy, kind, folder, data, at, every, options):
+    """Begins a training that is interrupted."""
+    strategy = with_strategy(strategy, kind)
+    return train(strategy, own_folder(folder), data, at, every, **options)
+
+
+def go_on(strategy, kind, folder, data, every, options):
+    """Goes on with it, or begins anew; returns also what the worker has said."""
+    strategy = with_strategy(strategy, kind)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said):
+        try:
+            return train(
+                strategy, own_folder(folder), data, every=every, **options
+            ), said.getvalue()
+        except tfdist.errors.TfdistError as error:
+            return f"{type(error).__name__}: {error}", said.getvalue()
+
+
+def own_folder(folder):
+    """The folder, or with a {} in its name, each rank's own."""
+    path = pathlib.Path(folder.format(tfdist.rank()))
+    path.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def disk_full(strategy, folder):
+    """A training none of whose snapshots can be written, and what is said of it."""
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    said = io.StringIO()
+    with mock.patch.object(atomic_file.os, "fsync", fail), contextlib.redirect_stderr(said):
+        trained = train(strategy, own_folder(folder), "arrays")
+    return trained["weights"], said.getvalue()
+
+
+def twice(strategy, folder):
+    """Two calls of `fit`, the second of which is interrupted; then the script once more."""
+
+    def script(at=None):
+        keras.utils.set_random_seed(1)
+        model = dense(strategy)
+        histories = []
+        for name, interrupt in (("one", None), ("two", at)):
+            backup = tfdist.callbacks.BackupAndRestore(
+                pathlib.Path(folder) / name, save_every=4, delete_checkpoint=False
+            )
+            callbacks = [backup] if interrupt is None else [backup, Interrupt(interrupt)]
+            fitted = model.fit(
+                **seeded_dataset(*rows(ROWS, 6)), epochs=2, callbacks=callbacks, verbose=0
+            )
+            histories.append(fitted.history["loss"])
+        return digest(model.variables), histories
+
+    with contextlib.suppress(Interruption):
+        script(9)
+    resumed = script()
+    folder = f"{folder}/undisturbed"
+    return resumed, script()
+
+
+def another_model(strategy, folder):
+    """Resumes with a model of other shapes; returns the error."""
+    keras.utils.set_random_seed(1)
+    with strategy.scope():
+        model = keras.Sequential([keras.Input([6]), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.compile("adam", "mse")
+    backup = tfdist.callbacks.BackupAndRestore(own_folder(folder) / "snapshots")
+    try:
+        model.fit(*rows(ROWS, 6), callbacks=[backup], verbose=0)
+    except tfdist.errors.SnapshotError as error:
+        return str(error)
+    return None
+
+
+def refused(strategy, folder):
+    """Uses that are refused in `fit`."""
+    said = []
+    blocked = pathlib.Path(folder) / "file"
+    blocked.write_text("")
+    with strategy.scope():
+        unbuilt = keras.Sequential([keras.layers.Dense(1)])
+        unbuilt.compile("adam", "mse")
+        lazy = Lazy()
+        lazy.compile("adam", "mse")
+    for model, path in [(unbuilt, blocked / "snapshots"), (lazy, pathlib.Path(folder) / "a")]:
+        try:
+            model.fit(*rows(8, 6), callbacks=[tfdist.callbacks.BackupAndRestore(path)], verbose=0)
+        except (ValueError, tfdist.errors.UnsupportedError) as error:
+            said.append(f"{type(error).__name__}: {error}")
+    return said
+
+
+class Lazy(keras.Model):
+    """Makes its layer in its first step."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = None
+
+    def train_step(self, data):
+        if self.layer is None:
+            self.layer = keras.layers.Dense(1)
+        return {"loss": keras.ops.mean(self.layer(data[0]))}

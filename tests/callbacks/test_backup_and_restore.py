@@ -8,6 +8,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.tiers import some
+from tfdist.callbacks import BackupAndRestore
 
 RESUMING = "tests.callbacks.resuming"
 
@@ -72,9 +73,137 @@ def test_every_state_of_optimizers(tmp_path, group, options):
             ("int8", "2 hosts"),
             ("topk", "2 hosts"),
             ("powersgd", "3 on 2 hosts"),
+            ("pipeline", "2"),
+            ("hybrid", "4"),
+            ("sharded hybrid", "4"),
         ],
-        always=[("sharded", "3"), ("topk", "2 hosts")],
+        always=[("sharded", "3"), ("topk", "2 hosts"), ("hybrid", "4")],
     ),
 )
 def test_what_each_worker_alone_holds(tmp_path, kind, group):
     check(group, tmp_path, kind=kind)
+
+
+def stop(group, folder, kind="plain", data="seeded_dataset", at=9, every=4, **options):
+    GROUPS[group].run(f"{RESUMING}:stop", kind, str(folder), data, at, every, options)
+
+
+def go_on(group, folder, kind="plain", data="seeded_dataset", every=4, **options):
+    arguments = (kind, str(folder), data, every, options)
+    return GROUPS[group].run(f"{RESUMING}:go_on", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "kind"),
+    some(
+        [
+            ("2", "1", "plain"),
+            ("2", "3", "plain"),
+            ("1", "2", "plain"),
+            ("3", "2", "sharded"),
+            ("2", "1", "sharded"),
+            ("2 hosts", "3 on 2 hosts", "topk"),
+            ("4", "2", "hybrid"),
+            ("2", "4", "sharded hybrid"),
+            ("3", "2", "pipeline"),
+        ],
+        always=[("3", "2", "sharded")],
+    ),
+)
+def test_another_number_of_workers_takes_what_has_a_meaning(tmp_path, before, after, kind):
+    stop(before, tmp_path / "a", kind, optimizer="adam")
+    results = go_on(after, tmp_path / "a", kind)
+    undisturbed = go_on(after, tmp_path / "b", kind)
+    for (resumed, _), (whole, _) in zip(results, undisturbed, strict=True):
+        assert resumed["weights"] == results[0][0]["weights"]
+        assert resumed["epochs"] == whole["epochs"]
+        tolerance = 0.2 if kind == "topk" else 1e-4
+        assert resumed["history"]["loss"] == pytest.approx(whole["history"]["loss"], rel=tolerance)
+    assert "training resumes at epoch 2, batch 3" in results[0][1]
+
+
+def test_hosts_with_disks_of_their_own_pass_parts_on(tmp_path):
+    """And the ranks have changed places, so that each has another one's part."""
+    stop("3 on 2 hosts", tmp_path / "{}", at=9)
+    whole = go_on("3 on 2 hosts", tmp_path / "whole")
+    for rank, place in [(0, "moved 1"), (1, "moved 2"), (2, "moved 0")]:
+        (tmp_path / str(rank)).rename(tmp_path / place)
+    resumed = go_on("3 on 2 hosts", tmp_path / "moved {}")
+    assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
+    assert "training resumes at epoch 2, batch 3" in resumed[0][1]
+
+
+@pytest.mark.parametrize("damage", some(["cut", "spoiled", "gone"], always=["cut"]))
+def test_a_damaged_snapshot_costs_a_warning_and_the_one_before_is_taken(tmp_path, damage):
+    stop("2", tmp_path / "a", at=11)
+    newest = max((tmp_path / "a" / "snapshots").glob("step-*"))
+    part = newest / "rank-0-of-2.npz"
+    if damage == "gone":
+        part.unlink()
+    else:
+        contents = bytearray(part.read_bytes())
+        contents[len(contents) // 2] ^= 255
+        part.write_bytes(contents[: len(contents) // 2] if damage == "cut" else contents)
+    resumed, whole = go_on("2", tmp_path / "a"), go_on("2", tmp_path / "b")
+    assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
+    assert "after 4 steps" in resumed[0][1]
+    if damage != "gone":
+        assert (
+            "tfdist: the snapshot of step 8 cannot be used: the part of worker 0" in resumed[0][1]
+        )
+
+
+@pytest.mark.exhaustive
+def test_snapshots_that_are_all_damaged_are_an_error(tmp_path):
+    stop("2", tmp_path / "a", at=11)
+    for part in (tmp_path / "a" / "snapshots").glob("step-*/*.npz"):
+        part.write_bytes(b"")
+    for answer, _ in go_on("2", tmp_path / "a"):
+        assert answer.startswith("SnapshotError: None of the snapshots in ")
+
+
+@pytest.mark.exhaustive
+def test_snapshots_of_another_model_are_an_error(tmp_path):
+    stop("2", tmp_path / "a")
+    for said in GROUPS["2"].run(f"{RESUMING}:another_model", str(tmp_path / "a")):
+        assert said.startswith("The snapshots in ")
+        assert "are of another model: model/0 is float32[6, 8] there, and float32[6, 3] in" in said
+
+
+@pytest.mark.exhaustive
+def test_a_full_disk_costs_snapshots_and_no_training(tmp_path):
+    whole = go_on("2", tmp_path / "whole", data="arrays")
+    answers = GROUPS["2"].run(f"{RESUMING}:disk_full", str(tmp_path / "full"))
+    for (weights, said), (undisturbed, _) in zip(answers, whole, strict=True):
+        assert weights == undisturbed["weights"]
+        lines = [line for line in said.splitlines() if line.startswith("tfdist: the snapshot of")]
+        assert "could not be written: [Errno 28] No space left on device" in lines[0]
+
+
+@pytest.mark.exhaustive
+def test_what_is_refused_in_fit(tmp_path):
+    for said in GROUPS["2"].run(f"{RESUMING}:refused", str(tmp_path)):
+        assert "`directory` must be a folder that every worker can write to" in said[0]
+        assert "which creates them in its first step" in said[1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("group", ["1", "2"])
+def test_a_script_with_two_calls_of_fit(tmp_path, group):
+    for resumed, undisturbed in GROUPS[group].run(f"{RESUMING}:twice", str(tmp_path)):
+        assert resumed == undisturbed
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"directory": ""},
+        {"directory": "gs://bucket/run"},
+        {"directory": "a", "save_every": 0},
+        {"directory": "a", "save_every": "step"},
+        {"directory": "a", "keep": 0},
+    ],
+)
+def test_wrong_arguments(arguments):
+    with pytest.raises(ValueError, match="Received: "):
+        BackupAndRestore(**arguments)

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -13,14 +11,16 @@ from typing import Any, Literal
 import keras
 
 from tfdist.cluster.net.wait_messages import say
-from tfdist.elastic.held_state import held_by
+from tfdist.elastic.held_state import Held, held_by
 from tfdist.elastic.preemption import requesting_on_sigterm
-from tfdist.elastic.restore import Workers, names, read_newest
+from tfdist.elastic.restore import names, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
 from tfdist.elastic.snapshot_writer import SnapshotWriter
 from tfdist.elastic.training_snapshot import Place, Resumption, take
+from tfdist.elastic.workers import workers_of, writes_for_others
 from tfdist.errors import UnsupportedError
 from tfdist.exit_codes import PREEMPTED
+from tfdist.internals.iterators import set_initial_epoch
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import RunsLast
 from tfdist.trainer.fit.data_position import current_data
@@ -55,7 +55,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         asynchronous: whether training goes on while a snapshot is written. The values are copied
             only where the next step changes them.
         delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
-            next call of `fit` starts from the beginning.
+            next call of `fit` starts from the beginning. If False, it finds the training done. A
+            script that calls `fit` several times needs a directory for each call, and False.
 
     Raises:
         ValueError: an argument is invalid.
@@ -100,7 +101,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._writer = SnapshotWriter(asynchronous=asynchronous)
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
-        self._resume: Resumption | None = None
+        self._held: list[Held] = []
         self._ended = contextlib.ExitStack()
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
 
@@ -118,22 +119,27 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
                 "it inside `with strategy.scope():`; with a single process, too."
             )
-        if not self.model.built or not getattr(self.model.optimizer, "built", True):
+        if not self.model.built:
             raise UnsupportedError(
                 f"BackupAndRestore needs a model with variables. Received: {self.model.name!r}, "
                 "which creates them in its first step. Call `model.build(shape)` before `fit`."
             )
+        optimizer, trained = self.model.optimizer, self.model.trainable_variables
+        if optimizer is not None and trained and not optimizer.built:
+            with strategy.scope():
+                optimizer.build(trained)
         self._data = data
-        self._workers = _workers(strategy.extended)
+        self._workers = workers_of(strategy.extended)
         self._run = self._workers.exchange("run", new_run())[0]
-        self._writes_shared = self._writes_what_others_hold()
+        self._writes_shared = writes_for_others(self._folder.path, self._workers, strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._resume = None
+        self._held = []
         self._restore()
         self._ended.close()
         self._ended.enter_context(requesting_on_sigterm())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
         self._epoch, self._steps_before = epoch, self._steps
         self._data.epoch_begins()
 
@@ -148,10 +154,13 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         steps = self.params.get("steps")
         if steps:  # The last execution may have had fewer.
             self._steps = self._steps_before + steps
-        if self._save_every == "epoch" or self._is_due():
+        ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
+        # Where snapshots stay, a call of `fit` that has ended does nothing the next time.
+        if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
             self._save(self._between_epochs())
 
     def on_train_end(self, logs: Any = None) -> None:
+        set_initial_epoch(self.model, None)
         self._ended.close()
         self._writer.wait()
         if self._delete:
@@ -170,7 +179,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         place = resume.place
         self._steps = self._last_saved = place.steps
         self._folder.forget_later_than(restored.snapshot)
-        self.model._initial_epoch = place.epoch
+        set_initial_epoch(self.model, place.epoch)
         resume.load()
         if place.batch:
             # Once more when the epoch has begun: callbacks change the state at its beginning.
@@ -182,7 +191,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._data.resume_between_epochs(resume.position, place.epoch)
             self._resumed(resume)
             if place.stopped:
-                self.model._initial_epoch = self.params["epochs"]
+                set_initial_epoch(self.model, self.params["epochs"])
         if rank == 0:
             say(
                 f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
@@ -217,8 +226,11 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def _save(self, place: Place) -> None:
         snapshot = SnapshotId(place.steps, self._run, self._workers.size)
+        if not self._held:  # It takes a while where parts of a whole have to be numbered.
+            self._held = held_by(self.model)
         write = take(
             self.model,
+            self._held,
             self._others,
             self._data,
             place,
@@ -247,52 +259,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             )
         self._ended.close()
         raise SystemExit(1 if str(True) in failed else PREEMPTED)
-
-    def _writes_what_others_hold(self) -> bool:
-        """Whether this worker also writes what other workers hold, on behalf of these.
-
-        The first of those that share a directory does; in pipelines, the first one of each stage.
-        """
-        folder, token = self._folder.path, uuid.uuid4().hex
-        mark, problem = folder / f".worker-{self._workers.rank}", ""
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            mark.write_text(token)
-        except OSError as error:
-            problem = error.strerror or str(error)
-        texts = self._workers.exchange("directory", json.dumps([token, problem]))
-        tokens = [json.loads(text) for text in texts]
-        for rank, (_, text) in enumerate(tokens):
-            if text:
-                raise ValueError(
-                    "`directory` must be a folder that every worker can write to. Received: "
-                    f"{str(folder)!r}, on worker {rank}: {text}. Choose another one."
-                )
-        seen = [_text_of(folder / f".worker-{rank}") for rank in range(len(tokens))]
-        first = next(rank for rank, (other, _) in enumerate(tokens) if seen[rank] == other)
-        firsts = self._workers.exchange("directory seen", str(first))
-        with contextlib.suppress(OSError):
-            mark.unlink()
-        extended = self.model.distribute_strategy.extended
-        if extended.in_stages:
-            return extended.worker_rank == 0 or len(set(firsts)) > 1
-        return first == self._workers.rank
-
-
-def _workers(extended: ReplicatedExtended) -> Workers:
-    group = extended.group
-    everyone = extended.workers
-    if extended.in_stages and group.topology.size > 1:
-        everyone = group.native()
-    topology = group.topology
-    return Workers(topology.rank, topology.size, group.exchange, everyone.all_gather)
-
-
-def _text_of(path: Path) -> str:
-    try:
-        return path.read_text()
-    except OSError:
-        return ""
 
 
 def _positive(value: Any) -> bool:

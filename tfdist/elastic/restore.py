@@ -16,26 +16,10 @@ from tfdist.elastic.held_state import Held, fitting, own_key
 from tfdist.elastic.part_file import Array, DamagedError, PartFile
 from tfdist.elastic.parts import Parts
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist.elastic.workers import Workers
 from tfdist.errors import SnapshotError
 
 _PIECE_BYTES = 64 << 20
-
-
-@dataclass(frozen=True)
-class Workers:
-    """The workers that read a snapshot together.
-
-    Attributes:
-        rank: this one's.
-        size: their number.
-        exchange: every worker's text for a topic, in rank order.
-        gather: concatenates the bytes of all workers.
-    """
-
-    rank: int
-    size: int
-    exchange: Callable[[str, str], list[str]]
-    gather: Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclass

@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.elastic.callback_states import load_states, states_of
 from tfdist.elastic.compression_states import codec_arrays, load_codec_arrays
-from tfdist.elastic.held_state import as_pieces, held_by, read_all
+from tfdist.elastic.held_state import Held, as_pieces, read_all
 from tfdist.elastic.part_file import Array, Piece, write_part
 from tfdist.elastic.restore import Restored
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
@@ -41,6 +41,7 @@ class Place:
 
 def take(
     model: keras.Model,
+    held: Sequence[Held],
     callbacks: Sequence[Any],
     data: TrainingData,
     place: Place,
@@ -52,6 +53,7 @@ def take(
 
     Args:
         model: in training.
+        held: its variables on this worker.
         callbacks: all of them, in their order.
         data: its data.
         place: where training stands.
@@ -61,7 +63,7 @@ def take(
     Returns:
         Writes this worker's part, from any thread.
     """
-    read = read_all(held_by(model), rank, shared=shared)
+    read = read_all(held, rank, shared=shared)
     states, arrays = states_of(callbacks)
     position = data.read(epoch_ends=place.batch == 0)
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}

@@ -1,4 +1,4 @@
-"""The position of iterators over datasets, as TensorFlow serializes it."""
+"""The position of iterators over datasets, and of Keras's iterators over epochs."""
 
 from __future__ import annotations
 
@@ -59,3 +59,28 @@ def _plain(iterator: Any) -> OwnedIterator | None:
     if parts is not None:
         iterator = parts[0]._iterator if len(parts) == 1 else None
     return iterator if isinstance(iterator, OwnedIterator) else None
+
+
+def new_iterator(epochs: Any) -> Any:
+    """A new iterator over the dataset of Keras's epoch iterator."""
+    return iter(epochs._get_iterator())
+
+
+def lasting_iterator(epochs: Any) -> Any:
+    """The iterator that the next epoch goes on with, if epochs have a given number of steps."""
+    return epochs._current_iterator if epochs.steps_per_epoch else None
+
+
+def batches_seen(epochs: Any) -> int:
+    """Keras's count of the batches that have been taken from its iterator."""
+    return int(epochs._steps_seen)
+
+
+def set_batches_seen(epochs: Any, batches: int) -> None:
+    """Sets Keras's count of the batches that have been taken from its iterator."""
+    epochs._steps_seen = batches
+
+
+def set_initial_epoch(model: Any, epoch: int | None) -> None:
+    """Has the running call of `fit` begin with an epoch; None for that of its argument."""
+    model._initial_epoch = epoch

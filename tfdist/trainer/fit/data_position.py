@@ -10,7 +10,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.internals.iterators import position_of, set_position
+from tfdist.internals.iterators import (
+    batches_seen,
+    lasting_iterator,
+    new_iterator,
+    position_of,
+    set_batches_seen,
+    set_position,
+)
 from tfdist.internals.keras import is_of_arrays, is_of_one_generator
 from tfdist.internals.tensorflow import discard_next
 from tfdist.strategies.data import splits_batches
@@ -80,7 +87,7 @@ class TrainingData:
             epoch_ends: whether all batches of the epoch have been trained.
         """
         epochs = self._epochs
-        current = epochs._current_iterator if epochs.steps_per_epoch else self._iterator
+        current = lasting_iterator(epochs) or self._iterator
         fresh = current is not None and current is not self._iterator
         state = None
         if current is not None and not self._draws:
@@ -91,7 +98,7 @@ class TrainingData:
             iterators=self._iterators + fresh,
             batches=0 if fresh else self._batches,
             in_all=self._in_all,
-            steps_seen=epochs._steps_seen,
+            steps_seen=batches_seen(epochs),
             goes_on=epochs.steps_per_epoch is not None and epoch_ends,
             at_epoch=self._at_epoch,
             separate=not splits_batches(epochs.data_adapter.get_tf_dataset()),
@@ -109,11 +116,11 @@ class TrainingData:
         if position.goes_on:
             self._resume_at = position, 0, lambda: None
             return
-        dataset = self._epochs._get_iterator()
         # Later iterators shuffle as if the earlier ones had been read.
-        if position.state is None or not _positioned(iter(dataset), position.state):
+        state = position.state
+        if state is None or not _positioned(new_iterator(self._epochs), state):
             for _ in range(position.iterators):
-                iter(dataset)
+                new_iterator(self._epochs)
         self._count(position)
 
     def resume_within_epoch(
@@ -144,14 +151,14 @@ class TrainingData:
         if position.state is None:
             # All but the last, which is made now.
             for _ in range(position.iterators - 1):
-                iter(self._epochs._get_iterator())
+                new_iterator(self._epochs)
         step = self._with_new(advance(), begun)
         self._move(step[-1], position)
         self._count(position)
         ready()
         while step[0] < batch:
             step = advance()
-        self._epochs._steps_seen = position.steps_seen + self._epochs.steps_per_execution
+        set_batches_seen(self._epochs, position.steps_seen + self._epochs.steps_per_execution)
         return self._taken(step)
 
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:

@@ -1,0 +1,48 @@
+"""A training script that is killed, or told to go, in its first run: `dying.py FOLDER HOW RANK`."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import sys
+
+import keras
+import numpy as np
+
+import tfdist
+from tests.callbacks.resuming import EPOCHS, arrays, dense, digest
+from tests.strategies.behaviours.common import rows
+
+HOW = {"killed": signal.SIGKILL, "told to go": signal.SIGTERM}
+
+
+class Signal(keras.callbacks.Callback):
+    """Sends this process a signal after some batches, in its first run."""
+
+    def __init__(self, number, folder):
+        super().__init__()
+        self._number, self._mark, self._batches = number, folder / "signalled", 0
+
+    def on_train_batch_end(self, batch, logs=None):
+        self._batches += 1
+        if self._batches == 9 and not self._mark.exists():
+            self._mark.write_text("")
+            os.kill(os.getpid(), self._number)
+
+
+def main(folder, how, rank):
+    folder = pathlib.Path(folder)
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    keras.utils.set_random_seed(1)
+    model = dense(strategy)
+    callbacks = [tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=4)]
+    if how in HOW and tfdist.rank() == int(rank):
+        callbacks.append(Signal(HOW[how], folder))
+    history = model.fit(**arrays(*rows(46, 6)), epochs=EPOCHS, callbacks=callbacks, verbose=0)
+    np.save(folder / f"losses-{tfdist.rank()}.npy", history.history["loss"])
+    (folder / f"weights-{tfdist.rank()}").write_text(digest(model.variables))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

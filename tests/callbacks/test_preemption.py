@@ -1,0 +1,59 @@
+"""Workers that are killed or told to go, as real processes: started again, they go on."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from tests.tiers import exhaustive
+from tfdist.exit_codes import PREEMPTED
+
+SCRIPT = pathlib.Path(__file__).parent / "dying.py"
+
+
+def run(folder, how, rank, workers=2):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--output", "all"]
+    environment = {
+        **os.environ,
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONPATH": str(SCRIPT.parent.parent.parent),
+    }
+    return subprocess.run(
+        [*command, str(SCRIPT), str(folder), how, str(rank)],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        env=environment,
+    )
+
+
+def weights(folder, workers=2):
+    return [(folder / f"weights-{rank}").read_text() for rank in range(workers)]
+
+
+@exhaustive
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("how", ["killed", "told to go"])
+def test_a_job_that_is_started_again_ends_like_one_undisturbed(tmp_path, how, rank):
+    first = run(tmp_path / "a", how, rank)
+    if how == "killed":
+        assert first.returncode == 137, first.stderr
+    else:
+        assert first.returncode == PREEMPTED, first.stderr
+        assert "SIGTERM: the state after 9 steps is saved in" in first.stderr
+    assert not (tmp_path / "a" / "weights-0").exists()
+    second = run(tmp_path / "a", how, rank)
+    assert second.returncode == 0, second.stderr
+    steps = 8 if how == "killed" else 9
+    assert f"after {steps} steps" in second.stderr
+    whole = run(tmp_path / "b", "undisturbed", 0)
+    assert whole.returncode == 0, whole.stderr
+    assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    assert not (tmp_path / "a" / "snapshots").exists()

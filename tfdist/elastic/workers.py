@@ -1,0 +1,90 @@
+"""The workers that take and read snapshots together, and who writes what several of them hold."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import tensorflow as tf
+
+from tfdist.strategies.extended import ReplicatedExtended
+
+
+@dataclass(frozen=True)
+class Workers:
+    """All workers of a job, as seen by one of them.
+
+    Attributes:
+        rank: this one's.
+        size: their number.
+        exchange: every worker's text for a topic, in rank order.
+        gather: concatenates the bytes of all workers.
+    """
+
+    rank: int
+    size: int
+    exchange: Callable[[str, str], list[str]]
+    gather: Callable[[tf.Tensor], tf.Tensor]
+
+
+def workers_of(extended: ReplicatedExtended) -> Workers:
+    """The workers of a strategy."""
+    group = extended.group
+    in_stages = extended.in_stages and group.topology.size > 1
+    everyone = group.native() if in_stages else extended.workers
+    topology = group.topology
+    return Workers(topology.rank, topology.size, group.exchange, everyone.all_gather)
+
+
+def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExtended) -> bool:
+    """Whether this worker writes what other workers hold as well, on their behalf.
+
+    The first of those that share a directory does; in pipelines, the first one of each stage.
+    Called by all workers.
+
+    Args:
+        directory: this worker's, which is created.
+        workers: all of them.
+        extended: the strategy's engine.
+
+    Raises:
+        ValueError: some worker cannot write to its directory; the same error on all.
+    """
+    token, problem = uuid.uuid4().hex, ""
+    mark = _mark(directory, workers.rank)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        mark.write_text(token)
+    except OSError as error:
+        problem = error.strerror or str(error)
+    texts = workers.exchange("directory", json.dumps([token, problem]))
+    answers = [json.loads(text) for text in texts]
+    for rank, (_, text) in enumerate(answers):
+        if text:
+            raise ValueError(
+                "`directory` must be a folder that every worker can write to. Received: "
+                f"{str(directory)!r}, on worker {rank}: {text}. Choose another one."
+            )
+    tokens = [token for token, _ in answers]
+    first = next(r for r, one in enumerate(tokens) if _text_of(_mark(directory, r)) == one)
+    firsts = workers.exchange("directory seen", str(first))
+    with contextlib.suppress(OSError):
+        mark.unlink()
+    if extended.in_stages:
+        return extended.worker_rank == 0 or len(set(firsts)) > 1
+    return first == workers.rank
+
+
+def _mark(directory: Path, rank: int) -> Path:
+    return directory / f".worker-{rank}"
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
