@@ -13,9 +13,10 @@ from tfdist.trainer.fit.step_requests import requests
 
 @contextlib.contextmanager
 def requesting_on_sigterm() -> Iterator[None]:
-    """Within this context, SIGTERM makes a request; a second one does what it did before.
+    """Within this context, SIGTERM makes a request and does not end the process.
 
-    Outside of the main thread, where Python allows no handlers, nothing changes.
+    Nor do further ones: a scheduler's signal reaches a worker twice, if it also goes to the launcher,
+    which passes it on. Outside of the main thread, where Python allows no handlers, nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -23,7 +24,6 @@ def requesting_on_sigterm() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, before)
         requests.make()
 
     if before is None:  # Another language has installed it.
