@@ -243,6 +243,29 @@ sys.exit(3)
         assert all((folder / "flight-rank0.json").exists() for folder in found)
 
 
+@exhaustive
+def test_training_tells_its_step(launch, script):
+    path = script("""
+        import numpy as np
+        import keras
+        import tfdist
+        strategy = tfdist.MultiWorkerMirroredStrategy()
+        class Full(keras.callbacks.Callback):
+            def on_train_batch_end(self, batch, logs=None):
+                if batch == 2:
+                    raise OSError("no space")
+        with strategy.scope():
+            model = keras.Sequential([keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+        x = np.ones((32, 3))
+        model.fit(x, x[:, :1], batch_size=8, verbose=0, callbacks=[Full()])
+    """)
+    job = launch("-n", "1", "--max-restarts", "9", path, seconds=SOON)
+    assert job.wait() == 1
+    failed = "worker 0 failed with exit code 1, after step 3 (OSError: no space)"
+    assert history(job) == [failed, failed]
+
+
 # Preemption.
 
 SAVES = """
