@@ -42,8 +42,8 @@ def test_program_and_its_arguments(line, workers, program):
 def test_every_option():
     line = (
         "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
-        "--max-restarts 4 --metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 --rendezvous [fd00::1]:29400 "
-        "--host 10.0.0.3 train.py"
+        "--max-restarts 4 --metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 "
+        "--rendezvous [fd00::1]:29400 --host 10.0.0.3 train.py"
     )
     options = parse(line.split())
     assert options == RunOptions(
