@@ -305,6 +305,16 @@ def test_not_all_have_saved(launch, program):
     assert "this command was stopped by SIGTERM." in job.err
 
 
+@exhaustive
+def test_sigterm_when_one_has_saved_already(launch, program):
+    path = program("if rank == 0: ready(); os._exit(75)\nwait_gone(0); ready(); stay()")
+    job = launch("-n", "2", "--grace", str(FAR), path)
+    job.wait_ready(2)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == 143
+    assert "this command was stopped by SIGTERM." in job.err
+
+
 def test_one_that_saves_and_one_that_fails_are_a_failure(launch, program):
     path = program("""
 if rank == 0:
