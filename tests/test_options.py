@@ -47,6 +47,7 @@ def test_invalid_ports(text):
         Options.from_environment({"TFDIST_METRICS_PORT": text})
 
 
+@pytest.mark.exhaustive
 def test_the_generation():
     assert Options.from_environment({"TFDIST_GENERATION": "3"}).generation == 3
     with pytest.raises(ValueError, match=r"TFDIST_GENERATION must be .* Received: '-1'"):

@@ -195,6 +195,7 @@ def test_a_signal_while_it_waits_to_start_again(launch, program, tmp_path, numbe
     assert job.processes() == set()
 
 
+@exhaustive
 def test_a_signal_while_a_failure_is_stopped(launch, program, tmp_path):
     path = program("""
 signal.signal(signal.SIGTERM, lambda *_: (here / "asked").touch())
@@ -219,6 +220,7 @@ def test_the_launchers_death_while_it_waits_leaves_nothing(launch, program):
     job.wait_gone()
 
 
+@exhaustive
 def test_the_users_secret_stays(launch, program, tmp_path):
     path = program("step(1); sys.exit(0 if generation else 3)")
     job = launch("-n", "1", "--max-restarts", "1", path, seconds=SOON, TFDIST_SECRET="hush")
@@ -296,6 +298,7 @@ def test_workers_that_a_scheduler_tells_to_save(launch, program):
     assert job.err.count("\n") == 1
 
 
+@exhaustive
 def test_not_all_have_saved(launch, program):
     path = program("if rank: save_on_sigterm()\nmeet(); ready(); stay()")
     job = launch("-n", "3", "--grace", str(FAR), path)
@@ -328,6 +331,7 @@ sys.exit(9)
     assert "worker 1 failed with exit code 9" in job.err
 
 
+@exhaustive
 def test_one_that_saves_alone_is_a_failure(launch, program):
     job = launch("-n", "2", "--grace", "0.1", program("meet()\nif rank: os._exit(75)\nstay()"))
     assert job.wait() == 1
@@ -377,6 +381,7 @@ if generation < 2: stay()
     assert all(cluster == clusters[0] for cluster in clusters)
 
 
+@exhaustive
 def test_a_host_that_is_done_starts_again(start, program, tmp_path):
     path = program("ready()\nif rank == 0 and generation == 0: wait_gone(1); sys.exit(3)")
     jobs = [start(host, path, "--max-restarts", "1", hosts=2, seconds=SOON) for host in (0, 1)]
@@ -384,6 +389,7 @@ def test_a_host_that_is_done_starts_again(start, program, tmp_path):
     assert len(environments(tmp_path, 1)) == 2
 
 
+@exhaustive
 def test_the_same_failure_twice_ends_all_hosts(start, program, tmp_path):
     path = program("meet(); step(4)\nif rank == 2: raise OSError('no paper')\nstay()")
     jobs = [start(host, path, "--max-restarts", "9", seconds=SOON) for host in range(3)]
@@ -422,7 +428,8 @@ def test_the_end_of_one_host_while_all_wait_to_start_again(start, program, stopp
             assert said in job.err
 
 
-@pytest.mark.parametrize("dying", some([0, 1], always=[1]))
+@exhaustive
+@pytest.mark.parametrize("dying", [0, 1])
 def test_a_launcher_that_dies_ends_the_job(start, program, tmp_path, dying):
     path = program("ready(); stay()")
     jobs = [start(host, path, "--max-restarts", "9", seconds=SOON) for host in range(3)]
@@ -447,6 +454,7 @@ def test_sigterm_to_one_host_saves_on_all(start, program, stopped):
     assert jobs[stopped].err.count("\n") == 1
 
 
+@exhaustive
 def test_not_all_hosts_have_saved(start, program):
     path = program("if rank: save_on_sigterm()\nmeet(); ready(); stay()")
     jobs = [start(host, path, "--max-restarts", "9") for host in range(3)]

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.errors import ClusterError
 from tfdist.launch.job.failure import Doubt, worker_failure
 from tfdist.launch.job.progress import VARIABLE, ProgressMemory
@@ -31,6 +32,7 @@ def test_steps_are_absolute():
     assert memory.take() == Progress(104)
 
 
+@exhaustive
 def test_the_step_at_which_it_resumed_counts_before_the_next_one():
     memory = ProgressMemory()
     file = ProgressFile(memory.path)
@@ -38,6 +40,7 @@ def test_the_step_at_which_it_resumed_counts_before_the_next_one():
     assert memory.take() == Progress(100)
 
 
+@exhaustive
 def test_a_record_without_a_launcher():
     record = Record(lambda: None)
     record.resumed_at(3)
@@ -74,6 +77,7 @@ def test_chained_exceptions():
             assert raised(error).chained == ()
 
 
+@exhaustive
 def test_a_very_long_exception_fits():
     kind = type("E" * 5000, (ValueError,), {})
     found = raised(kind("\u1234" * 5000))
@@ -81,12 +85,10 @@ def test_a_very_long_exception_fits():
     assert set(found.message) == {"\u1234"}
 
 
-@pytest.mark.parametrize(
-    "data",
-    [b"", b"short", b"\xff" * SIZE, b"\1" * SIZE, bytes(16) + b"\x02" + bytes(7) + b"[]" * 2036],
-)
-def test_damaged_memory_tells_no_exception(data):
-    assert Progress.from_bytes(data).raised is None
+def test_damaged_memory_tells_no_exception():
+    list_of_lists = bytes(16) + b"\x02" + bytes(7) + b"[]" * 2036
+    for data in (b"", b"short", b"\xff" * SIZE, b"\1" * SIZE, list_of_lists):
+        assert Progress.from_bytes(data).raised is None
 
 
 def test_the_memory_belongs_to_one_process():
@@ -100,6 +102,7 @@ def test_the_memory_belongs_to_one_process():
     assert memory.take() == Progress(3)
 
 
+@exhaustive
 def test_a_file_that_is_no_memory(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"mine")
@@ -136,6 +139,7 @@ def test_a_process_tells_by_itself():
     assert memory.take() == Progress(5, Raised(("OSError",), (), "no paper"))
 
 
+@exhaustive
 @pytest.mark.parametrize("path", ["/nowhere/at/all", ""])
 def test_a_memory_that_cannot_be_opened_changes_nothing(path):
     environment = {**os.environ, VARIABLE: path}
@@ -149,16 +153,13 @@ def test_a_memory_that_cannot_be_opened_changes_nothing(path):
     assert process.stderr.endswith("OSError: no paper\n")
 
 
-@pytest.mark.parametrize(
-    ("error", "doubt"),
-    [
+def test_the_chief_tells_what_its_output_would():
+    for error, doubt in [
         (Raised(("ValueError",)), Doubt.NONE),
         (Raised(("PeerLostError",)), Doubt.VICTIM),
         (Raised(("ValueError",), ("UnavailableError",)), Doubt.VICTIM),
         (None, Doubt.UNSEEN),
-    ],
-)
-def test_the_chief_tells_what_its_output_would(error, doubt):
-    progress = Progress(3, error)
-    failure = worker_failure(host=0, rank=0, status=1, tail=(), log="", progress=progress)
-    assert failure.doubt == doubt
+    ]:
+        progress = Progress(3, error)
+        failure = worker_failure(host=0, rank=0, status=1, tail=(), log="", progress=progress)
+        assert failure.doubt == doubt, error

@@ -6,6 +6,7 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.launch.job.shutdown import Grace, SignalEscalation
 
 
@@ -56,6 +57,7 @@ def test_exhausted_only_long_after_the_last_signal():
     assert escalation.exhausted(111.0)
 
 
+@exhaustive
 def test_the_grace_is_longer_for_saving_unless_it_is_given():
     assert Grace.given(None) == Grace(failure=5.0, preemption=25.0)
     assert Grace.given(0.5) == Grace(failure=0.5, preemption=0.5)

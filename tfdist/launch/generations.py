@@ -104,20 +104,22 @@ class Generations:
                 began, start = time.monotonic(), time.time()
                 failure, end = self._generation(generation, signals)
                 if failure is None:
-                    return Outcome(self._failures(), succeeded=True)
+                    return Outcome(self.failures, succeeded=True)
                 verdict = self._settle(failure, end, time.monotonic() - began, signals)
                 if verdict.saved:
-                    return Outcome((*self._failures(), verdict.failure), saved=True)
+                    return Outcome((*self.failures, verdict.failure), saved=True)
                 self._history.append(Ended(verdict.failure, time.monotonic() - began))
                 self._show(verdict, generation, start)
                 if not verdict.restart:
-                    return Outcome(self._failures(), reason=verdict.reason)
+                    return Outcome(self.failures, reason=verdict.reason)
                 generation += 1
                 if stop := self._back_off(verdict.delay, generation, signals):
                     say(str(stop))
-                    return Outcome((*self._failures(), stop))
+                    return Outcome((*self.failures, stop))
 
-    def _failures(self) -> tuple[Failure, ...]:
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The first failure of each generation that has failed so far."""
         return tuple(ended.failure for ended in self._history)
 
     def _generation(self, number: int, signals: Signals) -> tuple[Failure | None, HostEnd]:

@@ -128,22 +128,24 @@ def _supervise(
     hosts = HostGroup(options.node_rank, rendezvous.channels)
     flight_dir = os.environ.get(_FLIGHT_DIR)
     own_secret = bool(os.environ.get(VARIABLE))
+    generations = Generations(
+        plans=plans,
+        # Not in the plan's settings, which --dry-run prints.
+        environment={**os.environ, VARIABLE: rendezvous.secret},
+        output=output,
+        flight_dir=Path(flight_dir) if flight_dir else output.directory,
+        hosts=hosts,
+        host=options.node_rank,
+        watchdog=watchdog,
+        grace=Grace.given(options.grace),
+        max_restarts=options.max_restarts,
+        new_secret=None if own_secret else new_secret,
+    )
     try:
-        outcome = Generations(
-            plans=plans,
-            # Not in the plan's settings, which --dry-run prints.
-            environment={**os.environ, VARIABLE: rendezvous.secret},
-            output=output,
-            flight_dir=Path(flight_dir) if flight_dir else output.directory,
-            hosts=hosts,
-            host=options.node_rank,
-            watchdog=watchdog,
-            grace=Grace.given(options.grace),
-            max_restarts=options.max_restarts,
-            new_secret=None if own_secret else new_secret,
-        ).run()
+        outcome = generations.run()
     except BaseException:
-        output.remove()
+        if not generations.failures:
+            output.remove()
         raise
     finally:
         hosts.close()
