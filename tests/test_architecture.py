@@ -21,7 +21,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 # From the bottom to the top; a package imports only itself and what is below it.
 LAYERS = [
-    {"_version", "errors", "exit_codes"},
+    {"_version", "errors", "exit_codes", "progress_file"},
     {"options"},
     {"cluster"},
     {"internals"},
@@ -72,12 +72,21 @@ PARTS = {
         "job",
         "hosts",
         "supervisor",
+        "generations",
         "flight",
         "live",
         "commands",
     ],
 }
-WITHOUT_TENSORFLOW = {"_version", "errors", "options", "cluster", "launch"}
+WITHOUT_TENSORFLOW = {
+    "_version",
+    "errors",
+    "exit_codes",
+    "progress_file",
+    "options",
+    "cluster",
+    "launch",
+}
 READS_ENVIRONMENT = {"options", "cluster", "launch"}
 
 

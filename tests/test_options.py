@@ -15,6 +15,7 @@ def test_each_variable():
             "TFDIST_HOST": "7",
             "TFDIST_METRICS_PORT": "9400",
             "TFDIST_METRICS_HOST": "::",
+            "TFDIST_GENERATION": "0",
         }
     )
     assert read == Options(
@@ -44,6 +45,13 @@ def test_invalid_seconds(text):
 def test_invalid_ports(text):
     with pytest.raises(ValueError, match=r"TFDIST_METRICS_PORT must be a port .* Received: "):
         Options.from_environment({"TFDIST_METRICS_PORT": text})
+
+
+@pytest.mark.exhaustive
+def test_the_generation():
+    assert Options.from_environment({"TFDIST_GENERATION": "3"}).generation == 3
+    with pytest.raises(ValueError, match=r"TFDIST_GENERATION must be .* Received: '-1'"):
+        Options.from_environment({"TFDIST_GENERATION": "-1"})
 
 
 def test_the_secret_is_not_shown():

@@ -73,6 +73,10 @@ def __getattr__(name: str) -> Any:
         return getattr(importlib.import_module("tfdist.cluster.this_worker"), name)
     if name not in _STRATEGIES:
         raise AttributeError(f"module 'tfdist' has no attribute {name!r}")
+    # First, so that the launcher learns why importing the rest fails.
+    from tfdist.cluster.session.exit_reason import watch_for_launcher
+
+    watch_for_launcher()
     from tfdist.trainer.install import install
 
     install()

@@ -44,6 +44,7 @@ class Options:
         metrics_port: the port of the first worker of each host for Prometheus metrics
             (`TFDIST_METRICS_PORT`), from which the others of the host count up; 0 for none.
         metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
+        generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -68,6 +69,7 @@ class Options:
     flight_dir: str = ""
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    generation: int = 0
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -100,15 +102,15 @@ class Options:
             environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not positive, a port is invalid, or only some of the
-                TLS variables are set.
+            ValueError: a number of seconds is not positive, a port or the generation is invalid, or
+                only some of the TLS variables are set.
         """
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}
         for setting in fields(cls):
             name = f"TFDIST_{setting.name.upper()}"
             if text := source.get(name):
-                read = _READERS[type(setting.default)]
+                read = _OTHER_READERS.get(setting.name) or _READERS[type(setting.default)]
                 values[setting.name] = read(name, text)
         return cls(**values)
 
@@ -163,6 +165,15 @@ class NativeOptions:
         )
 
 
+def progress_path() -> str:
+    """The path of the memory that the launcher has made for this worker (`TFDIST_PROGRESS_FILE`).
+
+    Not a part of `Options`, since it is needed even where another setting is invalid: to tell the
+    launcher so.
+    """
+    return os.environ.get("TFDIST_PROGRESS_FILE", "")
+
+
 def _cache(source: Mapping[str, str]) -> Path | None:
     home = source.get("HOME") or os.path.expanduser("~")
     if chosen := source.get("TFDIST_CACHE"):
@@ -205,9 +216,17 @@ def _port(name: str, text: str) -> int:
     return int(text)
 
 
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{name} must be an integer >= 0. Received: {text!r}. Unset it.")
+    return int(text)
+
+
 def _text(name: str, text: str) -> str:
     return text
 
 
 # By the type of a setting.
 _READERS: dict[type, Callable[[str, str], Any]] = {str: _text, float: _seconds, int: _port}
+# By name, where the type is not enough.
+_OTHER_READERS: dict[str, Callable[[str, str], Any]] = {"generation": _count}

@@ -8,6 +8,7 @@ import signal
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.launch.job.failure import (
     Doubt,
     Failure,
@@ -27,46 +28,43 @@ def failed(rank, *, status=1, tail=TRACE, log="log", host=0):
     return worker_failure(host=host, rank=rank, status=status, tail=tail, log=log)
 
 
-@pytest.mark.parametrize(
-    ("failure", "code", "doubt", "event"),
-    [
-        (failed(1), 1, Doubt.NONE, "failed with exit code 1"),
-        (failed(1, status=77), 77, Doubt.NONE, "failed with exit code 77"),
-        (failed(1, tail=VICTIM), 1, Doubt.VICTIM, "failed with exit code 1"),
-        (failed(1, tail=("UnavailableError: peer",)), 1, Doubt.VICTIM, "failed"),
-        (failed(1, tail=(*VICTIM, *TRACE)), 1, Doubt.NONE, "failed"),
-        (failed(1, tail=("saw UnavailableError", *TRACE, "bye")), 1, Doubt.NONE, "failed"),
-        (failed(1, tail=(*VICTIM, "", CHAINED, "", *TRACE)), 1, Doubt.VICTIM, "failed"),
-        (failed(0, tail=(), log=""), 1, Doubt.UNSEEN, "failed"),
-        (failed(0, status=-6, tail=(), log=""), 134, Doubt.NONE, "was killed by SIGABRT"),
-        (failed(1, status=-9, tail=VICTIM), 137, Doubt.NONE, "SIGKILL.* memory"),
-        (failed(1, status=-64), 192, Doubt.NONE, "killed by SIGRTMAX"),
-        (failed(1, status=-63), 191, Doubt.NONE, "killed by signal 63"),
-        (stopped_by(0, signal.SIGINT), 130, Doubt.NONE, "was stopped by SIGINT"),
-        (stopped_by(2, signal.SIGTERM), 143, Doubt.NONE, "was stopped by SIGTERM"),
-        (lost_host(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
-    ],
-)
-def test_one_failure(failure, code, doubt, event):
-    assert (failure.code, failure.doubt) == (code, doubt)
-    assert re.search(event, failure.event)
-    sent = json.loads(json.dumps(failure.to_message()))
-    assert Failure.from_message(sent) == failure
+FAILURES = [
+    (failed(1), 1, Doubt.NONE, "failed with exit code 1"),
+    (failed(1, status=77), 77, Doubt.NONE, "failed with exit code 77"),
+    (failed(1, tail=VICTIM), 1, Doubt.VICTIM, "failed with exit code 1"),
+    (failed(1, tail=("UnavailableError: peer",)), 1, Doubt.VICTIM, "failed"),
+    (failed(1, tail=(*VICTIM, *TRACE)), 1, Doubt.NONE, "failed"),
+    (failed(1, tail=("saw UnavailableError", *TRACE, "bye")), 1, Doubt.NONE, "failed"),
+    (failed(1, tail=(*VICTIM, "", CHAINED, "", *TRACE)), 1, Doubt.VICTIM, "failed"),
+    (failed(0, tail=(), log=""), 1, Doubt.UNSEEN, "failed"),
+    (failed(0, status=-6, tail=(), log=""), 134, Doubt.NONE, "was killed by SIGABRT"),
+    (failed(1, status=-9, tail=VICTIM), 137, Doubt.NONE, "SIGKILL.* memory"),
+    (failed(1, status=-64), 192, Doubt.NONE, "killed by SIGRTMAX"),
+    (failed(1, status=-63), 191, Doubt.NONE, "killed by signal 63"),
+    (stopped_by(0, signal.SIGINT), 130, Doubt.NONE, "was stopped by SIGINT"),
+    (stopped_by(2, signal.SIGTERM), 143, Doubt.NONE, "was stopped by SIGTERM"),
+    (lost_host(1, "10.0.0.2"), 1, Doubt.NONE, "was lost"),
+]
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_one_failure():
+    for failure, code, doubt, event in FAILURES:
+        assert (failure.code, failure.doubt) == (code, doubt), failure
+        assert re.search(event, failure.event)
+        sent = json.loads(json.dumps(failure.to_message()))
+        assert Failure.from_message(sent) == failure
+
+
+def test_no_failure():
+    for message in [
         {},
         {"host": 1},
         {**failed(1).to_message(), "code": "x"},
         {**failed(1).to_message(), "doubt": 9},
         {**failed(1).to_message(), "tail": 3},
-    ],
-)
-def test_no_failure(message):
-    with pytest.raises(ValueError):
-        Failure.from_message(message)
+    ]:
+        with pytest.raises(ValueError):
+            Failure.from_message(message)
 
 
 def test_an_exit_code_from_elsewhere_is_a_failure():
@@ -77,27 +75,27 @@ def test_an_exit_code_from_elsewhere_is_a_failure():
 CLEAR, UNSEEN, LOST = failed(3), failed(0, tail=(), log=""), failed(1, tail=VICTIM)
 
 
-@pytest.mark.parametrize(
-    ("failures", "asked", "decided"),
-    [
-        ([], 100.0, None),
-        ([(0.0, CLEAR)], 0.0, CLEAR),
-        ([(0.0, CLEAR), (0.0, failed(2))], 0.0, CLEAR),
-        ([(0.0, LOST)], 0.9, None),
-        ([(0.0, LOST)], 1.0, LOST),
-        ([(0.0, LOST), (0.5, CLEAR)], 0.5, CLEAR),
-        ([(0.0, UNSEEN), (0.5, CLEAR)], 0.5, CLEAR),
-        ([(0.0, UNSEEN), (0.5, LOST)], 0.9, None),
-        ([(0.0, UNSEEN), (0.5, LOST)], 1.0, UNSEEN),
-        ([(0.0, LOST), (0.5, UNSEEN)], 1.0, UNSEEN),
-        ([(0.0, LOST), (0.5, failed(2, tail=VICTIM))], 1.0, LOST),
-    ],
-)
-def test_the_first_failure(failures, asked, decided):
-    first = FirstFailure(delay=1.0)
-    for time, failure in failures:
-        first.add(failure, time)
-    assert first.decided(asked) is decided
+ORDERS = [
+    ([], 100.0, None),
+    ([(0.0, CLEAR)], 0.0, CLEAR),
+    ([(0.0, CLEAR), (0.0, failed(2))], 0.0, CLEAR),
+    ([(0.0, LOST)], 0.9, None),
+    ([(0.0, LOST)], 1.0, LOST),
+    ([(0.0, LOST), (0.5, CLEAR)], 0.5, CLEAR),
+    ([(0.0, UNSEEN), (0.5, CLEAR)], 0.5, CLEAR),
+    ([(0.0, UNSEEN), (0.5, LOST)], 0.9, None),
+    ([(0.0, UNSEEN), (0.5, LOST)], 1.0, UNSEEN),
+    ([(0.0, LOST), (0.5, UNSEEN)], 1.0, UNSEEN),
+    ([(0.0, LOST), (0.5, failed(2, tail=VICTIM))], 1.0, LOST),
+]
+
+
+def test_the_first_failure():
+    for failures, asked, decided in ORDERS:
+        first = FirstFailure(delay=1.0)
+        for time, failure in failures:
+            first.add(failure, time)
+        assert first.decided(asked) is decided, failures
 
 
 def test_another_host_waits_for_the_decision_of_host_0():
@@ -107,57 +105,75 @@ def test_another_host_waits_for_the_decision_of_host_0():
     assert first.decided(3.0) is CLEAR
 
 
-@pytest.mark.parametrize(
-    ("failure", "host", "lines"),
-    [
-        (
-            failed(1, log="/logs/worker-1.log"),
-            0,
-            [
-                "worker 1 failed with exit code 1. Last lines of its output:",
-                "  | Traceback (most recent call last):",
-                "  | ValueError: bad",
-                "  Full output: /logs/worker-1.log",
-            ],
-        ),
-        (
-            failed(1, log="/logs/worker-1.log", tail=()),
-            0,
-            ["worker 1 failed with exit code 1. Its log is empty: /logs/worker-1.log."],
-        ),
-        (
-            failed(5, log="/logs/worker-5.log", host=1),
-            0,
-            [
-                "worker 5 failed with exit code 1. Last lines of its output:",
-                "  | Traceback (most recent call last):",
-                "  | ValueError: bad",
-                "  Full output on host 1: /logs/worker-5.log",
-                "  Worker logs on this host: /here",
-            ],
-        ),
-        (
-            UNSEEN,
-            0,
-            [
-                "worker 0 failed with exit code 1. Its output is above.",
-                "  Worker logs on this host: /here",
-            ],
-        ),
-        (
-            UNSEEN,
-            1,
-            [
-                "worker 0 failed with exit code 1. Its output is in the terminal of host 0.",
-                "  Worker logs on this host: /here",
-            ],
-        ),
-        (
-            stopped_by(0, signal.SIGINT),
-            0,
-            ["this command was stopped by SIGINT.", "  Worker logs on this host: /here"],
-        ),
-    ],
-)
-def test_what_the_user_reads(failure, host, lines):
-    assert describe(failure, host, "/here").splitlines() == lines
+@exhaustive
+def test_one_that_has_saved_waits_longer_for_the_others():
+    saved = failed(3, status=75)
+    assert saved.doubt == Doubt.PREEMPTED
+    for failures, asked, decided in [
+        ([(0.0, saved)], 25.9, None),
+        ([(0.0, saved), (9.0, failed(2, status=75))], 26.0, saved),
+        ([(0.0, saved), (5.0, LOST)], 5.9, None),
+        ([(0.0, saved), (5.0, LOST)], 6.0, LOST),
+        ([(0.0, LOST), (0.5, saved)], 1.0, LOST),
+        ([(0.0, saved), (5.0, CLEAR)], 5.0, CLEAR),
+    ]:
+        first = FirstFailure(delay=1.0, patience=25.0)
+        for time, failure in failures:
+            first.add(failure, time)
+        assert first.decided(asked) is decided, failures
+
+
+READS = [
+    (
+        failed(1, log="/logs/worker-1.log"),
+        0,
+        [
+            "worker 1 failed with exit code 1. Last lines of its output:",
+            "  | Traceback (most recent call last):",
+            "  | ValueError: bad",
+            "  Full output: /logs/worker-1.log",
+        ],
+    ),
+    (
+        failed(1, log="/logs/worker-1.log", tail=()),
+        0,
+        ["worker 1 failed with exit code 1. Its log is empty: /logs/worker-1.log."],
+    ),
+    (
+        failed(5, log="/logs/worker-5.log", host=1),
+        0,
+        [
+            "worker 5 failed with exit code 1. Last lines of its output:",
+            "  | Traceback (most recent call last):",
+            "  | ValueError: bad",
+            "  Full output on host 1: /logs/worker-5.log",
+            "  Worker logs on this host: /here",
+        ],
+    ),
+    (
+        UNSEEN,
+        0,
+        [
+            "worker 0 failed with exit code 1. Its output is above.",
+            "  Worker logs on this host: /here",
+        ],
+    ),
+    (
+        UNSEEN,
+        1,
+        [
+            "worker 0 failed with exit code 1. Its output is in the terminal of host 0.",
+            "  Worker logs on this host: /here",
+        ],
+    ),
+    (
+        stopped_by(0, signal.SIGINT),
+        0,
+        ["this command was stopped by SIGINT.", "  Worker logs on this host: /here"],
+    ),
+]
+
+
+def test_what_the_user_reads():
+    for failure, host, lines in READS:
+        assert describe(failure, host, "/here").splitlines() == lines

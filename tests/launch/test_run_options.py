@@ -42,8 +42,8 @@ def test_program_and_its_arguments(line, workers, program):
 def test_every_option():
     line = (
         "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
-        "--metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 --rendezvous [fd00::1]:29400 "
-        "--host 10.0.0.3 train.py"
+        "--max-restarts 4 --metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 "
+        "--rendezvous [fd00::1]:29400 --host 10.0.0.3 train.py"
     )
     options = parse(line.split())
     assert options == RunOptions(
@@ -58,6 +58,7 @@ def test_every_option():
         cores_per_worker=3,
         gpus_per_worker=0,
         grace=0.0,
+        max_restarts=4,
         metrics_port=9400,
         dry_run=True,
     )
@@ -79,6 +80,7 @@ def test_every_option():
         ("--out all train.py", "unknown option --out"),
         ("--output some train.py", "invalid choice"),
         ("--grace soon train.py", "number of seconds"),
+        ("--max-restarts -1 train.py", "integer >= 0|expected one argument"),
         ("--nnodes 2 train.py", "--nnodes requires --rendezvous"),
         ("--nnodes 2 --rendezvous a train.py", "has no port"),
         ("--nnodes 2 --node-rank 2 --rendezvous a:1 train.py", "--node-rank must be < --nnodes"),

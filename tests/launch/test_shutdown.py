@@ -6,7 +6,8 @@ from signal import SIGINT, SIGKILL, SIGTERM
 
 import pytest
 
-from tfdist.launch.job.shutdown import SignalEscalation
+from tests.tiers import exhaustive
+from tfdist.launch.job.shutdown import Grace, SignalEscalation
 
 
 def sent_by(escalation, times):
@@ -54,3 +55,9 @@ def test_exhausted_only_long_after_the_last_signal():
     assert escalation.due(100.0) == SIGKILL
     assert not escalation.exhausted(105.0)
     assert escalation.exhausted(111.0)
+
+
+@exhaustive
+def test_the_grace_is_longer_for_saving_unless_it_is_given():
+    assert Grace.given(None) == Grace(failure=5.0, preemption=25.0)
+    assert Grace.given(0.5) == Grace(failure=0.5, preemption=0.5)

@@ -21,6 +21,7 @@ from tfdist.elastic.workers import workers_of, writes_for_others
 from tfdist.errors import UnsupportedError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.internals.iterators import set_initial_epoch
+from tfdist.monitoring.training import record
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import RunsLast
 from tfdist.trainer.fit.data_position import current_data
@@ -178,6 +179,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         resume = Resumption(restored, self.model, self._others, rank)
         place = resume.place
         self._steps = self._last_saved = place.steps
+        record.resumed_at(place.steps)
         self._folder.forget_later_than(restored.snapshot)
         set_initial_epoch(self.model, place.epoch)
         resume.load()

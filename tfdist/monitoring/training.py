@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tfdist.cluster.session.progress import progress_file
 from tfdist.monitoring.histogram import Histogram
+from tfdist.progress_file import ProgressFile
 
 
 @dataclass(frozen=True)
@@ -31,12 +34,17 @@ class Trained:
 class Record:
     """Counts steps as they end.
 
+    Args:
+        progress: returns the memory in which the launcher reads the steps, if there is one.
+
     Attributes:
         keeps_durations: whether anybody asks for the durations of steps; if not, `fit` does not
             tell when its epochs begin.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, progress: Callable[[], ProgressFile | None] = progress_file) -> None:
+        self._progress = progress
+        self._earlier = 0
         self.keeps_durations = False
         self._lock = threading.Lock()
         self._steps = 0
@@ -65,6 +73,22 @@ class Record:
                 now = time.perf_counter()
                 self._seconds.observe((now - self._last) / steps, steps)
                 self._last = now
+            if (file := self._progress()) is not None:
+                file.count(self._earlier + self._steps)
+
+    def resumed_at(self, steps: int) -> None:
+        """Tells at which step of the job the training continues.
+
+        Only the launcher learns of it, so that it can tell where a job fails that was restarted.
+
+        Args:
+            steps: the steps that the restored state has behind it, counted from the job's first
+                start.
+        """
+        with self._lock:
+            self._earlier = steps - self._steps
+            if (file := self._progress()) is not None:
+                file.count(steps)
 
     def read(self) -> Trained:
         """The counts so far; from any thread."""

@@ -1,9 +1,11 @@
-"""Records an uncaught exception, so that the goodbye to the other workers can name it."""
+"""Records an uncaught exception: for the goodbye to the other workers, and for the launcher."""
 
 from __future__ import annotations
 
 import sys
 from types import TracebackType
+
+from tfdist.cluster.session.progress import progress_file
 
 _MAX_LENGTH = 300
 _failure: str | None = None
@@ -21,9 +23,17 @@ def watch() -> None:
     def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
         global _failure
         _failure = describe(value)
+        if (file := progress_file()) is not None:
+            file.ended_by(value)
         previous(kind, value, trace)
 
     sys.excepthook = hook
+
+
+def watch_for_launcher() -> None:
+    """Installs the hook if a launcher wants to know; for the time before the workers have met."""
+    if progress_file() is not None:
+        watch()
 
 
 def failure() -> str | None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE, new_secret
 from tfdist.errors import LaunchError
+from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
+from tfdist.launch.generations import Generations, Outcome
 from tfdist.launch.hosts.client import join
 from tfdist.launch.hosts.host_group import HostGroup
 from tfdist.launch.hosts.host_info import HostInfo, worker_addresses
@@ -20,10 +23,11 @@ from tfdist.launch.job.metrics import describe as describe_metrics
 from tfdist.launch.job.plan import WorkerPlan, plan_workers
 from tfdist.launch.job.ports import Reservation
 from tfdist.launch.job.prebuild import prepare
-from tfdist.launch.job.report import describe
+from tfdist.launch.job.report import describe_history
 from tfdist.launch.job.run_options import RunOptions, parse
+from tfdist.launch.job.shutdown import Grace
+from tfdist.launch.job.syntax import check_syntax
 from tfdist.launch.job.watchdog import Watchdog
-from tfdist.launch.supervisor import Supervisor
 from tfdist.options import Options
 
 _LOOPBACK = "127.0.0.1"
@@ -38,7 +42,8 @@ def main(arguments: Sequence[str]) -> int:
 
     Returns:
         0 if all workers succeeded, otherwise the exit code of the first that failed, or 128 plus
-        the number of the signal that killed it or stopped this command.
+        the number of the signal that killed it or stopped this command; 75 if the workers were
+        asked to stop and have saved their state.
 
     Raises:
         LaunchError: the workers could not be started.
@@ -74,6 +79,7 @@ def main(arguments: Sequence[str]) -> int:
         for worker in plan(_dry_run_rendezvous(options, count)):
             print(worker)
         return 0
+    check_syntax(options.command)
     prepare()
     # Forked first, while this process has no descriptors that the watchdog must not inherit.
     watchdog = Watchdog()
@@ -120,32 +126,54 @@ def _supervise(
         say(metrics)
     output = Output(options.output, options.log_dir)
     hosts = HostGroup(options.node_rank, rendezvous.channels)
+    flight_dir = os.environ.get(_FLIGHT_DIR)
+    own_secret = bool(os.environ.get(VARIABLE))
+    generations = Generations(
+        plans=plans,
+        # Not in the plan's settings, which --dry-run prints.
+        environment={**os.environ, VARIABLE: rendezvous.secret},
+        output=output,
+        flight_dir=Path(flight_dir) if flight_dir else output.directory,
+        hosts=hosts,
+        host=options.node_rank,
+        watchdog=watchdog,
+        grace=Grace.given(options.grace),
+        max_restarts=options.max_restarts,
+        new_secret=None if own_secret else new_secret,
+    )
     try:
-        failure = Supervisor(
-            plans=plans,
-            # Not in the plan's settings, which --dry-run prints.
-            environment={
-                **os.environ,
-                _FLIGHT_DIR: os.environ.get(_FLIGHT_DIR) or str(output.directory),
-                VARIABLE: rendezvous.secret,
-            },
-            output=output,
-            hosts=hosts,
-            host=options.node_rank,
-            watchdog=watchdog,
-            grace=options.grace,
-        ).run()
+        outcome = generations.run()
     except BaseException:
-        output.remove()
+        if not generations.failures:
+            output.remove()
         raise
     finally:
         hosts.close()
-    log_dir = output.written()
-    if failure is None or log_dir is None:
+    if outcome.saved or not outcome.failures or output.is_empty():
         output.remove()
-    if failure is None:
+    return _report(outcome)
+
+
+def _report(outcome: Outcome) -> int:
+    """Prints how the job has ended, unless its only failure has been shown; returns its code."""
+    failures = outcome.failures
+    if outcome.saved:
+        say(
+            f"The workers have saved their state, and the job ends with code {PREEMPTED}; "
+            f"the same command continues it."
+        )
+        return PREEMPTED
+    times = f"{len(failures)} {'time' if len(failures) == 1 else 'times'}"
+    if outcome.succeeded:
+        if failures:
+            say(
+                f"All workers have succeeded, after the job has failed {times}:\n"
+                f"{describe_history(failures)}"
+            )
         return 0
-    say(describe(failure, options.node_rank, log_dir), below_output=True)
-    if output.flight_logs():
-        say(f"What each worker was doing: tfdist doctor --flight {log_dir}")
-    return failure.code
+    reason = f" and is not started again: {outcome.reason}." if outcome.reason else "."
+    if len(failures) > 1:
+        say(f"The job has failed {times}{reason}\n{describe_history(failures)}")
+    elif outcome.reason:
+        say(f"The job is not started again: {outcome.reason}.")
+    return failures[-1].code

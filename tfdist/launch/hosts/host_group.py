@@ -1,14 +1,18 @@
 """Messages between the launchers of several hosts while the job runs.
 
-Host 0 decides: the others report their failures to it, and it announces the first one to all. A
-connection that closes before the job has ended counts as a lost host.
+Host 0 decides: the others report their failures to it, and it announces the first one to all. Once
+a host's workers are gone it says so, and host 0 answers all hosts at once: the job has ended, or
+starts again. So no message of a generation follows its end. A connection that closes before the
+job has ended counts as a lost host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from tfdist.launch.hosts.channel import Channel, ChannelError, Message
+from tfdist.launch.hosts.verdict import Beginning, HostEnd, Verdict
 from tfdist.launch.job.failure import Failure, lost_host
 
 _HOST_0 = 0
@@ -22,21 +26,46 @@ class HostGroup:
         channels: open connections by host number, as in `Rendezvous`.
 
     Attributes:
-        failure: the failure that host 0 has announced; on host 0, the one passed to `announce`.
+        failure: the failure of this generation that host 0 has announced; on host 0, the one passed
+            to `announce`.
         finished: whether the workers of all hosts have succeeded.
+        ends: on host 0, how this generation has ended on the hosts whose workers are gone.
+        lost: the first host that was lost, if any.
+        stopped: on host 0, whether the launcher of another host was told to stop.
+        beginning: the generation that host 0 has begun last.
     """
 
     def __init__(self, host: int, channels: Mapping[int, Channel]) -> None:
         self._host = host
         self._channels = dict(channels)
-        self._unfinished = {host, *channels} if host == _HOST_0 else {host}
+        self.lost: Failure | None = None
+        self.stopped = False
+        self._verdict: Verdict | None = None
+        self.beginning = Beginning(0)
+        self._reset()
+
+    def _reset(self) -> None:
+        hosts = {self._host, *self._channels} if self.decides else {self._host}
+        self._unfinished = set(hosts)
+        self._running = set(hosts)
         self.failure: Failure | None = None
         self.finished = False
+        self.ends: dict[int, HostEnd] = {}
 
     @property
     def decides(self) -> bool:
         """Whether this is host 0."""
         return self._host == _HOST_0
+
+    @property
+    def all_exited(self) -> bool:
+        """Whether no host has running workers, as far as host 0 knows; False on the others."""
+        return self.decides and not self._running
+
+    @property
+    def awaited(self) -> list[int]:
+        """On host 0, the hosts that have not told of their end; on the others, host 0."""
+        return [host for host in self._channels if host not in self.ends]
 
     def channels(self) -> dict[int, Channel]:
         """The connections to wait on; read them with `receive`."""
@@ -56,11 +85,13 @@ class HostGroup:
         except (ChannelError, ValueError):
             channel.close()
             del self._channels[host]
+            self._running.discard(host)
+            loss = lost_host(host, channel.peer)
+            self.lost = self.lost or loss
             if self.finished or self.failure is not None:
                 return reported
             if self.decides and host not in self._unfinished:
                 return reported  # It had nothing left to do.
-            loss = lost_host(host, channel.peer)
             if self.decides:
                 return reported or loss
             self.failure = loss
@@ -72,7 +103,7 @@ class HostGroup:
             self._send({"failed": failure.to_message()})
 
     def announce(self, failure: Failure) -> None:
-        """Sets the failure that ends the job; host 0 also sends it to every other host."""
+        """Sets the failure that ends the generation; host 0 also sends it to every other host."""
         self.failure = failure
         if self.decides:
             self._send({"stop": failure.to_message()})
@@ -80,27 +111,77 @@ class HostGroup:
     def done(self, host: int | None = None) -> None:
         """Records that all workers of a host (by default this one) have succeeded."""
         self._unfinished.discard(self._host if host is None else host)
+        self._running.discard(self._host if host is None else host)
         if not self.decides:
             self._send({"done": True})
         elif not self._unfinished and not self.finished:
             self.finished = True
             self._send({"finish": True})
 
+    def exited(self) -> None:
+        """Records that all workers of this host have exited, some of them with an error."""
+        self._running.discard(self._host)
+        if not self.decides:
+            self._send({"exited": True})
+
+    def end(self, end: HostEnd) -> None:
+        """Records how the generation has ended on this host, once its workers are gone."""
+        if self.decides:
+            self.ends[self._host] = end
+        else:
+            self._send({"end": end.to_message()})
+
+    def decide(self, verdict: Verdict) -> None:
+        """Sends the verdict of host 0 to every host."""
+        self._send({"verdict": verdict.to_message()})
+        self._take(verdict)
+        self._verdict = None
+
+    def take_verdict(self) -> Verdict | None:
+        """What host 0 has decided, once; None before that."""
+        verdict, self._verdict = self._verdict, None
+        return verdict
+
+    def begin(self, beginning: Beginning) -> None:
+        """Begins the next generation on every host; on host 0."""
+        self.beginning = beginning
+        self._send({"begin": asdict(beginning)})
+
     def close(self) -> None:
         """Closes the connections."""
         for channel in self._channels.values():
             channel.close()
 
+    def _take(self, verdict: Verdict) -> None:
+        self._verdict = verdict
+        if verdict.restart:
+            self._reset()  # Now, since the messages that follow belong to the next generation.
+
     def _read(self, host: int, message: Message) -> Failure | None:
         if self.decides:
-            if "done" in message:
-                self.done(host)
-            if "failed" in message:
-                return Failure.from_message(message["failed"])
-        elif "stop" in message:
+            return self._read_report(host, message)
+        if "stop" in message:
             self.failure = Failure.from_message(message["stop"])
         elif "finish" in message:
             self.finished = True
+        elif "verdict" in message:
+            self._take(Verdict.from_message(message["verdict"]))
+        elif "begin" in message:
+            self.beginning = Beginning.from_message(message["begin"])
+        return None
+
+    def _read_report(self, host: int, message: Message) -> Failure | None:
+        if "done" in message:
+            self.done(host)
+        elif "exited" in message:
+            self._running.discard(host)
+        elif "end" in message:
+            self.ends[host] = HostEnd.from_message(message["end"])
+            self._running.discard(host)
+        elif "failed" in message:
+            failure = Failure.from_message(message["failed"])
+            self.stopped = self.stopped or failure.stopped
+            return failure
         return None
 
     def _send(self, message: Message) -> None:

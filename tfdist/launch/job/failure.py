@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import enum
+import math
 import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from time import time as wall_clock
 from typing import Any
+
+from tfdist.exit_codes import PREEMPTED
+from tfdist.progress_file import Progress, Raised
 
 # Exceptions of a worker that lost another one.
 _LOST_PEER = ("PeerLostError", "UnavailableError")
 # The line of a traceback that names the exception, and those between chained ones.
-_EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::|$)")
+_EXCEPTION = re.compile(r"(?:\w+\.)*(\w*(?:Error|Exception|Interrupt|Exit))(?::\s*(.*)|$)")
 _CHAINED = ("The above exception was the direct cause", "During handling of the above exception")
 _SIGNAL_BASE = 128
 
@@ -23,6 +28,7 @@ class Doubt(enum.IntEnum):
     NONE = 0
     UNSEEN = 1  # Unknown, since its last lines went to the terminal.
     VICTIM = 2
+    PREEMPTED = 3  # No failure at all if the other workers save their state, too.
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,13 @@ class Failure:
         tail: the last lines of output.
         rank: the worker's rank; None for a host or the command.
         log: the path of the worker's log on its host; "" if its output went to the terminal.
+        status: the worker's exit code, or the negative signal number; None for a host or the
+            command.
+        time: when it happened, in seconds since 1970.
+        step: the steps of training that the job had completed; None if none are known.
+        classes: the class of the exception that ended the worker and its bases, if known.
+        message: the first line of that exception's message.
+        stopped: whether a launcher was told to stop.
     """
 
     host: int
@@ -48,10 +61,28 @@ class Failure:
     tail: tuple[str, ...] = ()
     rank: int | None = None
     log: str = ""
+    status: int | None = None
+    time: float = 0.0
+    step: int | None = None
+    classes: tuple[str, ...] = ()
+    message: str = ""
+    stopped: bool = False
 
     def __str__(self) -> str:
         """One sentence."""
-        return f"{self.subject} {self.event}."
+        after = "" if self.step is None else f", after step {self.step}"
+        return f"{self.subject} {self.event}{after}."
+
+    @property
+    def cause(self) -> str:
+        """The exception behind it; "" if none is known."""
+        return ": ".join(filter(None, (*self.classes[:1], self.message)))
+
+    @property
+    def preemption(self) -> bool:
+        """Whether the workers have been asked to stop, and may save their state first."""
+        asked = self.stopped and self.code != _SIGNAL_BASE + signal.SIGINT
+        return asked or self.doubt == Doubt.PREEMPTED
 
     def to_message(self) -> dict[str, Any]:
         """The failure as a message, which JSON can represent."""
@@ -74,13 +105,28 @@ class Failure:
                 tail=tuple(str(line) for line in message["tail"]),
                 rank=None if message["rank"] is None else int(message["rank"]),
                 log=str(message["log"]),
+                status=None if message["status"] is None else int(message["status"]),
+                time=float(message["time"]),
+                step=None if message["step"] is None else int(message["step"]),
+                classes=tuple(str(name) for name in message["classes"]),
+                message=str(message["message"]),
+                stopped=bool(message["stopped"]),
             )
         except (KeyError, TypeError) as error:
             raise ValueError(f"sent an invalid failure: {error!r}") from error
         return replace(failure, code=min(max(failure.code, 1), 255))
 
 
-def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], log: str) -> Failure:
+def worker_failure(
+    *,
+    host: int,
+    rank: int,
+    status: int,
+    tail: Sequence[str],
+    log: str,
+    progress: Progress | None = None,
+    time: float = 0.0,
+) -> Failure:
     """The failure of a worker that exited with an error.
 
     Args:
@@ -89,20 +135,32 @@ def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], lo
         status: its exit code, or the negative signal number.
         tail: its last lines of output.
         log: the path of its log; "" if its output went to the terminal, which was not read.
+        progress: what it has told of itself.
+        time: when it exited, in seconds since 1970.
 
     Example:
         >>> failure = worker_failure(host=0, rank=1, status=-11, tail=[], log="worker-1.log")
         >>> failure.subject, failure.event, failure.code
         ('worker 1', 'was killed by SIGSEGV', 139)
     """
+    progress = progress or Progress()
+    raised = None
     if status < 0:
         hint = ", often because the host ran out of memory" if status == -9 else ""
         event, code = f"was killed by {signal_name(-status)}{hint}", _SIGNAL_BASE - status
         doubt = Doubt.NONE  # Losing a peer does not kill a worker by a signal.
+    elif status == PREEMPTED:
+        event, code = f"has saved its state and exited with code {status}", status
+        doubt = Doubt.PREEMPTED
     else:
         event, code = f"failed with exit code {status}", status
-        doubt = Doubt.NONE if log else Doubt.UNSEEN
-        if any(name in _LOST_PEER for name in _last_exceptions(tail)):
+        found = _last_exceptions(tail)
+        raised = progress.raised or _last_raised(found)
+        doubt = Doubt.NONE if log or raised else Doubt.UNSEEN
+        names = [name for name, _ in found]
+        if progress.raised is not None:
+            names = [progress.raised.classes[0], *progress.raised.chained]
+        if any(name in _LOST_PEER for name in names):
             doubt = Doubt.VICTIM
     return Failure(
         host=host,
@@ -113,20 +171,29 @@ def worker_failure(*, host: int, rank: int, status: int, tail: Sequence[str], lo
         tail=tuple(tail),
         rank=rank,
         log=log,
+        status=status,
+        time=time,
+        step=progress.steps,
+        classes=raised.classes if raised else (),
+        message=raised.message if raised else "",
     )
 
 
-def _last_exceptions(tail: Sequence[str]) -> list[str]:
-    """The class of the last exception in a worker's output, and of those that it is chained to."""
-    names: list[str] = []
+def _last_exceptions(tail: Sequence[str]) -> list[tuple[str, str]]:
+    """The class and message of the last exception in a worker's output, and of those behind it."""
+    found: list[tuple[str, str]] = []
     for line in reversed(tail):
         if line.startswith(_CHAINED):
-            names.append("")
-        elif found := _EXCEPTION.match(line):
-            if names and names[-1]:
+            found.append(("", ""))
+        elif match := _EXCEPTION.match(line):
+            if found and found[-1][0]:
                 break
-            names.append(found[1])
-    return names
+            found.append((match[1], match[2] or ""))
+    return found
+
+
+def _last_raised(found: Sequence[tuple[str, str]]) -> Raised | None:
+    return next((Raised((name,), (), message) for name, message in found if name), None)
 
 
 def stopped_by(host: int, number: signal.Signals) -> Failure:
@@ -137,6 +204,8 @@ def stopped_by(host: int, number: signal.Signals) -> Failure:
         subject=subject,
         event=f"was stopped by {number.name}",
         code=_SIGNAL_BASE + number,
+        time=wall_clock(),
+        stopped=True,
     )
 
 
@@ -147,6 +216,7 @@ def lost_host(host: int, address: str) -> Failure:
         subject=f"host {host} ({address})",
         event="was lost: its launcher died or the network connection broke",
         code=1,
+        time=wall_clock(),
     )
 
 
@@ -158,6 +228,7 @@ class FirstFailure:
 
     Args:
         delay: seconds that a doubtful failure waits.
+        patience: seconds in which the other workers, too, may save their state and exit.
         decides: False if a clear failure, too, has to wait, for the decision of another host.
 
     Example:
@@ -167,8 +238,9 @@ class FirstFailure:
         'host 1 (10.0.0.2)'
     """
 
-    def __init__(self, delay: float, decides: bool = True) -> None:
+    def __init__(self, delay: float, decides: bool = True, patience: float = 0.0) -> None:
         self._delay = delay
+        self._patience = patience
         self._decides = decides
         self._candidates: list[Failure] = []
         self.deadline: float | None = None
@@ -176,10 +248,10 @@ class FirstFailure:
     def add(self, failure: Failure, now: float) -> None:
         """Adds a failure; call it in the order in which failures happen."""
         self._candidates.append(failure)
-        if failure.doubt == Doubt.NONE and self._decides:
-            self.deadline = now if self.deadline is None else min(now, self.deadline)
-        elif self.deadline is None:
-            self.deadline = now + self._delay
+        delay = 0.0 if failure.doubt == Doubt.NONE and self._decides else self._delay
+        if failure.doubt == Doubt.PREEMPTED:
+            delay += self._patience
+        self.deadline = min(now + delay, math.inf if self.deadline is None else self.deadline)
 
     def decided(self, now: float) -> Failure | None:
         """The failure to show; None while there is none or it is in doubt."""

@@ -61,15 +61,40 @@ class Output:
                 f"the directory for worker output cannot be created: {error}. "
                 f"Choose another one with --log-dir."
             ) from error
+        self._folder = self._directory
         self._copies: dict[int, _Copy] = {}
+
+    def begin(self, generation: int) -> None:
+        """Keeps the files of the generations so far: this one's have a folder of their own.
+
+        Raises:
+            LaunchError: the folder cannot be created.
+        """
+        self._folder = self.of_generation(self._directory, generation)
+        try:
+            self._folder.mkdir(exist_ok=True)
+        except OSError as error:
+            raise LaunchError(
+                f"the directory for worker output cannot be created: {error}"
+            ) from error
+
+    @staticmethod
+    def of_generation(folder: Path, generation: int) -> Path:
+        """The folder for the files of a generation: the given one for the first.
+
+        Example:
+            >>> Output.of_generation(Path("logs"), 2)
+            PosixPath('logs/restart-2')
+        """
+        return folder / f"restart-{generation}" if generation else folder
 
     def inherited(self, rank: int) -> bool:
         """Whether this worker inherits the launcher's streams."""
         return rank == _CHIEF and self._mode != "none"
 
     def log(self, rank: int) -> Path:
-        """The path of this worker's log file, which may not exist."""
-        return self._directory / f"worker-{rank}.log"
+        """The path of this worker's log file of this generation, which may not exist."""
+        return self._folder / f"worker-{rank}.log"
 
     @contextmanager
     def streams(self, rank: int) -> Iterator[tuple[Stream, Stream, Stream]]:
@@ -130,17 +155,17 @@ class Output:
 
     @property
     def directory(self) -> Path:
-        """The directory for the files, an absolute path."""
+        """The directory for the files of all generations, an absolute path."""
         return self._directory
 
     def written(self) -> Path | None:
-        """The directory with the log files; None if there are none."""
-        logs = (*self._directory.glob("worker-*.log"), *self.flight_logs())
-        return self._directory if logs else None
+        """The directory with this generation's log files; None if there are none."""
+        logs = (*self._folder.glob("worker-*.log"), *self._folder.glob("flight-*.json"))
+        return self._folder if logs else None
 
-    def flight_logs(self) -> list[Path]:
-        """The flight logs that workers have written into the directory."""
-        return sorted(self._directory.glob("flight-*.json"))
+    def is_empty(self) -> bool:
+        """Whether no generation has written a file."""
+        return not any(path.is_file() for path in self._directory.rglob("*"))
 
     def finish(self, rank: int) -> None:
         """Copies the remaining output of a worker that has exited."""

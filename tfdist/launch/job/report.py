@@ -1,7 +1,9 @@
-"""The message shown to the user when a job has failed."""
+"""The messages shown to the user when a job has failed, and when it starts again."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from tfdist.launch.job.failure import Failure
@@ -39,3 +41,41 @@ def describe(failure: Failure, host: int, log_dir: Path | None) -> str:
     if log_dir is not None and (elsewhere or not failure.log):
         lines.append(f"  Worker logs on this host: {log_dir}")
     return "\n".join(lines)
+
+
+def describe_restart(number: int, limit: int, delay: float, failure: Failure) -> str:
+    """Says that the job is started again, when, and why.
+
+    Args:
+        number: which restart this is.
+        limit: how many there may be.
+        delay: seconds until it begins.
+        failure: why.
+    """
+    at = time.strftime("%H:%M:%S", time.localtime(time.time() + delay))
+    return f"Restart {number} of {limit} in {delay:g} s, at {at}, because {_clause(failure)}."
+
+
+def describe_history(failures: Sequence[Failure]) -> str:
+    """One line for each generation that failed: when, and what failed why.
+
+    Example:
+        >>> killed = Failure(host=0, subject="worker 1", event="was killed by SIGKILL", code=137,
+        ...                  step=120)
+        >>> print(describe_history([killed]))
+          generation 0 at 1970-01-01 00:00:00: worker 1 was killed by SIGKILL, after step 120
+    """
+    return "\n".join(
+        f"  generation {number} at {_date(failure.time)}: {_clause(failure)}"
+        for number, failure in enumerate(failures)
+    )
+
+
+def _clause(failure: Failure) -> str:
+    cause = f" ({failure.cause})" if failure.cause else ""
+    place = "" if failure.step is not None or failure.rank is None else ", at no known step"
+    return f"{str(failure).removesuffix('.')}{cause}{place}"
+
+
+def _date(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

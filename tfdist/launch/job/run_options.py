@@ -30,7 +30,8 @@ class RunOptions:
         log_dir: the directory for the log files; None for a temporary one.
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
         gpus_per_worker: None to divide the GPUs evenly.
-        grace: seconds from one signal to the next, harder one.
+        grace: seconds from one signal to the next, harder one; None for the defaults.
+        max_restarts: how often a job that has failed is started again.
         metrics_port: the port of this host's first worker for metrics; None for the environment's.
         dry_run: whether to only print the workers.
     """
@@ -45,7 +46,8 @@ class RunOptions:
     log_dir: str | None = None
     cores_per_worker: int | None = None
     gpus_per_worker: int | None = None
-    grace: float = 5.0
+    grace: float | None = None
+    max_restarts: int = 0
     metrics_port: int | None = None
     dry_run: bool = False
 
@@ -152,7 +154,8 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         "--log-dir",
         metavar="DIR",
         help="write each worker's output to DIR/worker-RANK.log (the chief's only with --output "
-        "none), overwriting old files (default: a temporary directory, kept only if the job fails)",
+        "none), after restart N to DIR/restart-N, overwriting old files (default: a temporary "
+        "directory, kept only if the job fails or was restarted)",
     )
     add(
         "--cores-per-worker",
@@ -171,10 +174,18 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
     add(
         "--grace",
         type=seconds(zero=True),
-        default=5.0,
         metavar="SECONDS",
         help="seconds between SIGTERM and SIGKILL, and after Ctrl-C between SIGINT and SIGTERM "
-        "(default: 5)",
+        "(default: 5; 25 if this command gets SIGTERM, so that workers can save their state)",
+    )
+    add(
+        "--max-restarts",
+        type=count(0),
+        default=0,
+        metavar="N",
+        help="after a failure, start all workers again, at most N times, waiting 1, 2, 4 ... 60 "
+        "seconds; not after a failure that must come again, nor after the same one at the same "
+        "step (default: 0; with several hosts, that of host 0 counts)",
     )
     add(
         "--metrics-port",
@@ -225,7 +236,10 @@ examples:
   tfdist run -n 8 --nnodes 2 --node-rank 1 --rendezvous 10.0.0.1:29400 train.py
 
 The first worker that fails ends the job: the others are stopped, its last lines of output are
-shown, and this command exits with its exit code (128 + the signal number if it was killed).
+shown, and this command exits with its exit code (128 + the signal number if it was killed). With
+--max-restarts, all workers on all hosts then start again, with the same ranks and addresses; a
+callback such as BackupAndRestore continues the training. SIGTERM is forwarded to the workers; if
+all of them save their state and exit with code 75, so does this command.
 Ctrl-C interrupts all workers; a second Ctrl-C kills them. No worker, nor any process in a
 worker's process group, outlives this command, even if it is killed.
 

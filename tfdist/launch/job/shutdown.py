@@ -3,11 +3,42 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import dataclass
 
 # Sent in this order, one grace period apart.
 _GENTLE_FIRST = (signal.SIGINT, signal.SIGTERM, signal.SIGKILL)
 # Seconds that a process may take to exit after SIGKILL (one stuck in a driver never does).
-_LAST_WAIT = 10.0
+LAST_WAIT = 10.0
+
+
+# What schedulers give after SIGTERM is often 30 s (Slurm, Kubernetes): a snapshot must fit, and the
+# launcher must be able to end the workers and say so.
+_PREEMPTION_GRACE = 25.0
+_GRACE = 5.0
+
+
+@dataclass(frozen=True)
+class Grace:
+    """Seconds from one signal to the next, harder one.
+
+    Attributes:
+        failure: after a failure, and after Ctrl-C.
+        preemption: after SIGTERM to the launcher, in which the workers may save their state.
+
+    Example:
+        >>> Grace.given(None)
+        Grace(failure=5.0, preemption=25.0)
+    """
+
+    failure: float
+    preemption: float
+
+    @classmethod
+    def given(cls, seconds: float | None) -> Grace:
+        """The same for both; the defaults for None."""
+        if seconds is None:
+            return cls(_GRACE, _PREEMPTION_GRACE)
+        return cls(seconds, seconds)
 
 
 class SignalEscalation:
@@ -34,7 +65,7 @@ class SignalEscalation:
         if not self._left or now < self.next_time:
             return None
         number = self._left.pop(0)
-        self.next_time = now + (self._grace if self._left else _LAST_WAIT)
+        self.next_time = now + (self._grace if self._left else LAST_WAIT)
         return number
 
     def harden(self, number: signal.Signals, now: float) -> None:

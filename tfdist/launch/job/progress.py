@@ -1,0 +1,34 @@
+"""The launcher's side of the memory in which a worker tells of itself."""
+
+from __future__ import annotations
+
+import os
+
+from tfdist.progress_file import SIZE, Progress
+
+VARIABLE = "TFDIST_PROGRESS_FILE"
+
+
+class ProgressMemory:
+    """Memory for one worker, which ends with the launcher: it leaves no file.
+
+    Attributes:
+        path: where a process of the same user opens it.
+
+    Example:
+        >>> memory = ProgressMemory()
+        >>> memory.take()
+        Progress(steps=None, raised=None)
+    """
+
+    def __init__(self) -> None:
+        self._descriptor = os.memfd_create("tfdist-progress")
+        os.ftruncate(self._descriptor, SIZE)
+        self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
+
+    def take(self) -> Progress:
+        """What the worker has written; call it once, when the worker is gone."""
+        try:
+            return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
+        finally:
+            os.close(self._descriptor)

@@ -1,0 +1,147 @@
+"""What a worker tells its launcher through a small shared memory: its steps, and how it ended.
+
+The launcher makes the memory, and reads it once the worker is gone, however it went. The first
+process that opens it owns it, so that processes that the worker starts do not write to it. After
+the process ID and the steps, 8 bytes each, comes the exception that ended the process, as JSON
+whose length precedes it.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import struct
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+SIZE = 4096
+_OWNER = struct.Struct("=q")
+_STEPS = struct.Struct("=q")
+_LENGTH = struct.Struct("=q")
+_STEPS_AT = _OWNER.size
+_LENGTH_AT = _STEPS_AT + _STEPS.size
+_TEXT_AT = _LENGTH_AT + _LENGTH.size
+_LONGEST_MESSAGE = 300
+_LONGEST_NAME = 80
+_MOST_NAMES = 12
+
+
+@dataclass(frozen=True)
+class Raised:
+    """An exception that no code has caught.
+
+    Attributes:
+        classes: the names of its class and of the class's bases, without their modules.
+        chained: the names of the exceptions that it was raised from or while handling.
+        message: the first line of its message.
+
+    Example:
+        >>> Raised.from_exception(ModuleNotFoundError("No module named 'x'"))
+        Raised(classes=('ModuleNotFoundError', 'ImportError'), chained=(), message="No module ...")
+    """
+
+    classes: tuple[str, ...]
+    chained: tuple[str, ...] = ()
+    message: str = ""
+
+    @classmethod
+    def from_exception(cls, error: BaseException) -> Raised:
+        """What is kept of an exception."""
+        general = (Exception, BaseException, object)
+        classes = [kind.__name__ for kind in type(error).__mro__ if kind not in general]
+        lines = str(error).strip().splitlines()
+        return cls(
+            classes=_short(classes or [type(error).__name__]),
+            chained=_short([type(other).__name__ for other in _chain(error)]),
+            message=lines[0][:_LONGEST_MESSAGE] if lines else "",
+        )
+
+    def __str__(self) -> str:
+        """The class and the message."""
+        return ": ".join(filter(None, (self.classes[0], self.message)))
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a worker has written.
+
+    Attributes:
+        steps: the steps of training that its job had completed, those of earlier processes
+            included; None if it has counted none.
+        raised: the exception that ended it, if any.
+    """
+
+    steps: int | None = None
+    raised: Raised | None = None
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Progress:
+        """Reads the memory; what is not valid counts as not written."""
+        if len(data) < SIZE:
+            return cls()
+        (steps,) = _STEPS.unpack_from(data, _STEPS_AT)
+        (length,) = _LENGTH.unpack_from(data, _LENGTH_AT)
+        raised = None
+        if 0 < length <= SIZE - _TEXT_AT:
+            try:
+                fields = json.loads(data[_TEXT_AT : _TEXT_AT + length])
+                classes = tuple(str(name) for name in fields["classes"])
+                chained = tuple(str(name) for name in fields["chained"])
+                raised = Raised(classes, chained, str(fields["message"])) if classes else None
+            except (ValueError, KeyError, TypeError):
+                pass
+        return cls(steps if steps > 0 else None, raised)
+
+
+class ProgressFile:
+    """A worker's side: writes to the memory without system calls.
+
+    Args:
+        path: the path that the launcher has given.
+
+    Raises:
+        OSError: it cannot be opened, or belongs to another process.
+    """
+
+    def __init__(self, path: str) -> None:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if os.fstat(descriptor).st_size != SIZE:
+                raise OSError(f"{path} is not the memory of a launcher")
+            self._memory = mmap.mmap(descriptor, SIZE)
+        finally:
+            os.close(descriptor)
+        (owner,) = _OWNER.unpack_from(self._memory, 0)
+        if owner not in (0, os.getpid()):
+            raise OSError(f"{path} belongs to process {owner}")
+        _OWNER.pack_into(self._memory, 0, os.getpid())
+
+    def count(self, steps: int) -> None:
+        """Writes the number of steps that the job has completed."""
+        _STEPS.pack_into(self._memory, _STEPS_AT, steps)
+
+    def ended_by(self, error: BaseException) -> None:
+        """Writes the exception that is ending this process."""
+        text = json.dumps(asdict(Raised.from_exception(error))).encode()
+        if len(text) <= SIZE - _TEXT_AT:
+            self._memory[_TEXT_AT : _TEXT_AT + len(text)] = text
+            _LENGTH.pack_into(self._memory, _LENGTH_AT, len(text))
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The exceptions behind an exception, as a traceback shows them."""
+    seen = {id(error)}
+    while True:
+        behind = error.__cause__
+        if behind is None and not error.__suppress_context__:
+            behind = error.__context__
+        if behind is None or id(behind) in seen:
+            return
+        seen.add(id(behind))
+        error = behind
+        yield error
+
+
+def _short(names: list[str]) -> tuple[str, ...]:
+    return tuple(name[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
