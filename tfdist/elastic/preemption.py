@@ -15,8 +15,9 @@ from tfdist.trainer.fit.step_requests import requests
 def requesting_on_sigterm() -> Iterator[None]:
     """Within this context, SIGTERM makes a request and does not end the process.
 
-    Nor do further ones: a scheduler's signal reaches a worker twice, if it also goes to the launcher,
-    which passes it on. Outside of the main thread, where Python allows no handlers, nothing changes.
+    Nor do further ones: a scheduler's signal reaches a worker twice if it also goes to the
+    launcher, which passes it on. Outside of the main thread, where Python allows no handlers,
+    nothing changes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
