@@ -102,7 +102,7 @@ def dense(strategy, optimizer="adam", policy=None, **compiled):
             [
                 keras.Input([6]),
                 keras.layers.Dense(8, "relu", dtype=policy),
-                keras.layers.BatchNormalization(),
+                keras.layers.BatchNormalization(synchronized=True),
                 keras.layers.Dropout(0.3),
                 keras.layers.Dense(1, dtype="float32"),
             ]

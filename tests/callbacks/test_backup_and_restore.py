@@ -19,7 +19,8 @@ def check(group, tmp_path, kind="plain", data="seeded_dataset", at=9, every=4, *
     arguments = (kind, str(tmp_path), data, at, every)
     results = GROUPS[group].run(f"{RESUMING}:resume", arguments, options)
     for undisturbed, resumed in results:
-        assert undisturbed["weights"] == results[0][0]["weights"]
+        if "hybrid" not in kind and kind != "pipeline":  # Their workers hold different stages.
+            assert undisturbed["weights"] == results[0][0]["weights"]
         assert resumed == undisturbed
         assert undisturbed["left"] == []
 
@@ -115,7 +116,9 @@ def test_another_number_of_workers_takes_what_has_a_meaning(tmp_path, before, af
     results = go_on(after, tmp_path / "a", kind)
     undisturbed = go_on(after, tmp_path / "b", kind)
     for (resumed, _), (whole, _) in zip(results, undisturbed, strict=True):
-        assert resumed["weights"] == results[0][0]["weights"]
+        assert not isinstance(resumed, str), resumed
+        if "hybrid" not in kind and kind != "pipeline":
+            assert resumed["weights"] == results[0][0]["weights"]
         assert resumed["epochs"] == whole["epochs"]
         tolerance = 0.2 if kind == "topk" else 1e-4
         assert resumed["history"]["loss"] == pytest.approx(whole["history"]["loss"], rel=tolerance)

@@ -65,6 +65,8 @@ def test_arrays_are_put_together_from_the_pieces_of_several_workers(tmp_path):
     files = {rank: PartFile(tmp_path / str(rank), str(rank)) for rank in range(3)}
     parts = Parts(files, 3)
     assert np.array_equal(parts.whole("slot"), whole)
+    assert np.array_equal(parts.whole("slot", (5, 2)), whole.reshape(5, 2))
+    assert parts.whole("slot", (5, 3)).shape == (10,)
     assert np.array_equal(parts.whole("weight"), whole.reshape(2, 5))
     for start, stop in [(0, 4), (4, 7), (2, 9), (0, 10), (9, 10)]:
         assert np.array_equal(parts.elements("slot", start, stop), whole[start:stop])

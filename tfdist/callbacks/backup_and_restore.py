@@ -103,7 +103,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
         self._held: list[Held] = []
-        self._ended = contextlib.ExitStack()
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
 
     def __repr__(self) -> str:
@@ -111,6 +110,9 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def runs_after(self, others: Sequence[Any]) -> None:
         self._others = others
+
+    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+        return requesting_on_sigterm()
 
     def on_train_begin(self, logs: Any = None) -> None:
         strategy = self.model.distribute_strategy
@@ -136,8 +138,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._held = []
         self._restore()
-        self._ended.close()
-        self._ended.enter_context(requesting_on_sigterm())
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
@@ -162,7 +162,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
-        self._ended.close()
         self._writer.wait()
         if self._delete:
             # Not before all have trained to the end: one that fails now has to be able to resume.
@@ -259,7 +258,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 f"tfdist: SIGTERM: the state after {self._steps} steps {state}; exiting with code "
                 f"{PREEMPTED}, to be started again."
             )
-        self._ended.close()
         raise SystemExit(1 if str(True) in failed else PREEMPTED)
 
 

@@ -34,7 +34,8 @@ class Held:
         start: the index of its first element in the flattened whole; None if it is the whole.
         is_own: whether each worker has another value.
         device: for a value of one's own, the number of the device.
-        adds_up: whether the sum over the workers is what counts.
+        sum_here: of a value whose sum over the workers counts: whether another number of workers
+            sets this one to the sum, and the others to zero; None for other values.
     """
 
     key: str
@@ -43,7 +44,7 @@ class Held:
     start: int | None = None
     is_own: bool = False
     device: int = 0
-    adds_up: bool = False
+    sum_here: bool | None = None
 
     def read(self) -> tf.Tensor:
         """The value now. Nothing is copied, unless the variable changes while this is kept."""
@@ -110,7 +111,7 @@ def _model_state(model: keras.Model) -> Iterator[Held]:
             for start, slot in variable.parts:
                 yield Held(key, _copies(slot)[0], slot.assign, start=start)
         elif id(variable) in own:
-            yield from _one_per_device(key, variable)
+            yield from _one_per_device(key, variable, _is_first(model))
         else:
             yield _equal(key, variable)
 
@@ -129,11 +130,19 @@ def _updating(optimizer: Any) -> list[Any]:
 
 def _metrics(model: keras.Model) -> Iterator[Held]:
     variables = {id(v): v for metric in model.metrics for v in metric.variables}
+    # In a pipeline, those of the last stage count.
+    kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
+    first = _is_first(model) and kind == "metrics"
     for number, variable in enumerate(variables.values()):
-        if isinstance(getattr(variable, "value", None), SummedVariable):
-            yield from _one_per_device(f"metrics/{number}", variable)
+        if in_stages(model) or isinstance(getattr(variable, "value", None), SummedVariable):
+            yield from _one_per_device(f"{kind}/{number}", variable, first)
         else:
-            yield _equal(f"metrics/{number}", variable)
+            yield _equal(f"{kind}/{number}", variable)
+
+
+def _is_first(model: keras.Model) -> bool:
+    """Whether this is the first of the workers that hold the same part of the model."""
+    return bool(model.distribute_strategy.extended.worker_rank == 0)
 
 
 def _global_seed(stored: Container[str] | None) -> Iterator[Held]:
@@ -150,7 +159,7 @@ def _equal(key: str, variable: Any) -> Held:
     return Held(key, _copies(variable)[0], variable.assign)
 
 
-def _one_per_device(key: str, variable: Any) -> Iterator[Held]:
+def _one_per_device(key: str, variable: Any, first: bool) -> Iterator[Held]:
     for device, copy in enumerate(_copies(variable)):
 
         def assign(value: Any, copy: Any = copy) -> None:
@@ -159,7 +168,8 @@ def _one_per_device(key: str, variable: Any) -> Iterator[Held]:
             if isinstance(variable.value, SummedVariable):
                 variable.value.forget_total()
 
-        yield Held(key, copy, assign, is_own=True, device=device, adds_up=True)
+        here = first and device == 0
+        yield Held(key, copy, assign, is_own=True, device=device, sum_here=here)
 
 
 def _copies(variable: Any) -> list[Any]:

@@ -45,8 +45,12 @@ class Parts:
     def __contains__(self, key: object) -> bool:
         return key in self._places
 
-    def whole(self, key: str) -> Array:
-        """An array that is stored as a whole, or else, flat, the one put together from its pieces.
+    def whole(self, key: str, shape: tuple[int, ...] | None = None) -> Array:
+        """An array that is stored as a whole, or else the one put together from flat pieces.
+
+        Args:
+            key: its name.
+            shape: the shape of the latter, if they have as many elements; by default it is flat.
 
         Raises:
             KeyError: it is in no part, or not all of it.
@@ -65,7 +69,9 @@ class Parts:
             values = self._files[rank].values(number)
             pieces.append(values[end - (start or 0) :])
             end = max(end, (start or 0) + values.size)
-        return np.concatenate(pieces)
+        flat = np.concatenate(pieces)
+        fits = shape is not None and flat.size == int(np.prod(shape))
+        return flat.reshape(shape) if fits else flat
 
     def elements(self, key: str, start: int, stop: int) -> Array:
         """Elements `[start, stop)` of a flattened array.

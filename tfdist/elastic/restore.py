@@ -144,16 +144,16 @@ def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array
     """
     if not held.is_own:
         if held.start is None:
-            return parts.whole(held.key)
+            return parts.whole(held.key, held.shape)
         return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
     if is_own and own_key(held, workers.rank) in parts:
         return parts.whole(own_key(held, workers.rank))
-    if not held.adds_up:
+    if held.sum_here is None:
         return None
     # What has been added up on all workers goes to one of them.
     dtype = held.variable.dtype.as_numpy_dtype
     total = np.zeros(held.shape, dtype)
-    if workers.rank or held.device:
+    if not held.sum_here:
         return total
     for rank in parts.ranks:
         device = 0

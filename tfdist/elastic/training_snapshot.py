@@ -109,12 +109,10 @@ class Resumption:
         if restored.is_own:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
-        position = Position(**restored.document["position"])
-        # Workers that all read the same batches stand at the same place.
-        of = rank if restored.is_own or position.separate else parts.ranks[0]
-        if f"{_POSITION} {of}" in parts:
-            state = parts.whole(f"{_POSITION} {of}").tobytes()
-        self.position = dataclasses.replace(position, state=state)
+            # Its buffers hold this worker's rows, so it is of no use to another number of workers.
+            if f"{_POSITION} {rank}" in parts:
+                state = parts.whole(f"{_POSITION} {rank}").tobytes()
+        self.position = Position(**{**restored.document["position"], "state": state})
 
     def load(self) -> None:
         """Sets all variables, what callbacks remember, and the random states."""

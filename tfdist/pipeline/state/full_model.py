@@ -62,6 +62,12 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         optimizer = getattr(self, "optimizer", None)
         return self._untracked.files.full_model(optimizer, self._untracked.compiled)
 
+    @property
+    def holds_last_stage(self) -> bool:
+        """Whether this worker computes the loss and the metrics."""
+        strategy = self.distribute_strategy
+        return bool(strategy.pipeline_rank_of(strategy.stages - 1) == strategy.pipeline_rank)
+
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This worker's weights and slots, named as in the full model; for snapshots."""
         return self._untracked.files.held(getattr(self, "optimizer", None))

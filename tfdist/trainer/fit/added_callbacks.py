@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Sequence
@@ -26,6 +27,10 @@ class RunsLast:
         """Says which callbacks are called before this one."""
         raise NotImplementedError
 
+    def during_fit(self) -> contextlib.AbstractContextManager[Any]:
+        """A context in which `fit` runs, however it ends."""
+        return contextlib.nullcontext()
+
 
 _OURS = (FollowLinks, StopTogether, StepClock)
 
@@ -46,11 +51,15 @@ def install() -> None:
             for callback in added:
                 callback.set_model(self)
             users = [c for c in given.callbacks if not isinstance(c, _OURS)]
-            given.callbacks = _in_order(users, added)
+            given.callbacks = called = _in_order(users, added)
         else:
             several = [] if given is None else list(given) if _is_list(given) else [given]
-            bound.arguments["callbacks"] = _in_order(several, added)
-        with training_data():
+            bound.arguments["callbacks"] = called = _in_order(several, added)
+        with contextlib.ExitStack() as during:
+            during.enter_context(training_data())
+            for callback in called:
+                if isinstance(callback, RunsLast):
+                    during.enter_context(callback.during_fit())
             return fit(*bound.args, **bound.kwargs)
 
     patch("TensorFlowTrainer.fit", lambda _: fit_with_added)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from tfdist.errors import SnapshotError
 from tfdist.internals.iterators import (
     batches_seen,
     lasting_iterator,
@@ -20,7 +21,6 @@ from tfdist.internals.iterators import (
 )
 from tfdist.internals.keras import is_of_arrays, is_of_one_generator
 from tfdist.internals.tensorflow import discard_next
-from tfdist.strategies.data import splits_batches
 from tfdist.strategies.first_batch import draws_numbers
 from tfdist.strategies.random_state import random_states, set_random_states
 
@@ -32,13 +32,13 @@ class Position:
     """A position in the training data.
 
     Attributes:
-        iterators: the number of iterators that have been made over the dataset.
+        iterators: the number of iterators that have been made over the dataset, each of which
+            shuffles in its own way.
         batches: the batches that have been taken from the last one.
         in_all: the batches that have been taken from all of them.
         steps_seen: Keras's count of the batches of the last one.
         goes_on: whether the next epoch goes on with the last one.
         at_epoch: the random states when the epoch began.
-        separate: whether each worker reads batches of its own.
         state: the serialized iterator; None if it has to be skipped forward.
     """
 
@@ -48,7 +48,6 @@ class Position:
     steps_seen: int
     goes_on: bool
     at_epoch: dict[str, Any]
-    separate: bool
     state: bytes | None
 
 
@@ -76,6 +75,10 @@ class TrainingData:
             self._epochs = epochs
         return self._epochs is epochs
 
+    def iterator_is_made(self) -> None:
+        """Counts an iterator over the dataset. Keras makes some that it never reads."""
+        self._iterators += 1
+
     def epoch_begins(self) -> None:
         """Records the random states, from which an epoch can be read again."""
         self._at_epoch = random_states()
@@ -95,13 +98,12 @@ class TrainingData:
         if state is not None and len(state) > _LARGEST_BYTES:
             state = None
         return Position(
-            iterators=self._iterators + fresh,
+            iterators=self._iterators,
             batches=0 if fresh else self._batches,
             in_all=self._in_all,
             steps_seen=batches_seen(epochs),
             goes_on=epochs.steps_per_epoch is not None and epoch_ends,
             at_epoch=self._at_epoch,
-            separate=not splits_batches(epochs.data_adapter.get_tf_dataset()),
             state=state,
         )
 
@@ -117,8 +119,9 @@ class TrainingData:
             self._resume_at = position, 0, lambda: None
             return
         # Later iterators shuffle as if the earlier ones had been read.
-        state = position.state
-        if state is None or not _positioned(new_iterator(self._epochs), state):
+        if position.state is not None:
+            _set_position(new_iterator(self._epochs), position.state)
+        else:
             for _ in range(position.iterators):
                 new_iterator(self._epochs)
         self._count(position)
@@ -164,9 +167,7 @@ class TrainingData:
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
         if step[-1] is not self._iterator:
             begun(step[-1])
-            self._iterator = step[-1]
-            self._iterators += 1
-            self._batches = 0
+            self._iterator, self._batches = step[-1], 0
         return step
 
     def _taken(self, step: Any) -> Any:
@@ -185,7 +186,8 @@ class TrainingData:
         set_random_states(position.at_epoch)
 
     def _move(self, iterator: Any, position: Position) -> None:
-        if position.state is not None and _positioned(iterator, position.state):
+        if position.state is not None:
+            _set_position(iterator, position.state)
             return
         # Each iterator goes on with the same Python generator.
         one = is_of_one_generator(self._epochs.data_adapter)
@@ -202,12 +204,14 @@ class TrainingData:
         return not is_of_arrays(adapter) and draws_numbers(adapter.get_tf_dataset())
 
 
-def _positioned(iterator: Any, state: bytes) -> bool:
+def _set_position(iterator: Any, state: bytes) -> None:
     try:
         set_position(iterator, state)
-    except ValueError:
-        return False
-    return True
+    except ValueError as error:
+        raise SnapshotError(
+            f"The training data must be the same as when the snapshot was taken. Received: others "
+            f"({error}). Pass the same dataset, or choose another directory."
+        ) from error
 
 
 class _Here(threading.local):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -72,8 +72,20 @@ def install() -> None:
 
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)
+    patch("TFEpochIterator._get_iterator", _counted)
     patch("TFEpochIterator.__next__", lambda _: next_compared)
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+
+
+def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    @functools.wraps(get)
+    def get_counted(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None:
+            data.iterator_is_made()
+        return get(self)
+
+    return get_counted
 
 
 def _check_all_ended(extended: ReplicatedExtended) -> None:

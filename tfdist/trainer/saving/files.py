@@ -126,6 +126,11 @@ class InStages:
         """The full model on the chief, None elsewhere; all workers call it."""
         raise NotImplementedError
 
+    @property
+    def holds_last_stage(self) -> bool:
+        """Whether this worker computes the loss and the metrics."""
+        raise NotImplementedError
+
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This worker's weights, and its optimizer's variables, named as in the full model."""
         raise NotImplementedError
