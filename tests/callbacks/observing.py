@@ -49,6 +49,23 @@ def straggling(strategy, kind, place, slow_rank, fault="sleeps"):
     return lines_of(straggler_monitor, lambda: fit(model, data, epochs=1, callbacks=callbacks))
 
 
+def links_counted(strategy, kind):
+    """Bytes to other hosts in a training: as the monitor counts them, and over one communicator."""
+    model, data, _ = faults.training(strategy, kind, "compute", 0, faults.nothing, steps=40)
+    monitor = tfdist.callbacks.StragglerMonitor()
+    monitor.set_model(model)
+    workers = monitor._communicator()
+
+    def counted():
+        in_all = sum(one.acknowledged_bytes for one in monitor._counts().values())
+        return in_all, sum(link.acknowledged_bytes for link in workers.links())
+
+    model.fit(data.take(1), epochs=1, verbose=0)
+    before = counted()
+    model.fit(data, epochs=1, verbose=0)
+    return [now - then for now, then in zip(counted(), before, strict=True)]
+
+
 def straggling_for_a_while(strategy):
     """The monitor's lines where a worker is slow in the first epoch, and another in the second."""
     rank = tfdist.rank()
