@@ -30,6 +30,7 @@ SETTINGS = {
 def run(folder, workers, *script, **settings):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--log-dir", str(folder)]
+    script = map(str, script)
     return subprocess.run(
         [*command, *script],
         env=environment,
@@ -116,6 +117,29 @@ def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
     assert "time.sleep" in log["stacks"] or "script.py" in log["stacks"]
     names = [record["name"] for record in log["communicators"][0]["records"]]
     assert names[-5:] == [f"step {n}" for n in range(5)]
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("arguments", "settings", "reason"),
+    [
+        (["without a folder"], {}, "TFDIST_FLIGHT_DIR is not set"),
+        ([], {"TFDIST_FLIGHT_DIR": "/dev/null/logs"}, "Not a directory"),
+        ([], {"TFDIST_NATIVE": "0"}, "native collectives"),
+        (["the user's"], {"TFDIST_NATIVE": "0"}, None),
+        ([], {}, None),
+    ],
+    ids=["no folder", "a wrong folder", "no native core", "the user's", "written"],
+)
+def test_a_signal_ends_no_worker_where_no_log_is_written(arguments, settings, reason, tmp_path):
+    job = run(tmp_path, 2, Path(SCRIPT).with_name("signalled.py"), *arguments, **settings)
+    assert job.returncode == 0, job.stderr
+    assert "total 2.0" in job.stdout
+    said = [line for line in job.stderr.splitlines() if "SIGUSR1 has no flight log written" in line]
+    # Of the chief, whose output this is.
+    assert len(said) == (2 if reason else 0), job.stderr
+    assert all(reason in line for line in said), said
+    assert job.stdout.count("the user's handler") == (2 if arguments == ["the user's"] else 0)
 
 
 @exhaustive
