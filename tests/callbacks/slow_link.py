@@ -54,4 +54,6 @@ callbacks = [
     *map(Until, file),
 ]
 epochs = 1_000_000 if file else 1
-model.fit(batches(*rows(24 * steps), 24), epochs=epochs, verbose=0, callbacks=callbacks)
+# Activations are as large as the gradients of the others.
+size = 240 if sys.argv[1] == "1f1b" else 24
+model.fit(batches(*rows(size * steps), size), epochs=epochs, verbose=0, callbacks=callbacks)
