@@ -87,7 +87,7 @@ def start(session: Session, options: Options) -> None:
         say(f"tfdist: there will be no flight log: {_none_because}.")
         return
     _none_because = ""
-    session.observe(ExchangeLog(core, topology))
+    session.record_exchanges(ExchangeLog(core, topology))
     threading.Thread(target=_give_stacks, args=(core,), name="tfdist-stacks", daemon=True).start()
 
 

@@ -94,15 +94,18 @@ def _operations(
 
 
 def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
-    """The exchange that this process is in. Who has not joined it, the others' reports tell."""
-    if awaited := session.awaited:
+    """The exchange that this process is in, and the notice of rank 0 that it waits for.
+
+    Who has not joined an exchange, the others' reports tell.
+    """
+    for one in session.awaited:
         yield {
-            "communicator": "session",
-            "what": awaited.what[:_MOST_TEXT],
-            "number": awaited.sequence,
-            "seconds": max(0.0, 1e-9 * (now - awaited.since_ns)),
-            "waits_for": None,
-            "missing": 0,
+            "communicator": "notices" if one.is_notice else "session",
+            "what": one.what[:_MOST_TEXT],
+            "number": one.sequence,
+            "seconds": max(0.0, 1e-9 * (now - one.since_ns)),
+            "waits_for": [0] if one.is_notice else None,
+            "missing": int(one.is_notice),
         }
 
 
