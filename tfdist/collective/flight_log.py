@@ -88,7 +88,8 @@ def start(session: Session, options: Options) -> None:
         return
     _none_because = ""
     session.record_exchanges(ExchangeLog(core, topology))
-    threading.Thread(target=_give_stacks, args=(core,), name="tfdist-stacks", daemon=True).start()
+    serve = threading.Thread(target=_serve, args=(core, session), name="tfdist-stacks", daemon=True)
+    serve.start()
 
 
 def _header(topology: Topology) -> dict[str, Any]:
@@ -102,12 +103,18 @@ def _header(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _give_stacks(core: Any) -> None:
-    """Waits, without Python's lock, until the core asks for the stacks of all threads."""
+def _serve(core: Any, session: Session) -> None:
+    """Waits, without Python's lock, until the core asks for the stacks of all threads.
+
+    Where it does because of a stall, all workers are told: the core tells only those that it waits
+    for, and others, as in a pipeline, may be the reason why these are late.
+    """
     wanted = core.tfd_flight_stacks_wanted()
     while True:
         os.read(wanted, 8)
         core.tfd_flight_give_stacks(_stacks())
+        if message := core.tfd_flight_stalled().decode(errors="replace"):
+            session.stalled(message)
 
 
 def _stacks() -> bytes:

@@ -99,6 +99,9 @@ def test_the_doctor_names_the_worker_that_a_training_waits_for(
     arguments = (kind, place, str(late), str(of_a_host))
     job = run(tmp_path, workers, TRAINING, *arguments, TFDIST_STALL_WARNING="3")
     assert job.returncode == 0, job.stderr
+    logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
+    # Also those whose neighbours in the pipeline waited, but not they themselves.
+    assert logs == [f"flight-rank{rank}.json" for rank in range(workers)]
     report = doctor(tmp_path)
     first = next(line for line in report.splitlines() if line.startswith("  1. "))
     assert f" worker {late} (127.0.0.1:" in first.partition(" Its ")[0], report
