@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import signal
@@ -21,6 +23,7 @@ from tests.strategies.behaviours.common import (
     rows,
 )
 from tfdist.callbacks import straggler_monitor, timeline
+from tfdist.collective import activity
 from tfdist.monitoring import op_profile
 
 CODECS = {
@@ -64,6 +67,27 @@ def links_counted(strategy, kind):
     before = counted()
     model.fit(data, epochs=1, verbose=0)
     return [now - then for now, then in zip(counted(), before, strict=True)]
+
+
+def counted_collectives(strategy, every):
+    """By kind, the collectives of a training of 20 batches: without a monitor and with one."""
+    counted = []
+    for added in ([], [tfdist.callbacks.StragglerMonitor(every=every)]):
+        model, data, _ = faults.training(strategy, "fit", "compute", 0, faults.nothing, steps=20)
+        before = activity.read()
+        fit(model, data, epochs=2, callbacks=added)
+        counted.append(dict(activity.read().since(before).operations))
+    return counted
+
+
+def bar(strategy):
+    """What the terminal shows of a training."""
+    model = compile_mlp(strategy)
+    logger = tfdist.callbacks.ThroughputLogger(every=2)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        model.fit(batches(*rows(80), 8), epochs=1, verbose=1, callbacks=[logger])
+    return shown.getvalue()
 
 
 def straggling_for_a_while(strategy):

@@ -27,6 +27,50 @@ SETTINGS = {
 }
 
 
+def of_failure(found):
+    """Whom the error that ended the job names first, and the error."""
+    return found["message"], found["message"]
+
+
+def of_absence(found):
+    """The only worker that is waited for; what in, and where it is."""
+    (absent,) = found["absent"]
+    return absent["worker"], f"{found['operation']['what']}: {absent['frames'][:1]}"
+
+
+def of_mismatch(found):
+    """The worker that called this, and what it called."""
+    (call,) = [one for one in found["calls"] if "broadcast" in one["what"]]
+    (worker,) = call["workers"]
+    return worker, call["what"]
+
+
+def of_cycle(found):
+    """The worker that waits elsewhere than in the exchange, for which another one waits."""
+    (link,) = [one for one in found["links"] if one["operation"]["communicator"] == "session"]
+    return link["waits_for"], link["operation"]["what"]
+
+
+CAUSES = {
+    "killed": of_failure,
+    "raises": of_failure,
+    "another collective": of_mismatch,
+    "sleeps": of_absence,
+    "is late to an exchange": of_absence,
+    "misses an exchange": of_cycle,
+    "stopped": of_failure,
+}
+WORDS = {
+    "killed": "is lost: ",
+    "raises": "ValueError: bad data",
+    "another collective": "broadcast 'weights'",
+    "sleeps": "all_reduce 'the last' float32[7] sum: ['load_slowly (",
+    "is late to an exchange": "exchange 'options': ['load_slowly (",
+    "misses an exchange": "exchange 'options'",
+    "stopped": "is lost: ",
+}
+
+
 def run(folder, workers, *script, **settings):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--log-dir", str(folder)]
@@ -64,18 +108,11 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
     ranks = [rank for rank in range(workers) if not (gone and rank == 1)]
     assert logs == [f"flight-rank{rank}.json" for rank in ranks]
     assert not list(tmp_path.glob("*.tmp"))
-    report = doctor(tmp_path)
-    first = report.partition("What happened:")[2].partition("Waits")[0]
-    assert "worker 1 (127.0.0.1:" in first, report
-    expected = {
-        "another collective": "broadcast 'weights'",
-        "sleeps": "load_slowly",
-        "raises": "ValueError: bad data",
-        "is late to an exchange": "load_slowly",
-        "misses an exchange": "exchange 'options'",
-    }
-    assert expected.get(fault, "worker 1") in report, report
-    json.loads(doctor(tmp_path, "--json"))
+    first = json.loads(doctor(tmp_path, "--json"))["findings"][0]
+    subject, cause = CAUSES[fault](first)
+    assert subject.startswith("worker 1 (127.0.0.1:"), first
+    assert WORDS[fault] in cause, first
+    assert f"  1. {first['text']}" in doctor(tmp_path)
 
 
 @exhaustive

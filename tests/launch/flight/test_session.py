@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.launch.flight.logs import diagnosis, group, log, name, names, peer, record
 from tests.tiers import exhaustive
+from tfdist.cluster import Topology, Worker
+from tfdist.cluster.session.exchange_recorder import Awaited
+from tfdist.collective.exchange_log import ExchangeLog
 from tfdist.launch.flight.findings import Absence, Cycle, Mismatch
+from tfdist.launch.flight.log import parse
 from tfdist.launch.flight.sentences import sentences
 
 pytestmark = exhaustive
@@ -98,6 +104,40 @@ def test_who_waits_for_a_notice_of_rank_0(tmp_path):
     logs[0]["session"] = session(0, exchange(7, 21))
     first, *_ = diagnosis(tmp_path, *logs).findings
     assert isinstance(first, Cycle)
+
+
+class Core:
+    """Keeps what the native core is told of the session, and why it is to write the log."""
+
+    def __init__(self):
+        self.told, self.kinds = [], []
+
+    def tfd_flight_set_session(self, text):
+        self.told.append(json.loads(text))
+
+    def tfd_flight_ask(self, kind, communicator, message):
+        self.kinds.append((kind, communicator, message))
+
+
+def test_what_the_session_tells_the_core_is_what_the_reader_takes(tmp_path):
+    core, workers = Core(), tuple(Worker("worker", r, f"10.0.0.{r + 1}:8470") for r in range(3))
+    recorder = ExchangeLog(core, Topology(workers, rank=1))
+    notes = Awaited(2, "saved", 19 * 10**9, is_notice=True), Awaited(7, "seed", 20 * 10**9)
+    recorder.on_exchange_begin(notes[0])
+    recorder.on_exchange_end(notes[0], failed=False)
+    recorder.on_stall("told by another rank")
+    recorder.on_exchange_begin(notes[1])
+    recorder.on_stall("told by this one")
+    assert [kind for kind, *_ in core.kinds] == [b"waited", b"stall"]
+    assert {communicator for _, communicator, _ in core.kinds} == {b"session"}
+    own = log(1, session=core.told[-1], size=3)
+    found = parse(json.dumps(own).encode()).communicators[-1]
+    assert (found.name, found.ranks) == ("session", tuple(map(str, workers)))
+    assert [one.what for one in found.records] == ["notice 'saved'", "exchange 'seed'"]
+    assert [one.is_open for one in found.records] == [False, True]
+    other = log(0, session=session(0, exchange(6, 5, 6)), size=3)
+    (absence, *_) = diagnosis(tmp_path, own, other).findings
+    assert (absence.kind, absence.operation.what) == ("absence", "exchange 'seed'")
 
 
 def test_many_members_without_a_log(tmp_path):
