@@ -25,7 +25,7 @@ def read(path):
 
 
 def steps_add_up(trace, rank):
-    """What a step waits for lies within it, one thing after the other; and it waits for something."""
+    """What a step waits for, which is something, lies within it, one thing after the other."""
     steps = slices_of(trace, rank, "step")
     parts = sorted(
         slices_of(trace, rank, "input") + slices_of(trace, rank, "waiting"), key=lambda e: e["ts"]
