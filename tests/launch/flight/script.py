@@ -14,8 +14,8 @@ import tensorflow as tf
 import tfdist
 
 fault, rank = sys.argv[1], tfdist.rank()
-if "host" in os.environ:
-    os.environ["TFDIST_HOST"] = f"host {rank}"
+if "HOSTS_OF" in os.environ:
+    os.environ["TFDIST_HOST"] = f"host {rank // int(os.environ['HOSTS_OF'])}"
 strategy = tfdist.MultiWorkerMirroredStrategy()
 for step in range(5):
     tfdist.collective.all_reduce(tf.ones([10 + step]), name=f"step {step}")

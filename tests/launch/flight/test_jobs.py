@@ -97,10 +97,10 @@ def doctor(folder, *options):
 
 
 @exhaustive
-@pytest.mark.parametrize(("workers", "hosts"), [(2, False), (3, False), (3, True), (4, False)])
+@pytest.mark.parametrize(("workers", "of_a_host"), [(2, 2), (3, 3), (3, 1), (4, 4), (4, 2)])
 @pytest.mark.parametrize("fault", [name for name in SETTINGS if name != "signal"])
-def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
-    settings = SETTINGS[fault] | ({"host": "own"} if hosts else {})
+def test_the_doctor_names_the_worker(fault, workers, of_a_host, tmp_path):
+    settings = SETTINGS[fault] | ({"HOSTS_OF": str(of_a_host)} if of_a_host < workers else {})
     job = run(tmp_path, workers, SCRIPT, fault, **settings)
     assert (job.returncode == 0) == (fault in ("sleeps", "is late to an exchange")), job.stderr
     logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
@@ -133,7 +133,7 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
 def test_the_doctor_names_the_worker_that_a_training_waits_for(
     workers, of_a_host, kind, place, late, tmp_path
 ):
-    arguments = (kind, place, str(late), str(of_a_host))
+    arguments = (kind, place, late, of_a_host, "is late")
     job = run(tmp_path, workers, TRAINING, *arguments, TFDIST_STALL_WARNING="3")
     assert job.returncode == 0, job.stderr
     logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
@@ -145,6 +145,33 @@ def test_the_doctor_names_the_worker_that_a_training_waits_for(
     assert ("for its next batch" in first) == (place == "input"), report
     where = "load_slowly (" if place == "callback" else "<module> ("
     assert f"Its Python main thread was in {where}" in first, report
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("workers", "of_a_host", "kind", "place", "lost", "fault"),
+    [
+        (2, 1, "1f1b", "compute", 1, "is killed"),
+        (4, 2, "1f1b", "callback", 2, "is stopped"),
+        (4, 2, "int8", "compute", 1, "is stopped"),
+        (2, 1, "int8", "input", 1, "is killed"),
+        (4, 2, "fit", "callback", 3, "is killed"),
+    ],
+)
+def test_the_doctor_names_the_worker_that_a_training_loses(
+    workers, of_a_host, kind, place, lost, fault, tmp_path
+):
+    arguments = (kind, place, lost, of_a_host, fault)
+    job = run(tmp_path, workers, TRAINING, *arguments, **SETTINGS["stopped"])
+    assert job.returncode != 0
+    logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
+    assert logs == [f"flight-rank{rank}.json" for rank in range(workers) if rank != lost]
+    found = json.loads(doctor(tmp_path, "--json"))
+    assert [one.partition(" (")[0] for one in found["without_log"]] == [f"worker {lost}"]
+    first = found["findings"][0]
+    assert first["kind"] == "failure", first
+    assert first["message"].startswith(f"worker {lost} (127.0.0.1:"), first
+    assert "is lost: " in first["message"], first
 
 
 @exhaustive
