@@ -109,7 +109,8 @@ def test_a_timeline_of_all_workers(group, kind, tmp_path):
             assert len(slices_of(trace, rank, "input")) == (4 if several else len(steps))
             assert slices_of(trace, rank, "optimizer")
             assert slices_of(trace, rank, "waiting")
-            check_parts(trace, rank, "workers")
+            if group != "2x2":  # Its gradients have lanes for each device.
+                check_parts(trace, rank, "workers")
     lanes = {name for (rank, _), name in lanes_of(trace).items() if rank == 0}
     kinds = {e["name"] for e in trace["traceEvents"]}
     if kind in ("1f1b", "zb_h1"):
