@@ -194,9 +194,12 @@ def test_the_monitor_names_a_slow_link(hosts, each, kind, direction, tmp_path):
     slow_down_the_last(hosts, direction, "30mbit")
     *names, _ = hosts
     errors = train(names, kind, 20, tmp_path / "trace.json", each=each)
-    lines = [line for line in errors[0].splitlines() if "the others waiting" in line]
+    # On a busy machine a worker may be named for its computation in some steps.
+    begins = ("keep the others waiting: they", "keeps the others waiting: its connections")
+    lines = [line for line in errors[0].splitlines() if any(begin in line for begin in begins)]
     assert lines, errors[0]
-    assert re.match(f"tfdist: {said_of(len(names), each, direction)}", lines[0]), lines
+    said = f"tfdist: {said_of(len(names), each, direction)}"
+    assert all(re.match(said, line) for line in lines), lines
 
 
 @pytest.mark.parametrize("direction", ["sending", "receiving"])
