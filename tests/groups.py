@@ -16,6 +16,7 @@ GROUPS = {
     "4": Ranks(4),
     "1x2": Ranks(1, devices=2),
     "2x2": Ranks(2, devices=2),
+    "2x2 on 2 hosts": Ranks(2, devices=2, hosts=2),
 }
 
 # On which what two workers do by the native collectives is tried besides.

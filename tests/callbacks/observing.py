@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import resource
 import signal
@@ -21,6 +23,7 @@ from tests.strategies.behaviours.common import (
     rows,
 )
 from tfdist.callbacks import straggler_monitor, timeline
+from tfdist.collective import activity
 from tfdist.monitoring import op_profile
 
 CODECS = {
@@ -47,6 +50,44 @@ def straggling(strategy, kind, place, slow_rank, fault="sleeps"):
     model, data, callback = faults.training(strategy, kind, place, slow_rank, delay, steps=20)
     callbacks = [callback, tfdist.callbacks.StragglerMonitor(every=10)]
     return lines_of(straggler_monitor, lambda: fit(model, data, epochs=1, callbacks=callbacks))
+
+
+def links_counted(strategy, kind):
+    """Bytes to other hosts in a training: as the monitor counts them, and over one communicator."""
+    model, data, _ = faults.training(strategy, kind, "compute", 0, faults.nothing, steps=40)
+    monitor = tfdist.callbacks.StragglerMonitor()
+    monitor.set_model(model)
+    workers = monitor._communicator()
+
+    def counted():
+        in_all = sum(one.acknowledged_bytes for one in monitor._counts().values())
+        return in_all, sum(link.acknowledged_bytes for link in workers.links())
+
+    model.fit(data.take(1), epochs=1, verbose=0)
+    before = counted()
+    model.fit(data, epochs=1, verbose=0)
+    return [now - then for now, then in zip(counted(), before, strict=True)]
+
+
+def counted_collectives(strategy, every):
+    """By kind, the collectives of a training of 20 batches: without a monitor and with one."""
+    counted = []
+    for added in ([], [tfdist.callbacks.StragglerMonitor(every=every)]):
+        model, data, _ = faults.training(strategy, "fit", "compute", 0, faults.nothing, steps=20)
+        before = activity.read()
+        fit(model, data, epochs=2, callbacks=added)
+        counted.append(dict(activity.read().since(before).operations))
+    return counted
+
+
+def bar(strategy):
+    """What the terminal shows of a training."""
+    model = compile_mlp(strategy)
+    logger = tfdist.callbacks.ThroughputLogger(every=2)
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        model.fit(batches(*rows(80), 8), epochs=1, verbose=1, callbacks=[logger])
+    return shown.getvalue()
 
 
 def straggling_for_a_while(strategy):

@@ -51,6 +51,14 @@ def test_a_slow_worker_is_named(group, kind, place, slow, fault):
 
 
 @exhaustive
+@pytest.mark.parametrize(("every", "more"), [(10, 4), (7, 5), (100, 0)])
+def test_one_small_collective_now_and_then(every, more):
+    for without, with_monitor in GROUPS["2 hosts"].run(f"{BEHAVIOURS}:counted_collectives", every):
+        expected = without | {"all_gather": without["all_gather"] + more}
+        assert with_monitor == expected
+
+
+@exhaustive
 def test_the_line_comes_again_when_it_changes():
     lines, _ = GROUPS["2"].run(f"{BEHAVIOURS}:straggling_for_a_while")
     named = [line.split(" (")[0].removeprefix("tfdist: ") for line in lines]

@@ -46,6 +46,15 @@ def test_figures_of_batches():
 
 
 @exhaustive
+def test_the_bar_shows_the_figures():
+    shown, _ = GROUPS["2"].run("tests.callbacks.observing:bar")
+    last = shown.replace("\r", "\n").strip().splitlines()[-1]
+    assert "10/10" in last
+    for name in ("rows_per_second: ", "workers_wait: ", "step_seconds: "):
+        assert name in last, shown
+
+
+@exhaustive
 def test_a_tensorboard_reads_the_figures(tmp_path):
     history, _ = GROUPS["2"].run("tests.callbacks.observing:in_tensorboard", str(tmp_path))
     events = EventAccumulator(str(tmp_path / "train"), size_guidance={"tensors": 0})

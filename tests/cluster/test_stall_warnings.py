@@ -5,6 +5,8 @@ import threading
 import pytest
 
 from tests.deadlines import FAR
+from tests.tiers import exhaustive
+from tfdist.cluster.session.agent import is_overdue
 from tfdist.cluster.session.pending_exchanges import PendingExchanges
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import RendezvousError
@@ -38,16 +40,16 @@ def test_a_warning_before_the_deadline(sessions, monkeypatch, wait):
 
 
 class Notes:
-    """An observer that keeps what it is told."""
+    """A recorder that keeps what it is told."""
 
     def __init__(self):
         self.stalled = threading.Event()
         self.told = []
 
-    def on_exchange_begin(self, exchange):
-        self.told.append((exchange.sequence, exchange.tag))
+    def on_exchange_begin(self, awaited):
+        self.told.append((awaited.sequence, awaited.tag))
 
-    def on_exchange_end(self, exchange, failed):
+    def on_exchange_end(self, awaited, failed):
         self.told.append("failed" if failed else "done")
 
     def on_stall(self, message):
@@ -60,7 +62,7 @@ def test_all_ranks_are_told_of_a_stalled_exchange(sessions, in_parallel, late):
     group = sessions(3, stall_warning=1)
     notes = [Notes() for _ in group]
     for session, note in zip(group, notes, strict=True):
-        session.observe(note)
+        session.record_exchanges(note)
 
     def join(session):
         session.exchange("greeting", b"")
@@ -79,7 +81,91 @@ def test_all_ranks_are_told_of_a_stalled_exchange(sessions, in_parallel, late):
 
 def test_the_end_of_a_failed_exchange_is_told(sessions):
     chief, _ = sessions(2)
-    chief.observe(note := Notes())
+    chief.record_exchanges(note := Notes())
     with pytest.raises(RendezvousError, match="timed out"):
         chief.exchange("variable", b"", timeout=0.2)
     assert note.told == [(1, "variable"), "failed"]
+
+
+@exhaustive
+def test_a_stall_where_rank_0_is_stopped_is_told_by_the_others(job):
+    body = """
+    import signal
+    class Notes:
+        def on_exchange_begin(self, awaited): pass
+        def on_exchange_end(self, awaited, failed): pass
+        def on_stall(self, message): tell("recorded", message)
+    session.record_exchanges(Notes())
+    session.exchange("first", b"")
+    if rank == 0:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    session.exchange("second", b"")
+    """
+    _, *others = job(3, body, TFDIST_STALL_WARNING="1", TFDIST_COLLECTIVE_TIMEOUT=str(FAR))
+    for process in others:
+        for begin in ("tfdist: ", "recorded "):
+            line = process.until("has not said for whom")
+            assert line.startswith(f"{begin}exchange 'second' has waited "), line
+            assert "rank 0, worker 0 (127.0.0.1:" in line
+
+
+@exhaustive
+def test_a_rank_warns_itself_only_where_rank_0_is_late():
+    # Rank 0 warns after 30, 60, 120 and 240 seconds.
+    for told in (0, 30, 60, 120):
+        until = max(30, 2 * told)
+        assert not is_overdue(until, until - told, 30)
+        assert is_overdue(told + 1.5 * max(30, told), 1.5 * max(30, told), 30)
+
+
+@exhaustive
+def test_the_wait_for_a_notice_is_recorded_and_its_stall_told_to_all(sessions, in_parallel):
+    group = sessions(3, stall_warning=1)
+    notes = [Notes() for _ in group]
+    for session, note in zip(group, notes, strict=True):
+        session.record_exchanges(note)
+
+    def wait(session):
+        if session.rank == 1:
+            assert session.wait_notified("saved", 1) == ["done"]
+            return
+        assert notes[session.rank].stalled.wait(FAR)
+        if session.rank == 0:
+            (awaited,) = group[1].awaited
+            assert (awaited.what, awaited.sequence, awaited.is_notice) == (
+                "notice 'saved'",
+                1,
+                True,
+            )
+            session.notify("saved", "done")
+
+    assert in_parallel(wait, group) == [None] * 3
+    assert group[1].awaited == []
+    begin, stall, end = notes[1].told
+    assert (begin, end) == ((1, "saved"), "done")
+    assert stall.startswith("rank 1 is waiting for rank 0, worker 0 (")
+    for note in (notes[0], notes[2]):
+        assert note.told == [f"{group[1].topology.me}: {stall}"]
+
+
+@exhaustive
+def test_of_many_ranks_that_stall_at_once_one_is_told(sessions, until):
+    group = sessions(3)
+    notes = [Notes() for _ in group]
+    for session, note in zip(group, notes, strict=True):
+        session.record_exchanges(note)
+    for session in group[1:]:
+        session.stalled("all_reduce 'g' has waited 30 s")
+    assert notes[0].stalled.wait(FAR)
+    until(lambda: notes[1].told or notes[2].told)
+    # The second one has come when an exchange after it is complete.
+    threads = [threading.Thread(target=s.exchange, args=("end", b"")) for s in group]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    stalls = [
+        [one for one in note.told if isinstance(one, str) and "waited" in one] for note in notes
+    ]
+    assert len(stalls[0]) == 1
+    assert sorted(map(len, stalls[1:])) == [0, 1]

@@ -26,6 +26,7 @@ def taken_over(strategy):
     ]
     # One rank alone has the name.
     refused.append(message(lambda: world.split("half", [0] if world.rank == 0 else [])))
+    refused += [message(lambda n=n: world.split(n, members)) for n in ("session", "notices")]
     before = float(in_a_function())
     sums = [total("half"), total("workers")]
     half.close()

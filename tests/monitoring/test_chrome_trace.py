@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.monitoring.traces import check, slices_of
+from tests.monitoring.traces import check, count_arrows, slices_of
 from tests.tiers import exhaustive
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
 
@@ -87,9 +87,10 @@ def test_a_trace():
         (1, "workers", "receive m"): (60, 60),
         (1, "workers", "wait for a"): (60, 45),
     } | {(0, "workers", "move"): (100, 10), (1, "workers", "move"): (105, 15)}
-    arrows = [(e["ph"], e["pid"], e["ts"]) for e in trace["traceEvents"] if e.get("bp") or
-              e["ph"] == "s"]  # fmt: skip
-    assert arrows == [("s", 0, 100), ("f", 1, 120)]
+    arrows = [(e["ph"], e["pid"], e["ts"], e["id"]) for e in trace["traceEvents"]
+              if e.get("bp") or e["ph"] == "s"]  # fmt: skip
+    assert arrows == [("s", 0, 100, "workers a b 1"), ("f", 1, 120, "workers a b 1")]
+    assert count_arrows(trace) == 1
     queued = [e["ts"] for e in trace["traceEvents"] if e["ph"] in "be"]
     assert queued == [5, 10]
     assert [e["ts"] for e in trace["traceEvents"] if e["ph"] == "i"] == [30]

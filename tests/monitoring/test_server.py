@@ -33,6 +33,8 @@ def test_a_server_or_one_line(monkeypatch, capsys):
         assert line.startswith(f"tfdist: no metrics are served: it cannot listen on port {port} of")
         assert "Choose another TFDIST_METRICS_PORT" in line and line.count("\n") == 1
     serving = server.start(Options(metrics_port=port), Topology())
+    # Nobody else reaches it, unless that is asked for.
+    assert serving.server_address[0] == "127.0.0.1"
     with urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
         assert b"\ntfdist_workers 1.0\n" in answer.read()
     serving.shutdown()

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 
-from tfdist.monitoring.stragglers import Cause, Measurement, find
+from tests.tiers import exhaustive
+from tfdist.monitoring.stragglers import (
+    Cause,
+    Measurement,
+    Sent,
+    Straggler,
+    describe,
+    describe_end,
+    find,
+)
 
 IDLE = Measurement(step=0.1, input=0.002, workers=0.05, network=0.008)
 SLOW = Measurement(step=0.1, input=0.002, workers=0.0, network=0.008)
@@ -14,8 +24,14 @@ STARVED = Measurement(step=0.1, input=0.06, workers=0.0, network=0.008)
 EVEN = Measurement(step=0.1, input=0.01, workers=0.01, network=0.01)
 
 
-def linked(best, peer, rate, network=0.05):
-    return Measurement(0.1, 0.01, 0.01, network, best, peer, rate)
+def linked(best, peer, rate, network=0.05, hosts=2):
+    """A worker that sends to so many hosts: fastest at one rate, and slowest to the peer."""
+    return Measurement(0.1, 0.01, 0.01, network, best, peer, rate, hosts)
+
+
+def to_one(peer, rate):
+    """A worker that sends to one host only."""
+    return linked(rate, peer, rate, hosts=1)
 
 
 CASES = {
@@ -41,30 +57,84 @@ CASES = {
     ),
     "one link between two others": (
         [linked(1e9, 1, 1e7), linked(1e9, 0, 9e8), linked(1e9, 0, 9e8)],
+        (0, Cause.NETWORK, 1),
+    ),
+    # As it may be by chance.
+    "one link that is somewhat slow": (
+        [linked(1e9, 1, 3e8), linked(1e9, 0, 9e8), linked(1e9, 0, 9e8)],
         None,
     ),
     "slow links that hardly carry anything": (
         [linked(1e9, 1, 9e8, 0.001), linked(1e7, 0, 1e7, 0.001)],
         None,
     ),
+    # What one of them sends slowly, the other one receives slowly: either may be the reason.
+    "two hosts": ([to_one(1, 1e7), to_one(0, 1e9)], (0, Cause.NETWORK, 1)),
+    "two hosts, equally slow": ([to_one(1, 1e7), to_one(0, 1e7)], None),
+    "a ring": ([to_one(1, 1e9), to_one(2, 1e7), to_one(0, 1e9)], (1, Cause.NETWORK, 2)),
+    "a pipeline": ([to_one(1, 1e9), linked(1e9, 2, 1e7), to_one(1, 1e9)], (1, Cause.NETWORK, 2)),
     "no links": ([EVEN, EVEN], None),
 }
+FROM_0_TO_2 = (0, Cause.NETWORK, 2)
+# Of two workers each: the measurements, and what is found.
+HOSTS_OF_TWO = {
+    "two hosts": ([to_one(2, 1e7), to_one(3, 9e6), to_one(0, 1e9), to_one(1, 1e9)], FROM_0_TO_2),
+    "small messages, and the gradients": (
+        [to_one(2, 1e9), to_one(2, 1e6), to_one(0, 1e9), to_one(0, 1e6)],
+        None,
+    ),
+    "two hosts with leaders": (
+        [to_one(2, 1e7), to_one(2, 1e6), to_one(0, 1e9), to_one(0, 1e6)],
+        FROM_0_TO_2,
+    ),
+    "three hosts, all that one sends": (
+        [linked(1e7, 2, 1e7), linked(9e6, 3, 9e6), *[linked(1e9, 0, 9e8)] * 4],
+        (0, Cause.NETWORK, None),
+    ),
+    "three hosts, all that one receives": (
+        [*[linked(1e9, 4, 1e7)] * 2, *[linked(1e9, 5, 1e7)] * 2, *[linked(1e9, 0, 9e8)] * 2],
+        (4, Cause.NETWORK, None),
+    ),
+}
+
+
+def found_in(measured, hosts=()):
+    found = find(measured, 1.3, hosts)
+    return found and (found.rank, found.cause, found.peer)
 
 
 def test_the_straggler_and_its_cause():
     # The result does not depend on the rank.
     for (name, (measured, expected)), backwards in itertools.product(CASES.items(), (False, True)):
+        wanted = expected and (*expected, None)[:3]
         if backwards:
             last = len(measured) - 1
             measured = [
-                m
-                if m.slowest_peer < 0
-                else linked(m.best_rate, last - m.slowest_peer, m.slowest_rate, m.network)
+                m if m.slowest_peer < 0 else replace(m, slowest_peer=last - m.slowest_peer)
                 for m in measured[::-1]
             ]
-            expected = expected and (last - expected[0], expected[1])
-        found = find(measured, factor=1.3)
-        assert (found and (found.rank, found.cause)) == expected, name
+            if wanted:
+                rank, cause, peer = wanted
+                wanted = (last - rank, cause, None if peer is None else last - peer)
+        assert found_in(measured) == wanted, name
+    for name, (measured, expected) in HOSTS_OF_TWO.items():
+        assert found_in(measured, [n // 2 for n in range(len(measured))]) == expected, name
+
+
+@exhaustive
+def test_what_is_measured_of_links():
+    fast, slow, small = Sent(9e6, 0.01), Sent(9e6, 0.1), Sent(9e4, 0.1)
+
+    def of(links, hosts=(0, 1, 2, 2)):
+        found = Measurement.with_links(0.1, 0.0, 0.0, 0.05, links, hosts)
+        return found.best_rate, found.slowest_peer, found.slowest_rate, found.hosts
+
+    assert of({}) == (0.0, -1, 0.0, 0)
+    assert of({1: Sent(9.0, 1e-9)}) == (0.0, -1, 0.0, 0)
+    assert of({1: fast, 2: slow}) == (9e8, 2, 9e7, 2)
+    # To a host as fast as the fastest link there; and only what carries most of it counts.
+    assert of({1: fast, 2: slow, 3: fast}) == (9e8, 1, 9e8, 2)
+    assert of({1: fast, 2: small}) == (9e8, 1, 9e8, 1)
 
 
 def test_what_is_reported():
@@ -72,3 +142,10 @@ def test_what_is_reported():
     assert found.own == pytest.approx(0.06)
     assert found.others == pytest.approx(0.002)
     assert find([IDLE, STARVED, IDLE], factor=3.0) is None
+    between = Straggler(0, Cause.NETWORK, 1e7, 1e9, peer=2)
+    assert describe(between, "rank {}".format) == (
+        "The connections from rank 0 to rank 2 keep the others waiting: they carry 10 MB/s while "
+        "they send, where the median of the others is 1e+03 MB/s. Look at the network between them."
+    )
+    end = "The connections from rank 0 to rank 2 no longer keep the others waiting."
+    assert describe_end(between, "rank {}".format) == end

@@ -56,6 +56,32 @@ def check(trace: dict[str, Any]) -> None:
             assert receive["ts"] >= send["ts"] - wrong, ends
 
 
+def count_arrows(trace: dict[str, Any]) -> int:
+    """The arrows that have both ends, on two workers."""
+    ends = defaultdict(set)
+    for event in trace["traceEvents"]:
+        if event["ph"] in "sf":
+            ends[event["id"]].add((event["ph"], event["pid"]))
+    return sum(
+        {kind for kind, _ in found} == {"s", "f"} and len({rank for _, rank in found}) == 2
+        for found in ends.values()
+    )
+
+
+def check_parts(trace: dict[str, Any], rank: int, lane: str) -> None:
+    """A worker's collectives and messages in a lane are their waiting and their moving."""
+    slices = slices_of(trace, rank, lane)
+    parts = [e for e in slices if e["name"] == "move" or e["name"].startswith("wait for ")]
+    whole = [e for e in slices if "args" in e]
+    assert whole
+    for one in whole:
+        begin, end = one["ts"], one["ts"] + one["dur"]
+        inside = sum(
+            e["dur"] for e in parts if begin <= e["ts"] and e["ts"] + e["dur"] <= end + 0.01
+        )
+        assert abs(inside - one["dur"]) <= 0.05 * one["dur"] + 0.01, one
+
+
 def _check_nested(spans: list[tuple[float, float]]) -> None:
     rounding = 0.002  # microseconds
     stack: list[tuple[float, float]] = []

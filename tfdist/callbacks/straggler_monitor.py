@@ -12,15 +12,10 @@ import tensorflow as tf
 from tfdist.cluster.net.wait_messages import say
 from tfdist.collective.activity import Activity
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.monitoring import links
+from tfdist.monitoring.links import Counts
 from tfdist.monitoring.step_timer import StepFigures, StepTimer
-from tfdist.monitoring.stragglers import (
-    LEAST_BUSY_SECONDS,
-    Cause,
-    Measurement,
-    Straggler,
-    describe,
-    find,
-)
+from tfdist.monitoring.stragglers import Measurement, Straggler, describe, describe_end, find
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 
@@ -74,8 +69,8 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         self._timer = StepTimer()
         self._calls = 0
         self._hosts: list[str] = []
-        self._links: list[tuple[int, float]] = []  # bytes and busy seconds, by rank
-        self._named: tuple[int, Cause] | None = None
+        self._links: dict[int, Counts] = {}
+        self._named: Straggler | None = None
 
     def __repr__(self) -> str:
         return f"StragglerMonitor(every={self._every}, factor={self._factor})"
@@ -83,9 +78,9 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
     def on_train_begin(self, logs: Any = None) -> None:
         self._timer.begin_training()
         self._calls, self._named = 0, None
-        if (communicator := self._communicator()) is not None:
+        if self._communicator() is not None:
             self._hosts = self._group.exchange("hosts", socket.gethostname())
-            self._links = _counts(communicator)
+            self._links = self._counts()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._timer.begin_epoch()
@@ -101,44 +96,43 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         figures, communicator = self._timer.figures(), self._communicator()
         if communicator is not None and figures is not None and figures.activity is not None:
             measured = self._gather(communicator, figures, figures.activity)
-            self._report(find(measured, self._factor))
+            self._report(find(measured, self._factor, communicator.hosts))
         self._timer.restart()
 
     def _gather(
         self, communicator: NativeCommunicator, figures: StepFigures, counted: Activity
     ) -> list[Measurement]:
-        counts = _counts(communicator)
-        rates = {
-            rank: (now[0] - before[0]) / (now[1] - before[1])
-            for rank, (before, now) in enumerate(zip(self._links, counts, strict=True))
-            if now[1] - before[1] >= LEAST_BUSY_SECONDS
-        }
-        self._links = counts
+        before, self._links = self._links, self._counts()
         steps = max(1, figures.steps)
         mine = Measurement.with_links(
             figures.seconds / steps,
             counted.input / steps,
             counted.workers / steps,
             counted.network / steps,
-            rates,
+            links.sent(before, self._links),
+            communicator.hosts,
         )
         row = tf.constant([dataclasses.astuple(mine)], tf.float64)
         with self._group.naming_lost_workers():
             rows = communicator.all_gather(row, "stragglers").numpy()
         return [
-            Measurement(step, data, workers, network, best, int(peer), rate)
-            for step, data, workers, network, best, peer, rate in rows.tolist()
+            Measurement(step, data, workers, network, best, int(peer), rate, int(hosts))
+            for step, data, workers, network, best, peer, rate, hosts in rows.tolist()
         ]
 
+    def _counts(self) -> dict[int, Counts]:
+        workers = self._group.topology.workers
+        ranks = {str(worker): rank for rank, worker in enumerate(workers)}
+        return links.by_rank(links.communicators(), ranks)
+
     def _report(self, straggler: Straggler | None) -> None:
-        found = None if straggler is None else (straggler.rank, straggler.cause)
-        before, self._named = self._named, found
-        if found == before or not self._group.topology.is_chief:
+        before, self._named = self._named, straggler
+        if straggler == before or not self._group.topology.is_chief:
             return
         if straggler is not None:
-            say(f"tfdist: {self._name(straggler.rank)} {describe(straggler)}")
+            say(f"tfdist: {describe(straggler, self._name)}")
         elif before is not None:
-            say(f"tfdist: {self._name(before[0])} no longer keeps the others waiting.")
+            say(f"tfdist: {describe_end(before, self._name)}")
 
     def _name(self, rank: int) -> str:
         return f"{self._group.topology.workers[rank]} on host {self._hosts[rank]}"
@@ -156,7 +150,3 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
         if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
             return extended.group.native()
         return None
-
-
-def _counts(communicator: NativeCommunicator) -> list[tuple[int, float]]:
-    return [(link.acknowledged_bytes, 1e-6 * link.busy_us) for link in communicator.links()]

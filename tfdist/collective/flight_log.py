@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -10,6 +11,7 @@ import socket
 import sys
 import threading
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from tfdist import native
@@ -20,6 +22,33 @@ from tfdist.options import Options
 
 _lock = threading.Lock()
 _started = False
+# Why there is no log; "" where there is one.
+_none_because = (
+    "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
+    "doctor` tells whether it can)"
+)
+
+
+def survive_signal() -> None:
+    """Has SIGUSR1 not end this process where no flight log is written, but tell why in a line.
+
+    Does nothing where the program has a handler of its own, or outside of the main thread, where
+    Python takes none. `start` keeps the handler, which is silent then.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL:
+        signal.signal(signal.SIGUSR1, _on_signal)
+        # Other libraries' calls are not all prepared to be interrupted.
+        signal.siginterrupt(signal.SIGUSR1, False)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _none_because:
+        line = f"tfdist: SIGUSR1 has no flight log written: {_none_because}.\n"
+        # Not by `sys.stderr`, which this thread may be in the middle of.
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
 
 
 def start(session: Session, options: Options) -> None:
@@ -32,10 +61,13 @@ def start(session: Session, options: Options) -> None:
         session: the job's control connections, whose exchanges the log shows.
         options: the settings.
     """
-    global _started
+    global _started, _none_because
     topology = session.topology
     with _lock:
-        if _started or not options.flight_dir:
+        if _started:
+            return
+        if not options.flight_dir:
+            _none_because = "TFDIST_FLIGHT_DIR is not set. Start the job with it, or by tfdist run"
             return
         _started = True
     folder = Path(options.flight_dir).absolute()
@@ -44,20 +76,20 @@ def start(session: Session, options: Options) -> None:
         if not os.access(folder, os.W_OK):
             raise PermissionError(f"{folder} is not writable")
     except OSError as error:
-        say(
-            f"tfdist: there will be no flight log: {error}. Set TFDIST_FLIGHT_DIR to another "
-            "directory."
-        )
+        _none_because = f"{error}. Set TFDIST_FLIGHT_DIR to another directory"
+        say(f"tfdist: there will be no flight log: {_none_because}.")
         return
     core = native.load().library
     path = folder / f"flight-rank{topology.rank}.json"
     header = json.dumps(_header(topology))[1:-1]
     if core.tfd_flight_start(os.fsencode(path), header.encode(), signal.SIGUSR1):
-        reason = core.tfd_error().decode(errors="replace")
-        say(f"tfdist: there will be no flight log: {reason}")
+        _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
+        say(f"tfdist: there will be no flight log: {_none_because}.")
         return
-    session.observe(ExchangeLog(core, topology))
-    threading.Thread(target=_give_stacks, args=(core,), name="tfdist-stacks", daemon=True).start()
+    _none_because = ""
+    session.record_exchanges(ExchangeLog(core, topology))
+    serve = threading.Thread(target=_serve, args=(core, session), name="tfdist-stacks", daemon=True)
+    serve.start()
 
 
 def _header(topology: Topology) -> dict[str, Any]:
@@ -71,12 +103,18 @@ def _header(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _give_stacks(core: Any) -> None:
-    """Waits, without Python's lock, until the core asks for the stacks of all threads."""
+def _serve(core: Any, session: Session) -> None:
+    """Waits, without Python's lock, until the core asks for the stacks of all threads.
+
+    Where it does because of a stall, all workers are told: the core tells only those that it waits
+    for, and others, as in a pipeline, may be the reason why these are late.
+    """
     wanted = core.tfd_flight_stacks_wanted()
     while True:
         os.read(wanted, 8)
         core.tfd_flight_give_stacks(_stacks())
+        if message := core.tfd_flight_stalled().decode(errors="replace"):
+            session.stalled(message)
 
 
 def _stacks() -> bytes:

@@ -11,6 +11,8 @@ from tfdist.cluster import Session
 from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.traffic import NONE, Traffic
 
+# What flight logs and the live view call the exchanges and the notices of the session.
+RESERVED = ("session", "notices")
 _ALONE = Alone()
 _communicators: dict[str, Any] = {}
 _lock = threading.Lock()
@@ -31,9 +33,14 @@ def check_free(session: Session, name: str, members: Sequence[int]) -> None:
         members: the job's ranks in this process's group; empty for a process in none.
 
     Raises:
-        ValueError: a process of a group has an open communicator of this name; the same error on
-            all ranks.
+        ValueError: a process of a group has an open communicator of this name, or it is reserved;
+            the same error on all ranks.
     """
+    if name in RESERVED:
+        raise ValueError(
+            f"{' and '.join(map(repr, RESERVED))} are what tfdist calls its own connections in "
+            f"flight logs. Received: a communicator named {name!r}. Choose another name."
+        )
     # The communicator of a single process may be replaced.
     taken = bool(members) and not isinstance(_communicators.get(name, _ALONE), Alone)
     for rank, answer in enumerate(session.exchange(f"communicator {name!r}", b"%d" % taken)):

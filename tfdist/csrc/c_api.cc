@@ -302,6 +302,12 @@ void tfd_flight_ask(const char* kind, const char* communicator, const char* mess
   tfdist::FlightLog::Instance().Ask(kind, communicator, message);
 }
 
+const char* tfd_flight_stalled(void) {
+  thread_local std::string message;
+  message = tfdist::FlightLog::Instance().TakeStalled();
+  return message.c_str();
+}
+
 void tfd_flight_set_session(const char* session) {
   tfdist::FlightLog::Instance().SetSession(session);
 }

@@ -134,6 +134,10 @@ const char* tfd_state(size_t records, int64_t since_ns);
 int tfd_flight_start(const char* path, const char* header, int signal);
 /* Has it written for a reason from outside of the core: its kind, of which communicator, and why. */
 void tfd_flight_ask(const char* kind, const char* communicator, const char* message);
+/* What a collective or a message of this process has waited in for long since the last call, and for
+   whom; "" for nothing. Whoever is asked for stacks asks for this, too, and tells the other workers.
+   Valid until this thread's next call. */
+const char* tfd_flight_stalled(void);
 /* What it says of the exchanges of the session: an object like that of a communicator, as JSON. */
 void tfd_flight_set_session(const char* session);
 /* A descriptor that can be read, 8 bytes at a time, whenever the stacks of Python's threads are wanted

@@ -77,7 +77,7 @@ Communicator::Communicator(Setup setup)
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
       setup.warn,
-      [this](const std::string& message) { FlightLog::Instance().Ask("stall", name_, message); },
+      [this](const std::string& message) { FlightLog::Instance().Stalled(name_, message); },
       [this](const std::string& message) { FlightLog::Instance().Ask("waited", name_, message); },
       [this] { SpreadWhatIsDue(); }};
   watch_ = std::make_unique<Watch>(std::move(settings), std::move(connections.control),

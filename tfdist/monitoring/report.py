@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import sys
@@ -10,16 +9,16 @@ import sysconfig
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from tfdist import native
 from tfdist.cluster import Session
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
-from tfdist.monitoring import training
+from tfdist.monitoring import links, training
 
 _MOST = 8
 _MOST_LINKS = 16
@@ -43,7 +42,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
         now = time.monotonic_ns()
         done = activity.read() or Activity()
         traffic = statistics()
-        communicators = _communicators()
+        communicators = links.communicators(records=1)
         exchanges = list(_exchanges(session, now))
         operations = [*exchanges, *_operations(communicators, ranks, now)][:_MOST]
         waited = None
@@ -70,17 +69,10 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
             "input_wait": waited,
             "main": _main_thread(),
             "links": _links(communicators, ranks),
+            "leader": links.leader(communicators, ranks, session.rank),
         }
 
     return report
-
-
-def _communicators() -> list[dict[str, Any]]:
-    """The state of all communicators, each with its last record alone."""
-    if not native.has_ops():
-        return []
-    found: list[dict[str, Any]] = json.loads(native.load().library.tfd_state(1, 0))
-    return found
 
 
 def _operations(
@@ -102,15 +94,18 @@ def _operations(
 
 
 def _exchanges(session: Session, now: int) -> Iterator[dict[str, Any]]:
-    """The exchange that this process is in. Who has not joined it, the others' reports tell."""
-    if awaited := session.awaited:
+    """The exchange that this process is in, and the notice of rank 0 that it waits for.
+
+    Who has not joined an exchange, the others' reports tell.
+    """
+    for one in session.awaited:
         yield {
-            "communicator": "session",
-            "what": awaited.what[:_MOST_TEXT],
-            "number": awaited.sequence,
-            "seconds": max(0.0, 1e-9 * (now - awaited.since_ns)),
-            "waits_for": None,
-            "missing": 0,
+            "communicator": "notices" if one.is_notice else "session",
+            "what": one.what[:_MOST_TEXT],
+            "number": one.sequence,
+            "seconds": max(0.0, 1e-9 * (now - one.since_ns)),
+            "waits_for": [0] if one.is_notice else None,
+            "missing": int(one.is_notice),
         }
 
 
@@ -123,19 +118,10 @@ def _missing(communicator: dict[str, Any], record: dict[str, Any]) -> list[int]:
 
 
 def _links(communicators: Sequence[dict[str, Any]], ranks: dict[str, int]) -> list[tuple[int, ...]]:
-    """What the kernel counts of the connections to other hosts, added up by rank; the busiest."""
-    sums: dict[int, list[int]] = {}
-    for one in communicators:
-        for link in one["links"]:
-            rank = ranks.get(one["ranks"][link["rank"]])
-            if rank is not None:
-                total = sums.setdefault(rank, [0, 0, 0, 0])
-                for i, key in enumerate(("acknowledged_bytes", "busy_us", "pending_bytes")):
-                    total[i] += link[key]
-                if link["pending_bytes"]:
-                    total[3] = max(total[3], link["silent_ms"])
-    busiest = sorted(sums, key=lambda rank: -sums[rank][1])[:_MOST_LINKS]
-    return [(rank, *sums[rank]) for rank in busiest]
+    """The connections to other hosts, by rank; the busiest."""
+    found = links.by_rank(communicators, ranks)
+    busiest = sorted(found, key=lambda rank: -found[rank].busy_us)[:_MOST_LINKS]
+    return [(rank, *astuple(found[rank])) for rank in busiest]
 
 
 def _idle(communicators: Sequence[dict[str, Any]], now: int) -> float | None:

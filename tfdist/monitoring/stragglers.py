@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 # A delay below this share of a step is not worth a line.
 _NOTICEABLE = 0.05
-# Below this time with data on its way, a link's rate says little.
+# Below this time with data on its way, a link's rate says little; the same holds for a link that
+# carries less than this share of what the busiest one does, as only small messages go over it.
 LEAST_BUSY_SECONDS = 0.001
+_LEAST_SHARE = 0.1
+# Where a host has links to several others, one of them has to be slower than this, times the
+# factor, to be named alone.
+_ALONE = 3.0
 # Links are compared only where data moves for at least this share of a step.
 _MOVES = 0.1
 
@@ -30,6 +35,15 @@ _REMEDIES = {
     "callbacks that only it runs.",
     Cause.NETWORK: "Look at the network of its host.",
 }
+_BETWEEN = "Look at the network between them."
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What has been sent on a link, and has come: how much, and the seconds it was on its way."""
+
+    bytes: float
+    busy: float
 
 
 @dataclass(frozen=True)
@@ -41,10 +55,11 @@ class Measurement:
         input: waiting for the next batch.
         workers: waiting for other workers.
         network: waiting for data to move.
-        best_rate: bytes per second on the fastest of its links to other hosts while something is on
-            its way; 0 if it has none, or has sent too little.
-        slowest_peer: the worker at the other end of the slowest of its links; -1 for none.
-        slowest_rate: bytes per second on that link.
+        best_rate: bytes per second to the host to which it sends fastest, while something is on its
+            way; 0 if it has no links to other hosts, or has sent too little.
+        slowest_peer: a worker of the host to which it sends slowest; -1 for none.
+        slowest_rate: bytes per second to that host.
+        hosts: to how many hosts it has sent enough to tell.
     """
 
     step: float
@@ -54,15 +69,34 @@ class Measurement:
     best_rate: float = 0.0
     slowest_peer: int = -1
     slowest_rate: float = 0.0
+    hosts: int = 0
 
     @classmethod
     def with_links(
-        cls, step: float, data: float, workers: float, network: float, rates: Mapping[int, float]
+        cls,
+        step: float,
+        data: float,
+        workers: float,
+        network: float,
+        links: Mapping[int, Sent],
+        hosts: Sequence[int],
     ) -> Measurement:
-        """The same, with bytes per second by the rank at the other end of each link."""
-        slowest = min(rates, key=rates.__getitem__, default=-1)
-        best = max(rates.values(), default=0.0)
-        return cls(step, data, workers, network, best, slowest, rates.get(slowest, 0.0))
+        """The same, from what was sent on each link.
+
+        Args:
+            step, data, workers, network: as above.
+            links: by the rank at the other end.
+            hosts: for each rank, a number of its host.
+        """
+        most = max((sent.bytes for sent in links.values()), default=0.0)
+        fastest: dict[int, tuple[float, int]] = {}  # the rate and the rank, by host
+        for rank, sent in links.items():
+            if sent.busy >= LEAST_BUSY_SECONDS and sent.bytes >= max(1.0, _LEAST_SHARE * most):
+                found = (sent.bytes / sent.busy, rank)
+                fastest[hosts[rank]] = max(found, fastest.get(hosts[rank], found))
+        rate, peer = min(fastest.values(), default=(0.0, -1))
+        best = max(fastest.values(), default=(0.0, -1))[0]
+        return cls(step, data, workers, network, best, peer, rate, len(fastest))
 
     @property
     def compute(self) -> float:
@@ -79,48 +113,75 @@ class Straggler:
         cause: what is slow.
         own: its own value: seconds per step, or bytes per second for the network.
         others: the median of the other workers.
+        peer: None, or the worker to which it sends slowly, where nothing tells which of the two has
+            the slow network.
     """
 
     rank: int
     cause: Cause
-    own: float
-    others: float
+    own: float = field(compare=False)
+    others: float = field(compare=False)
+    peer: int | None = None
 
 
-def find(measured: Sequence[Measurement], factor: float) -> Straggler | None:
+def find(
+    measured: Sequence[Measurement], factor: float, hosts: Sequence[int] = ()
+) -> Straggler | None:
     """Finds the worker that keeps the others waiting.
 
     A worker's own time is what remains of its step without its waiting for other workers and for
     data: it is longest on the worker that the others wait for, while the step is equally long on
-    all. If no own time stands out, links are compared: the worker whose fastest link is slow, or to
-    which the links of all others are.
+    all. If no own time stands out, hosts are compared: one that sends slowly to all others, or to
+    which all others send slowly, has a slow network. Where a host sends to one other host only, as
+    between two hosts and in a ring, that cannot be told, and the workers at both ends are named.
 
     Args:
         measured: of each worker, by rank.
         factor: how many times the median of the others counts as slow.
+        hosts: for each worker a number of its host; by default each is on its own.
 
     Example:
         >>> fast, slow = Measurement(0.1, 0.0, 0.06, 0.01), Measurement(0.1, 0.06, 0.0, 0.01)
         >>> find([fast, slow, fast], factor=1.3).cause
         <Cause.INPUT: 'input'>
     """
-    return find_slow_process(measured, factor) or find_slow_link(measured, factor)
+    return find_slow_process(measured, factor) or find_slow_link(measured, factor, hosts)
 
 
-def describe(straggler: Straggler) -> str:
-    """What a straggler does to the others, and where to look, as the end of a sentence."""
+def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
+    """What a straggler does to the others, and where to look, in sentences.
+
+    Args:
+        straggler: what was found.
+        name: what to call a worker, by rank.
+    """
+    usual = f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
+    rates = f"{straggler.own / 1e6:.3g} MB/s while they send, {usual}"
+    if straggler.peer is not None:
+        return f"{subject(straggler, name)} keep the others waiting: they carry {rates}. {_BETWEEN}"
     if straggler.cause is Cause.NETWORK:
-        what = (
-            f"its connections to other hosts carry {straggler.own / 1e6:.3g} MB/s while they send, "
-            f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
-        )
+        what = f"its connections to other hosts carry {rates}"
     else:
         kind = "input" if straggler.cause is Cause.INPUT else "computation"
         what = (
             f"its {kind} takes {1e3 * straggler.own:.1f} ms of a step, where the median of the "
             f"others is {1e3 * straggler.others:.1f} ms"
         )
-    return f"keeps the others waiting: {what}. {_REMEDIES[straggler.cause]}"
+    remedy = _REMEDIES[straggler.cause]
+    return f"{subject(straggler, name)} keeps the others waiting: {what}. {remedy}"
+
+
+def describe_end(straggler: Straggler, name: Callable[[int], str]) -> str:
+    """That a straggler is none any more, as a sentence."""
+    keep = "keeps" if straggler.peer is None else "keep"
+    return f"{subject(straggler, name)} no longer {keep} the others waiting."
+
+
+def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
+    """The worker, or the connections between two of them."""
+    if straggler.peer is None:
+        return name(straggler.rank)
+    return f"The connections from {name(straggler.rank)} to {name(straggler.peer)}"
 
 
 def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
@@ -142,28 +203,54 @@ def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggl
     return Straggler(rank, cause, values[rank], _median_of_others(values, rank))
 
 
-def find_slow_link(measured: Sequence[Measurement], factor: float) -> Straggler | None:
+def find_slow_link(
+    measured: Sequence[Measurement], factor: float, hosts: Sequence[int] = ()
+) -> Straggler | None:
     """Of `find`, the comparison of links."""
     linked = [rank for rank, m in enumerate(measured) if m.best_rate > 0]
     if len(linked) < 2 or max(m.network / m.step for m in measured if m.step > 0) < _MOVES:
         return None
-    rank = min(linked, key=lambda r: measured[r].best_rate)
-    usual = statistics.median_low(measured[r].best_rate for r in linked if r != rank)
-    if factor * measured[rank].best_rate < usual:
-        return Straggler(rank, Cause.NETWORK, measured[rank].best_rate, usual)
-    accused = {measured[r].slowest_peer for r in linked}
-    for rank in sorted(accused - {-1}):
-        accusers = [r for r in linked if r != rank]
-        if len(accusers) > 1 and all(_accuses(measured[r], rank, factor) for r in accusers):
-            rate = statistics.median(measured[r].slowest_rate for r in accusers)
-            usual = statistics.median(measured[r].best_rate for r in accusers)
-            return Straggler(rank, Cause.NETWORK, rate, usual)
+    host_of = hosts or range(len(measured))
+    by_host: dict[int, list[int]] = {}
+    for rank in linked:
+        by_host.setdefault(host_of[rank], []).append(rank)
+    if len(by_host) < 2:
+        return None
+    best = {h: max(measured[r].best_rate for r in ranks) for h, ranks in by_host.items()}
+    # Others of the host send small messages only, which take longer for their size.
+    slowest = {
+        host: min(
+            (r for r in ranks if factor * measured[r].best_rate >= best[host]),
+            key=lambda r: measured[r].slowest_rate,
+        )
+        for host, ranks in by_host.items()
+    }
+    slow = min(best, key=best.__getitem__)
+    usual = statistics.median_low(rate for host, rate in best.items() if host != slow)
+    if factor * best[slow] < usual:
+        rank = max(by_host[slow], key=lambda r: measured[r].best_rate)
+        several = max(measured[r].hosts for r in by_host[slow]) > 1
+        peer = None if several else measured[rank].slowest_peer
+        return Straggler(rank, Cause.NETWORK, best[slow], usual, peer)
+    # By the accused host: those that send to it slower than to another one.
+    accusers: dict[int, list[int]] = {}
+    for host, rank in slowest.items():
+        if factor * measured[rank].slowest_rate < best[host]:
+            accusers.setdefault(host_of[measured[rank].slowest_peer], []).append(rank)
+    for accused, ranks in sorted(accusers.items()):
+        others = [host for host in by_host if host != accused]
+        if len(ranks) == len(others) > 1:
+            return Straggler(
+                min(measured[r].slowest_peer for r in ranks),
+                Cause.NETWORK,
+                statistics.median(measured[r].slowest_rate for r in ranks),
+                statistics.median(best[host] for host in others),
+            )
+    rank = min(slowest.values(), key=lambda r: measured[r].slowest_rate)
+    rate, usual = measured[rank].slowest_rate, statistics.median(best.values())
+    if _ALONE * factor * rate < usual:
+        return Straggler(rank, Cause.NETWORK, rate, usual, measured[rank].slowest_peer)
     return None
-
-
-def _accuses(measurement: Measurement, rank: int, factor: float) -> bool:
-    slow = factor * measurement.slowest_rate < measurement.best_rate
-    return measurement.slowest_peer == rank and slow
 
 
 def _median_of_others(values: Sequence[float], rank: int) -> float:

@@ -14,7 +14,7 @@ import tensorflow as tf
 from tfdist.cluster import Session, Topology, meet, observe
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.this_worker import note_joined
-from tfdist.collective import registry
+from tfdist.collective import flight_log, registry
 from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import (
     NativeCommunicator,
@@ -246,8 +246,6 @@ _FAILURES = (
     tf.errors.FailedPreconditionError,
     tf.errors.UnknownError,
 )
-
-
 _LOSS_REPORT_SECONDS = 2.0
 _LAST_STEP_SECONDS = 5.0
 _joined: Group | None = None
@@ -290,6 +288,7 @@ def joined_group() -> Group | None:
 
 
 def _join(topology: Topology) -> Group:
+    flight_log.survive_signal()
     options = Options.from_environment()
     session = meet(topology, options)
     session.report.made_by(report.reporter(session))

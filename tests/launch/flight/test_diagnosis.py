@@ -106,8 +106,8 @@ def test_absences(tmp_path):
             ],
             ["absence"],
             f"{name(3)}: It runs on node-1. It counts as lost. It has left no log: it was killed "
-            f"or stopped, its host has died, or it could not write; {name(1)} heard of it last at "
-            f"22:13:47 UTC, when it was in x",
+            f"or stopped, its host has died, it could not write, or its log is not in this folder; "
+            f"{name(1)} heard of it last at 22:13:47 UTC, when it was in x",
         ),
         "no log, and it has left": (
             [log(0, group(0, WAITING, peers=[peer(3, 27, 16, left=True)]))],
@@ -118,7 +118,8 @@ def test_absences(tmp_path):
             [log(r, group(r, WAITING, peers=[peer(3, 40, 17)])) for r in range(3)],
             ["transfer"],
             f"does not move. {name(3)}: It has left no log: it was killed or stopped, its host has "
-            f"died, or it could not write; {name(0)} heard of it last at 22:14:00 UTC, when",
+            f"died, it could not write, or its log is not in this folder; {name(0)} heard of it "
+            f"last at 22:14:00 UTC, when",
         ),
         "its log is older than the wait": (
             [*others, log(3, group(3, FIRST), written=28)],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,15 +22,64 @@ SETTINGS = {
     "another collective": {},
     "signal": {},
     "sleeps": {"TFDIST_STALL_WARNING": "2"},
+    "sleeps in a part": {"TFDIST_STALL_WARNING": "2"},
     "is late to an exchange": {"TFDIST_STALL_WARNING": "2"},
     "misses an exchange": {"TFDIST_COLLECTIVE_TIMEOUT": "3"},
     "stopped": {"TFDIST_LINK_TIMEOUT": "4", "TFDIST_HEARTBEAT_TIMEOUT": "4"},
 }
 
 
+def of_failure(found):
+    """Whom the error that ended the job names first, and the error."""
+    # The session's messages begin with the rank.
+    return found["message"].partition("rank 1, ")[2] or found["message"], found["message"]
+
+
+def of_absence(found):
+    """The only worker that is waited for; what in, and where it is."""
+    (absent,) = found["absent"]
+    return absent["worker"], f"{found['operation']['what']}: {absent['frames'][:1]}"
+
+
+def of_mismatch(found):
+    """The worker that called this, and what it called."""
+    (call,) = [one for one in found["calls"] if "broadcast" in one["what"]]
+    (worker,) = call["workers"]
+    return worker, call["what"]
+
+
+def of_cycle(found):
+    """The worker that waits elsewhere than in the exchange, for which another one waits."""
+    (link,) = [one for one in found["links"] if one["operation"]["communicator"] == "session"]
+    return link["waits_for"], link["operation"]["what"]
+
+
+CAUSES = {
+    "killed": of_failure,
+    "raises": of_failure,
+    "another collective": of_mismatch,
+    "sleeps": of_absence,
+    "sleeps in a part": of_absence,
+    "is late to an exchange": of_absence,
+    "misses an exchange": of_cycle,
+    "stopped": of_failure,
+}
+WORDS = {
+    "killed": "is lost: ",
+    "raises": "ValueError: bad data",
+    "another collective": "broadcast 'weights'",
+    "sleeps": "all_reduce 'the last' float32[7] sum: ['load_slowly (",
+    "sleeps in a part": "all_reduce 'in a part' float32[7] sum: ['load_slowly (",
+    "is late to an exchange": "exchange 'options': ['load_slowly (",
+    "misses an exchange": "exchange 'options'",
+    "stopped": "is lost: ",
+}
+
+
 def run(folder, workers, *script, **settings):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **settings}
     command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--log-dir", str(folder)]
+    script = map(str, script)
     return subprocess.run(
         [*command, *script],
         env=environment,
@@ -52,29 +102,23 @@ def doctor(folder, *options):
 
 
 @exhaustive
-@pytest.mark.parametrize(("workers", "hosts"), [(2, False), (3, False), (3, True), (4, False)])
+@pytest.mark.parametrize(("workers", "of_a_host"), [(2, 2), (3, 3), (3, 1), (4, 4), (4, 2)])
 @pytest.mark.parametrize("fault", [name for name in SETTINGS if name != "signal"])
-def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
-    settings = SETTINGS[fault] | ({"host": "own"} if hosts else {})
+def test_the_doctor_names_the_worker(fault, workers, of_a_host, tmp_path):
+    settings = SETTINGS[fault] | ({"HOSTS_OF": str(of_a_host)} if of_a_host < workers else {})
     job = run(tmp_path, workers, SCRIPT, fault, **settings)
-    assert (job.returncode == 0) == (fault in ("sleeps", "is late to an exchange")), job.stderr
+    goes_on = fault in ("sleeps", "sleeps in a part", "is late to an exchange")
+    assert (job.returncode == 0) == goes_on, job.stderr
     logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
     gone = fault in ("killed", "stopped")
     ranks = [rank for rank in range(workers) if not (gone and rank == 1)]
     assert logs == [f"flight-rank{rank}.json" for rank in ranks]
     assert not list(tmp_path.glob("*.tmp"))
-    report = doctor(tmp_path)
-    first = report.partition("What happened:")[2].partition("Waits")[0]
-    assert "worker 1 (127.0.0.1:" in first, report
-    expected = {
-        "another collective": "broadcast 'weights'",
-        "sleeps": "load_slowly",
-        "raises": "ValueError: bad data",
-        "is late to an exchange": "load_slowly",
-        "misses an exchange": "exchange 'options'",
-    }
-    assert expected.get(fault, "worker 1") in report, report
-    json.loads(doctor(tmp_path, "--json"))
+    first = json.loads(doctor(tmp_path, "--json"))["findings"][0]
+    subject, cause = CAUSES[fault](first)
+    assert subject.startswith("worker 1 (127.0.0.1:"), first
+    assert WORDS[fault] in cause, first
+    assert f"  1. {first['text'].partition(':')[0]}" in doctor(tmp_path)
 
 
 @exhaustive
@@ -95,15 +139,45 @@ def test_the_doctor_names_the_worker(fault, workers, hosts, tmp_path):
 def test_the_doctor_names_the_worker_that_a_training_waits_for(
     workers, of_a_host, kind, place, late, tmp_path
 ):
-    arguments = (kind, place, str(late), str(of_a_host))
+    arguments = (kind, place, late, of_a_host, "is late")
     job = run(tmp_path, workers, TRAINING, *arguments, TFDIST_STALL_WARNING="3")
     assert job.returncode == 0, job.stderr
+    logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
+    # Also those whose neighbours in the pipeline waited, but not they themselves.
+    assert logs == [f"flight-rank{rank}.json" for rank in range(workers)]
     report = doctor(tmp_path)
     first = next(line for line in report.splitlines() if line.startswith("  1. "))
     assert f" worker {late} (127.0.0.1:" in first.partition(" Its ")[0], report
     assert ("for its next batch" in first) == (place == "input"), report
     where = "load_slowly (" if place == "callback" else "<module> ("
     assert f"Its Python main thread was in {where}" in first, report
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("workers", "of_a_host", "kind", "place", "lost", "fault"),
+    [
+        (2, 1, "1f1b", "compute", 1, "is killed"),
+        (4, 2, "1f1b", "callback", 2, "is stopped"),
+        (4, 2, "int8", "compute", 1, "is stopped"),
+        (2, 1, "int8", "input", 1, "is killed"),
+        (4, 2, "fit", "callback", 3, "is killed"),
+    ],
+)
+def test_the_doctor_names_the_worker_that_a_training_loses(
+    workers, of_a_host, kind, place, lost, fault, tmp_path
+):
+    arguments = (kind, place, lost, of_a_host, fault)
+    job = run(tmp_path, workers, TRAINING, *arguments, **SETTINGS["stopped"])
+    assert job.returncode != 0
+    logs = sorted(path.name for path in tmp_path.glob("flight-*.json"))
+    assert logs == [f"flight-rank{rank}.json" for rank in range(workers) if rank != lost]
+    found = json.loads(doctor(tmp_path, "--json"))
+    assert [one.partition(" (")[0] for one in found["without_log"]] == [f"worker {lost}"]
+    first = found["findings"][0]
+    assert first["kind"] == "failure", first
+    begin = rf"(rank {lost}, )?worker {lost} \(127\.0\.0\.1:\d+\) is lost: "
+    assert re.match(begin, first["message"]), first
 
 
 @exhaustive
@@ -116,6 +190,29 @@ def test_a_signal_has_the_log_written_and_the_job_goes_on(tmp_path):
     assert "time.sleep" in log["stacks"] or "script.py" in log["stacks"]
     names = [record["name"] for record in log["communicators"][0]["records"]]
     assert names[-5:] == [f"step {n}" for n in range(5)]
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("arguments", "settings", "reason"),
+    [
+        (["without a folder"], {}, "TFDIST_FLIGHT_DIR is not set"),
+        ([], {"TFDIST_FLIGHT_DIR": "/dev/null/logs"}, "Not a directory"),
+        ([], {"TFDIST_NATIVE": "0"}, "native collectives"),
+        (["the user's"], {"TFDIST_NATIVE": "0"}, None),
+        ([], {}, None),
+    ],
+    ids=["no folder", "a wrong folder", "no native core", "the user's", "written"],
+)
+def test_a_signal_ends_no_worker_where_no_log_is_written(arguments, settings, reason, tmp_path):
+    job = run(tmp_path, 2, Path(SCRIPT).with_name("signalled.py"), *arguments, **settings)
+    assert job.returncode == 0, job.stderr
+    assert "total 2.0" in job.stdout
+    said = [line for line in job.stderr.splitlines() if "SIGUSR1 has no flight log written" in line]
+    # Of the chief, whose output this is.
+    assert len(said) == (2 if reason else 0), job.stderr
+    assert all(reason in line for line in said), said
+    assert job.stdout.count("the user's handler") == (2 if arguments == ["the user's"] else 0)
 
 
 @exhaustive

@@ -198,7 +198,7 @@ def test_the_command(tmp_path, capsys):
     page = (Path(__file__).parents[3] / "docs/monitoring.md").read_text()
     kinds = [kind for kind in vars(findings).values() if is_dataclass(kind)]
     keys = {field.name for kind in kinds for field in fields(kind)} | {*log(0), *group(0)}
-    keys |= {*record(1, 1), *peer(1, 1, 1)}
+    keys |= {*record(1, 1), *peer(1, 1, 1), "session"}
     assert [key for key in sorted(keys) if f"`{key}`" not in page and f'"{key}"' not in page] == []
     # A log from long before is named. Long tables are cut.
     main(["doctor", "--flight", str(write(folder, *JOB[:3], {**JOB[3], **log(3, written=-1)}))])

@@ -186,22 +186,24 @@ def test_a_worker_that_is_late_to_an_exchange(running, ask, tmp_path, late):
 
 
 @exhaustive
-@pytest.mark.parametrize("kind", ["3 on 2 hosts"])
-def test_a_worker_that_is_stopped_does_not_respond(running, ask, tmp_path):
+@pytest.mark.parametrize(
+    ("kind", "stopped"), [("3 on 2 hosts", 2), ("2", 1), ("2 hosts", 1), ("4 on 2 hosts", 2)]
+)
+def test_a_worker_that_is_stopped_does_not_respond(running, ask, tmp_path, kind, stopped):
     thread, results = running("train", str(tmp_path))
     until(lambda: (tmp_path / "0-3").exists())
-    pid = ask("--json")["ranks"][2]["activity"]["pid"]
+    pid = ask("--json")["ranks"][stopped]["activity"]["pid"]
     os.kill(pid, signal.SIGSTOP)
     try:
         found: dict = {}
 
         def is_waited_for():
             found.update(ask("--json", "--interval", "0.2"))
-            return found["waited_for"] == [2]
+            return found["waited_for"] == [stopped]
 
         until(is_waited_for)
-        assert found["ranks"][2]["state"] == "unresponsive"
-        assert found["ranks"][2]["silence"] > 0
+        assert found["ranks"][stopped]["state"] == "unresponsive"
+        assert found["ranks"][stopped]["silence"] > 0
         assert "which does not respond, last heard of" in found["headline"]
     finally:
         os.kill(pid, signal.SIGCONT)

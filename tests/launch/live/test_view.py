@@ -34,7 +34,7 @@ def report(time=0.0, operation=None, number=17, **values):
     )
     sizes = {"shared_bytes": 0, "sent_bytes": 0, "resident_bytes": 1 << 29, "queued": 0}
     place = {"host": "h", "pid": 7, "idle": None if operations else 0.01, "main": "load (t.py:3)"}
-    place["input_wait"], place["links"] = None, []
+    place["input_wait"], place["links"], place["leader"] = None, [], None
     return {**counts, **sizes, **place, "time": time, "operations": operations, **values}
 
 
@@ -72,6 +72,15 @@ SLOWNESS = {
     "All 3 ranks are running: 31 steps/s, 930 rows/s. worker 2 (a:2) on h keeps the others "
     "waiting: its connections to other hosts carry 8 MB/s while they send, where the median of the "
     "others is 800 MB/s. Look at the network of its host.": SLOW_LINKS,
+    # Two hosts of two ranks, of which only the first ones send gradients.
+    "All 4 ranks are running: 31 steps/s, 1,240 rows/s. The connections from worker 0 (a:0) on h "
+    "to worker 2 (a:2) on h keep the others waiting: they carry 8 MB/s while they send, where the "
+    "median of the others is 800 MB/s. Look at the network between them.": [
+        report(**BUSY, leader=0, links=[(2, 9_000_000, 1_010_000, 0, 0)]),
+        report(**BUSY, leader=0, links=[(2, 1_090_000, 1_010_000, 0, 0)]),
+        report(**BUSY, leader=2, links=[(0, 9_000_000, 20_000, 0, 0)]),
+        report(**BUSY, leader=2, links=[(0, 1_090_000, 1_010_000, 0, 0)]),
+    ],
     "All 2 ranks are running: 31 steps/s, 620 rows/s. worker 1 (a:1) on h keeps the others "
     "waiting: its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at "
     "how it reads and prepares its data: its disk, and `prefetch`, `cache` and "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from socket import socket
 
 from tfdist.cluster.net.framing import Header, encode
+from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.connections import Connections
 from tfdist.cluster.session.coordinator import left_message, loss_message
 from tfdist.cluster.session.error_codec import decode_error
@@ -15,6 +17,21 @@ from tfdist.cluster.session.results import decode_result
 from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError
+
+_MARGIN = 1.5
+
+
+def is_overdue(waited: float, quiet: float, stall_warning: float) -> bool:
+    """Whether rank 0 should have warned of a stalled exchange: it may be stopped.
+
+    It warns after a while, and again when the wait has doubled.
+
+    Args:
+        waited: for how long this rank has been in the exchange.
+        quiet: of that, since a warning came.
+        stall_warning: seconds until the first warning.
+    """
+    return quiet >= _MARGIN * max(stall_warning, waited - quiet)
 
 
 class Agent:
@@ -26,6 +43,7 @@ class Agent:
         state: this process's state, which the agent updates.
         report: this process's report, which rank 0 may ask for.
         heartbeat_timeout: seconds without a heartbeat after which rank 0 is considered lost.
+        stall_warning: seconds after which rank 0 reports whom an exchange is waiting for.
     """
 
     def __init__(
@@ -35,11 +53,14 @@ class Agent:
         state: SessionState,
         report: OwnReport,
         heartbeat_timeout: float,
+        stall_warning: float,
     ) -> None:
         self._workers = workers
         self._chief = workers[0]
         self._state = state
         self._report = report
+        self._stall_warning = stall_warning
+        self._told_ns = 0  # when rank 0 last told of a stall, or this rank itself
         self._connections = Connections({0: sock}, self, heartbeat_timeout)
         self._connections.start()
 
@@ -69,6 +90,10 @@ class Agent:
             f"another rank. Call it only if session.rank == 0."
         )
 
+    def stalled(self, text: str) -> None:
+        """Tells all others, by way of rank 0, what this rank has waited in for long."""
+        self._connections.send(0, encode({"kind": "stalled", "text": text}))
+
     def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connection."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
@@ -87,7 +112,8 @@ class Agent:
             answer = {"kind": "report", "number": header["number"]}
             self._connections.send(0, encode(answer, self._report.encoded()))
         elif kind == "stalled":
-            self._state.stall(header["text"])
+            self._told_ns = time.monotonic_ns()
+            self._state.stall(str(header["text"]))
         elif kind == "failed":
             self._state.fail(decode_error(header))
         elif kind == "lost":
@@ -113,4 +139,21 @@ class Agent:
         self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"))
 
     def on_tick(self, now: float) -> None:
-        """Does nothing: rank 0 tracks the deadlines."""
+        """Warns of a stalled exchange itself where rank 0, which tracks them, should have."""
+        awaited = self._state.awaited
+        if awaited is None:
+            return
+        now_ns = time.monotonic_ns()
+        told_ns = max(awaited.since_ns, self._told_ns)
+        quiet, waited = 1e-9 * (now_ns - told_ns), 1e-9 * (now_ns - awaited.since_ns)
+        if not is_overdue(waited, quiet, self._stall_warning):
+            return
+        self._told_ns = now_ns
+        silence = self._connections.silence(0) or 0.0
+        line = (
+            f"{awaited.what} has waited {waited:.0f} s on this worker, and rank 0, "
+            f"{self._chief}, has not said for whom for {quiet:.0f} s; it was last heard of "
+            f"{silence:.0f} s ago"
+        )
+        say(f"tfdist: {line}")
+        self._state.stall(line)

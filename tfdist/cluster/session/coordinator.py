@@ -18,6 +18,9 @@ from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, TfdistError
 
+# Of many ranks that wait for one, one is enough.
+_BETWEEN_STALLS = 1.0
+
 
 def loss_message(rank: int, worker: Worker, what: str) -> str:
     """The message that a worker is lost, and why."""
@@ -55,6 +58,7 @@ class Coordinator:
         self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
         self._failed = False
         self._lost = False
+        self._told_of_stall = -_BETWEEN_STALLS
         self._gone: dict[int, str] = {}
         self._gathering = Gathering(0, (), lambda: None)
         self._connections = Connections(sockets, self, heartbeat_timeout)
@@ -76,6 +80,25 @@ class Coordinator:
         """Posts a notice to all others."""
         self._connections.broadcast(encode({"kind": "notice", "key": key, "text": text}))
         self._state.notice(key, text)
+
+    def stalled(self, text: str, rank: int = 0) -> None:
+        """Tells all others what a rank has waited in for long.
+
+        Args:
+            text: what, and for whom.
+            rank: the rank that waits.
+        """
+        now = time.monotonic()
+        with self._lock:
+            if now - self._told_of_stall < _BETWEEN_STALLS:
+                return
+            self._told_of_stall = now
+        frame = encode({"kind": "stalled", "text": text})
+        for other in self._connections.ranks:
+            if other != rank:
+                self._connections.send(other, frame)
+        if rank:
+            self._state.stall(text)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
         """Asks all others for their reports; late answers to earlier questions are discarded.
@@ -105,6 +128,8 @@ class Coordinator:
         elif header["kind"] == "report":
             if header["number"] == self._gathering.number:
                 self._gathering.add(rank, payload)
+        elif header["kind"] == "stalled":
+            self.stalled(str(header["text"]), rank)
         elif header["kind"] == "bye":
             self._connections.drop(rank)
             if header["failure"] is not None:

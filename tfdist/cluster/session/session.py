@@ -12,7 +12,7 @@ from socket import socket
 from tfdist.cluster.session import exit_reason
 from tfdist.cluster.session.agent import Agent
 from tfdist.cluster.session.coordinator import Coordinator
-from tfdist.cluster.session.observer import Awaited, Observer
+from tfdist.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
 from tfdist.cluster.session.own_address import OwnAddress
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
 from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
@@ -60,14 +60,12 @@ class Session:
         self._exchange_lock = threading.Lock()  # one exchange at a time
         self._closing = threading.Lock()
         self._pid = os.getpid()
-        timeout = options.heartbeat_timeout
+        limits = options.heartbeat_timeout, options.stall_warning
         self._role: Coordinator | Agent
         if topology.rank == 0:
-            self._role = Coordinator(
-                topology.workers, sockets, self._state, timeout, options.stall_warning
-            )
+            self._role = Coordinator(topology.workers, sockets, self._state, *limits)
         else:
-            self._role = Agent(topology.workers, sockets[0], self._state, self.report, timeout)
+            self._role = Agent(topology.workers, sockets[0], self._state, self.report, *limits)
         if sockets:
             exit_reason.watch()
             atexit.register(self._at_exit)
@@ -83,13 +81,17 @@ class Session:
         return self.topology.size
 
     @property
-    def awaited(self) -> Awaited | None:
-        """The exchange that a thread of this process is in, if any."""
-        return self._state.awaited
+    def awaited(self) -> list[Awaited]:
+        """What threads of this process wait for: an exchange, a notice, or both."""
+        return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
 
-    def observe(self, observer: Observer) -> None:
-        """Has an observer told of the exchanges from now on, in place of an earlier one."""
-        self._state.observer = observer
+    def record_exchanges(self, recorder: ExchangeRecorder) -> None:
+        """Has a recorder told of the exchanges from now on, in place of an earlier one."""
+        self._state.recorder = recorder
+
+    def stalled(self, text: str) -> None:
+        """Tells the recorders of all other ranks what this rank has waited in for long."""
+        self._role.stalled(f"{self.topology.me}: {text}")
 
     def check(self) -> None:
         """Raises the error that ended the session, if any.
@@ -236,13 +238,12 @@ class Session:
             f"TFDIST_COLLECTIVE_TIMEOUT."
         )
         warning = (
-            f"tfdist: rank {self.rank} is waiting for {self._chief()} to post {key!r}; it fails "
+            f"rank {self.rank} is waiting for {self._chief()} to post {key!r}; it fails "
             f"after {seconds:g} s"
         )
         now = time.monotonic()
-        return self._state.notices(
-            key, count, now + seconds, timeout_error, (now + self._options.stall_warning, warning)
-        )
+        warn = (now + self._options.stall_warning, warning)
+        return self._state.notices(key, count, now + seconds, timeout_error, warn, self.stalled)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
         """Asks all other ranks for their reports, without blocking; rank 0 only."""
@@ -261,9 +262,6 @@ class Session:
             callback: called once, with a line that names the rank, worker, address and cause. It
                 runs in the thread that monitors the connections, or immediately in the calling
                 thread if a worker is already lost.
-
-        Example:
-            >>> session.on_peer_lost(print)  # doctest: +SKIP
         """
         self._state.on_lost(callback)
 
@@ -273,9 +271,6 @@ class Session:
         Args:
             callback: called for each such worker, with a line that names it, in the thread that
                 monitors the connections; immediately for workers that have already left.
-
-        Example:
-            >>> session.on_peer_left(print)  # doctest: +SKIP
         """
         self._state.on_left(callback)
 

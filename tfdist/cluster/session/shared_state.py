@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from tfdist.cluster.net.wait_messages import say
-from tfdist.cluster.session.observer import Awaited, Observer
+from tfdist.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
 from tfdist.errors import PeerLostError, TfdistError
 
 _POLL_SECONDS = 0.5
@@ -22,12 +22,14 @@ class SessionState:
 
     Attributes:
         awaited: the exchange that a thread of this process is in, if any.
-        observer: who keeps a record of the exchanges, if anyone does.
+        awaited_notice: the notice that one waits for, if any.
+        recorder: who keeps a record of them, if anyone does.
     """
 
     def __init__(self) -> None:
         self.awaited: Awaited | None = None
-        self.observer: Observer | None = None
+        self.awaited_notice: Awaited | None = None
+        self.recorder: ExchangeRecorder | None = None
         self._changed = threading.Condition()
         self._exchanges = 0
         self._results: dict[int, list[bytes]] = {}
@@ -49,8 +51,8 @@ class SessionState:
             self._exchanges += 1
             self.awaited = exchange = Awaited(self._exchanges, tag, time.monotonic_ns())
             self._results.clear()
-        if self.observer is not None:
-            self.observer.on_exchange_begin(exchange)
+        if self.recorder is not None:
+            self.recorder.on_exchange_begin(exchange)
         return exchange.sequence
 
     def deliver(self, sequence: int, payloads: list[bytes]) -> None:
@@ -67,9 +69,9 @@ class SessionState:
             self._changed.notify_all()
 
     def stall(self, message: str) -> None:
-        """Tells the observer that an exchange has waited for long."""
-        if self.observer is not None:
-            self.observer.on_stall(message)
+        """Tells the recorder that something has waited for long, here or on another rank."""
+        if self.recorder is not None:
+            self.recorder.on_stall(message)
 
     def fail(self, error: TfdistError) -> None:
         """Ends the session with an error; only the first one counts."""
@@ -121,8 +123,8 @@ class SessionState:
             return got
         finally:
             exchange, self.awaited = self.awaited, None
-            if self.observer is not None and exchange is not None:
-                self.observer.on_exchange_end(exchange, failed)
+            if self.recorder is not None and exchange is not None:
+                self.recorder.on_exchange_end(exchange, failed)
 
     def notices(
         self,
@@ -131,6 +133,7 @@ class SessionState:
         deadline: float,
         timeout_error: TfdistError,
         warning: tuple[float, str],
+        tell: Callable[[str], object],
     ) -> list[str]:
         """Waits for the `count`-th notice with this key; raises `timeout_error` at the deadline.
 
@@ -140,20 +143,37 @@ class SessionState:
             deadline: the `time.monotonic()` at which to give up.
             timeout_error: the error to raise then.
             warning: the `time.monotonic()` at which to print a line while waiting, and that line.
+            tell: tells the other ranks of the line; it must not block.
         """
 
         def enough() -> list[str] | None:
             texts = self._notices[key]
             return list(texts) if len(texts) >= count else None
 
-        return self._wait(enough, deadline, timeout_error, warning)
+        def warn(line: str) -> None:
+            say(f"tfdist: {line}")
+            self.stall(line)
+            tell(line)
+
+        notice = Awaited(count, key, time.monotonic_ns(), is_notice=True)
+        failed, self.awaited_notice = True, notice
+        if self.recorder is not None:
+            self.recorder.on_exchange_begin(notice)
+        try:
+            texts = self._wait(enough, deadline, timeout_error, (*warning, warn))
+            failed = False
+            return texts
+        finally:
+            self.awaited_notice = None
+            if self.recorder is not None:
+                self.recorder.on_exchange_end(notice, failed)
 
     def _wait(
         self,
         get: Callable[[], _T | None],
         deadline: float,
         timeout_error: TfdistError,
-        warning: tuple[float, str] | None = None,
+        warning: tuple[float, str, Callable[[str], object]] | None = None,
     ) -> _T:
         with self._changed:
             while (value := get()) is None:
@@ -163,8 +183,9 @@ class SessionState:
                 if left <= 0:
                     raise timeout_error
                 if warning is not None and now >= warning[0]:
-                    say(warning[1])
+                    _, line, warn = warning
                     warning = None
+                    warn(line)
                 # Poll: the main thread must still handle signals that another thread received.
                 self._changed.wait(min(left, _POLL_SECONDS))
             return value

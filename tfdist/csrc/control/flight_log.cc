@@ -11,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
+#include <utility>
 
 #include "control/activity.h"
 #include "control/json.h"
@@ -111,6 +112,19 @@ void FlightLog::Ask(const char* kind, const std::string& communicator,
   changed_.notify_all();
   const uint64_t one = 1;
   if (write(asked_, &one, sizeof(one)) < 0) return;  // full: it is awake
+}
+
+void FlightLog::Stalled(const std::string& communicator, const std::string& message) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    stalled_ = message;
+  }
+  Ask("stall", communicator, message);
+}
+
+std::string FlightLog::TakeStalled() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return std::exchange(stalled_, std::string());
 }
 
 void FlightLog::AskOnSignal(int number) {

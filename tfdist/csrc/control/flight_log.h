@@ -32,7 +32,12 @@ class FlightLog {
   // "signal"; of a communicator, "" for none. Returns at once;
   // without effect before `Start`.
   void Ask(const char* kind, const std::string& communicator, const std::string& message);
-  // The same on this signal from now on, after which a handler that was there before runs as well.
+  // Of a collective or a message of this rank that has waited for long: what others are to be told
+  // of, so that they write their logs as well, those outside of the group included.
+  void Stalled(const std::string& communicator, const std::string& message);
+  // What has stalled so since the last call; "" for nothing.
+  std::string TakeStalled();
+  // The same as `Ask` on this signal from now on, after which a handler that was there before runs as well.
   void AskOnSignal(int number);
 
   // What the exchanges of this process's session have come to, as JSON.
@@ -66,6 +71,7 @@ class FlightLog {
   std::atomic<bool> started_{false};
   std::vector<Reason> reasons_;
   std::string session_;
+  std::string stalled_;
   std::string stacks_;
   uint64_t requests_ = 0;  // so far
   uint64_t written_ = 0;   // of them

@@ -245,6 +245,30 @@ void BeforeTheStart() {
   EXPECT(sigaction(SIGUSR1, nullptr, &action) == 0 && action.sa_handler == SIG_DFL);
 }
 
+// What has stalled can be asked for once, by whoever tells others of it.
+void Stalls() {
+  Folder folder;
+  const std::string path = folder.File("flight.json");
+  Start(path);
+  GiveStacks("stacks");
+  FlightLog::Instance().SetSession(R"({"name":"session","records":[1]})");
+  EXPECT(FlightLog::Instance().TakeStalled() == "");
+  Ask("stall", "told by others.");
+  EXPECT(FlightLog::Instance().TakeStalled() == "");
+  FlightLog::Instance().Stalled("group", "first.");
+  Flush();
+  const std::string text = Read(path);
+  EXPECT(Whole(text) && Count(text, Reason("stall")) == 2 && Has(text, "first."));
+  EXPECT(Has(text, R"(,"session":{"name":"session","records":[1]},"stacks":)"));
+  EXPECT(FlightLog::Instance().TakeStalled() == "first.");
+  EXPECT(FlightLog::Instance().TakeStalled() == "");
+  // The session as it was told of last.
+  FlightLog::Instance().SetSession("{}");
+  Ask("error", "boom");
+  Flush();
+  EXPECT(Has(Read(path), R"(,"session":{},"stacks":)"));
+}
+
 // The first reasons stay, and the last one.
 void ManyReasons() {
   Folder folder;
@@ -494,7 +518,7 @@ void OfRanks(const std::string& kept) {
 }
 
 void OfOneProcess() {
-  InParallel({BeforeTheStart, ManyReasons, Numbers, NowhereToWrite, NoRoom, NoMemory, Stacks,
+  InParallel({BeforeTheStart, ManyReasons, Stalls, Numbers, NowhereToWrite, NoRoom, NoMemory, Stacks,
               InAForkedChild});
   Atomic();
 }

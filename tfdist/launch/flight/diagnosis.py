@@ -32,7 +32,7 @@ _NOTICED = " It was noticed in "
 
 
 def diagnose(job: Job) -> Diagnosis:
-    """Explains why a job stopped or stands.
+    """Explains why a job stopped or hangs.
 
     Causes come before what follows from them: differing calls, cycles of waits, errors, waits for
     workers that wait for nobody, other waits.

@@ -233,7 +233,7 @@ Finding: TypeAlias = Mismatch | Cycle | Failure | Absence | Transfer | Unclear
 
 @dataclass(frozen=True)
 class Written:
-    """Why a log was written: "error", "stall" or "signal"."""
+    """Why a log was written: "error", "stall" (it waits), "waited" (others do) or "signal"."""
 
     kind: str
     communicator: str

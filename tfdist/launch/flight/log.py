@@ -106,7 +106,7 @@ class Connection(NamedTuple):
 
 
 class Reason(NamedTuple):
-    """Why a log was written: "error", "stall" or "signal", and the message."""
+    """Why a log was written: "error", "stall", "waited" or "signal", and the message."""
 
     steady_ns: int
     kind: str

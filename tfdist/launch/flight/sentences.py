@@ -19,6 +19,14 @@ from tfdist.launch.flight.findings import (
 from tfdist.launch.flight.words import listed, moment, seconds, workers
 
 _MOST = 16
+_NO_LOG = (
+    "it was killed or stopped, its host has died, it could not write, or its log is not in this "
+    "folder"
+)
+_NO_LOGS = (
+    "they were killed or stopped, their hosts have died, they could not write, or their logs are "
+    "not in this folder"
+)
 _UNKNOWN = "It has left no log, and no other log tells of it."
 
 
@@ -39,7 +47,7 @@ def sentences(finding: Finding) -> list[str]:
         case Absence():
             return _absence(finding)
         case Transfer():
-            return [_transfer(finding)]
+            return _transfer(finding)
         case Unclear():
             return [_unclear(finding)]
 
@@ -114,6 +122,8 @@ def _message(finding: Absence) -> str:
     one = finding.absent[0]
     other = "receive" if finding.operation.what.startswith("send") else "send"
     shown = f": its log shows no matching {other}" if one.has_communicator else ""
+    if finding.operation.what.startswith("notice"):
+        shown = ": it has not posted it"
     head = (
         f"{workers(finding.waiting)} has waited for {one.worker} in "
         f"{operation(finding.operation)} {_waited(finding)}{shown}."
@@ -164,14 +174,16 @@ def _heard(heard: Heard, has_log: bool) -> list[str]:
     if heard.lost:
         parts.append("It counts as lost.")
     if not has_log:
-        why = ": it was killed or stopped, its host has died, or it could not write"
-        why = "" if heard.left else why
-        inside = heard.inside or "no operation"
-        parts.append(
-            f"It has left no log{why}; {heard.by} heard of it last at {moment(heard.time)}, when "
-            f"it was in {inside} and had joined number {heard.number}."
-        )
+        why = "" if heard.left else f": {_NO_LOG}"
+        parts.append(f"It has left no log{why}; {_heard_last(heard)}.")
     return parts
+
+
+def _heard_last(heard: Heard) -> str:
+    return (
+        f"{heard.by} heard of it last at {moment(heard.time)}, when it was in "
+        f"{heard.inside or 'no operation'} and had joined number {heard.number}"
+    )
 
 
 def frames(found: tuple[str, ...]) -> str:
@@ -179,17 +191,27 @@ def frames(found: tuple[str, ...]) -> str:
     return ", called by ".join(found)
 
 
-def _transfer(finding: Transfer) -> str:
+def _transfer(finding: Transfer) -> list[str]:
     head = (
         f"All have joined {operation(finding.operation)}, but {workers(finding.waiting)} "
         f"{_are(finding.waiting)} still in it after {seconds(finding.seconds)} (since "
         f"{moment(finding.time)}): the transfer is slow or does not move."
     )
-    parts = [describe(finding.backlogs)] if finding.backlogs else []
-    for one in finding.silent[:_MOST]:
-        parts.append(f"{one.worker}:")
-        parts += _heard(one.heard, has_log=False) if one.heard else [_UNKNOWN]
-    return " ".join([head, *parts])
+    if finding.backlogs:
+        head += f" {describe(finding.backlogs)}"
+    silent = finding.silent
+    if len(silent) < 2:
+        for one in silent:
+            about = _heard(one.heard, has_log=False) if one.heard else [_UNKNOWN]
+            head = " ".join([head, f"{one.worker}:", *about])
+        return [head]
+    names = [one.worker for one in silent]
+    lines = [
+        f"{one.worker}: {_heard_last(one.heard) if one.heard else 'no other log tells of it'}."
+        for one in silent[:_MOST]
+    ]
+    more = [f"and {len(names) - _MOST} more"] if len(names) > _MOST else []
+    return [f"{head} {workers(names)} have left no logs: {_NO_LOGS}.", *lines, *more]
 
 
 def _unclear(finding: Unclear) -> str:

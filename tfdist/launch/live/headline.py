@@ -66,7 +66,7 @@ def headline(ranks: Sequence[Rank]) -> str:
     if waits and (pending := find_backlogs(ranks, LONG_SECONDS)):
         sentences.append(backlogs.describe(pending))
     if not waits and (straggler := find_straggler(ranks)):
-        sentences.append(f"{_on_host(ranks[straggler.rank])} {describe(straggler)}")
+        sentences.append(describe(straggler, lambda rank: _on_host(ranks[rank])))
     silent = [one.worker for one in others if one.state == "unresponsive"]
     if silent:
         sentences.append(f"{workers(silent)} {_do(silent)} not respond.")

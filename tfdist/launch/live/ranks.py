@@ -43,6 +43,7 @@ class Link:
 
     Attributes:
         rank: the other rank.
+        bytes: that have come there between the two moments; None if that cannot be told.
         bytes_per_second: how fast data came there while some was on its way; None if that was never
             long enough to tell.
         pending_bytes: sent, and not acknowledged.
@@ -50,6 +51,7 @@ class Link:
     """
 
     rank: int
+    bytes: int | None
     bytes_per_second: float | None
     pending_bytes: int
     silent_seconds: float
@@ -82,6 +84,7 @@ class Activity:
         sent_per_second: bytes sent to other hosts.
         shared_per_second: bytes copied to the memory shared with workers of its host.
         links: its connections to ranks of other hosts; the busiest.
+        leader: the first rank of its host; None if it did not tell.
     """
 
     host: str
@@ -105,6 +108,7 @@ class Activity:
     sent_per_second: float
     shared_per_second: float
     links: tuple[Link, ...]
+    leader: int | None
 
 
 @dataclass(frozen=True)
@@ -213,6 +217,8 @@ def _activity(
         sent_per_second=rate("sent_bytes"),
         shared_per_second=rate("shared_bytes"),
         links=_links(before.get("links", []) if same else [], after.get("links", [])),
+        # Reports of earlier versions do not tell it.
+        leader=None if after.get("leader") is None else int(after["leader"]),
     )
 
 
@@ -243,6 +249,7 @@ def _links(before: Any, after: Any) -> tuple[Link, ...]:
         links.append(
             Link(
                 rank=int(rank),
+                bytes=int(came) if known else None,
                 bytes_per_second=came / seconds if known else None,
                 pending_bytes=int(pending),
                 silent_seconds=1e-3 * _number(silent_ms),

@@ -8,6 +8,7 @@ from tfdist.launch.flight.backlogs import Backlog, longest
 from tfdist.launch.live.ranks import Activity, Rank
 from tfdist.monitoring.stragglers import (
     Measurement,
+    Sent,
     Straggler,
     find_slow_link,
     find_slow_process,
@@ -24,12 +25,13 @@ def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
     known = [one.activity for one in ranks if one.activity and one.activity.steps_per_second > 0]
     if len(known) < len(ranks):
         return None
-    measured = [_measurement(one) for one in known]
+    hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
+    measured = [_measurement(one, hosts) for one in known]
     found = None
     # A wait counts when it ends: in a few steps, one more or less decides.
     if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
         found = find_slow_process(measured, _FACTOR)
-    return found or find_slow_link(measured, _LINK_FACTOR)
+    return found or find_slow_link(measured, _LINK_FACTOR, hosts)
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
@@ -49,13 +51,12 @@ def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog,
     return tuple(one for one in found if one.seconds >= least_seconds)
 
 
-def _measurement(activity: Activity) -> Measurement:
+def _measurement(activity: Activity, hosts: Sequence[int]) -> Measurement:
     step = 1.0 / activity.steps_per_second
-    rates = {
-        link.rank: link.bytes_per_second
+    links = {
+        link.rank: Sent(link.bytes, link.bytes / link.bytes_per_second)
         for link in activity.links
-        if link.bytes_per_second is not None
+        if link.bytes and link.bytes_per_second and 0 <= link.rank < len(hosts)
     }
-    return Measurement.with_links(
-        step, activity.input * step, activity.workers * step, activity.network * step, rates
-    )
+    times = (step, activity.input * step, activity.workers * step, activity.network * step)
+    return Measurement.with_links(*times, links, hosts)
