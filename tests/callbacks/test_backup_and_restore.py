@@ -32,7 +32,7 @@ def check(group, tmp_path, kind="plain", data="seeded_dataset", at=9, every=4, *
             ["seeded_dataset", "arrays", "generator", "repeated", "augmented", "python_generator"],
             [1, 4, 9, 12, 13, "validation"],
         ),
-        always=[("seeded_dataset", 9), ("generator", 13)],
+        always=[("seeded_dataset", 9)],
     ),
 )
 def test_every_kind_of_data_goes_on_where_it_was(tmp_path, data, at):
@@ -56,7 +56,7 @@ def test_snapshots_of_steps_and_of_epochs(tmp_path, group, every):
             {"steps_per_execution": 2},
             {"run_eagerly": True},
         ],
-        always=[{"optimizer": "accumulation"}],
+        always=[],
     ),
     ids=lambda options: ", ".join(f"{k} {v}" for k, v in options.items()),
 )
@@ -78,7 +78,7 @@ def test_every_state_of_optimizers(tmp_path, group, options):
             ("hybrid", "4"),
             ("sharded hybrid", "4"),
         ],
-        always=[("sharded", "3"), ("topk", "2 hosts"), ("hybrid", "4")],
+        always=[],
     ),
 )
 def test_what_each_worker_alone_holds(tmp_path, kind, group):
@@ -125,6 +125,7 @@ def test_another_number_of_workers_takes_what_has_a_meaning(tmp_path, before, af
     assert "training resumes at epoch 2, batch 3" in results[0][1]
 
 
+@pytest.mark.exhaustive
 def test_hosts_with_disks_of_their_own_pass_parts_on(tmp_path):
     """And the ranks have changed places, so that each has another one's part."""
     stop("3 on 2 hosts", tmp_path / "{}", at=9)
@@ -197,16 +198,13 @@ def test_a_script_with_two_calls_of_fit(tmp_path, group):
         assert resumed == undisturbed
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
+def test_wrong_arguments():
+    for arguments in (
         {"directory": ""},
         {"directory": "gs://bucket/run"},
         {"directory": "a", "save_every": 0},
         {"directory": "a", "save_every": "step"},
         {"directory": "a", "keep": 0},
-    ],
-)
-def test_wrong_arguments(arguments):
-    with pytest.raises(ValueError, match="Received: "):
-        BackupAndRestore(**arguments)
+    ):
+        with pytest.raises(ValueError, match="Received: "):
+            BackupAndRestore(**arguments)

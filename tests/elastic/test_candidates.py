@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
-
 from tfdist.elastic.candidates import candidates
 from tfdist.elastic.snapshot_folder import SnapshotId
 
@@ -13,21 +11,21 @@ OLD, NEW = SnapshotId(10, "a", 2), SnapshotId(20, "a", 2)
 LATER_RUN, OF_THREE = SnapshotId(10, "b", 2), SnapshotId(30, "a", 3)
 
 
-@pytest.mark.parametrize(
-    ("inventories", "order"),
-    [
-        ([], []),
-        ([{}], []),
-        ([{OLD: [0, 1], NEW: [0, 1]}], [NEW, OLD]),
-        ([{OLD: [0], NEW: [0]}, {OLD: [1], NEW: [1]}], [NEW, OLD]),
-        ([{OLD: [0, 1], NEW: [0]}, {}], [OLD, NEW]),
-        ([{OLD: [0, 1]}, {LATER_RUN: [0, 1]}], [LATER_RUN, OLD]),
-        ([{OF_THREE: [0, 1], OLD: [0, 1]}], [OLD, OF_THREE]),
-        ([{OF_THREE: [0, 1]}, {OF_THREE: [2]}], [OF_THREE]),
-    ],
-)
-def test_the_newest_complete_one_comes_first(inventories, order):
-    assert [candidate.snapshot for candidate in candidates(inventories)] == order
+ORDERS = [
+    ([], []),
+    ([{}], []),
+    ([{OLD: [0, 1], NEW: [0, 1]}], [NEW, OLD]),
+    ([{OLD: [0], NEW: [0]}, {OLD: [1], NEW: [1]}], [NEW, OLD]),
+    ([{OLD: [0, 1], NEW: [0]}, {}], [OLD, NEW]),
+    ([{OLD: [0, 1]}, {LATER_RUN: [0, 1]}], [LATER_RUN, OLD]),
+    ([{OF_THREE: [0, 1], OLD: [0, 1]}], [OLD, OF_THREE]),
+    ([{OF_THREE: [0, 1]}, {OF_THREE: [2]}], [OF_THREE]),
+]
+
+
+def test_the_newest_complete_one_comes_first():
+    for inventories, order in ORDERS:
+        assert [candidate.snapshot for candidate in candidates(inventories)] == order
 
 
 def test_what_not_all_can_read_is_sent_by_the_first_that_can():
