@@ -46,20 +46,20 @@ def pair():
         yield one, other
 
 
-@pytest.mark.parametrize("cut", [1, 7, 100, 10**6])
-def test_decoder(cut):
+def test_decoder():
     stream = b"".join(encode(*frame) for frame in FRAMES)
-    decoder = Decoder(2000)
-    found = []
-    for start in range(0, len(stream), cut):
-        found += decoder.feed(stream[start : start + cut])
-    assert found == FRAMES
+    for cut in (1, 7, 100, 10**6):
+        decoder = Decoder(2000)
+        found = []
+        for start in range(0, len(stream), cut):
+            found += decoder.feed(stream[start : start + cut])
+        assert found == FRAMES
 
 
-@pytest.mark.parametrize(("data", "message"), BAD)
-def test_decoder_rejects(data, message):
-    with pytest.raises(WireError, match=message):
-        Decoder(1500).feed(data)
+def test_decoder_rejects():
+    for data, message in BAD:
+        with pytest.raises(WireError, match=message):
+            Decoder(1500).feed(data)
 
 
 @pytest.mark.parametrize(("data", "message"), BAD)
@@ -124,7 +124,7 @@ def test_errors_are_encoded():
         assert (type(back), str(back)) == (type(error), str(error))
 
 
-@pytest.mark.parametrize("header", [{}, {"type": "SystemExit", "message": "x"}, {"type": 1}])
-def test_unknown_errors_are_rejected(header):
-    with pytest.raises(WireError):
-        decode_error(header)
+def test_unknown_errors_are_rejected():
+    for header in ({}, {"type": "SystemExit", "message": "x"}, {"type": 1}):
+        with pytest.raises(WireError):
+            decode_error(header)
