@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -47,12 +48,14 @@ def test_a_job_that_is_started_again_ends_like_one_undisturbed(tmp_path, how, ra
         assert first.returncode == 137, first.stderr
     else:
         assert first.returncode == PREEMPTED, first.stderr
-        assert "SIGTERM: the state after 9 steps is saved in" in first.stderr
+        # The request travels with the next step.
+        assert "SIGTERM: the state after 10 steps is saved in" in first.stderr
     assert not (tmp_path / "a" / "weights-0").exists()
     second = run(tmp_path / "a", how, rank)
     assert second.returncode == 0, second.stderr
-    steps = 8 if how == "killed" else 9
-    assert f"after {steps} steps" in second.stderr
+    # The last snapshot may have been in the writing when the worker was killed.
+    steps = "[48]" if how == "killed" else "10"
+    assert re.search(f"training resumes at .* after {steps} steps", second.stderr)
     whole = run(tmp_path / "b", "undisturbed", 0)
     assert whole.returncode == 0, whole.stderr
     assert weights(tmp_path / "a") == weights(tmp_path / "b")

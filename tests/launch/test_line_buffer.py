@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tfdist.launch.job.line_buffer import LineAssembler, last_lines
 
 
-@pytest.mark.parametrize(
-    ("pieces", "shown"),
-    [
+def test_prefixed_lines():
+    for pieces, shown in [
         ([b"one\n"], b"[7] one\n"),
         ([b"o", b"n", b"e\ntw", b"o\n"], b"[7] one\n[7] two\n"),
         ([b"\n\n"], b"[7] \n[7] \n"),
@@ -18,12 +15,10 @@ from tfdist.launch.job.line_buffer import LineAssembler, last_lines
         ([b"no end"], b"[7] no end\n"),
         ([b""], b""),
         ([b"\xff\xfe\n"], b"[7] \xff\xfe\n"),
-    ],
-)
-def test_prefixed_lines(pieces, shown):
-    lines = LineAssembler("[7] ")
-    assert b"".join(lines.feed(piece) for piece in pieces) + lines.flush() == shown
-    assert lines.flush() == b""
+    ]:
+        lines = LineAssembler("[7] ")
+        assert b"".join(lines.feed(piece) for piece in pieces) + lines.flush() == shown
+        assert lines.flush() == b""
 
 
 def test_a_line_without_end_is_broken():
@@ -33,9 +28,8 @@ def test_a_line_without_end_is_broken():
     assert got.replace(b"\n", b"") + lines.flush().rstrip(b"\n") == b"x" * 200_000
 
 
-@pytest.mark.parametrize(
-    ("content", "last"),
-    [
+def test_last_lines(tmp_path):
+    for content, last in [
         (b"", []),
         (b"\n \n", []),
         (b"one", ["one"]),
@@ -45,11 +39,9 @@ def test_a_line_without_end_is_broken():
         (b"\xff\n", ["\ufffd"]),
         (b"x" * 1000, ["x" * 500]),
         (b"y\n" * 500_000, ["y", "y", "y"]),
-    ],
-)
-def test_last_lines(content, last, tmp_path):
-    (tmp_path / "log").write_bytes(content)
-    assert last_lines(tmp_path / "log", 3) == last
+    ]:
+        (tmp_path / "log").write_bytes(content)
+        assert last_lines(tmp_path / "log", 3) == last
 
 
 def test_last_lines_of_no_file(tmp_path):
