@@ -33,6 +33,8 @@ class Step:
         key: identifies this step among traces.
         scaled_by_rows: whether gradients come out of the backward pass already scaled by rows.
         agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
+        late_in: the step's graph, if an update may be put off to the end of the step.
+        late: the update that has been put off, of the layer that does it.
     """
 
     knows_all_rows = True  # Whether values of the other parts of the batch are available.
@@ -46,6 +48,8 @@ class Step:
         self.scaled_by_rows = False
         self.agreed_on_overflow = False
         self.key = object()
+        self.late_in: Any = None
+        self.late: Any = None
         self._one_loss = False
 
     def totals(self, values: list[tf.Tensor]) -> Any:
@@ -115,10 +119,14 @@ class Step:
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
     @contextlib.contextmanager
-    def of_one_loss(self) -> Iterator[None]:
-        """Declares that all gradients are of the single loss passed to `scale_loss_by_rows`."""
+    def of_one_loss(self, *, scaled: bool = False) -> Iterator[None]:
+        """Declares that all gradients are of the single loss passed to `scale_loss_by_rows`.
+
+        Args:
+            scaled: whether it has been passed already.
+        """
         before = self._one_loss, self.scaled_by_rows
-        self._one_loss, self.scaled_by_rows = True, False
+        self._one_loss, self.scaled_by_rows = True, scaled
         try:
             yield
         finally:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +14,8 @@ from tfdist.errors import UnsupportedError
 from tfdist.monitoring.training import record
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
+from tfdist.trainer.fit import atomic_step
+from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
@@ -35,20 +39,26 @@ def make_step_function(
     strategy = model.distribute_strategy
     take_over_metrics(model)
 
-    def one_step(batch: Any, fixed: bool = True) -> Any:
+    def one_step(batch: Any, fixed: bool, updates_late: bool = False) -> Any:
         def replica_step(shard: Any) -> Any:
-            return run_replica_step(model, step_function, _as_traced(shard, fixed))
+            shard = _as_traced(shard, fixed)
+            return run_replica_step(model, step_function, shard, updates_late=updates_late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
-    compiled = _compiled(model, one_step)
+    def compile_step(updates_late: bool) -> Callable[..., Any]:
+        return _compiled(model, functools.partial(one_step, updates_late=updates_late))
+
+    progress = strategy.extended.progress
+    atomic = trains and atomic_step.applies(strategy)
+    run_step = AtomicStep(model, compile_step) if atomic else compile_step(False)
     several = max(1, model.steps_per_execution)
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
-        logs, totals, everyone = compiled(batch, fixed)
+        logs, totals, everyone = run_step(batch, fixed)
         alone = strategy.num_replicas_in_sync == 1
         return (logs, totals), tf.stack([own, own if alone else everyone])
 
@@ -71,7 +81,8 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        with running_step(strategy.extended.group, eager=model.run_eagerly):
+        undoing = progress.undoing if atomic else contextlib.nullcontext
+        with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 (logs, totals), steps, rows = steps_of_iterator(iterator)
             else:
@@ -80,6 +91,7 @@ def make_step_function(
                     (logs, totals), more = run_one(*_local_shards(strategy, batch))
                     steps, rows = steps + 1, rows + more
         if trains:
+            progress.add(int(steps), logged=atomic)
             record.add(int(steps), *rows.numpy().tolist())
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
