@@ -61,9 +61,9 @@ CASES = {
         "v w",
         False,
     ),
-    "by a collective itself": ([f"sum: TfdistCompressedAllReduce token x v"], "v", False),
-    "by a selection": ([f"rows: TfdistSelect v"], "v", False),
-    "of what passes it on": ([f"i: Identity v", f"v_: {WRITE} i:output:0 x"], "v", False),
+    "by a collective itself": (["sum: TfdistCompressedAllReduce token x v"], "v", False),
+    "by a selection": (["rows: TfdistSelect v"], "v", False),
+    "of what passes it on": (["i: Identity v", f"v_: {WRITE} i:output:0 x"], "v", False),
     "in circles": ([f"a: {WRITE} v ^b", "b: NoOp ^a"], "token v w", False),
 }
 

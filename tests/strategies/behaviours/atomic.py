@@ -1,4 +1,4 @@
-"""Trainings in which worker 1 dies in the middle of a step, and the state the others are left in."""
+"""Trainings in which worker 1 dies in a step, and the state that the others are left in."""
 
 from __future__ import annotations
 
@@ -26,18 +26,25 @@ def undisturbed(strategy, case):
     """Trains.
 
     Returns:
-        The state before the first step and after each, the names of a step's collectives in the
-        program's order, and the steps that count.
+        The state before the first step and after each, for each step the numbers of its
+        collectives in the program, and how many steps count.
     """
     strategy, model = _make(strategy, case)
-    before, states, names = _steps_before(strategy), [], []
+    before, states, steps = _steps_before(strategy), [], []
     record = keras.callbacks.LambdaCallback(
         on_train_batch_begin=lambda batch, logs: None if batch else states.append(_state(model)),
         on_train_batch_end=lambda batch, logs: states.append(_state(model)),
     )
-    with _hooked(lambda name, number: names.append(name) if number == len(names) else None):
+
+    def note(name, number):
+        if name == "rows":
+            steps.append([])
+        if steps:
+            steps[-1].append(number)
+
+    with _hooked(note):
         _fit(model, case, record)
-    return states, names, _steps_before(strategy) - before
+    return states, steps, _steps_before(strategy) - before
 
 
 def until(strategy, case, step, collective):
