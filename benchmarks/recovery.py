@@ -12,7 +12,8 @@ One `fit` of the same worker processes takes some steps of one kind, then of ano
 round, so that a disturbance of the machine hits all alike, and processes that differ by some
 percent do not matter. The order is reversed in every other round. `none` is always measured. All
 kinds use the same weights. What counts is the ratio in the same round; on a machine with other
-work, the ratio of the quick steps (the 10th percentile of all single ones).
+work, the ratio of the quick steps (the 10th percentile of all single ones), and that of the time
+that the workers' processors have spent.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main(_: list[str]) -> None:
     rows = []
     for model in FLAGS.models:
         try:
-            group = make_rows(model, measure(model, features))
+            group = make_rows(model, *measure(model, features))
         except TeamError as error:
             raise app.UsageError(f"{model}: {error}") from None
         print(format_table(group), end="\n\n", flush=True)
@@ -60,13 +61,17 @@ def main(_: list[str]) -> None:
         Path(FLAGS.json).write_text(json.dumps(rows, indent=1))
 
 
-def measure(model: str, features: list[str]) -> dict[str, list[list[float]]]:
+def measure(
+    model: str, features: list[str]
+) -> tuple[dict[str, list[list[float]]], dict[str, list[float]]]:
     """Trains a model with the features in turns.
 
     Returns:
-        For each feature the seconds of each step in each round, of the slower worker.
+        For each feature the seconds of each step in each round, of the slower worker; and in each
+        round the seconds of processors per step, of all workers.
     """
     times: dict[str, list[list[float]]] = {feature: [] for feature in features}
+    used: dict[str, list[float]] = {feature: [] for feature in features}
     for start in range(FLAGS.starts):
         began = time.monotonic()
         addresses = free_addresses(FLAGS.workers)
@@ -79,11 +84,13 @@ def measure(model: str, features: list[str]) -> dict[str, list[list[float]]]:
             for turn in range(FLAGS.rounds):
                 for feature in features[:: -1 if turn % 2 else 1]:
                     team.ask([feature, 1])
-                    times[feature].append(max(team.ask([feature, FLAGS.steps]), key=sum))
+                    answers = team.ask([feature, FLAGS.steps])
+                    times[feature].append(max((taken for taken, _ in answers), key=sum))
+                    used[feature].append(sum(spent for _, spent in answers) / FLAGS.steps)
         finally:
             team.stop()
         print(f"{model}, set {start + 1}: {time.monotonic() - began:.0f} s", file=sys.stderr)
-    return times
+    return times, used
 
 
 if __name__ == "__main__":

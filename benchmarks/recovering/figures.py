@@ -19,21 +19,30 @@ COLUMNS = {
     "ratio_low": "from",
     "ratio_high": "to",
     "quick_ratio": "quick/quick",
+    "cpu_ms": "cpu ms",
+    "cpu_ratio": "cpu/none",
+    "cpu_low": "from",
+    "cpu_high": "to",
 }
 
 
-def make_rows(model: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> list[dict[str, Any]]:
+def make_rows(
+    model: str,
+    rounds: Mapping[str, Sequence[Sequence[float]]],
+    used: Mapping[str, Sequence[float]],
+) -> list[dict[str, Any]]:
     """One row per feature.
 
     Args:
         model: its name.
         rounds: for each feature, `none` among them, the seconds of each step in each round.
+        used: for each of them in each round the processors' seconds per step.
 
     Returns:
         Rows with `step_ms`, the median over the rounds, and `ratio` (time / none's time), taken
         round by round: the median over the rounds, between its quartiles. `quick_ms` is the 10th
         percentile of all single steps, and `quick_ratio` that of it: what other work on the
-        machine has disturbed least.
+        machine has disturbed least. `cpu_ms` and `cpu_ratio` are the same of processors' time.
     """
     rows: list[dict[str, Any]] = []
     quick = {feature: quantiles(chain(*times), n=10)[0] for feature, times in rounds.items()}
@@ -44,7 +53,9 @@ def make_rows(model: str, rounds: Mapping[str, Sequence[Sequence[float]]]) -> li
         low, middle, high = spread(divide(times, means["none"]))
         row |= {"ratio": middle, "ratio_low": low, "ratio_high": high}
         row |= {"quick_ms": 1e3 * quick[feature], "quick_ratio": quick[feature] / quick["none"]}
-        rows.append(row)
+        low, middle, high = spread(divide(used[feature], used["none"]))
+        row |= {"cpu_ratio": middle, "cpu_low": low, "cpu_high": high}
+        rows.append(row | {"cpu_ms": 1e3 * spread(used[feature])[1]})
     return rows
 
 

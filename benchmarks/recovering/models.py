@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-SHAPES = {"mlp": (512,), "batchnorm": (16, 16, 3), "tiny": (8,)}
-ROWS = {"mlp": 64, "batchnorm": 16, "tiny": 4}  # per worker and step
+SHAPES = {"mlp": (256,), "batchnorm": (16, 16, 3), "tiny": (8,)}
+ROWS = {"mlp": 32, "batchnorm": 16, "tiny": 4}  # per worker and step
 
 
 def build(name: str) -> keras.Model:
@@ -19,11 +19,11 @@ def build(name: str) -> keras.Model:
     if name == "mlp":
         x = inputs
         for _ in range(3):
-            x = layers.Dense(512, "relu")(x)
+            x = layers.Dense(256, "relu")(x)
         return keras.Model(inputs, layers.Dense(10)(x))
     x = inputs
-    for filters in (16, 32, 32, 64):
-        x = layers.Conv2D(filters, 3, 2 if filters == 64 else 1, padding="same", use_bias=False)(x)
+    for filters in (8, 16, 16, 32):
+        x = layers.Conv2D(filters, 3, 2, padding="same", use_bias=False)(x)
         x = layers.ReLU()(layers.BatchNormalization()(x))
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 

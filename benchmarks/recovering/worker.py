@@ -17,7 +17,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
 
     Args:
         pipe: to the driver, which sends a feature and a number of steps, again and again, and is
-            sent the seconds that each step took.
+            sent the seconds that each step took, and those of the processor in all of them.
         model: one of `models.SHAPES`.
         rank: of this worker, which is also the number of its core.
         addresses: of all workers.
@@ -42,7 +42,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
             self._times.append(now - self._last)
             self._last = now
             if len(self._times) == self._ordered:
-                pipe.send(self._times)
+                pipe.send([self._times, time.process_time() - self._used])
                 self._await_order()
 
         def _await_order(self) -> None:
@@ -52,6 +52,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
                     self._steps[feature] = self.model.make_train_function(force=True)
             self.model.train_function = self._steps[feature]
             self._times: list[float] = []
+            self._used = time.process_time()
             self._last = time.perf_counter()
 
     strategy = tfdist.MultiWorkerMirroredStrategy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import Ranks
-from tests.strategies.comparison import PACKAGE
+from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
 from tests.tiers import some
 
 ATOMIC = f"{PACKAGE}.atomic"
@@ -69,3 +69,10 @@ def test_a_step_counts_or_leaves_no_trace(case, where, workers):
         assert state == states[rank][standing]
         # Those that have all they wait for end the step, while others may not have.
         assert standing == STEP + 1 if where is UPDATE else standing in (STEP, STEP + 1)
+
+
+@pytest.mark.parametrize(
+    "behaviour", some(behaviours("atomic"), always=["atomic:metric_of_iterations"])
+)
+def test_a_late_update_changes_no_result(behaviour):
+    check_same_as_alone("2", behaviour)

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
 from tfdist.collective import native_ops, step_ops
 from tfdist.sharding.sharded import sharded_by
 
@@ -231,3 +231,73 @@ class TwoOptimizers(keras.Model):
             gradients = tape.gradient(loss, self.trainable_variables)
             optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
         return {"loss": loss}
+
+
+def metric_of_iterations(strategy):
+    """A metric that sees how far the optimizer is, after the update and not before it."""
+    x, y = rows(40)
+    with scope(strategy):
+        model = mlp()
+        optimizer = keras.optimizers.Adam(0.01)
+
+        def iterations(y_true, y_pred):
+            return tf.cast(optimizer.iterations, tf.float32) * tf.ones(tf.shape(y_true)[0])
+
+        model.compile(optimizer, cross_entropy(), metrics=["accuracy", iterations])
+    return outcome(model, fit(model, x, y, batch_size=10))
+
+
+def metric_of_learning_rate(strategy):
+    """The learning rate changes by no update, unless it follows a schedule."""
+    x, y = rows(40)
+    with scope(strategy):
+        model = mlp()
+        schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+        optimizer = keras.optimizers.SGD(schedule)
+
+        def rate(y_true, y_pred):
+            return optimizer.learning_rate * tf.ones(tf.shape(y_true)[0])
+
+        model.compile(optimizer, cross_entropy(), metrics=[rate])
+    return outcome(model, fit(model, x, y, batch_size=10))
+
+
+class UsingWeights(keras.Model):
+    """What comes after Keras's step sees the new weights, and changes them."""
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        norm = tf.linalg.global_norm([tf.convert_to_tensor(v) for v in self.trainable_variables])
+        for variable in self.trainable_variables:
+            variable.assign(variable / tf.maximum(norm, 1.0))
+        return {**logs, "norm": norm}
+
+
+def weights_used_after_the_step(strategy):
+    x, y = rows(40)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        model = UsingWeights(inputs, mlp()(inputs))
+        model.compile(keras.optimizers.Adam(0.1), cross_entropy())
+    return outcome(model, fit(model, x, y, batch_size=10))
+
+
+class InABranch(keras.Model):
+    """Applies gradients inside a conditional."""
+
+    def train_step(self, data):
+        return tf.cond(
+            tf.shape(data[0])[0] > 0,
+            lambda: super(InABranch, self).train_step(data),
+            lambda: super(InABranch, self).train_step(data),
+        )
+
+
+def step_in_a_branch(strategy):
+    x, y = rows(40)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        model = InABranch(inputs, mlp()(inputs))
+        model.compile(keras.optimizers.Adam(0.1), cross_entropy())
+        model.optimizer.build(model.trainable_variables)
+    return outcome(model, fit(model, x, y, batch_size=10))
