@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 ATOMIC = f"{PACKAGE}.atomic"
 STEP = 5  # The one that dies: with accumulation, the second that updates weights.
@@ -76,3 +77,9 @@ def test_a_step_counts_or_leaves_no_trace(case, where, workers):
 )
 def test_a_late_update_changes_no_result(behaviour):
     check_same_as_alone("2", behaviour)
+
+
+@exhaustive
+def test_a_variable_made_from_what_its_step_updates_is_refused():
+    for message in GROUPS["2"].run(f"{ATOMIC}:made_from_what_is_updated", None):
+        assert "Create the variable before the first step." in message

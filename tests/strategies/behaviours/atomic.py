@@ -301,3 +301,45 @@ def step_in_a_branch(strategy):
         model.compile(keras.optimizers.Adam(0.1), cross_entropy())
         model.optimizer.build(model.trainable_variables)
     return outcome(model, fit(model, x, y, batch_size=10))
+
+
+class Remembering(keras.Model):
+    """Makes a variable in its first step, from a value that only the step computes."""
+
+    first = None
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        if self.first is None:
+            self.first = tf.Variable(self.source() * 2.0)
+        self.first.assign_add(1.0)
+        return logs
+
+    def source(self):
+        return tf.convert_to_tensor(self.optimizer.learning_rate)
+
+
+class RememberingWeights(Remembering):
+    def source(self):
+        return tf.reduce_sum(self.trainable_variables[0])
+
+
+def _remember(strategy, kind):
+    x, y = rows(40)
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        model = kind(inputs, mlp()(inputs))
+        model.compile(keras.optimizers.Adam(0.1), cross_entropy())
+    return outcome(model, fit(model, x, y, batch_size=10), first=float(model.first.numpy()))
+
+
+def variable_made_from_another(strategy):
+    return _remember(strategy, Remembering)
+
+
+def made_from_what_is_updated(strategy, _):
+    try:
+        _remember(strategy, RememberingWeights)
+    except tfdist.errors.UnsupportedError as error:
+        return str(error)
+    return "no error"

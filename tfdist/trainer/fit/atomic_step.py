@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -11,9 +12,11 @@ import tensorflow as tf
 
 from tfdist.collective import step_ops
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.errors import UnsupportedError
+from tfdist.internals.tensorflow import initialized, traced
 from tfdist.sharding.sharded import sharded_optimizers
 from tfdist.strategies.commit_point import Writes, find_writes
-from tfdist.trainer.optimizers.late_update import TooEarlyError
+from tfdist.trainer.optimizers.late_update import Trial
 
 
 def applies(strategy: tf.distribute.Strategy) -> bool:
@@ -27,16 +30,17 @@ class AtomicStep:
 
     Args:
         model: the model.
-        compile_step: makes the compiled step, which updates variables late if it is told so; see
-            `late_update`. Its arguments are a batch, and whether its shapes are fixed.
+        compile_step: makes the compiled step, which puts its update off if it is given a trial. Its
+            arguments are a batch, and whether its shapes are fixed.
     """
 
-    def __init__(self, model: keras.Model, compile_step: Callable[[bool], Any]) -> None:
+    def __init__(self, model: keras.Model, compile_step: Callable[[Trial | None], Any]) -> None:
         self._model = model
         self._extended = model.distribute_strategy.extended
         self._compile = compile_step
         # The update of one of several devices does not wait for what the others communicate.
-        self._step = compile_step(len(self._extended.worker_devices) == 1)
+        self._trial = Trial() if len(self._extended.worker_devices) == 1 else None
+        self._step = compile_step(self._trial)
         self._writes: weakref.WeakKeyDictionary[Any, Writes] = weakref.WeakKeyDictionary()
 
     def __call__(self, batch: Any, fixed: bool) -> Any:
@@ -59,14 +63,14 @@ class AtomicStep:
         return results
 
     def _in_graph(self, batch: Any, fixed: bool) -> Any:
-        kept, complete = self._traced(batch, fixed)
-        begins = step_ops.begins(complete=complete)
+        trace = self._trace(batch, fixed)
+        begins = step_ops.begins(complete=trace.complete)
         # If this is called eagerly, its operations run in order anyway.
         eager = tf.executing_eagerly()
         with tf.control_dependencies([] if eager else [begins]):
-            keep = step_ops.keep(kept)
+            keep = step_ops.keep(trace.kept)
         with tf.control_dependencies([] if eager else [begins, *keep]):
-            results = self._step(batch, fixed)
+            results = trace.run(batch, fixed)
         flat = tf.nest.flatten(results, expand_composites=True)
         with tf.control_dependencies([] if eager else flat):
             commits = step_ops.commits()
@@ -76,26 +80,33 @@ class AtomicStep:
         with tf.control_dependencies([commits]):
             return tf.nest.map_structure(tf.identity, results, expand_composites=True)
 
-    def _traced(self, batch: Any, fixed: bool) -> tuple[Sequence[tf.Tensor], bool]:
-        """Traces the step.
-
-        Returns:
-            The resources of the variables to keep, and whether it writes no others.
-        """
-        try:
-            concrete = self._step.get_concrete_function(batch, fixed)
-        except TooEarlyError:
-            self._step = self._compile(False)
-            concrete = self._step.get_concrete_function(batch, fixed)
-        captured = [(i.op.name, o) for o, i in concrete.graph.captures if o.dtype == tf.resource]
+    def _trace(self, batch: Any, fixed: bool) -> _Trace:
+        concrete, first = traced(self._step, batch, fixed)
+        if self._trial is not None and self._trial.fails:
+            if first is not None:
+                raise UnsupportedError(
+                    "A step that uses what its optimizer updates cannot make a variable from a "
+                    f"value that it computes. Received: the `train_step` of {self._model.name!r}, "
+                    "which does both. Create the variable before the first step."
+                )
+            self._trial = None
+            self._step = self._compile(None)
+            concrete, first = traced(self._step, batch, fixed)
+        step = self._step
+        if first is not None:
+            resources = [o for f in (concrete, first) for o in _resources(f).values()]
+            return _Trace(
+                lambda *given: tf.cond(
+                    initialized(step), lambda: step(*given), lambda: first(*given)
+                ),
+                list({id(resource): resource for resource in resources}.values()),
+                complete=True,
+            )
         if concrete not in self._writes:
-            try:
-                self._writes[concrete] = find_writes(concrete.graph.as_graph_def())
-            except ValueError:  # too large for a message
-                names = frozenset(name for name, _ in captured)
-                self._writes[concrete] = Writes(names, gated=False)
+            self._writes[concrete] = _writes_of(concrete)
         writes = self._writes[concrete]
-        return [outside for name, outside in captured if name in writes.kept], not writes.gated
+        kept = [outside for name, outside in _resources(concrete).items() if name in writes.kept]
+        return _Trace(step, kept, complete=not writes.gated)
 
     def _all_variables(self) -> list[Any]:
         """The copies of all variables that an eager step may write."""
@@ -109,3 +120,31 @@ class AtomicStep:
         if self._extended.compressor is not None:
             values += self._extended.compressor.variables
         return [copy for value in values for copy in getattr(value, "values", [value])]
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """A step that has been traced.
+
+    Attributes:
+        run: runs it on a batch.
+        kept: the resources of the variables that have to be kept.
+        complete: whether it writes no others.
+    """
+
+    run: Callable[..., Any]
+    kept: Sequence[tf.Tensor]
+    complete: bool
+
+
+def _resources(concrete: Any) -> dict[str, tf.Tensor]:
+    """The resources that a function captures, by the names of its own placeholders for them."""
+    captures = concrete.graph.captures
+    return {inside.op.name: out for out, inside in captures if out.dtype == tf.resource}
+
+
+def _writes_of(concrete: Any) -> Writes:
+    try:
+        return find_writes(concrete.graph.as_graph_def())
+    except ValueError:  # too large for a message
+        return Writes(frozenset(_resources(concrete)), gated=False)

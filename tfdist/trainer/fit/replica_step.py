@@ -19,7 +19,7 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
-from tfdist.trainer.optimizers.late_update import update_late
+from tfdist.trainer.optimizers.late_update import Trial, update_late
 
 
 def run_replica_step(
@@ -27,7 +27,7 @@ def run_replica_step(
     step_function: Callable[[Any], Any],
     batch: Any,
     *,
-    updates_late: bool = False,
+    late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
     """Runs `train_step` or `test_step` on a replica's part of a batch.
 
@@ -35,7 +35,7 @@ def run_replica_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
-        updates_late: whether an update may be put off to the end of the step.
+        late: given if an update may be put off to the end of the step.
 
     Returns:
         The logs of the step, equal on all replicas (metrics over all rows so far, other values
@@ -46,13 +46,13 @@ def run_replica_step(
     if context.num_replicas_in_sync == 1:
         return step_function(batch), [], 0
     with begin_step(context, batch) as step:
-        if updates_late and not tf.executing_eagerly():
+        if late is not None and not tf.executing_eagerly():
             step.late_in = tf.compat.v1.get_default_graph()
         before = metric_values(model)
         logs = step_function(with_a_row(batch, step.rows))
         forget_without_rows(model, step, before)
         synchronized = sync_step_state(context, model, step, logs)
-        update_late(step)
+        update_late(step, late)
         return *synchronized, step.total
 
 

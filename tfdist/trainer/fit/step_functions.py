@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
+from tfdist.trainer.optimizers.late_update import Trial
 
 
 def make_step_function(
@@ -39,20 +39,20 @@ def make_step_function(
     strategy = model.distribute_strategy
     take_over_metrics(model)
 
-    def one_step(batch: Any, fixed: bool, updates_late: bool = False) -> Any:
+    def one_step(batch: Any, fixed: bool, late: Trial | None) -> Any:
         def replica_step(shard: Any) -> Any:
             shard = _as_traced(shard, fixed)
-            return run_replica_step(model, step_function, shard, updates_late=updates_late)
+            return run_replica_step(model, step_function, shard, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
-    def compile_step(updates_late: bool) -> Callable[..., Any]:
-        return _compiled(model, functools.partial(one_step, updates_late=updates_late))
+    def compile_step(late: Trial | None = None) -> Callable[..., Any]:
+        return _compiled(model, lambda batch, fixed: one_step(batch, fixed, late))
 
     progress = strategy.extended.progress
     atomic = trains and atomic_step.applies(strategy)
-    run_step = AtomicStep(model, compile_step) if atomic else compile_step(False)
+    run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
 
     def run_one(batch: Any, fixed: bool = True) -> Any:

@@ -24,8 +24,16 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import Step, current_step
 
 
-class TooEarlyError(Exception):
-    """A step needs the results of its update before its end."""
+@dataclass
+class Trial:
+    """Traces of a step in which an update may be put off.
+
+    Attributes:
+        fails: whether the step needs the results of its update before its end, so that the trace
+            must not be used.
+    """
+
+    fails: bool = False
 
 
 @dataclass
@@ -108,20 +116,21 @@ def _put_off(
     return put_off
 
 
-def update_late(step: Step) -> None:
+def update_late(step: Step, trial: Trial | None) -> None:
     """Traces the update that has been put off, if any.
 
-    Raises:
-        TooEarlyError: what has been traced meanwhile touches variables that it writes.
+    Args:
+        step: the step, at its end.
+        trial: told if what has been traced meanwhile touches variables that the update writes. The
+            trace goes on, since TensorFlow initializes variables that it makes only if it ends.
     """
     late = step.late
-    if late is None:
+    if late is None or trial is None:
         return
     later = step.late_in.get_operations()[late.operations :]
     outside = {id(resource) for resource in late.resources}
     inside = {id(i) for o, i in step.late_in.captures if id(o) in outside}
-    if any(id(value) in inside for operation in later for value in operation.inputs):
-        raise TooEarlyError
+    trial.fails |= any(id(v) in inside for operation in later for v in operation.inputs)
     first = next((g for g in late.gradients if tf.is_tensor(g)), None)
     if first is not None:
         reduction.wait_for_sums(first)
