@@ -51,9 +51,7 @@ def undisturbed(case, workers):
     return _undisturbed[case, workers]
 
 
-@pytest.mark.parametrize(
-    ("case", "where", "workers"), some(ALL, always=[("plain", LAST, 2), ("sharded", LAST, 2)])
-)
+@pytest.mark.parametrize(("case", "where", "workers"), some(ALL, always=[("plain", LAST, 2)]))
 def test_a_step_counts_or_leaves_no_trace(case, where, workers):
     states, collectives = undisturbed(case, workers)
     place = None if where is UPDATE else collectives[where]

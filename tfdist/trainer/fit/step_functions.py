@@ -48,7 +48,10 @@ def make_step_function(
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     def compile_step(late: Trial | None = None) -> Callable[..., Any]:
-        return _compiled(model, lambda batch, fixed: one_step(batch, fixed, late))
+        def step(batch: Any, fixed: bool) -> Any:
+            return one_step(batch, fixed, late)
+
+        return _compiled(model, step)
 
     progress = strategy.extended.progress
     atomic = trains and atomic_step.applies(strategy)
