@@ -19,6 +19,7 @@ CASES = {
     "plain": (FIRST, SECOND, THIRD, LAST, UPDATE),
     "accumulation": (SECOND, LAST, UPDATE),
     "loss scaling": (THIRD, LAST, UPDATE),
+    "large variables": (LAST, UPDATE),
     "averages": (LAST, UPDATE),
     "int8": (THIRD, LAST, UPDATE),
     "topk": (THIRD, LAST, UPDATE),
@@ -29,8 +30,8 @@ CASES = {
     "several steps": (FIRST, LAST, UPDATE),
     "two optimizers": (THIRD, BEFORE_LAST, LAST, UPDATE),
     "iterations read": (THIRD, LAST),
-    "eager": (THIRD, LAST, UPDATE),
-    "eager two optimizers": (BEFORE_LAST, LAST),
+    "eager": (THIRD, BEFORE_LAST, UPDATE),
+    "eager two optimizers": (THIRD, BEFORE_LAST),
 }
 ALL = [(case, where, 2) for case, places in CASES.items() for where in places]
 ALL += [("plain", where, 3) for where in (THIRD, LAST, UPDATE)]

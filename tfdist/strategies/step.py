@@ -51,6 +51,7 @@ class Step:
         self.late_in: Any = None
         self.late: Any = None
         self._one_loss = False
+        self._turns = Turns()
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Sums values over the parts of the global batch."""
@@ -104,10 +105,12 @@ class Step:
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
         """What the update of a variable waits for besides its gradient."""
-        return []
+        return self._turns.before(variable) if self.late is not None else []
 
     def updated(self, variable: Any) -> None:
         """Records that a variable's update has been added to the graph."""
+        if self.late is not None:
+            self._turns.after(variable)
 
     def scale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; zero for a replica without rows, even if the value is NaN."""
@@ -201,6 +204,32 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+class Turns:
+    """The order of updates that could all begin at once.
+
+    Large variables are updated one after the other, so that the temporaries of their update rules
+    do not coexist in memory.
+    """
+
+    def __init__(self) -> None:
+        self._last: tf.Tensor | None = None
+
+    def before(self, variable: Any) -> list[tf.Tensor]:
+        """What the update of a variable waits for."""
+        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
+        here = self._last is not None and self._last.graph is tf.compat.v1.get_default_graph()
+        return [self._last] if here and _is_large(variable) else []
+
+    def after(self, variable: Any) -> None:
+        """Records that a variable's update has been added to the graph."""
+        if _is_large(variable):
+            self._last = variable.read_value()
+
+
+def _is_large(variable: Any) -> bool:
+    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)
 
 
 class WholeBatch(Step):

@@ -197,6 +197,8 @@ def _model(case):
         keras.layers.Dropout(0.3, seed=3),
         keras.layers.Dense(3),
     ]
+    if case == "large variables":  # which are updated one after the other
+        layers = [*(keras.layers.Dense(512, activation="tanh") for _ in range(3)), *layers]
     inputs = keras.Input((8,))
     outputs = keras.Sequential(layers)(inputs)
     kind = {"two optimizers": TwoOptimizers}.get(case, keras.Model)
