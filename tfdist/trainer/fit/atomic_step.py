@@ -76,9 +76,10 @@ class AtomicStep:
             commits = step_ops.commits()
         if eager:
             return results
-        # What comes after it, such as the next step of a loop, waits for it.
+        # The next step of a loop, which takes over all results, waits for it.
         with tf.control_dependencies([commits]):
-            return tf.nest.map_structure(tf.identity, results, expand_composites=True)
+            flat[-1] = tf.identity(flat[-1])
+        return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
     def _trace(self, batch: Any, fixed: bool) -> _Trace:
         concrete, first = traced(self._step, batch, fixed)
