@@ -107,6 +107,12 @@ class Compressor:
         """The name of the codec in use, or `"none"`."""
         return name_of(self.codec)
 
+    @property
+    def variables(self) -> list[Any]:
+        """What the codecs keep for all optimizers."""
+        states = [getattr(optimizer, "compression_state", None) for optimizer in self._numbers]
+        return [variable for state in states if state is not None for variable in state.variables]
+
     def new_state(self) -> State:
         """An empty codec state of this worker."""
         assert self._policy is not None

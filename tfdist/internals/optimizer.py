@@ -67,6 +67,22 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
     return list(optimizer._trainable_variables)
 
 
+def variables_written_by(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that its `apply` may write, including those of nested ones."""
+    parts = [optimizer, *([optimizer.inner_optimizer] if scales_losses(optimizer) else [])]
+    # Metrics like to log the learning rate, which Keras's optimizers only read.
+    fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]
+    written = [v for v in optimizer.variables if not any(v is f for f in fixed)]
+    for part in updating_optimizers(optimizer):
+        state = getattr(part, "compression_state", None)
+        written += [] if state is None else list(state.variables)
+    return written
+
+
+def _is_kerass(optimizer: Any) -> bool:
+    return type(optimizer).__module__.startswith("keras.")
+
+
 def key_of(optimizer: Any, variable: Any) -> Any:
     """The key under which an optimizer stores a variable."""
     return optimizer._var_key(variable)

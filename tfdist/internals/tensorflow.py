@@ -30,6 +30,7 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops.op_selector import UnliftableError
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
     default_variable_creator_v2,
@@ -60,10 +61,12 @@ __all__ = [
     "get_distributed_dataset",
     "get_distributed_datasets_from_function",
     "global_seed",
+    "initialized",
     "on_function_failure",
     "simple_broadcast",
     "start_server",
     "staying_in_scope",
+    "traced",
     "traced_stack",
 ]
 
@@ -145,6 +148,39 @@ def on_function_failure(
             raise
 
     Function.__call__ = call
+
+
+def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
+    """Traces a `tf.function`.
+
+    Returns:
+        The concrete function. If it makes variables whose initial values only its run can compute,
+        also the concrete function for that run; see `initialized`.
+    """
+    late = False
+    initialize = function._initialize_uninitialized_variables
+
+    def initialize_if_possible(initializers: Any) -> None:
+        nonlocal late
+        try:
+            initialize(initializers)
+        except UnliftableError:
+            late = True
+
+    function._initialize_uninitialized_variables = initialize_if_possible
+    try:
+        concrete = function.get_concrete_function(*arguments)
+    finally:
+        del function._initialize_uninitialized_variables
+    return concrete, function._concrete_variable_creation_fn if late else None
+
+
+def initialized(function: Any) -> Any:
+    """Whether the variables that a `tf.function` has made have values; a bool scalar."""
+    import tensorflow as tf
+
+    made = [variable for ref in function._created_variables if (variable := ref()) is not None]
+    return tf.reduce_all([tf.raw_ops.VarIsInitializedOp(resource=v.handle) for v in made])
 
 
 def functions_operations(function: Any) -> set[str]:

@@ -133,15 +133,27 @@ class ShardedVariables:
                 if number in wanted:
                     use(number, tf.reshape(flat, self.variables[number].shape))
 
-    def publish(self, values: Sequence[Any], numbers: set[int] | None = None, **how: Any) -> None:
+    def publish(
+        self,
+        values: Sequence[Any],
+        numbers: set[int] | None = None,
+        *,
+        announce: Callable[[Sequence[tf.Tensor]], None] = lambda gathered: None,
+        **how: Any,
+    ) -> None:
         """Assigns the variables, on all ranks, the values gathered from the ranks' shards.
 
         Args:
             values: for each of `shards`, its value.
             numbers: the variables to assign; all by default.
+            announce: called with all that has been gathered, before any of it is assigned.
             **how: passed to `gather`.
         """
-        self.gather(values, lambda n, value: self.variables[n].assign(value), numbers, **how)
+        gathered: dict[int, tf.Tensor] = {}
+        self.gather(values, gathered.__setitem__, numbers, **how)
+        announce(list(gathered.values()))
+        for number, value in gathered.items():
+            self.variables[number].assign(value)
 
     def total(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum over the ranks."""
@@ -177,6 +189,11 @@ def sharded_by(optimizer: Any) -> ShardedVariables | None:
     if not isinstance(optimizer, BaseOptimizer):
         return None
     return _sharded.get(inner_optimizer(optimizer))
+
+
+def sharded_optimizers() -> list[Any]:
+    """All optimizers that were built for sharded variables."""
+    return list(_sharded)
 
 
 def may_shard(optimizer: Any) -> bool:

@@ -6,6 +6,7 @@ an exchangeable `Communicator`.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ from tfdist.monitoring.server import serve
 from tfdist.strategies import reduction
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.group import Group
+from tfdist.strategies.progress import Progress
 from tfdist.strategies.step import current_step
 from tfdist.strategies.step_failure import listen, running_step
 from tfdist.strategies.update_order import updating
@@ -47,6 +49,9 @@ class ReplicatedExtended(LocalExtended):
         workers: a communicator with one participant per worker.
         group: the workers, for agreement among their Python programs.
         cross_device_ops: how to reduce among this worker's devices outside of a replica.
+
+    Attributes:
+        progress: which training step stands on this worker.
     """
 
     in_stages = False  # Whether the workers hold different stages of the model.
@@ -65,6 +70,8 @@ class ReplicatedExtended(LocalExtended):
         self._workers = workers
         self.group = group
         self.compressor: Compressor | None = None
+        self.progress = Progress()
+        self._created: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.shards_optimizers = False
         self._local_ops = cross_device_ops
         if group.topology.size > 1:
@@ -140,7 +147,14 @@ class ReplicatedExtended(LocalExtended):
     # Variables.
 
     def _create_variable(self, next_creator: Any, **kwargs: Any) -> Any:
-        return create_variable(self, next_creator, kwargs)
+        variable = create_variable(self, next_creator, kwargs)
+        self._created[id(variable)] = variable
+        return variable
+
+    @property
+    def variables(self) -> list[Any]:
+        """The variables that were created under the strategy and still exist."""
+        return list(self._created.values())
 
     def agree_on_variable(self, description: str) -> None:
         self.group.agree("variable", description)

@@ -36,6 +36,8 @@ class Step:
         key: identifies this step among traces.
         scaled_by_rows: whether gradients come out of the backward pass already scaled by rows.
         agreed_on_overflow: whether either all replicas have non-finite gradients, or none has.
+        late_in: the step's graph, if an update may be put off to the end of the step.
+        late: the update that has been put off, of the layer that does it.
     """
 
     knows_all_rows = True  # Whether values of the other parts of the batch are available.
@@ -52,7 +54,10 @@ class Step:
         self.scaled_by_rows = False
         self.agreed_on_overflow = False
         self.key = object()
+        self.late_in: Any = None
+        self.late: Any = None
         self._one_loss = False
+        self._turns = Turns()
 
     def totals(self, values: list[tf.Tensor]) -> Any:
         """Sums values over the parts of the global batch."""
@@ -106,10 +111,12 @@ class Step:
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
         """What the update of a variable waits for besides its gradient."""
-        return []
+        return self._turns.before(variable) if self.late is not None else []
 
     def updated(self, variable: Any) -> None:
         """Records that a variable's update has been added to the graph."""
+        if self.late is not None:
+            self._turns.after(variable)
 
     def scale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
         """Multiplies by the share; zero for a replica without rows, even if the value is NaN."""
@@ -121,10 +128,14 @@ class Step:
         return tf.math.divide_no_nan(value, tf.cast(self.share, value.dtype))
 
     @contextlib.contextmanager
-    def of_one_loss(self) -> Iterator[None]:
-        """Declares that all gradients are of the single loss passed to `scale_loss_by_rows`."""
+    def of_one_loss(self, *, scaled: bool = False) -> Iterator[None]:
+        """Declares that all gradients are of the single loss passed to `scale_loss_by_rows`.
+
+        Args:
+            scaled: whether it has been passed already.
+        """
         before = self._one_loss, self.scaled_by_rows
-        self._one_loss, self.scaled_by_rows = True, False
+        self._one_loss, self.scaled_by_rows = True, scaled
         try:
             yield
         finally:
@@ -199,6 +210,32 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+class Turns:
+    """The order of updates that could all begin at once.
+
+    Large variables are updated one after the other, so that the temporaries of their update rules
+    do not coexist in memory.
+    """
+
+    def __init__(self) -> None:
+        self._last: tf.Tensor | None = None
+
+    def before(self, variable: Any) -> list[tf.Tensor]:
+        """What the update of a variable waits for."""
+        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
+        here = self._last is not None and self._last.graph is tf.compat.v1.get_default_graph()
+        return [self._last] if here and _is_large(variable) else []
+
+    def after(self, variable: Any) -> None:
+        """Records that a variable's update has been added to the graph."""
+        if _is_large(variable):
+            self._last = variable.read_value()
+
+
+def _is_large(variable: Any) -> bool:
+    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)
 
 
 class WholeBatch(Step):

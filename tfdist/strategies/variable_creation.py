@@ -51,14 +51,21 @@ def create_variable(
     """
     if getattr(_local, "alone", False):
         return next_creator(**{**kwargs, "distribute_strategy": None})
-    if tf.executing_eagerly() or not _can_be_lifted(kwargs.get("initial_value")):
+    if tf.executing_eagerly():
+        return _create_mirrored(extended, next_creator, kwargs)
+    kwargs["initial_value"] = _without_graph(kwargs.get("initial_value"))
+    if tf.is_symbolic_tensor(kwargs["initial_value"]):
         return _create_mirrored(extended, next_creator, kwargs)
     with tf.init_scope():
         return _create_mirrored(extended, default_variable_creator, kwargs)
 
 
-def _can_be_lifted(initial_value: Any) -> bool:
-    return callable(initial_value) or not tf.is_symbolic_tensor(initial_value)
+def _without_graph(initial_value: Any) -> Any:
+    """An initial value that does not depend on the graph it is part of, if it is constant there."""
+    if not tf.is_symbolic_tensor(initial_value):
+        return initial_value
+    constant = tf.get_static_value(initial_value)
+    return initial_value if constant is None else lambda: tf.constant(constant, initial_value.dtype)
 
 
 def _create_mirrored(

@@ -237,3 +237,43 @@ REGISTER_OP("TfdistSpanEnds")
     .Attr("span: string")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// What follows makes a step count or leave no trace. The operations that hold variables wait for
+// what the program has done to them before, and what it does to them later waits for these.
+
+// A step begins; `complete` if all that it writes is kept.
+REGISTER_OP("TfdistStepBegins")
+    .Input("order: resource")
+    .Attr("complete: bool")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The variables that a step may write before it is sure to end well.
+REGISTER_OP("TfdistKeep")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// Nothing more is communicated: variables may now be written that are not kept.
+REGISTER_OP("TfdistUpdateBegins")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+REGISTER_OP("TfdistStepCommits")
+    .Input("order: resource")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
+// The number of steps that stand, and whether a step that does not has left no trace.
+REGISTER_OP("TfdistRollBack")
+    .Output("committed: int64")
+    .Output("whole: bool")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      context->set_output(1, context->Scalar());
+      return Result();
+    });

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import tensorflow as tf
 
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
-from tfdist.strategies.step import Step, clip_by_norm, sum_of_squares
+from tfdist.strategies.step import Step, Turns, clip_by_norm, sum_of_squares
 
 
 class PipelineStep(Step):
@@ -35,19 +36,14 @@ class PipelineStep(Step):
         self.scaled_by_rows = True  # The backward pass of each microbatch begins with its weight.
         self._strategy = strategy
         self._engine = engine
-        self._updated: dict[Any, tf.Tensor] = {}
+        # A stage's gradients become available all at once.
+        self._turns_of: defaultdict[Any, Turns] = defaultdict(Turns)
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        # A stage's gradients become available all at once: large variables are updated one after
-        # the other, so that the temporaries of their update rules do not coexist in memory.
-        last = self._updated.get(self._engine.stage_of(variable))
-        # Updates may be in a branch of a conditional, which cannot use another branch's tensors.
-        here = last is not None and last.graph is tf.compat.v1.get_default_graph()
-        return [last] if here and _is_large(variable) else []
+        return self._turns_of[self._engine.stage_of(variable)].before(variable)
 
     def updated(self, variable: Any) -> None:
-        if _is_large(variable):
-            self._updated[self._engine.stage_of(variable)] = variable.read_value()
+        self._turns_of[self._engine.stage_of(variable)].after(variable)
 
     def sums(self, variable: Any) -> bool:
         return self._engine.shared_variables.owns(variable)
@@ -70,7 +66,3 @@ class PipelineStep(Step):
     ) -> list[Any]:
         found = tf.sqrt(self.squares(gradients, variables))
         return clip_by_norm(gradients, norm, found)
-
-
-def _is_large(variable: Any) -> bool:
-    return bool(variable.shape.num_elements() * variable.dtype.size >= 2**20)

@@ -6,6 +6,7 @@ that the step has changed, and the values that a custom step returned.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -19,10 +20,15 @@ from tfdist.strategies.step import Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
 from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.optimizers.late_update import Trial, update_late
 
 
 def run_replica_step(
-    model: keras.Model, step_function: Callable[[Any], Any], batch: Any
+    model: keras.Model,
+    step_function: Callable[[Any], Any],
+    batch: Any,
+    *,
+    late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
     """Runs `train_step` or `test_step` on a replica's part of a batch.
 
@@ -30,6 +36,7 @@ def run_replica_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
+        late: given if an update may be put off to the end of the step.
 
     Returns:
         The logs of the step, equal on all replicas (metrics over all rows so far, other values
@@ -40,11 +47,14 @@ def run_replica_step(
     if context.num_replicas_in_sync == 1:
         return step_function(batch), [], tf.constant([0, 0])
     with begin_step(context, batch) as step:
+        if late is not None and not tf.executing_eagerly():
+            step.late_in = tf.compat.v1.get_default_graph()
         before = metric_values(model)
         logs = step_function(with_a_row(batch, step.rows))
         forget_without_rows(model, step, before)
-        counts = tf.stack([step.total, step.requests])
-        return *sync_step_state(context, model, step, logs), counts
+        synchronized = sync_step_state(context, model, step, logs)
+        update_late(step, late)
+        return *synchronized, tf.stack([step.total, step.requests])
 
 
 def metric_variables(model: keras.Model) -> list[Any]:
@@ -118,13 +128,15 @@ def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> 
     averaged = [i for i, v in enumerate(values) if v.dtype.is_floating]
     others = _other_values(model, step, logs)
 
-    sums = reduction.sum_over_replicas(
-        [_metric_contribution(context, step, v) for v in metrics]
-        + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
-        + [step.scale_by_rows(values[i]) for i in averaged]
-        + list(others.values()),
-        "metrics",
-    )
+    # Before a late update, it is the backward pass that the step goes on with.
+    with overlapping() if step.late is not None else contextlib.nullcontext():
+        sums = reduction.sum_over_replicas(
+            [_metric_contribution(context, step, v) for v in metrics]
+            + [_contribution(context, step, tf.convert_to_tensor(v)) for v in statistics]
+            + [step.scale_by_rows(values[i]) for i in averaged]
+            + list(others.values()),
+            "metrics",
+        )
     sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]
     means, sums = sums[: len(statistics)], sums[len(statistics) :]

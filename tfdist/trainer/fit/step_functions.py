@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,12 +13,15 @@ from tfdist.errors import UnsupportedError
 from tfdist.monitoring.training import record
 from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
+from tfdist.trainer.fit import atomic_step
+from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.losses.metrics import take_over_metrics
+from tfdist.trainer.optimizers.late_update import Trial
 
 
 def make_step_function(
@@ -36,21 +40,30 @@ def make_step_function(
     strategy = model.distribute_strategy
     take_over_metrics(model)
 
-    def one_step(batch: Any, fixed: bool = True) -> Any:
+    def one_step(batch: Any, fixed: bool, late: Trial | None) -> Any:
         def replica_step(shard: Any) -> Any:
-            return run_replica_step(model, step_function, _as_traced(shard, fixed))
+            shard = _as_traced(shard, fixed)
+            return run_replica_step(model, step_function, shard, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
-    compiled = _compiled(model, one_step)
+    def compile_step(late: Trial | None = None) -> Callable[..., Any]:
+        def step(batch: Any, fixed: bool) -> Any:
+            return one_step(batch, fixed, late)
+
+        return _compiled(model, step)
+
+    progress = strategy.extended.progress
+    atomic = trains and atomic_step.applies(strategy)
+    run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
     alone = strategy.num_replicas_in_sync == 1
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
-        logs, totals, counts = compiled(batch, fixed)
+        logs, totals, counts = run_step(batch, fixed)
         return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
 
     def steps_of_iterator(iterator: Any) -> Any:
@@ -73,7 +86,8 @@ def make_step_function(
 
     def function(iterator: Any) -> Any:
         requests.publish()
-        with running_step(strategy.extended.group, eager=model.run_eagerly):
+        undoing = progress.undoing if atomic else contextlib.nullcontext
+        with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 (logs, totals), steps, rows = steps_of_iterator(iterator)
             else:
@@ -83,6 +97,7 @@ def make_step_function(
                     steps, rows = steps + 1, rows + more
         own, everyone, asked = rows.numpy().tolist()
         if trains:
+            progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
             requests.granted = bool(asked) or (alone and requests.wanted)
         if totals:

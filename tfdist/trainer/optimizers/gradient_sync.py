@@ -28,9 +28,11 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.optimizer import is_overwritten
+from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.step import current_step
+from tfdist.trainer.optimizers.late_update import announce_update
 
 
 class _Progress(threading.local):
@@ -150,7 +152,10 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         owners = [v for g, v in zip(scaled, variables, strict=True) if g is not None]
         by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
         sums = iter(by_step(present, owners))
-    return [None if g is None else next(sums) for g in scaled]
+    results = [None if g is None else next(sums) for g in scaled]
+    if not is_sharded(optimizer):
+        announce_update(results)
+    return results
 
 
 def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int]]:

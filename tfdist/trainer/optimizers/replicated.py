@@ -40,6 +40,7 @@ from tfdist.trainer.optimizers.gradient_sync import (
     sum_over_replicas,
     with_nan,
 )
+from tfdist.trainer.optimizers.late_update import announce_update, putting_off
 from tfdist.trainer.optimizers.sharded_optimizers import clip_shards
 from tfdist.trainer.patching import patch
 
@@ -56,6 +57,7 @@ def install() -> None:
     patch("BaseOptimizer._backend_apply_gradients", _scaling_by_rows)
     patch("BaseOptimizer._clip_gradients", _summing_before)
     patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
+    patch("TFOptimizer._backend_increment_gradient_accumulators", _announcing)
     patch("LossScaleOptimizer.apply", _applying_scaled)
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
 
@@ -66,7 +68,7 @@ def _with_one_loss(train_step: Method) -> Method:
         step = current_step()
         if step is None:
             return train_step(self, data)
-        with step.of_one_loss():
+        with step.of_one_loss(), putting_off(self.optimizer, step):
             return train_step(self, data)
 
     return train_step_with_one_loss
@@ -146,6 +148,15 @@ def _summing_unless_done(sum_gradients: Method) -> Method:
         return list(zip(sums, variables, strict=True))
 
     return sum_unless_done
+
+
+def _announcing(accumulate: Method) -> Method:
+    def accumulate_announced(self: Any, grads: Any, acc_grads: Any) -> Any:
+        if sharded_by(self) is None:  # otherwise the weights are still to be gathered
+            announce_update(grads)
+        return accumulate(self, grads, acc_grads)
+
+    return accumulate_announced
 
 
 def _applying_scaled(apply: Method) -> Method:

@@ -42,6 +42,7 @@ from tfdist.trainer.optimizers.gradient_sync import (
     scale_by_rows,
     sum_over_replicas,
 )
+from tfdist.trainer.optimizers.late_update import announce_update
 from tfdist.trainer.patching import patch
 
 
@@ -131,7 +132,7 @@ def _apply(
     def publish() -> None:
         # Moving averages may also overwrite variables without a gradient.
         some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
-        sharded.publish(sharded.shards, some)
+        sharded.publish(sharded.shards, some, announce=announce_update)
         for variable in variables:
             if getattr(variable, "constraint", None) is not None:
                 variable.assign(variable.constraint(variable))

@@ -1,0 +1,48 @@
+"""The benchmark of recovery gives a row for each feature, against steps without any."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.benchmarks.flags import check_refused
+from tests.tiers import exhaustive
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "recovery.py"
+
+
+@exhaustive
+def test_every_feature_has_a_row(tmp_path: Path) -> None:
+    file = tmp_path / "rows.json"
+    short = ["--models=tiny", "--starts=1", "--rounds=2", "--steps=3", f"--json={file}"]
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), *short],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(file.read_text())
+    assert [row["feature"] for row in rows] == ["none", "none_again", "agreement"]
+    for row in rows:
+        assert row["model"] == "tiny"
+        assert row["step_ms"] > 0
+        assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
+        assert f"{row['step_ms']:.2f}" in done.stdout
+    assert rows[0]["ratio"] == rows[0]["quick_ratio"] == 1
+
+
+@exhaustive
+def test_wrong_flags_are_refused() -> None:
+    check_refused(
+        "recovery.py",
+        {
+            "--workers=1": "2",
+            "--models=pigeons": "any of mlp, batchnorm, tiny",
+            "--features=birds": "any of none, none_again, agreement",
+        },
+    )

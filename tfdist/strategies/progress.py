@@ -1,0 +1,63 @@
+"""Which training step stands on this worker."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from tfdist.collective import step_ops
+
+# The steps of this process, of whatever strategy, that Python knows to stand.
+_counted = 0
+
+
+class Progress:
+    """The number of training steps whose results this worker holds.
+
+    A step counts when all that it communicates has arrived and all variables have been updated. If
+    it fails before, everything is restored to the values before it, so that after an error of `fit`
+    the model, the optimizer and the metrics are those of `standing` steps.
+
+    Steps of `fit` and `train_on_batch` are counted, not those of loops that call `strategy.run`.
+
+    Attributes:
+        torn: whether a step has failed in the middle of its update, so that the state is neither
+            that before it nor that after it. Only an error of this worker alone can cause this,
+            such as lack of memory.
+    """
+
+    def __init__(self) -> None:
+        self._standing = 0
+        self.torn = False
+
+    @property
+    def standing(self) -> int:
+        """The number of steps that count; exact while no step is running."""
+        return self._standing
+
+    def restore(self, standing: int) -> None:
+        """Declares that this worker's whole state is now that after so many steps."""
+        self._standing = standing
+        self.torn = False
+
+    def add(self, steps: int, *, logged: bool) -> None:
+        """Counts steps that have succeeded.
+
+        Args:
+            steps: how many.
+            logged: whether they were run inside `undoing`.
+        """
+        global _counted
+        self._standing += steps
+        _counted += steps if logged else 0
+
+    @contextlib.contextmanager
+    def undoing(self) -> Iterator[None]:
+        """Takes back the step that fails within this context, and counts those before it."""
+        try:
+            yield
+        except BaseException:
+            committed, whole = step_ops.roll_back()
+            self.torn |= not whole
+            self.add(committed - _counted, logged=True)
+            raise

@@ -1,0 +1,160 @@
+"""Puts an optimizer's update off to the end of the step, behind all that the step communicates.
+
+Keras's `train_step` applies the gradients and then computes the metrics, which are summed over the
+replicas too: a worker that dies in between would leave the others with new weights and a step that
+failed. So the update comes last, and nobody can tell. If what is traced in between touches a
+variable that is updated, such as a metric that reads the optimizer's iterations, the step is traced
+again in Keras's order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from tfdist.collective import step_ops
+from tfdist.internals.extended import copy_here
+from tfdist.internals.optimizer import variables_written_by
+from tfdist.sharding.sharded import sharded_by, trained_by
+from tfdist.strategies import reduction
+from tfdist.strategies.step import Step, current_step
+
+
+@dataclass
+class Trial:
+    """Traces of a step in which an update may be put off.
+
+    Attributes:
+        fails: whether the step needs the results of its update before its end, so that the trace
+            must not be used.
+    """
+
+    fails: bool = False
+
+
+@dataclass
+class LateUpdate:
+    """An update that has been put off.
+
+    Attributes:
+        apply: applies the gradients.
+        optimizer: the outermost optimizer.
+        gradients: what it applies.
+        operations: the number of operations in the step's graph when the update was put off.
+        scaled: `Step.scaled_by_rows` at that time.
+        running: whether it is being traced.
+    """
+
+    apply: Callable[[], Any]
+    optimizer: Any
+    gradients: Sequence[Any]
+    operations: int
+    scaled: bool
+    running: bool = False
+
+    @property
+    def resources(self) -> list[tf.Tensor]:
+        """The resources of the variables that it may write."""
+        optimizer = self.optimizer
+        variables = [*variables_written_by(optimizer), *trained_by(optimizer)]
+        sharded = sharded_by(optimizer)
+        variables += [] if sharded is None else sharded.shards
+        copies = [_copy(variable) for variable in variables]
+        return list({id(copy.handle): copy.handle for copy in copies}.values())
+
+
+@contextlib.contextmanager
+def putting_off(optimizer: Any, step: Step) -> Iterator[None]:
+    """Within this context, what the optimizer is told to apply is put off to `update_late`.
+
+    Args:
+        optimizer: the model's optimizer; may be None.
+        step: the step, which may allow it.
+    """
+    if step.late_in is None or not hasattr(optimizer, "__dict__"):
+        yield
+        return
+    own = vars(optimizer)
+    # The optimizer may have methods of its own instead of its class's.
+    before = {name: own[name] for name in _APPLY if name in own}
+    for name in _APPLY:
+        own[name] = _put_off(optimizer, step, getattr(optimizer, name), paired=name == _PAIRED)
+    try:
+        yield
+    finally:
+        for name in _APPLY:
+            del own[name]
+        own.update(before)
+
+
+_PAIRED = "apply_gradients"
+_APPLY = ("apply", _PAIRED)
+
+
+def _put_off(
+    optimizer: Any, step: Step, apply: Callable[..., Any], *, paired: bool
+) -> Callable[..., Any]:
+    def put_off(grads: Any, *args: Any, **kwargs: Any) -> Any:
+        given = list(grads)
+        graph = tf.compat.v1.get_default_graph()
+        # A branch of a conditional has to apply its gradients itself.
+        if step.late is not None or step.late_in is not graph:
+            return apply(given, *args, **kwargs)
+        step.late = LateUpdate(
+            lambda: apply(given, *args, **kwargs),
+            optimizer,
+            [g for g, _ in given] if paired else given,
+            len(graph.get_operations()),
+            step.scaled_by_rows,
+        )
+        return None
+
+    return put_off
+
+
+def update_late(step: Step, trial: Trial | None) -> None:
+    """Traces the update that has been put off, if any.
+
+    Args:
+        step: the step, at its end.
+        trial: told if what has been traced meanwhile touches variables that the update writes. The
+            trace goes on, since TensorFlow initializes variables that it makes only if it ends.
+    """
+    late = step.late
+    if late is None or trial is None:
+        return
+    later = step.late_in.get_operations()[late.operations :]
+    outside = {id(resource) for resource in late.resources}
+    inside = {id(i) for o, i in step.late_in.captures if id(o) in outside}
+    trial.fails |= any(id(v) in inside for operation in later for v in operation.inputs)
+    first = next((g for g in late.gradients if tf.is_tensor(g)), None)
+    if first is not None:
+        reduction.wait_for_sums(first)
+    late.running = True
+    with step.of_one_loss(scaled=late.scaled):
+        late.apply()
+    step.late = None
+
+
+def announce_update(arrived: Sequence[Any]) -> None:
+    """Tells the step that the update which is being traced has nothing more to communicate.
+
+    Args:
+        arrived: what has been communicated, dense or `tf.IndexedSlices`; may contain None.
+    """
+    step = current_step()
+    if step is None or step.late is None or not step.late.running:
+        return
+    tensors = tf.nest.flatten([v for v in arrived if v is not None], expand_composites=True)
+    with tf.control_dependencies(tensors):
+        step_ops.update_begins(step.late.resources)
+
+
+def _copy(variable: Any) -> Any:
+    value = getattr(variable, "value", variable)
+    value = variable if callable(value) else value  # a `tf.Variable` has a method of this name
+    return copy_here(value) if hasattr(value, "values") else value
