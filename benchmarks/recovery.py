@@ -1,12 +1,13 @@
 """Measures what being able to recover costs the steps of a training, in turns.
 
-    python benchmarks/recovery.py --features=agreement --json=recovery.json
+    python benchmarks/recovery.py --features=agreement,snapshots --json=recovery.json
 
 The features:
 
   none        a step that fails leaves whatever it has written: for this benchmark only
   none_again  the same once more: by how much equal steps differ
   agreement   as tfdist always runs with several workers: a step counts, or leaves no trace
+  snapshots   besides, `BackupAndRestore` saves once in each round, whose time includes the writing
 
 One `fit` of the same worker processes takes some steps of one kind, then of another, round after
 round, so that a disturbance of the machine hits all alike, and processes that differ by some
@@ -20,7 +21,9 @@ from __future__ import annotations
 
 import json
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from absl import app, flags
@@ -74,23 +77,35 @@ def measure(
     used: dict[str, list[float]] = {feature: [] for feature in features}
     for start in range(FLAGS.starts):
         began = time.monotonic()
-        addresses = free_addresses(FLAGS.workers)
-        orders = [{"model": model, "addresses": addresses, "rank": r} for r in range(FLAGS.workers)]
-        command = [sys.executable, "-m", "recovering.worker"]
-        team = Members([command] * FLAGS.workers, orders, TIMEOUT)
-        try:
-            for feature in features:
-                team.ask([feature, FLAGS.steps])  # Compiles and warms up.
-            for turn in range(FLAGS.rounds):
-                for feature in features[:: -1 if turn % 2 else 1]:
-                    team.ask([feature, 1])
-                    answers = team.ask([feature, FLAGS.steps])
-                    times[feature].append(max((taken for taken, _ in answers), key=sum))
-                    used[feature].append(sum(spent for _, spent in answers) / FLAGS.steps)
-        finally:
-            team.stop()
+        with tempfile.TemporaryDirectory() as folder:
+            for feature, steps, spent in turns(model, features, folder):
+                times[feature].append(steps)
+                used[feature].append(spent)
         print(f"{model}, set {start + 1}: {time.monotonic() - began:.0f} s", file=sys.stderr)
     return times, used
+
+
+def turns(model: str, features: list[str], folder: str) -> Iterator[tuple[str, list[float], float]]:
+    """Trains a model in one set of processes.
+
+    Yields:
+        A feature, the seconds of each of its steps in a round, and of processors per step.
+    """
+    order = {"model": model, "addresses": free_addresses(FLAGS.workers), "folder": folder}
+    orders = [{**order, "rank": rank} for rank in range(FLAGS.workers)]
+    command = [sys.executable, "-m", "recovering.worker"]
+    team = Members([command] * FLAGS.workers, orders, TIMEOUT)
+    try:
+        for feature in features:
+            team.ask([feature, FLAGS.steps])  # Compiles and warms up.
+        for turn in range(FLAGS.rounds):
+            for feature in features[:: -1 if turn % 2 else 1]:
+                team.ask(["agreement" if feature == "snapshots" else feature, 1])
+                answers = team.ask([feature, FLAGS.steps])
+                slower = max((taken for taken, _ in answers), key=sum)
+                yield feature, slower, sum(spent for _, spent in answers) / FLAGS.steps
+    finally:
+        team.stop()
 
 
 if __name__ == "__main__":

@@ -8,13 +8,30 @@ from typing import Any
 from unittest import mock
 
 # `none_again` tells by how much equal steps differ.
-FEATURES = ("none", "none_again", "agreement")
+FEATURES = ("none", "none_again", "agreement", "snapshots")
+
+
+def make_backup(folder: str) -> Any:
+    """A `BackupAndRestore` that saves at the end of a batch before which it was asked to."""
+    import tfdist
+
+    class OnRequest(tfdist.callbacks.BackupAndRestore):
+        asked = False
+
+        def _is_due(self) -> bool:
+            due, self.asked = self.asked, False
+            return due
+
+        def wait(self) -> None:
+            self._writer.wait()
+
+    return OnRequest(folder, save_every=1)
 
 
 def tracing(feature: str) -> AbstractContextManager[Any]:
     """Within this context, a step is traced with the feature, and without the others."""
     from tfdist.trainer.fit import atomic_step
 
-    if feature == "agreement":
+    if feature in ("agreement", "snapshots"):
         return contextlib.nullcontext()
     return mock.patch.object(atomic_step, "applies", lambda strategy: False)

@@ -12,7 +12,7 @@ from stepping.serving import serve
 ENDLESS = 10**9
 
 
-def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
+def work(pipe: Connection, model: str, rank: int, addresses: list[str], folder: str) -> None:
     """Trains until the driver is gone.
 
     Args:
@@ -21,13 +21,14 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
         model: one of `models.SHAPES`.
         rank: of this worker, which is also the number of its core.
         addresses: of all workers.
+        folder: for snapshots.
     """
     take_place(rank, addresses)
     import keras
 
     import tfdist
     from recovering import models
-    from recovering.features import tracing
+    from recovering.features import make_backup, tracing
 
     class Turns(keras.callbacks.Callback):  # type: ignore[misc]
         """Each feature's step is traced once; all of them use the same weights."""
@@ -36,8 +37,13 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
             self._steps: dict[str, Any] = {}
             self._await_order()
 
+        def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+            backup.asked = self._saves and not self._times
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             float(logs["loss"])
+            if len(self._times) + 1 == self._ordered:
+                backup.wait()  # The writing is of this round.
             now = time.perf_counter()
             self._times.append(now - self._last)
             self._last = now
@@ -47,6 +53,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
 
         def _await_order(self) -> None:
             feature, self._ordered = pipe.recv()
+            self._saves = feature == "snapshots"
             if feature not in self._steps:
                 with tracing(feature):
                     self._steps[feature] = self.model.make_train_function(force=True)
@@ -61,7 +68,9 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str]) -> None:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         network.compile("adam", loss, metrics=["accuracy"])
     data = models.endless(model, len(addresses))
-    network.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[Turns()])
+    backup = make_backup(folder)
+    callbacks = [Turns(), backup]
+    network.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=callbacks)
 
 
 if __name__ == "__main__":

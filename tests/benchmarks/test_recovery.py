@@ -27,7 +27,8 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
-    assert [row["feature"] for row in rows] == ["none", "none_again", "agreement"]
+    features = ["none", "none_again", "agreement", "snapshots"]
+    assert [row["feature"] for row in rows] == features
     for row in rows:
         assert row["model"] == "tiny"
         assert row["step_ms"] > 0
@@ -43,6 +44,6 @@ def test_wrong_flags_are_refused() -> None:
         {
             "--workers=1": "2",
             "--models=pigeons": "any of mlp, batchnorm, tiny",
-            "--features=birds": "any of none, none_again, agreement",
+            "--features=birds": "any of none, none_again, agreement, snapshots",
         },
     )
