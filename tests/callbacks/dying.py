@@ -1,4 +1,4 @@
-"""A training script that is killed, or told to go, in its first run: `dying.py FOLDER HOW RANK`."""
+"""A training script that gets a signal in its first run: `dying.py FOLDER HOW RANK BATCHES`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ HOW = {"killed": signal.SIGKILL, "told to go": signal.SIGTERM}
 class Signal(keras.callbacks.Callback):
     """Sends this process a signal after some batches, in its first run."""
 
-    def __init__(self, number, folder):
+    def __init__(self, number, folder, after):
         super().__init__()
-        self._number, self._mark, self._batches = number, folder / "signalled", 0
+        self._number, self._mark = number, folder / "signalled"
+        self._after, self._batches = after, 0
 
     def on_train_batch_end(self, batch, logs=None):
         self._batches += 1
-        if self._batches == 9 and not self._mark.exists():
+        if self._batches == self._after and not self._mark.exists():
             self._mark.write_text("")
             os.kill(os.getpid(), self._number)
 
 
-def main(folder, how, rank):
+def main(folder, how, rank, after):
     folder = pathlib.Path(folder)
     strategy = tfdist.MultiWorkerMirroredStrategy()
     keras.utils.set_random_seed(1)
     model = dense(strategy)
     callbacks = [tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=4)]
     if how in HOW and tfdist.rank() == int(rank):
-        callbacks.append(Signal(HOW[how], folder))
+        callbacks.append(Signal(HOW[how], folder, int(after)))
     history = model.fit(**arrays(*rows(46, 6)), epochs=EPOCHS, callbacks=callbacks, verbose=0)
     np.save(folder / f"losses-{tfdist.rank()}.npy", history.history["loss"])
     (folder / f"weights-{tfdist.rank()}").write_text(digest(model.variables))

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from tests.tiers import exhaustive
@@ -16,7 +17,7 @@ from tfdist.exit_codes import PREEMPTED
 SCRIPT = pathlib.Path(__file__).parent / "dying.py"
 
 
-def run(folder, how, rank, workers=2):
+def run(folder, how, rank, after=9, workers=2):
     folder.mkdir(exist_ok=True)
     command = [sys.executable, "-m", "tfdist", "run", "-n", str(workers), "--output", "all"]
     environment = {
@@ -26,7 +27,7 @@ def run(folder, how, rank, workers=2):
         "PYTHONPATH": str(SCRIPT.parent.parent.parent),
     }
     return subprocess.run(
-        [*command, str(SCRIPT), str(folder), how, str(rank)],
+        [*command, str(SCRIPT), str(folder), how, str(rank), str(after)],
         check=False,
         capture_output=True,
         text=True,
@@ -40,23 +41,33 @@ def weights(folder, workers=2):
 
 
 @exhaustive
-@pytest.mark.parametrize("rank", [0, 1])
-@pytest.mark.parametrize("how", ["killed", "told to go"])
-def test_a_job_that_is_started_again_ends_like_one_undisturbed(tmp_path, how, rank):
-    first = run(tmp_path / "a", how, rank)
+@pytest.mark.parametrize(
+    ("how", "rank", "after"),
+    [
+        ("killed", 0, 9),
+        ("killed", 1, 9),
+        ("told to go", 0, 9),
+        ("told to go", 1, 9),
+        ("told to go", 1, 11),  # All batches of the second epoch are trained then.
+    ],
+)
+def test_a_job_that_is_started_again_ends_like_one_undisturbed(tmp_path, how, rank, after):
+    first = run(tmp_path / "a", how, rank, after)
     if how == "killed":
         assert first.returncode == 137, first.stderr
     else:
         assert first.returncode == PREEMPTED, first.stderr
         # The request travels with the next step.
-        assert "SIGTERM: the state after 10 steps is saved in" in first.stderr
+        assert f"SIGTERM: the state after {after + 1} steps is saved in" in first.stderr
     assert not (tmp_path / "a" / "weights-0").exists()
-    second = run(tmp_path / "a", how, rank)
+    second = run(tmp_path / "a", how, rank, after)
     assert second.returncode == 0, second.stderr
     # The last snapshot may have been in the writing when the worker was killed.
-    steps = "[48]" if how == "killed" else "10"
+    steps = "[48]" if how == "killed" else str(after + 1)
     assert re.search(f"training resumes at .* after {steps} steps", second.stderr)
     whole = run(tmp_path / "b", "undisturbed", 0)
     assert whole.returncode == 0, whole.stderr
     assert weights(tmp_path / "a") == weights(tmp_path / "b")
+    losses = [np.load(tmp_path / name / "losses-0.npy") for name in "ab"]
+    assert np.array_equal(*losses)
     assert not (tmp_path / "a" / "snapshots").exists()

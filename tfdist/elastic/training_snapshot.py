@@ -113,6 +113,7 @@ class Resumption:
             if f"{_POSITION} {rank}" in parts:
                 state = parts.whole(f"{_POSITION} {rank}").tobytes()
         self.position = Position(**{**restored.document["position"], "state": state})
+        parts.close()
 
     def load(self) -> None:
         """Sets all variables, what callbacks remember, and the random states."""
