@@ -1,4 +1,4 @@
-"""The layer depends only on the standard library, tfdist.errors and tfdist.options."""
+"""The layer depends only on the standard library and on what lies below it."""
 
 import ast
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 import tfdist.cluster
 
 FILES = sorted(Path(tfdist.cluster.__file__).parent.rglob("*.py"))
-BELOW = {"tfdist.errors", "tfdist.options", "tfdist._version"}
+BELOW = {"tfdist.errors", "tfdist.options", "tfdist.progress_file", "tfdist._version"}
 
 
 def imports(path):
