@@ -334,3 +334,17 @@ class Lazy(keras.Model):
         if self.layer is None:
             self.layer = keras.layers.Dense(1)
         return {"loss": keras.ops.mean(self.layer(data[0]))}
+
+
+def fails_later(strategy, folder):
+    """A training that is interrupted; the disk of worker 1 is full from its third snapshot on."""
+    sync, written = atomic_file.os.fsync, []
+
+    def fail(descriptor):
+        written.append(descriptor)
+        if tfdist.rank() == 1 and len(written) > 2 * 2:  # The file, then its folder.
+            raise OSError(28, "No space left on device")
+        sync(descriptor)
+
+    with mock.patch.object(atomic_file.os, "fsync", fail):
+        train(strategy, own_folder(folder), "arrays", at=13, every=2)

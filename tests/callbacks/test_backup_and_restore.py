@@ -208,3 +208,30 @@ def test_wrong_arguments():
     ):
         with pytest.raises(ValueError, match="Received: "):
             BackupAndRestore(**arguments)
+
+
+@pytest.mark.exhaustive
+def test_a_first_snapshot_that_is_not_finished_is_no_obstacle(tmp_path):
+    stop("2", tmp_path / "a", at=5)
+    whole = go_on("2", tmp_path / "b")
+    (snapshot,) = (tmp_path / "a" / "snapshots").glob("step-*")
+    for rank, left in ((0, 1), (1, 0)):
+        folder = tmp_path / f"without {rank}" / "snapshots" / snapshot.name
+        folder.mkdir(parents=True)
+        name = f"rank-{left}-of-2.npz"
+        (folder / name).write_bytes((snapshot / name).read_bytes())
+        resumed = go_on("2", tmp_path / f"without {rank}")
+        assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
+        assert "the first snapshot was not finished" in resumed[0][1]
+
+
+@pytest.mark.exhaustive
+def test_a_disk_that_fills_up_costs_no_complete_snapshot(tmp_path):
+    """One worker cannot write any more; what all have written stays."""
+    for folder in (0, 1):
+        (tmp_path / str(folder)).mkdir()
+    GROUPS["2"].run(f"{RESUMING}:fails_later", str(tmp_path / "{}"))
+    whole = go_on("2", tmp_path / "whole", data="arrays", every=2)
+    resumed = go_on("2", tmp_path / "{}", data="arrays", every=2)
+    assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
+    assert "after 4 steps" in resumed[0][1]

@@ -103,6 +103,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
         self._held: list[Held] = []
+        self._last: SnapshotId | None = None
+        self._complete: list[SnapshotId] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
 
     def __repr__(self) -> str:
@@ -136,7 +138,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._run = self._workers.exchange("run", new_run())[0]
         self._writes_shared = writes_for_others(self._folder.path, self._workers, strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._held = []
+        self._held, self._last, self._complete = [], None, []
         self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
@@ -146,6 +148,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps = self._steps_before + batch + 1
+        if self.model.stop_training:
+            return  # The epoch ends here; a training that resumes stops in the same way.
         if requests.granted:
             self._leave(batch)
         elif self._save_every != "epoch" and self._is_due() and not self._ends_epoch(batch):
@@ -170,7 +174,10 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def _restore(self) -> None:
         restored = read_newest(
-            self._folder, lambda stored: held_by(self.model, stored), self._workers
+            self._folder,
+            lambda stored: held_by(self.model, stored),
+            self._workers,
+            holds_all=not self.model.distribute_strategy.extended.in_stages,
         )
         if restored is None:
             return
@@ -180,6 +187,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._steps = self._last_saved = place.steps
         record.resumed_at(place.steps)
         self._folder.forget_later_than(restored.snapshot)
+        self._complete = [restored.snapshot]
         set_initial_epoch(self.model, place.epoch)
         resume.load()
         if place.batch:
@@ -227,6 +235,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def _save(self, place: Place) -> None:
         snapshot = SnapshotId(place.steps, self._run, self._workers.size)
+        self._note_complete()
         if not self._held:  # It takes a while where parts of a whole have to be numbered.
             self._held = held_by(self.model)
         write = take(
@@ -237,15 +246,26 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             place,
             self._workers.rank,
             shared=self._writes_shared,
+            complete=self._complete[-1].step if self._complete else None,
         )
+        oldest = self._complete[-self._keep :][:1]
 
         def write_and_prune() -> None:
             write(self._folder, snapshot)
-            # A worker may not have written its part of the one before yet.
-            self._folder.prune(self._keep + 1)
+            for kept in oldest:
+                self._folder.forget_earlier_than(kept)
 
-        self._last_saved = place.steps
+        self._last_saved, self._last = place.steps, snapshot
         self._writer.submit(place.steps, write_and_prune)
+
+    def _note_complete(self) -> None:
+        """Records whether all workers have written their parts of the last snapshot."""
+        if self._last is None:
+            return
+        self._writer.wait()
+        failed = self._workers.exchange("snapshot written", str(self._writer.failed))
+        if str(True) not in failed:
+            self._complete.append(self._last)
 
     def _leave(self, batch: int) -> None:
         """Saves and exits, as SIGTERM has asked one of the workers."""

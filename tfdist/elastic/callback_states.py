@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -32,7 +33,7 @@ def states_of(callbacks: Sequence[Any]) -> tuple[dict[str, Any], dict[str, Array
         if isinstance(callback, keras.callbacks.History):
             state["history"] = {"epoch": callback.epoch, "logs": callback.history}
         if callable(getattr(callback, "state_dict", None)):
-            state["own"] = callback.state_dict()
+            state["own"] = _checked(callback, callback.state_dict())
         weights = best_weights_of(callback)
         if weights is not None:
             state["best_weights"] = len(weights)
@@ -78,6 +79,17 @@ def _named(callbacks: Sequence[Any]) -> Iterator[tuple[str, Any]]:
 
 def _weight(name: str, number: int) -> str:
     return f"callback {name}/best weights/{number}"
+
+
+def _checked(callback: Any, state: Any) -> Any:
+    try:
+        json.dumps(_plain(state))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"`state_dict()` of a callback must return what JSON can represent. Received: {error}, "
+            f"from {type(callback).__name__}. Return numbers, strings, lists and dicts."
+        ) from error
+    return state
 
 
 def _plain(value: Any) -> Any:

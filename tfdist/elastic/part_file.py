@@ -23,7 +23,16 @@ Array = np.ndarray[Any, Any]
 
 _FORMAT = 1
 _HEADER = "header"
-_DAMAGES = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+_DAMAGES = (
+    OSError,
+    ValueError,
+    KeyError,
+    EOFError,
+    NotImplementedError,  # of a damaged header: a compression that does not exist
+    RuntimeError,  # the same: an encrypted file
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -36,4 +37,7 @@ def requesting_on_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, before)
+        unheard = requests.wanted and not requests.granted
         requests.withdraw()
+        if unheard:  # The training ended first.
+            os.kill(os.getpid(), signal.SIGTERM)

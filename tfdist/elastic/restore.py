@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from tfdist.elastic.workers import Workers
 from tfdist.errors import SnapshotError
 
 _PIECE_BYTES = 64 << 20
+_LOOKED_AT = 5  # snapshots
 
 
 @dataclass
@@ -50,7 +51,11 @@ class Restored:
 
 
 def read_newest(
-    folder: SnapshotFolder, held: Callable[[Container[str]], Sequence[Held]], workers: Workers
+    folder: SnapshotFolder,
+    held: Callable[[Container[str]], Sequence[Held]],
+    workers: Workers,
+    *,
+    holds_all: bool,
 ) -> Restored | None:
     """Reads the newest snapshot that the workers can put together; called by all of them.
 
@@ -60,6 +65,7 @@ def read_newest(
         folder: this worker's folder, which may be shared.
         held: returns the variables of this worker.
         workers: all of them.
+        holds_all: whether every worker holds the whole model.
 
     Returns:
         None if there is no snapshot.
@@ -67,23 +73,33 @@ def read_newest(
     Raises:
         SnapshotError: the snapshots are those of another model, or all are damaged.
     """
-    mine = {json.dumps(s): ranks for s, ranks in folder.parts().items()}
-    texts = workers.exchange("snapshots", json.dumps(mine))
+    parts = folder.parts()
+    mine = {json.dumps(s): ranks for s, ranks in parts.items()}
+    texts = workers.exchange("snapshots", json.dumps([mine, _last_complete(folder, parts)]))
+    answers = [json.loads(text) for text in texts]
     inventories = [
-        {SnapshotId(*json.loads(key)): ranks for key, ranks in json.loads(text).items()}
-        for text in texts
+        {SnapshotId(*json.loads(key)): ranks for key, ranks in found.items()}
+        for found, _ in answers
     ]
-    found = candidates(inventories)
+    last = max((step for _, step in answers), default=-1)
+    several = candidates(inventories)
+    # Of the others that are incomplete some worker had not written its part yet.
+    found = [c for c in several if c.is_complete or c.snapshot.step <= last]
+    if several and not found and workers.rank == 0:
+        say(
+            "tfdist: the first snapshot was not finished when the training was interrupted, so it "
+            "begins anew."
+        )
     for candidate in found:
-        restored, problem = _read(folder, candidate, held, workers)
-        answers = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
-        foreign = [text for kind, text in filter(None, answers) if kind == "foreign"]
+        restored, problem = _read(folder, candidate, held, workers, holds_all)
+        problems = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
+        foreign = [text for kind, text in filter(None, problems) if kind == "foreign"]
         if foreign:
             raise SnapshotError(
                 f"The snapshots in {str(folder.path)!r} are of another model: {foreign[0]}. "
                 "Choose another directory, or delete that one to train from the beginning."
             )
-        damages = [text for kind, text in filter(None, answers)]
+        damages = [text for _, text in filter(None, problems)]
         if not damages:
             return restored
         if workers.rank == 0:
@@ -99,11 +115,26 @@ def read_newest(
     return None
 
 
+def _last_complete(folder: SnapshotFolder, parts: Mapping[SnapshotId, Sequence[int]]) -> int:
+    """The step of the last snapshot that all workers had written, as far as files here know."""
+    steps = [-1]
+    for snapshot in sorted(parts, reverse=True)[:_LOOKED_AT]:
+        for rank in parts[snapshot][:1]:
+            try:
+                part = PartFile(folder.part(snapshot, rank), "a part")
+            except DamagedError:
+                continue
+            steps.append(part.document.get("complete") or -1)
+            part.close()
+    return max(steps)
+
+
 def _read(
     folder: SnapshotFolder,
     candidate: Candidate,
     held: Callable[[Container[str]], Sequence[Held]],
     workers: Workers,
+    holds_all: bool,
 ) -> tuple[Restored | None, tuple[str, str] | None]:
     """Reads a snapshot; the second value tells what kind of problem there is, and which."""
     snapshot = candidate.snapshot
@@ -119,12 +150,15 @@ def _read(
         document = files[workers.rank].document if is_own else first.document
         lost = [f"what worker {rank} alone held" for rank in candidate.missing]
         values = []
-        for one in held(parts):
+        mine = held(parts)
+        for one in mine:
             value = _value_of(one, parts, workers, is_own)
             if value is None:
                 lost.append(one.key)
             else:
                 values.append((one, fitting(one, value)))
+        if holds_all:
+            _check_all_taken(parts, mine)
         return Restored(snapshot, document, is_own, values, parts, lost), None
     except (DamagedError, OSError) as error:
         return None, ("damaged", str(error))
@@ -134,6 +168,19 @@ def _read(
         return None, ("damaged", f"{error.args[0]} is in none of the files that are left")
     except ValueError as error:
         return None, ("foreign", str(error))
+
+
+def _check_all_taken(parts: Parts, held: Sequence[Held]) -> None:
+    """Checks that a model without stages has a use for all weights and slots.
+
+    Raises:
+        ValueError: the snapshot is of a model with more of them.
+    """
+    taken = {one.key for one in held}
+    stored = {key.partition(" of ")[0] for key in parts.keys}
+    left = sorted(k for k in stored - taken if k.startswith(("model/", "optimizer/")))
+    if left:
+        raise ValueError(f"they have {left[0]} besides")
 
 
 def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array | None:

@@ -9,7 +9,6 @@ import re
 import shutil
 import time
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -68,10 +67,11 @@ class SnapshotFolder:
                 found[SnapshotId(int(snapshot[1]), snapshot[2], size)].append(rank)
         return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
 
-    def prune(self, keep: int) -> None:
-        """Deletes all but the newest snapshots, and unfinished files in them."""
-        for folder in _old(self._folders(), keep):
-            shutil.rmtree(folder, ignore_errors=True)
+    def forget_earlier_than(self, snapshot: SnapshotId) -> None:
+        """Deletes the snapshots before one, and unfinished files in them."""
+        for path in self._folders():
+            if path.name < self._of(snapshot).name:
+                shutil.rmtree(path, ignore_errors=True)
 
     def forget_later_than(self, snapshot: SnapshotId) -> None:
         """Deletes the snapshots after one, which could not be resumed from."""
@@ -81,7 +81,8 @@ class SnapshotFolder:
 
     def clear(self) -> None:
         """Deletes all snapshots, and the directory if nothing else is in it."""
-        self.prune(0)
+        for path in sorted(self._folders()):  # The newest last: it is complete without the others.
+            shutil.rmtree(path, ignore_errors=True)
         try:
             self.path.rmdir()
         except OSError:  # Files of others are in it, or it is another worker's working directory.
@@ -92,8 +93,3 @@ class SnapshotFolder:
 
     def _folders(self) -> list[Path]:
         return [path for path in self.path.glob("step-*") if _SNAPSHOT.fullmatch(path.name)]
-
-
-def _old(folders: Sequence[Path], keep: int) -> list[Path]:
-    newest_first = sorted(folders, key=lambda folder: folder.name, reverse=True)
-    return newest_first[keep:]

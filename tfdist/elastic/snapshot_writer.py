@@ -32,15 +32,15 @@ class SnapshotWriter:
         self.wait()
 
         def run() -> None:
+            self.failed = True
             try:
                 write()
                 self.failed = False
-            except OSError as error:
-                self.failed = True
+            except Exception as error:  # whatever it is, training is worth more
                 say(
-                    f"tfdist: the snapshot of step {step} could not be written: {error}. Training "
-                    "goes on, and later snapshots are tried. Free space, or correct the directory "
-                    "of tfdist.callbacks.BackupAndRestore."
+                    f"tfdist: the snapshot of step {step} could not be written: {error!r}. "
+                    "Training goes on, and later snapshots are tried. Free space, or correct the "
+                    "directory of tfdist.callbacks.BackupAndRestore."
                 )
 
         # Python waits at its end for threads that are no daemons.

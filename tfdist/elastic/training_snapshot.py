@@ -48,6 +48,7 @@ def take(
     rank: int,
     *,
     shared: bool,
+    complete: int | None,
 ) -> Callable[[SnapshotFolder, SnapshotId], None]:
     """Takes the state without waiting for a copy of it.
 
@@ -59,6 +60,7 @@ def take(
         place: where training stands.
         rank: this worker's rank.
         shared: whether this worker also writes what others hold as well.
+        complete: the step of the last snapshot that all workers have written, if any.
 
     Returns:
         Writes this worker's part, from any thread.
@@ -70,6 +72,7 @@ def take(
     if position.state is not None:
         own[f"{_POSITION} {rank}"] = np.frombuffer(position.state, np.uint8)
     document = {
+        "complete": complete,
         "place": dataclasses.asdict(place),
         "callbacks": states,
         "position": dataclasses.asdict(dataclasses.replace(position, state=None)),

@@ -65,6 +65,8 @@ def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExt
     answers = [json.loads(text) for text in texts]
     for rank, (_, text) in enumerate(answers):
         if text:
+            with contextlib.suppress(OSError):
+                mark.unlink()
             raise ValueError(
                 "`directory` must be a folder that every worker can write to. Received: "
                 f"{str(directory)!r}, on worker {rank}: {text}. Choose another one."

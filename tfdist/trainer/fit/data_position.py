@@ -92,17 +92,18 @@ class TrainingData:
         epochs = self._epochs
         current = lasting_iterator(epochs) or self._iterator
         fresh = current is not None and current is not self._iterator
+        goes_on = epochs.steps_per_epoch is not None and epoch_ends
         state = None
-        if current is not None and not self._draws:
+        if current is not None and (goes_on or not epoch_ends) and self._may_serialize:
             state = position_of(current)
         if state is not None and len(state) > _LARGEST_BYTES:
-            state = None
+            state, self._may_serialize = None, False
         return Position(
             iterators=self._iterators,
             batches=0 if fresh else self._batches,
             in_all=self._in_all,
             steps_seen=batches_seen(epochs),
-            goes_on=epochs.steps_per_epoch is not None and epoch_ends,
+            goes_on=goes_on,
             at_epoch=self._at_epoch,
             state=state,
         )
@@ -118,12 +119,7 @@ class TrainingData:
         if position.goes_on:
             self._resume_at = position, 0, lambda: None
             return
-        # Later iterators shuffle as if the earlier ones had been read.
-        if position.state is not None:
-            _set_position(new_iterator(self._epochs), position.state)
-        else:
-            for _ in range(position.iterators):
-                new_iterator(self._epochs)
+        self._make_iterators(position.iterators)
         self._count(position)
 
     def resume_within_epoch(
@@ -151,17 +147,19 @@ class TrainingData:
             return self._taken(self._with_new(advance(), begun))
         position, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        if position.state is None:
-            # All but the last, which is made now.
-            for _ in range(position.iterators - 1):
-                new_iterator(self._epochs)
-        step = self._with_new(advance(), begun)
-        self._move(step[-1], position)
+        self._make_iterators(position.iterators - 1)  # The last one is made now.
+        step = advance()
+        if not position.batches:  # What `begun` takes was not taken there either.
+            self._move(step[-1], position)
+        self._with_new(step, begun)
+        if position.batches:
+            self._move(step[-1], position)
         self._count(position)
         ready()
+        each = self._epochs.steps_per_execution
+        set_batches_seen(self._epochs, position.steps_seen - batch + each)
         while step[0] < batch:
             step = advance()
-        set_batches_seen(self._epochs, position.steps_seen + self._epochs.steps_per_execution)
         return self._taken(step)
 
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
@@ -178,6 +176,11 @@ class TrainingData:
     def _count(self, position: Position) -> None:
         self._iterators, self._batches = position.iterators, position.batches
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
+
+    def _make_iterators(self, count: int) -> None:
+        """Makes later iterators shuffle as if this many had been there before."""
+        for _ in range(count):
+            new_iterator(self._epochs)
 
     def _replay_epochs(self, position: Position, epoch: int) -> None:
         """Has the data do what it does at the end of each epoch, such as to shuffle."""
@@ -197,11 +200,11 @@ class TrainingData:
         self.skipped = batches, time.monotonic() - began
 
     @functools.cached_property
-    def _draws(self) -> bool:
-        """Whether random numbers are drawn while batches are read, in a state of their own."""
+    def _may_serialize(self) -> bool:
+        """Whether an iterator has all state: no random numbers are drawn while it is read."""
         adapter = self._epochs.data_adapter
         # Keras's shuffle of arrays is drawn at the beginning of an iterator, which keeps it.
-        return not is_of_arrays(adapter) and draws_numbers(adapter.get_tf_dataset())
+        return is_of_arrays(adapter) or not draws_numbers(adapter.get_tf_dataset())
 
 
 def _set_position(iterator: Any, state: bytes) -> None:
