@@ -79,6 +79,10 @@ def repeated(x, y):
     return {"x": dataset.repeat(), "steps_per_epoch": 6}
 
 
+def finite_steps(x, y):
+    return {**seeded_dataset(x, y), "steps_per_epoch": 6}
+
+
 def augmented(x, y):
     def noisy(x, y):
         return x + tf.random.normal(tf.shape(x), stddev=0.1, seed=5), y
@@ -206,7 +210,15 @@ def train(strategy, folder, data, at=None, every=4, rated=True, **model):
 
 DATA = {
     f.__name__: f
-    for f in (seeded_dataset, arrays, generator, repeated, augmented, python_generator)
+    for f in (
+        seeded_dataset,
+        arrays,
+        generator,
+        repeated,
+        finite_steps,
+        augmented,
+        python_generator,
+    )
 }
 
 

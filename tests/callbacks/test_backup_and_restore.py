@@ -11,6 +11,15 @@ from tests.tiers import some
 from tfdist.callbacks import BackupAndRestore
 
 RESUMING = "tests.callbacks.resuming"
+DATA = (
+    "seeded_dataset",
+    "arrays",
+    "generator",
+    "repeated",
+    "finite_steps",
+    "augmented",
+    "python_generator",
+)
 
 
 def check(group, tmp_path, kind="plain", data="seeded_dataset", at=9, every=4, **options):
@@ -29,7 +38,7 @@ def check(group, tmp_path, kind="plain", data="seeded_dataset", at=9, every=4, *
     ("data", "at"),
     some(
         itertools.product(
-            ["seeded_dataset", "arrays", "generator", "repeated", "augmented", "python_generator"],
+            DATA,
             [1, 4, 9, 12, 13, "validation"],
         ),
         always=[("seeded_dataset", 9)],

@@ -52,12 +52,13 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         directory: where snapshots are kept; on a shared disk, or each host's own. One for each
             training.
         save_every: the number of batches between snapshots, or `"epoch"`.
-        keep: the number of snapshots to keep besides the one that is being written.
+        keep: the number of snapshots to keep that all workers have written.
         asynchronous: whether training goes on while a snapshot is written. The values are copied
             only where the next step changes them.
         delete_checkpoint: whether to delete the snapshots when the training has ended, so that the
-            next call of `fit` starts from the beginning. If False, it finds the training done. A
-            script that calls `fit` several times needs a directory for each call, and False.
+            next call of `fit` starts from the beginning. If False, it finds the training done,
+            which is what a script needs that may fail after `fit`, or calls it several times; give
+            each call a directory then.
 
     Raises:
         ValueError: an argument is invalid.
