@@ -1,6 +1,6 @@
 """Measures what being able to recover costs the steps of a training, in turns.
 
-    python benchmarks/recovery.py --features=agreement,snapshots --json=recovery.json
+    python benchmarks/recovery.py --json=recovery.json
 
 The features:
 

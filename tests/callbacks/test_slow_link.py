@@ -253,8 +253,6 @@ def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
         (3, 1, "fit", "sending", "30mbit"),
         (3, 1, "fit", "receiving", "30mbit"),
         (3, 1, "fit", "sending", "2mbit"),
-        (2, 1, "fit", "receiving", "30mbit"),
-        (2, 2, "fit", "receiving", "30mbit"),
         (2, 1, "1f1b", "sending", "30mbit"),
     ],
     indirect=["hosts"],
