@@ -171,14 +171,13 @@ def _read(
 
 
 def _check_all_taken(parts: Parts, held: Sequence[Held]) -> None:
-    """Checks that a model without stages has a use for all weights and slots.
+    """Checks that a model without stages has a use for all weights.
 
     Raises:
         ValueError: the snapshot is of a model with more of them.
     """
     taken = {one.key for one in held}
-    stored = {key.partition(" of ")[0] for key in parts.keys}
-    left = sorted(k for k in stored - taken if k.startswith(("model/", "optimizer/")))
+    left = sorted(k for k in parts.keys if k.startswith("model/") and k not in taken)
     if left:
         raise ValueError(f"they have {left[0]} besides")
 
