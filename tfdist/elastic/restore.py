@@ -33,7 +33,7 @@ class Restored:
         is_own: whether it is this worker's own, from a job of as many workers.
         values: for each variable, what it is to be set to; those that the snapshot lacks are left
             out.
-        parts: everything else.
+        parts: everything else, until it is closed.
         lost: what could not be taken, for messages.
     """
 
@@ -83,7 +83,7 @@ def read_newest(
     ]
     last = max((step for _, step in answers), default=-1)
     several = candidates(inventories)
-    # Of the others that are incomplete some worker had not written its part yet.
+    # Later incomplete ones were never finished: some worker had not written its part yet.
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         say(

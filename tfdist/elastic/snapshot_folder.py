@@ -85,7 +85,7 @@ class SnapshotFolder:
             shutil.rmtree(path, ignore_errors=True)
         try:
             self.path.rmdir()
-        except OSError:  # Files of others are in it, or it is another worker's working directory.
+        except OSError:  # Other files are in it, or another worker has deleted it.
             pass
 
     def _of(self, snapshot: SnapshotId) -> Path:
