@@ -26,6 +26,10 @@ class PeerLostError(TfdistError, RuntimeError):
     """A worker died, or its connection broke, while the job was running."""
 
 
+class GroupLostError(TfdistError, RuntimeError):
+    """The workers that are left cannot go on: too few, or too much is lost with the others."""
+
+
 class ProgramMismatchError(TfdistError, RuntimeError):
     """The workers run different programs: the model, dataset or order of steps differs."""
 

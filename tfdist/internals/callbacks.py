@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 from keras.src.utils import file_utils
+from keras.src.utils.python_utils import pythonify_logs
 
 _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "EarlyStopping": ("wait", "stopped_epoch", "best", "best_epoch"),
@@ -26,6 +27,11 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "TensorBoard": ("_global_train_batch", "_global_test_batch", "_previous_epoch_iterations"),
     "SwapEMAWeights": ("_ema_weights_in_model",),
 }
+
+
+def plain_logs(logs: Any) -> dict[str, Any]:
+    """Logs as Keras passes them to callbacks: numbers instead of tensors."""
+    return pythonify_logs(logs)  # type: ignore[no-any-return]
 
 
 def attributes_of(callback: Any) -> dict[str, Any]:

@@ -61,6 +61,11 @@ def _plain(iterator: Any) -> OwnedIterator | None:
     return iterator if isinstance(iterator, OwnedIterator) else None
 
 
+def take_over(epochs: Any, earlier: Any) -> None:
+    """Makes Keras's new epoch iterator go on in place of an earlier one over the same data."""
+    vars(epochs).update(vars(earlier))
+
+
 def new_iterator(epochs: Any) -> Any:
     """A new iterator over the dataset of Keras's epoch iterator."""
     return iter(epochs._get_iterator())
@@ -84,3 +89,8 @@ def set_batches_seen(epochs: Any, batches: int) -> None:
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Has the running call of `fit` begin with an epoch; None for that of its argument."""
     model._initial_epoch = epoch
+
+
+def forget_validation_data(model: Any) -> None:
+    """Has the running call of `fit` distribute its validation data anew."""
+    model._eval_epoch_iterator = None

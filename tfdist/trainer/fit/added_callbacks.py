@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -14,10 +15,37 @@ from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.call_checks import is_ours
 from tfdist.trainer.fit.codec_refresh import FollowLinks
-from tfdist.trainer.fit.data_position import training_data
+from tfdist.trainer.fit.data_position import TrainingData, training_data
+from tfdist.trainer.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist.trainer.fit.step_clock import StepClock
 from tfdist.trainer.fit.stop_training import StopTogether
 from tfdist.trainer.patching import patch
+
+
+class RunsFit:
+    """Base class of callbacks that run `fit`, perhaps several times."""
+
+    def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
+        """Runs `fit`.
+
+        Args:
+            fit: enters it; may be called again when it has raised.
+            entries: what all entries have in common.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Entries:
+    """What all entries of a call of `fit` have in common.
+
+    Attributes:
+        callbacks: the callbacks, which see each event once.
+        data: the data.
+    """
+
+    callbacks: DeliveredOnce
+    data: TrainingData
 
 
 class RunsLast:
@@ -56,11 +84,17 @@ def install() -> None:
             several = [] if given is None else list(given) if _is_list(given) else [given]
             bound.arguments["callbacks"] = called = _in_order(several, added)
         with contextlib.ExitStack() as during:
-            during.enter_context(training_data())
+            data = during.enter_context(training_data())
             for callback in called:
                 if isinstance(callback, RunsLast):
                     during.enter_context(callback.during_fit())
-            return fit(*bound.args, **bound.kwargs)
+            runs = next((c for c in called if isinstance(c, RunsFit)), None)
+            if runs is None:
+                return fit(*bound.args, **bound.kwargs)
+            bound.apply_defaults()
+            once = delivered_once(self, called, data, bound.arguments)
+            bound.arguments["callbacks"] = once
+            return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), Entries(once, data))
 
     patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
 

@@ -13,6 +13,8 @@ _SECONDS = 30.0
 class FollowLinks(keras.callbacks.Callback):  # type: ignore[misc]
     """Probes the links at the start of an epoch, at most twice a minute; collective."""
 
+    communicates_in = ("on_epoch_begin",)
+
     def __init__(self) -> None:
         super().__init__()
         self._last = time.monotonic()

@@ -23,6 +23,7 @@ from tfdist.internals.keras import is_of_arrays, is_of_one_generator
 from tfdist.internals.tensorflow import discard_next
 from tfdist.strategies.first_batch import draws_numbers
 from tfdist.strategies.random_state import random_states, set_random_states
+from tfdist.trainer.fit.live_data import LiveData
 
 _LARGEST_BYTES = 256 << 20
 
@@ -55,6 +56,7 @@ class TrainingData:
     """The data that a call of `fit` trains on.
 
     Attributes:
+        live: goes on with the same iterators when `fit` is entered again; None if it never is.
         resumed: whether an epoch has gone on from where another process left it.
         skipped: the number of batches that had to be read to get to a position, and the seconds
             that it took; None if the data was positioned.
@@ -66,6 +68,7 @@ class TrainingData:
         self._iterators = self._batches = self._in_all = 0
         self._at_epoch: dict[str, Any] = {}
         self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
+        self.live: LiveData | None = None
         self.skipped: tuple[int, float] | None = None
         self.resumed = False
 
@@ -74,6 +77,16 @@ class TrainingData:
         if self._epochs is None:
             self._epochs = epochs
         return self._epochs is epochs
+
+    @property
+    def batches_of_epoch(self) -> int | None:
+        """The number of batches of an epoch, if it is known."""
+        batches: int | None = self._epochs.num_batches
+        return batches
+
+    def enter_again(self) -> None:
+        """Lets `fit` be entered again with this data."""
+        self._epochs = None
 
     def iterator_is_made(self) -> None:
         """Counts an iterator over the dataset. Keras makes some that it never reads."""
@@ -144,6 +157,10 @@ class TrainingData:
             begun: called with each new iterator.
         """
         if self._resume_at is None:
+            if self.live is not None:
+                return self.live.advance(
+                    lambda: self._taken(advance()), lambda step: self._with_new(step, begun)
+                )
             return self._taken(self._with_new(advance(), begun))
         position, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
@@ -237,3 +254,12 @@ def training_data() -> Iterator[TrainingData]:
 def current_data() -> TrainingData | None:
     """The data of the `fit` that this thread is in, if anybody asks for its position."""
     return _here.data
+
+
+def batches_done() -> int:
+    """Of the batches of the step that Keras's loop is about to run, how many have been trained."""
+    data = current_data()
+    if data is None or data.live is None:
+        return 0
+    done, data.live.batches_done = data.live.batches_done, 0
+    return done

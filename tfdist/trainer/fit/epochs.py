@@ -15,6 +15,7 @@ from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
+from tfdist.strategies.replay import replaying
 from tfdist.trainer.fit.data_position import TrainingData, current_data
 from tfdist.trainer.patching import patch
 
@@ -32,8 +33,12 @@ def install() -> None:
         if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
             begin(self, distribute_strategy, *args, **kw)
             return
+        live = self._training_data.live if self._training_data is not None else None
+        if live is not None and live.take_over(self):
+            return
         self._begun = None
-        with first_batch_watched(extended.group) as self._first_batch:
+        replay = live.replay if live is not None else None
+        with first_batch_watched(extended.group) as self._first_batch, replaying(replay):
             begin(self, distribute_strategy, *args, **kw)
         # Workers with different data may have different numbers of batches; an epoch lasts until
         # the last one runs out.
@@ -43,6 +48,9 @@ def install() -> None:
 
     @functools.wraps(reset)
     def reset_agreed(self: Any) -> None:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None and data.live.goes_on:
+            return
         reset(self)
         self._num_batches = getattr(self, "_agreed", self._num_batches)
 
@@ -67,6 +75,9 @@ def install() -> None:
     def end_together(self: Any) -> Iterator[None]:
         with catch(self):
             yield
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None:
+            data.live.end()
         if hasattr(self, "_first_batch"):
             _check_all_ended(made_under(self).extended)
 
@@ -81,6 +92,10 @@ def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
     @functools.wraps(get)
     def get_counted(self: Any) -> Any:
         data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None:
+            iterator = data.live.iterator()
+            if iterator is not None:
+                return iterator
         if data is not None:
             data.iterator_is_made()
         return get(self)

@@ -59,6 +59,8 @@ def _of_resumed_epoch(results_or_logs: Callable[..., Any]) -> Callable[..., Any]
     @functools.wraps(results_or_logs)
     def logs_of_epoch(self: Any, logs: Any) -> Any:
         data = current_data()
+        if not logs and data is not None and data.live is not None:
+            return data.live.logs or results_or_logs(self, logs)
         # An epoch whose last batch had been trained when its training was interrupted.
         if not logs and data is not None and data.resumed:
             return self.get_metrics_result()

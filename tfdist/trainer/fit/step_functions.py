@@ -15,7 +15,9 @@ from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
+from tfdist.trainer.fit.data_position import batches_done
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
+from tfdist.trainer.fit.metric_totals import totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.fit.step_requests import requests
@@ -59,20 +61,23 @@ def make_step_function(
     run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
     alone = strategy.num_replicas_in_sync == 1
+    kept = totals_of(model) if trains else None
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
         logs, totals, counts = run_step(batch, fixed)
+        if kept is not None:
+            kept.keep(totals)
         return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
 
-    def steps_of_iterator(iterator: Any) -> Any:
+    def steps_of_iterator(iterator: Any, several: Any) -> Any:
         results, rows = run_one(received(wait_for(iterator.get_next)))
         steps = 1
-        if several == 1:
+        if model.steps_per_execution <= 1:
             return results, steps, rows
         if model.run_eagerly:
-            for _ in range(several - 1):
+            for _ in range(int(several) - 1):
                 batch = wait_for(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
@@ -89,7 +94,9 @@ def make_step_function(
         undoing = progress.undoing if atomic else contextlib.nullcontext
         with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                (logs, totals), steps, rows = steps_of_iterator(iterator)
+                counts = kept is not None and several > 1
+                to_run = tf.constant(several - batches_done()) if counts else several
+                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run)
             else:
                 steps, rows = 0, tf.constant([0, 0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):

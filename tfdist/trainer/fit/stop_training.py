@@ -15,6 +15,8 @@ class StopTogether(keras.callbacks.Callback):  # type: ignore[misc]
     every step.
     """
 
+    communicates_in = ("on_epoch_end",)
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         group = self.model.distribute_strategy.extended.group
         stops = group.exchange("whether to stop training", str(bool(self.model.stop_training)))

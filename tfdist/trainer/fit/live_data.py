@@ -1,0 +1,133 @@
+"""The data of a call of `fit` that is entered again in the same process: it goes on where it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tfdist.internals.iterators import batches_seen, set_batches_seen, take_over
+from tfdist.strategies.replay import Replay
+
+Step = tuple[int, int, Any]
+"""A step of Keras's loop: its first and its last batch, and the iterator."""
+
+
+class LiveData:
+    """Has Keras's loops go on with the iterators that they had before `fit` was entered again.
+
+    Attributes:
+        replay: gives a batch again that no step stands for.
+        epoch: the epoch that Keras's loop is in.
+        read: the epoch that has been read last; -1 if none.
+        logs: the logs of the last step.
+        batches_done: of the batches of the next step of Keras's loop, how many have been trained.
+    """
+
+    def __init__(self) -> None:
+        self.replay = Replay()
+        self.epoch = 0
+        self.batches_done = 0
+        self._epochs: Any = None  # Keras's epoch iterator
+        self.read = -1
+        self.logs: dict[str, Any] = {}
+        self._ended = False  # whether it has no more batches
+        self._step: Step | None = None  # the last one that was taken from it
+        self._seen = self._given = 0
+        self._goes_on: tuple[int, Callable[[], object]] | None = None
+        self._iterator: Any = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether batches of the loop's epoch have been read."""
+        return self.read > self.epoch or (self.read == self.epoch and self._step is not None)
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether all batches of the loop's epoch have been read."""
+        return self.read > self.epoch or (self.read == self.epoch and self._ended)
+
+    @property
+    def last_batch(self) -> tuple[int, int] | None:
+        """The epoch and the number of the last batch of the last step; None if there is none."""
+        return None if self._step is None else (self.read, self._step[1])
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether `fit` has been entered again, and has read nothing since."""
+        return self._goes_on is not None
+
+    def go_on(self, batches: int, ready: Callable[[], object]) -> None:
+        """Goes on where the data is, when `fit` is entered again.
+
+        Args:
+            batches: how many batches of the epoch that was read last have been trained.
+            ready: called before the next batch of that epoch.
+        """
+        self._goes_on = batches, ready
+        if self._step is not None and self.replay.given - self._given > batches:
+            self.replay.request()
+
+    def take_over(self, epochs: Any) -> bool:
+        """Has Keras's new epoch iterator take the place of the one before, if there was one."""
+        earlier, self._epochs = self._epochs, epochs
+        if earlier is not None:
+            take_over(epochs, earlier)
+        return earlier is not None
+
+    def iterator(self) -> Any:
+        """The iterator that an epoch goes on with; None to make a new one."""
+        iterator, self._iterator = self._iterator, None
+        return iterator
+
+    def advance(self, advance: Callable[[], Step], begun: Callable[[Step], object]) -> Step:
+        """The next step of an epoch.
+
+        Args:
+            advance: Keras's.
+            begun: called with the first step of an epoch.
+
+        Raises:
+            StopIteration: the epoch has no more.
+        """
+        if self.goes_on and self.has_ended:
+            raise StopIteration
+        goes_on, self._goes_on = self._goes_on, None
+        if self.read != self.epoch:
+            self.read, self._ended, self._step = self.epoch, False, None
+        if self._step is None:
+            step = self._next(advance)
+            try:
+                begun(step)
+            finally:  # What it takes for itself is no batch of the epoch.
+                self._given = self.replay.given
+        elif goes_on is None:
+            step = self._next(advance)
+        else:
+            batches, ready = goes_on
+            step = self._go_to(batches, self._step, advance)
+            ready()
+        return step
+
+    def end(self) -> None:
+        """Records that the loop leaves its epoch."""
+        self._ended = self._ended or self.read == self.epoch
+
+    def _go_to(self, batches: int, last: Step, advance: Callable[[], Step]) -> Step:
+        """Makes Keras count up to where it was, without taking batches from the iterator."""
+        # It starts to count from here where an iterator lasts for several epochs.
+        set_batches_seen(self._epochs, self._seen - last[1] - 1)
+        self._iterator = last[-1]
+        step = self._next(advance)
+        self.batches_done = batches % self._epochs.steps_per_execution
+        while step[0] + self.batches_done < batches:
+            step = self._next(advance)
+        return step
+
+    def _next(self, advance: Callable[[], Step]) -> Step:
+        try:
+            self._step = advance()
+        except StopIteration:
+            self.end()
+            raise
+        self._seen = batches_seen(self._epochs)
+        return self._step

@@ -1,0 +1,65 @@
+"""The totals of the metrics' state over all workers, after the last step that stands."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.trainer.fit.replica_step import metric_variables
+
+
+class MetricTotals:
+    """Keeps what each worker knows of the totals, since what one alone has added is lost with it.
+
+    Args:
+        model: the model in training.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = weakref.proxy(model)
+        self._kept: dict[int, tf.Variable] = {}
+
+    def keep(self, totals: Sequence[tf.Tensor]) -> None:
+        """Keeps the totals after a step, eagerly or in its graph.
+
+        Args:
+            totals: those of `metric_variables(model)`.
+        """
+        for variable, total in zip(metric_variables(self._model), totals, strict=True):
+            self._of(variable).assign(total)
+
+    def variables(self) -> list[tf.Variable]:
+        """What is kept, in the order of the model's metrics."""
+        return [self._of(variable) for variable in metric_variables(self._model)]
+
+    def restore(self) -> None:
+        """Sets the metrics' state to the totals, which one worker alone holds then."""
+        for variable in metric_variables(self._model):
+            variable.assign(self._of(variable))
+
+    def _of(self, variable: Any) -> tf.Variable:
+        if id(variable) not in self._kept:
+            with tf.init_scope():
+                zeros = tf.zeros(variable.shape, variable.dtype)
+                self._kept[id(variable)] = tf.Variable(zeros, trainable=False)
+        return self._kept[id(variable)]
+
+
+_totals: weakref.WeakKeyDictionary[Any, MetricTotals] = weakref.WeakKeyDictionary()
+
+
+def keep_totals(model: keras.Model) -> MetricTotals:
+    """Keeps the totals of a model's metrics from now on."""
+    if model not in _totals:
+        _totals[model] = MetricTotals(model)
+        model.make_train_function(force=True)
+    return _totals[model]
+
+
+def totals_of(model: keras.Model) -> MetricTotals | None:
+    """The totals of a model's metrics, if they are kept."""
+    return _totals.get(model)
