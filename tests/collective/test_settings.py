@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.collective.native_communicator import open_local_communicators
+from tfdist.collective.local_communicators import open_local_communicators
 from tfdist.options import Options
 from tfdist.strategies.communication import worker_communicator
 from tfdist.strategies.group import Group

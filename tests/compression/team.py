@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.native_communicator import open_local_communicators
+from tfdist.collective.local_communicators import open_local_communicators
 from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient
 from tfdist.compression.state import State

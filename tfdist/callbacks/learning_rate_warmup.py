@@ -12,7 +12,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals.optimizer import batches_of, scaled_learning_rate, updating_optimizers
-from tfdist.strategies.group import joined_group
+from tfdist.strategies.joining import joined_group
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]

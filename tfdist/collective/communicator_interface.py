@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,6 +25,12 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int: ...
+
+    def place(self) -> tuple[Any, Any]:
+        """This participant's index and the number of participants, as a graph finds them.
+
+        Numbers, or int32 scalars that are read whenever the graph runs, if the group can change.
+        """
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         """Sums over the participants.
@@ -62,6 +68,9 @@ class Alone:
 
     size = 1
     rank = 0
+
+    def place(self) -> tuple[Any, Any]:
+        return 0, 1
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         return list(tensors)

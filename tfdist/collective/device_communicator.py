@@ -39,6 +39,11 @@ class DeviceCommunicator:
     def rank(self) -> int:
         return self._workers.rank * self._devices.size + self._devices.rank
 
+    def place(self) -> tuple[Any, Any]:
+        worker, workers = self._workers.place()
+        device, devices = self._devices.place()
+        return worker * devices + device, workers * devices
+
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         group = self._devices
         sums: list[Any] = [None] * len(tensors)
@@ -62,8 +67,9 @@ class DeviceCommunicator:
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        part = tf.shape(tensor)[0] // self.size
-        return self.all_reduce([tensor])[0][self.rank * part : (self.rank + 1) * part]
+        rank, size = self.place()
+        part = tf.shape(tensor)[0] // size
+        return self.all_reduce([tensor])[0][rank * part : (rank + 1) * part]
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         return self._workers.all_gather(self._devices.all_gather(tensor, key), key)

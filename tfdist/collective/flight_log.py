@@ -22,6 +22,7 @@ from tfdist.options import Options
 
 _lock = threading.Lock()
 _started = False
+_session: Session | None = None  # whose exchanges the log shows
 # Why there is no log; "" where there is one.
 _none_because = (
     "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
@@ -61,7 +62,7 @@ def start(session: Session, options: Options) -> None:
         session: the job's control connections, whose exchanges the log shows.
         options: the settings.
     """
-    global _started, _none_because
+    global _started, _session, _none_because
     topology = session.topology
     with _lock:
         if _started:
@@ -80,22 +81,43 @@ def start(session: Session, options: Options) -> None:
         say(f"tfdist: there will be no flight log: {_none_because}.")
         return
     core = native.load().library
-    path = folder / f"flight-rank{topology.rank}.json"
-    header = json.dumps(_header(topology))[1:-1]
-    if core.tfd_flight_start(os.fsencode(path), header.encode(), signal.SIGUSR1):
+    path, header = _place(folder, topology)
+    if core.tfd_flight_start(path, header, signal.SIGUSR1):
         _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
         say(f"tfdist: there will be no flight log: {_none_because}.")
         return
-    _none_because = ""
+    _none_because, _session = "", session
     session.record_exchanges(ExchangeLog(core, topology))
-    serve = threading.Thread(target=_serve, args=(core, session), name="tfdist-stacks", daemon=True)
+    serve = threading.Thread(target=_serve, args=(core,), name="tfdist-stacks", daemon=True)
     serve.start()
+
+
+def move(session: Session, options: Options) -> None:
+    """Goes on with another session, in the file of this process's rank there.
+
+    What was written so far stays as it is, until another process takes the rank over. Does nothing
+    where there is no log.
+    """
+    global _session
+    if _session is None:
+        return
+    _session = session
+    core = native.load().library
+    core.tfd_flight_move(*_place(Path(options.flight_dir).absolute(), session.topology))
+    session.record_exchanges(ExchangeLog(core, session.topology))
+
+
+def _place(folder: Path, topology: Topology) -> tuple[bytes, bytes]:
+    """The path of the log, and the members of its JSON object that tell of this process."""
+    header = json.dumps(_header(topology))[1:-1]
+    return os.fsencode(folder / f"flight-rank{topology.rank}.json"), header.encode()
 
 
 def _header(topology: Topology) -> dict[str, Any]:
     return {
         "rank": topology.rank,
         "size": topology.size,
+        "generation": topology.generation,
         "worker": str(topology.me),
         "host": socket.gethostname(),
         "pid": os.getpid(),
@@ -103,7 +125,7 @@ def _header(topology: Topology) -> dict[str, Any]:
     }
 
 
-def _serve(core: Any, session: Session) -> None:
+def _serve(core: Any) -> None:
     """Waits, without Python's lock, until the core asks for the stacks of all threads.
 
     Where it does because of a stall, all workers are told: the core tells only those that it waits
@@ -113,8 +135,9 @@ def _serve(core: Any, session: Session) -> None:
     while True:
         os.read(wanted, 8)
         core.tfd_flight_give_stacks(_stacks())
-        if message := core.tfd_flight_stalled().decode(errors="replace"):
-            session.stalled(message)
+        message = core.tfd_flight_stalled().decode(errors="replace")
+        if message and _session is not None:
+            _session.stalled(message)
 
 
 def _stacks() -> bytes:

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdist.collective import call_site, native_ops, registry
+from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.native_ops import REDUCTIONS
 from tfdist.collective.traffic import NONE, Traffic
@@ -65,7 +66,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     _check_op(op)
     group = registry.get(communicator)
     tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]
-    if group.size == 1 or not tensors:
+    if isinstance(group, Alone) or not tensors:
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
     key = name or call_site.of_call()
@@ -168,9 +169,10 @@ def all_to_all(
     group = registry.get(communicator)
     tensor = tf.convert_to_tensor(tensor)
     if rows is None:
-        rows = tf.fill([group.size], tf.shape(tensor, tf.int64)[0] // group.size)
+        _, size = group.place()
+        rows = tf.fill([size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64))
     rows = tf.cast(rows, tf.int64)
-    if group.size == 1:
+    if isinstance(group, Alone):
         return tensor, rows
     with tf.device(group.host):
         key = name or call_site.of_call()
@@ -227,7 +229,7 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
         name: the name of this call, compared among the ranks.
     """
     group = registry.get(communicator)
-    if group.size > 1:
+    if not isinstance(group, Alone):
         with tf.device(group.host):
             native_ops.barrier(group.token, communicator, name)
 
@@ -246,12 +248,12 @@ def statistics(communicator: str | None = None) -> Traffic:
     if communicator is None:
         return registry.traffic()
     group = registry.get(communicator)
-    return group.traffic() if group.size > 1 else NONE
+    return NONE if isinstance(group, Alone) else group.traffic()
 
 
 def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:
     group = registry.get(communicator)
-    if group.size == 1:
+    if isinstance(group, Alone):
         return tf.nest.map_structure(tf.convert_to_tensor, value)
     key = name or call_site.of_call()
     with tf.device(group.host):

@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.cluster import Mesh, Session, connect
-from tfdist.cluster.mesh.in_process import connect_threads
-from tfdist.collective import at_exit, dtypes, flight_log, native_ops, registry, tokens
+from tfdist.collective import dtypes, flight_log, native_ops, registry, tokens, traces
 from tfdist.collective.buckets import plan
-from tfdist.collective.core_setup import setup_of
+from tfdist.collective.group_shape import rank_and_size
+from tfdist.collective.membership import Membership, check, nowhere
 from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
@@ -35,22 +35,18 @@ class NativeCommunicator:
     that call different operations raise `tf.errors.FailedPreconditionError`, which names both.
 
     Args:
-        number: the core's number of the communicator.
-        mesh: the group.
+        name: the group's name.
+        membership: this process's place in it, shared by all copies.
         options: the settings.
-        session: the job's control connections, for `split`; None if all ranks are threads.
 
     Attributes:
         bucket_bytes: tensors are reduced in collectives of about this size.
     """
 
-    def __init__(
-        self, number: int, mesh: Mesh, options: Options, session: Session | None = None
-    ) -> None:
-        self.name = mesh.name
-        self._number = number
-        self._rank, self._size, self._hosts = mesh.rank, mesh.size, mesh.hosts
-        self._session, self._options = session, options
+    def __init__(self, name: str, membership: Membership, options: Options) -> None:
+        self.name = name
+        self.membership = membership
+        self._options = options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
         # Set on first use, when TensorFlow's devices are initialized.
@@ -60,16 +56,29 @@ class NativeCommunicator:
 
     @property
     def size(self) -> int:
-        return self._size
+        self._note_read()
+        return self.membership.size
 
     @property
     def rank(self) -> int:
-        return self._rank
+        self._note_read()
+        return self.membership.rank
 
     @property
     def hosts(self) -> tuple[int, ...]:
         """For each rank, the number of its host."""
-        return self._hosts
+        self._note_read()
+        return self.membership.hosts
+
+    def place(self) -> tuple[Any, Any]:
+        if tf.executing_eagerly() or self.membership.session is None:
+            return self.membership.rank, self.membership.size
+        with tf.device(self.host):
+            return rank_and_size(self.name)
+
+    def _note_read(self) -> None:
+        if self.membership.session is not None:  # The threads of a process do not change.
+            traces.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self.host):
@@ -161,14 +170,15 @@ class NativeCommunicator:
             UnsupportedError: the ranks are threads of this process.
             ValueError: a process of the group already has a communicator of this name.
         """
-        if self._session is None:
+        if self.membership.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
-        return open_communicator(self._session, name, members, self._options)
+        return open_communicator(self.membership.session, name, members, self._options)
 
     def traffic(self) -> Traffic:
         """This communicator's traffic so far."""
         statistics = Statistics()
-        _check(self._core, self._core.tfd_get_statistics(self._number, ctypes.byref(statistics)))
+        number = self.membership.number
+        check(self._core, self._core.tfd_get_statistics(number, ctypes.byref(statistics)))
         return Traffic(
             statistics.collectives,
             statistics.shared_bytes,
@@ -178,26 +188,39 @@ class NativeCommunicator:
 
     def links(self) -> list[Link]:
         """The kernel's counts of the connection to each rank; all zero for ranks of this host."""
-        links = (Link * self.size)()
-        _check(self._core, self._core.tfd_get_links(self._number, links))
+        links = (Link * self.membership.size)()
+        check(self._core, self._core.tfd_get_links(self.membership.number, links))
         return list(links)
 
     def abort(self, message: str) -> None:
         """Fails all pending and later operations, on all ranks, with this message."""
-        self._core.tfd_abort(self._number, message.encode())
+        self._core.tfd_abort(self.membership.number, message.encode())
 
     def step_failed(self, message: str) -> None:
         """Reports that this rank's step failed: ranks that wait for it fail with this message.
 
         If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
-        self._core.tfd_step_failed(self._number, message.encode())
+        self._core.tfd_step_failed(self.membership.number, message.encode())
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
-        at_exit.discard(self._number)
         registry.remove(self.name, self)
-        self._core.tfd_close(self._number)
+        self.membership.leave()
+
+    def reopen(self, session: Session, options: Options) -> None:
+        """Connects all ranks of a session under the name of this communicator, which is closed.
+
+        All ranks of the session call this together, or `open_communicator`. Graphs and copies of
+        this object use the new ranks from then on.
+
+        Raises:
+            As `open_communicator`.
+        """
+        mesh = _connect(session, self.name, range(session.size), options)
+        assert mesh is not None
+        self.membership.enter(mesh, options, session)
+        registry.put(self.name, self)
 
 
 def open_communicator(
@@ -221,10 +244,7 @@ def open_communicator(
         ValueError: a process of the group already has a communicator of this name (the same error
             on all ranks), or `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
-    registry.check_free(session, name, members)
-    flight_log.start(session, options)
-    segment_bytes = native.load().library.tfd_segment_bytes
-    mesh = connect(session, name, members, options, segment_bytes)
+    mesh = _connect(session, name, members, options)
     if mesh is None:
         return None
     communicator = open_mesh(mesh, options, session)
@@ -232,30 +252,11 @@ def open_communicator(
     return communicator
 
 
-def open_local_communicators(
-    name: str, ranks: Sequence[str], options: Options
-) -> list[NativeCommunicator]:
-    """Connects ranks that are threads of this process.
-
-    Args:
-        name: the group's name.
-        ranks: the name of each rank in messages.
-        options: the settings.
-
-    Returns:
-        The communicator of each rank.
-
-    Raises:
-        NativeUnavailableError: the core cannot be compiled or loaded.
-        OSError: out of memory or file descriptors.
-        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
-    """
-    meshes = connect_threads(name, ranks, native.load().library.tfd_segment_bytes)
-    try:
-        return [open_mesh(mesh, options) for mesh in meshes]
-    finally:
-        for mesh in meshes:
-            mesh.close()  # Frees those without a communicator after an error.
+def _connect(session: Session, name: str, members: Sequence[int], options: Options) -> Mesh | None:
+    registry.check_free(session, name, members)
+    flight_log.start(session, options)
+    segment_bytes = native.load().library.tfd_segment_bytes
+    return connect(session, name, members, options, segment_bytes)
 
 
 def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
@@ -265,26 +266,6 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
         NativeUnavailableError: the core cannot be compiled or loaded.
         ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
-    core = native.load().library
-    native.load_ops()
-    number = ctypes.c_int64()
-    setup = setup_of(mesh, options)
-    # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
-    # them registered, a forked child closes them for Python.
-    mesh.hand_over_segment()
-    try:
-        _check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
-    finally:
-        mesh.hand_over()
-    communicator = NativeCommunicator(number.value, mesh, options, session)
-    at_exit.add(number.value, communicator.abort, mesh.ranks[mesh.rank])
-    return communicator
-
-
-def _check(core: Any, code: int) -> None:
-    if code:
-        message = core.tfd_error().decode(errors="replace")
-        raise ValueError(message) if code == _INVALID_ARGUMENT else RuntimeError(message)
-
-
-_INVALID_ARGUMENT = 1
+    membership = nowhere()
+    membership.enter(mesh, options, session)
+    return NativeCommunicator(mesh.name, membership, options)

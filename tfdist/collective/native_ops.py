@@ -198,7 +198,7 @@ def _all_gather_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
     rows = tf.shape(tensor)[:1]
     before = tf.cumsum(all_gather(token, rows, name, f"{key}/rows"), exclusive=True)
     (total,) = all_reduce(token, [tf.convert_to_tensor(gradient)], "sum", name, key)
-    rank = registry.get(name).rank
+    rank, _ = registry.get(name).place()
     return [None, total[before[rank] : before[rank] + rows[0]]]
 
 
@@ -206,7 +206,8 @@ def _all_gather_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
 def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
     name, key = _settings(op)
     (total,) = all_reduce(op.inputs[0], [tf.convert_to_tensor(gradient)], "sum", name, key)
-    return [None, total if registry.get(name).rank == op.get_attr("root") else tf.zeros_like(total)]
+    rank, _ = registry.get(name).place()
+    return [None, tf.where(rank == op.get_attr("root"), total, tf.zeros_like(total))]
 
 
 @tf.RegisterGradient("TfdistAllToAll")  # type: ignore[untyped-decorator]

@@ -97,7 +97,7 @@ def traffic() -> Traffic:
 
 
 def _traffic_of(communicator: Any) -> Traffic:
-    return communicator.traffic() if communicator.size > 1 else NONE
+    return NONE if isinstance(communicator, Alone) else communicator.traffic()
 
 
 def _sum(parts: Sequence[Traffic]) -> Traffic:

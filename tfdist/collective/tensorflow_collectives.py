@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
@@ -63,6 +64,9 @@ class TensorFlowCommunicator:
     @property
     def rank(self) -> int:
         return self._rank
+
+    def place(self) -> tuple[Any, Any]:
+        return self._rank, self._size
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         with tf.device(self._device):

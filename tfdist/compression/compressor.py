@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
+from tfdist.collective import traces
 from tfdist.compression.auto import Auto, Choice
 from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient
@@ -17,6 +18,11 @@ from tfdist.compression.registry import name_of
 from tfdist.compression.state import State
 from tfdist.compression.transport import Exchange
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
+
+Route = tuple[object, ...]
+EXACT: Route = ("exact",)
+COMPRESSED: Route = ("compressed",)
+"""Compressed by the core, which looks for itself how the workers are divided among hosts."""
 
 Sum = Callable[[list[Any]], list[Any]]
 # Creates each replica's route to the other workers, for a policy's `within_hosts`; collective.
@@ -50,6 +56,7 @@ class Compressor:
         self._numbers: weakref.WeakKeyDictionary[Any, dict[int, int]] = weakref.WeakKeyDictionary()
         self._policy: Policy | None = None
         self._choice: Choice | None = None
+        self._traced: set[Route] = set()
         self.given = policy
         self.change(policy)
 
@@ -65,18 +72,66 @@ class Compressor:
         if policy is not None and policy.within_hosts not in self._exchanges:
             self._exchanges[policy.within_hosts] = self._make_exchanges(policy.within_hosts)
         self._policy = policy
+        self._traced.clear()
+        self._choose()
+
+    def _choose(self) -> None:
         self._choice = None
-        if policy is not None and isinstance(policy.codec, Auto):
-            exchange = self._exchanges[policy.within_hosts][0]
-            if exchange.compresses:
-                self._choice = Choice(policy.codec, exchange, self._devices[0])
-            elif exchange.workers.rank == 0:
-                say("tfdist: compression: chose none, since all workers are on one host.")
+        if self._policy is None or not isinstance(self._policy.codec, Auto):
+            return
+        exchange = self._exchanges[self._policy.within_hosts][0]
+        if exchange.compresses:
+            self._choice = Choice(self._policy.codec, exchange, self._devices[0])
+        elif exchange.workers.membership.rank == 0:
+            say("tfdist: compression: chose none, since all workers are on one host.")
+
+    def _owner(self) -> str:
+        assert self._policy is not None
+        here = self._exchanges[self._policy.within_hosts][0].workers.membership
+        return f"{here.rank} of {here.size}"
+
+    def _routes(self) -> Iterator[Route]:
+        """What a graph that is traced now knows of each replica's route."""
+        codec = self.codec
+        if self._policy is None or codec is None:
+            yield EXACT
+            return
+        for exchange in self._exchanges[self._policy.within_hosts]:
+            yield (type(codec).__name__, *exchange.shape) if codec.follows_hosts else COMPRESSED
+
+    @property
+    def routes(self) -> list[bool]:
+        """For which values of `within_hosts` there are routes to the other workers."""
+        return sorted(self._exchanges)
+
+    def renew(self) -> None:
+        """Makes the routes anew when the workers have changed; called by all of them together.
+
+        What the codecs keep of this worker's gradients stays. If graphs cannot use the new routes,
+        `traces.know_group` becomes true.
+        """
+        self._exchanges = {within: self._make_exchanges(within) for within in self.routes}
+        if self._policy is not None:
+            for optimizer in self._numbers:
+                if state := getattr(optimizer, "compression_state", None):
+                    state.move(self._owner())
+        if self.is_automatic:
+            # All measure the new links, those without a choice so far as well.
+            self._choose()
+        routes = set(self._routes())
+        if not all(route == COMPRESSED or {route} == routes for route in self._traced):
+            traces.note_stale()
+            self._traced.clear()
 
     @property
     def policy(self) -> Policy | None:
         """The current policy."""
         return self._policy
+
+    def note_traced(self) -> None:
+        """Records, while a graph is traced, by which routes it sums gradients."""
+        if self._policy is not None and not tf.executing_eagerly():
+            self._traced.update(self._routes())
 
     @property
     def active(self) -> bool:
@@ -115,9 +170,7 @@ class Compressor:
 
     def new_state(self) -> State:
         """An empty codec state of this worker."""
-        assert self._policy is not None
-        workers = self._exchanges[self._policy.within_hosts][0].workers
-        return State(f"{workers.rank} of {workers.size}")
+        return State(self._owner())
 
     def keeps(self) -> bool:
         """Whether the codec in use has state."""

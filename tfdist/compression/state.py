@@ -58,6 +58,16 @@ class State(tf.Module):  # type: ignore[misc]
                 value, trainable=False, name=f"compression_{name}_{number}"
             )
 
+    def move(self, owner: str) -> None:
+        """Says which worker this is from now on; the values stay."""
+        if owner == self._owner:
+            return
+        self._owner = owner
+        for name in self._names:
+            variables = getattr(self, name)
+            moved = {self._key(int(key.split()[0])): v for key, v in variables.items()}
+            setattr(self, name, moved)
+
     def of(self, number: int) -> Kept:
         """The variables of a gradient, by name."""
         found = {name: getattr(self, name).get(self._key(number)) for name in self._names}

@@ -54,18 +54,26 @@ class Exchange:
         self.host = HostLeaders()
         self.leaders: NativeCommunicator | None = workers
         hosts: dict[int, list[int]] = {}
-        for rank, host in enumerate(workers.hosts):
+        here = workers.membership
+        for rank, host in enumerate(here.hosts):
             hosts.setdefault(host, []).append(rank)
         self.compresses = within_hosts or len(hosts) > 1
-        if within_hosts or not is_shared_out(workers.hosts):
+        if within_hosts or not is_shared_out(here.hosts):
             return
         assert split is not None
-        colocated = hosts[workers.hosts[workers.rank]]
-        num_leaders, index = min(map(len, hosts.values())), colocated.index(workers.rank)
+        colocated = hosts[here.hosts[here.rank]]
+        num_leaders, index = min(map(len, hosts.values())), colocated.index(here.rank)
         group = split("host", colocated if len(colocated) > 1 else [])
         self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
         leaders = [ranks[index] for ranks in hosts.values()] if index < num_leaders else []
         self.leaders = split("carriers", leaders)
+
+    @property
+    def shape(self) -> tuple[object, ...]:
+        """What graphs know of the route, if they depend on how workers are divided among hosts."""
+        host = self.host
+        leads = "all" if self.leaders is self.workers else self.leaders is not None
+        return host.group is not None, host.num_leaders, host.index, host.stride, leads
 
     def leads(self, number: int) -> bool:
         """Whether this replica exchanges a gradient with other hosts."""

@@ -298,6 +298,10 @@ int tfd_flight_start(const char* path, const char* header, int signal) {
   });
 }
 
+void tfd_flight_move(const char* path, const char* header) {
+  tfdist::FlightLog::Instance().Move(path, header);
+}
+
 void tfd_flight_ask(const char* kind, const char* communicator, const char* message) {
   tfdist::FlightLog::Instance().Ask(kind, communicator, message);
 }

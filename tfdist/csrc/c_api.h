@@ -132,6 +132,8 @@ const char* tfd_state(size_t records, int64_t since_ns);
 /* Has a flight log written to `path` on errors, stalls and the signal (0 for none); once.
    header: members of the log's JSON object that tell of this process. */
 int tfd_flight_start(const char* path, const char* header, int signal);
+/* Has it written elsewhere from now on, with another header and without the reasons so far. */
+void tfd_flight_move(const char* path, const char* header);
 /* Has it written for a reason from outside of the core: its kind, of which communicator, and why. */
 void tfd_flight_ask(const char* kind, const char* communicator, const char* message);
 /* What a collective or a message of this process has waited in for long since the last call, and for

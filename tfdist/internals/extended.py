@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -59,6 +59,24 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
     def input_workers(self, options: Any) -> Any:
         """The devices that receive distributed data, given a `tf.distribute.InputOptions`."""
         return self._input_workers_with_options(options)
+
+
+def on_replica_id(callback: Callable[[Any], None]) -> None:
+    """Calls back, with the strategy, whenever a replica's context is asked for its number.
+
+    Calling this again has no effect.
+    """
+    asked = distribute_lib.ReplicaContextBase.replica_id_in_sync_group
+    if getattr(asked.fget, "calls_back", False):
+        return
+
+    def replica_id(self: Any) -> Any:
+        callback(self.strategy)
+        return asked.fget(self)
+
+    replica_id.calls_back = True  # type: ignore[attr-defined]
+    found = property(replica_id, doc=asked.__doc__)
+    distribute_lib.ReplicaContextBase.replica_id_in_sync_group = found
 
 
 def devices_of(variable: Any) -> tuple[str, ...]:

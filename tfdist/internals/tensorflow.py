@@ -29,6 +29,7 @@ from tensorflow.python.distribute.values_util import get_current_replica_id_as_i
 from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
+from tensorflow.python.framework import auto_control_deps_utils as _control_dependencies
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops.op_selector import UnliftableError
 from tensorflow.python.ops.resource_variable_ops import (
@@ -63,6 +64,7 @@ __all__ = [
     "global_seed",
     "initialized",
     "on_function_failure",
+    "only_reads_resources",
     "simple_broadcast",
     "start_server",
     "staying_in_scope",
@@ -74,6 +76,11 @@ __all__ = [
 def default_variable_creator(**arguments: Any) -> Any:
     """Creates a variable as `tf.Variable` does outside of strategies and traced functions."""
     return default_variable_creator_v2(None, **arguments)
+
+
+def only_reads_resources(operation: str) -> None:
+    """Declares that operations of a type need not run in turn with others of their resources."""
+    _control_dependencies.register_read_only_resource_op(operation)
 
 
 @contextlib.contextmanager

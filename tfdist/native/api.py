@@ -130,6 +130,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_clock": (c_int64, ()),
     "tfd_state": (c_char_p, (c_size_t, c_int64)),
     "tfd_flight_start": (c_int, (c_char_p, c_char_p, c_int)),
+    "tfd_flight_move": (None, (c_char_p, c_char_p)),
     "tfd_flight_ask": (None, (c_char_p, c_char_p, c_char_p)),
     "tfd_flight_stalled": (c_char_p, ()),
     "tfd_flight_set_session": (None, (c_char_p,)),

@@ -42,7 +42,7 @@ def choose(group: Group, communication: str) -> str:
     """
     group.agree("communication", communication)
     tls = group.options.tls
-    if group.topology.size == 1:
+    if group.topology.size == 1 and not group.elastic:
         return "tensorflow"
     if communication == "tensorflow":
         if tls:
@@ -104,7 +104,7 @@ _DEFAULT_BUCKET_BYTES = 4 << 20
 
 def worker_communicator(group: Group, options: Any, *, native: bool) -> Communicator:
     """A communicator with one participant per worker, for values on the host."""
-    if group.topology.size == 1:
+    if group.topology.size == 1 and not native:
         return Alone()
     if native:
         return _sized(group.native(timeout=options.timeout_seconds), options)
@@ -124,9 +124,9 @@ def replica_communicators(
 ) -> list[Communicator]:
     """For each device, a communicator over the replicas of all workers."""
     size = len(devices) * group.topology.size
-    if size == 1:
-        return [Alone()]
     native = isinstance(workers, NativeCommunicator)
+    if size == 1 and not native:
+        return [Alone()]
     if len(devices) == 1 and ("CPU" in devices[0] or native):
         return [workers]
     if native:
@@ -197,7 +197,9 @@ def make_compressor(
     def agree(policy: Policy | None) -> None:
         group.agree("compression", repr(policy))
 
-    return Compressor(policy, make_exchanges, devices, agree)
+    compressor = Compressor(policy, make_exchanges, devices, agree)
+    group.follow(compressor)
+    return compressor
 
 
 def cannot_compress(asked_by: str) -> UnsupportedError:

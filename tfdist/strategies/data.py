@@ -24,6 +24,7 @@ from tfdist.internals.tensorflow import (
 )
 from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
+from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
 
 _FILE_READERS = (
@@ -42,7 +43,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         ValueError: the elements are not batches.
     """
     options = options or _default_options(extended)
-    if extended.replica_count == 1:
+    if not extended.communicates:
         return get_distributed_dataset(
             dataset,
             extended.input_workers(options),
@@ -50,7 +51,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
             options=options,
         )
     _require_batches(dataset)
-    if extended.worker_count > 1 and not splits_batches(dataset):
+    if extended.spans_workers and not splits_batches(dataset):
         distributed = get_distributed_dataset(
             dataset,
             extended.input_workers(options),
@@ -63,11 +64,15 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
-    first = extended.first_replica
     watcher = current_watcher()
     per_worker_hint = not _in_order()
     watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
-    shares = split_batches(watched, first, len(extended.worker_devices), extended.replica_count)
+    shares = split_batches(
+        watched,
+        extended.place,
+        len(extended.worker_devices),
+        None if extended.group.elastic else extended.replica_count,
+    )
     distributed = get_distributed_dataset(
         shares,
         extended.input_workers(options),
@@ -96,7 +101,7 @@ def distribute_datasets_from_function(
         extended.strategy,
         options,
     )
-    if extended.worker_count > 1:
+    if extended.spans_workers:
         agree_on_end(extended, distributed, int(distributed.cardinality))
     return distributed
 
@@ -150,37 +155,50 @@ def splits_batches(dataset: Any) -> bool:
     return not _reads_files(dataset)
 
 
-def split_batches(dataset: Any, first: int, count: int, replicas: int) -> Any:
+def split_batches(
+    dataset: Any, place: Callable[[Any], tuple[Any, Any]], count: int, fixed: int | None
+) -> Any:
     """Splits every batch for this worker's replicas.
+
+    Batches are prefetched before they are split, so that an iterator follows a change of the group:
+    a share of rows is usually a reference to a part of the batch.
 
     Args:
         dataset: yields global batches; the first axis of every component is the rows.
-        first: this worker's first replica.
-        count: the number of its replicas.
-        replicas: the number of all replicas.
+        place: for one of this worker's replicas, its number among all, and their number.
+        count: the number of this worker's replicas.
+        fixed: the number of all replicas if it does not change.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
     """
 
-    def cut(replica: Any, *batch: Any) -> Any:
+    def cut(own: Any, *batch: Any) -> Any:
         element = batch if isinstance(dataset.element_spec, tuple) else batch[0]
-        return take_share(element, replica, replicas)
+        return take_share(element, *place(own), fixed)
 
+    batches, replay = dataset.prefetch(1), current_replay()
+    if replay is not None:
+        batches = replay.of(batches)
     if count == 1:
-        shares = dataset.map(_as_written(lambda *batch: cut(first, *batch)))
-    else:
+        return batches.map(_as_written(lambda *batch: cut(0, *batch)))
 
-        def cut_all(*batch: Any) -> Any:
-            local = tf.data.Dataset.range(first, first + count)
-            return local.map(_as_written(lambda replica: cut(tf.cast(replica, tf.int32), *batch)))
+    def cut_all(*batch: Any) -> Any:
+        local = tf.data.Dataset.range(count, output_type=tf.int32)
+        return local.map(_as_written(lambda own: cut(own, *batch)))
 
-        shares = dataset.flat_map(_as_written(cut_all))
-    return shares.prefetch(count)
+    return batches.flat_map(_as_written(cut_all))
 
 
-def take_share(batch: Any, replica: Any, replicas: int) -> Any:
-    """One replica's rows of every component of a batch."""
+def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> Any:
+    """One replica's rows of every component of a batch.
+
+    Args:
+        batch: the batch.
+        replica: the replica's number.
+        replicas: the number of replicas.
+        fixed: the same, if it does not change.
+    """
 
     def take(component: Any) -> Any:
         if component is None or isinstance(component, tf.experimental.Optional):
@@ -192,27 +210,28 @@ def take_share(batch: Any, replica: Any, replicas: int) -> Any:
         share = component[start:stop]
         if isinstance(component, tf.RaggedTensor):
             return share
-        fixed = fixed_rows(component.shape[0], replicas)
-        if fixed is None:
+        known = None if fixed is None else fixed_rows(component.shape[0], fixed)
+        if known is None:
             return with_any_rows(share)
-        share.set_shape([fixed, *component.shape[1:]])
+        share.set_shape([known, *component.shape[1:]])
         return share
 
     return tf.nest.map_structure(take, batch)
 
 
-def share_of_rows(rows: Any, replica: Any, replicas: int) -> tuple[Any, Any]:
+def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:
     """The half-open range of rows of a replica; the first replicas take the excess.
 
     Example:
         >>> [share_of_rows(5, r, 3) for r in range(3)]
         [(0, 2), (2, 4), (4, 5)]
     """
-    least, excess = rows // replicas, rows % replicas
     if isinstance(rows, int) and isinstance(replica, int):
+        least, excess = rows // replicas, rows % replicas
         start = replica * least + min(replica, excess)
         return start, start + least + (replica < excess)
     replica, replicas = tf.cast(replica, rows.dtype), tf.cast(replicas, rows.dtype)
+    least, excess = rows // replicas, rows % replicas
     start = replica * least + tf.minimum(replica, excess)
     return start, start + least + tf.cast(replica < excess, rows.dtype)
 
@@ -240,7 +259,7 @@ def _rows(component: Any) -> Any:
     return tf.shape(component)[0]
 
 
-def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: int) -> tf.SparseTensor:
+def _take_sparse(component: tf.SparseTensor, replica: Any, replicas: Any) -> tf.SparseTensor:
     shape = component.dense_shape
     start, stop = share_of_rows(shape[0], replica, replicas)
     zeros = tf.zeros_like(shape[1:])

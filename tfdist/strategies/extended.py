@@ -18,7 +18,6 @@ from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
-from tfdist.internals.extended import LocalExtended
 from tfdist.internals.keras import in_callers_state
 from tfdist.internals.tensorflow import (
     DistributedValues,
@@ -32,6 +31,7 @@ from tfdist.monitoring.server import serve
 from tfdist.strategies import reduction
 from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_function
 from tfdist.strategies.group import Group
+from tfdist.strategies.placed import PlacedExtended
 from tfdist.strategies.progress import Progress
 from tfdist.strategies.step import current_step
 from tfdist.strategies.step_failure import listen, running_step
@@ -39,7 +39,7 @@ from tfdist.strategies.update_order import updating
 from tfdist.strategies.variable_creation import create_variable
 
 
-class ReplicatedExtended(LocalExtended):
+class ReplicatedExtended(PlacedExtended):
     """Replicas on the devices of one or more workers, identical at all times.
 
     Args:
@@ -65,27 +65,17 @@ class ReplicatedExtended(LocalExtended):
         group: Group,
         cross_device_ops: Any = None,
     ) -> None:
-        super().__init__(container, devices)
+        super().__init__(container, devices, workers)
         self._replicas = tuple(replicas)
-        self._workers = workers
         self.group = group
         self.compressor: Compressor | None = None
         self.progress = Progress()
         self._created: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.shards_optimizers = False
         self._local_ops = cross_device_ops
-        if group.topology.size > 1:
+        if self.spans_workers or group.topology.size > 1:
             listen()
         serve(group.options, type(container).__name__)
-
-    @property
-    def _num_replicas_in_sync(self) -> int:
-        return len(self._devices) * self._workers.size
-
-    @property
-    def workers(self) -> Communicator:
-        """The communicator with one participant per worker."""
-        return self._workers
 
     @property
     def replicas(self) -> tuple[Communicator, ...]:
@@ -93,40 +83,9 @@ class ReplicatedExtended(LocalExtended):
         return self._replicas
 
     @property
-    def worker_count(self) -> int:
-        """The number of workers in the group."""
-        return self._workers.size
-
-    @property
-    def worker_rank(self) -> int:
-        """This worker's position in the group."""
-        return self._workers.rank
-
-    @property
     def process_count(self) -> int:
         """The number of processes that run the program, whichever part of the model they hold."""
         return self.group.topology.size
-
-    def _in_multi_worker_mode(self) -> bool:
-        return self._workers.size > 1
-
-    def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
-        return self._workers.rank * len(self._devices) + replica_id
-
-    def _get_local_replica_id(self, replica_id_in_sync_group: int) -> int:
-        return replica_id_in_sync_group - self._workers.rank * len(self._devices)
-
-    @property
-    def experimental_between_graph(self) -> bool:
-        return self._workers.size > 1
-
-    @property
-    def should_checkpoint(self) -> bool:
-        return self._workers.rank == 0
-
-    @property
-    def should_save_summary(self) -> bool:
-        return self._workers.rank == 0
 
     def _use_merge_call(self) -> bool:
         # Eager replicas of one process run one after another, so a collective inside a replica
@@ -212,8 +171,7 @@ class ReplicatedExtended(LocalExtended):
                 self, reduce_op, value, options
             )
         communicator = self._replicas[get_current_replica_id_as_int()]
-        replicas = self._num_replicas_in_sync
-        return reduction.all_reduce(communicator, reduce_op, value, replicas, called)
+        return reduction.all_reduce(communicator, reduce_op, value, called)
 
     def note_stall(self, value: tf.Tensor) -> None:
         """Records that a replica which has this value waits for the sum that it has begun."""
@@ -253,9 +211,8 @@ class ReplicatedExtended(LocalExtended):
         crossing: list[int] = []
         for value, destinations in value_destination_pairs:
             if distribute_utils.is_mirrored(value):
-                replicas = self._num_replicas_in_sync
-                results.append(reduction.reduce_mirrored(reduce_op, value, replicas))
-            elif isinstance(value, DistributedValues) or self._workers.size > 1:
+                results.append(reduction.reduce_mirrored(reduce_op, value, self.place()[1]))
+            elif isinstance(value, DistributedValues) or self.spans_workers:
                 crossing.append(len(results))
                 results.append(reduction.sum_locally(value, self._local_ops))
             elif reduce_op == tf.distribute.ReduceOp.MEAN or len(self._devices) == 1:
@@ -268,7 +225,7 @@ class ReplicatedExtended(LocalExtended):
             value, destinations = value_destination_pairs[i]
             if reduce_op == tf.distribute.ReduceOp.MEAN:
                 per_worker = len(value.values) if isinstance(value, DistributedValues) else 1
-                reduced = reduction.divide(reduced, per_worker * self._workers.size)
+                reduced = reduction.divide(reduced, per_worker * self._workers.place()[1])
             results[i] = simple_broadcast(reduced, destinations)
         return results
 

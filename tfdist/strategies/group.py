@@ -1,54 +1,59 @@
-"""This process's membership in its group of workers: joined once, shared by all strategies."""
+"""The group of workers that all strategies of a process share."""
 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import platform
+import json
 import threading
 import time
 from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.cluster import Session, Topology, meet, observe
-from tfdist.cluster.net.wait_messages import say
+from tfdist.cluster import Session, Topology
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
-from tfdist.collective.communicator_interface import Alone
-from tfdist.collective.native_communicator import (
-    NativeCommunicator,
-    open_communicator,
-    open_local_communicators,
-)
-from tfdist.errors import ClusterError, ProgramMismatchError, UnsupportedError
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.compression.compressor import Compressor
+from tfdist.errors import ProgramMismatchError, TfdistError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, start_server
 from tfdist.monitoring import report
 from tfdist.options import Options
+from tfdist.strategies.communicators import Communicators
 from tfdist.strategies.error_cause import plain
 
 
 class Group:
     """The workers of one job, as seen by one of them.
 
-    Attributes:
+    Args:
         topology: the workers and this process's rank.
         session: the control connections among them.
         options: the settings from the environment.
+        elastic: see below.
+
+    Attributes:
+        topology: as given, until `regroup`.
+        session: as given, until `regroup`.
+        options: as given.
+        elastic: whether the workers may become others. Then a single worker has communicators as
+            several do, and models see no static number of rows. It is set before data is
+            distributed.
     """
 
-    def __init__(self, topology: Topology, session: Session, options: Options) -> None:
+    def __init__(
+        self, topology: Topology, session: Session, options: Options, *, elastic: bool = False
+    ) -> None:
         self.topology = topology
         self.session = session
         self.options = options
         self._loss: str | None = None
         self._lost = threading.Event()
         self._step_began: float | None = None
-        self._native: dict[str, NativeCommunicator] = {}
-        self._timeouts: dict[str, float] = {}
-        self._warned_of_timeout = False
-        self._parts: dict[str, NativeCommunicator | None] = {}
-        self._devices: list[NativeCommunicator] = []
+        self.elastic = elastic
+        self._communicators = Communicators(options)
+        self._compressors: list[Compressor] = []
+        self._fixed_because = ""
         self._serves_tensorflow = False
         self._here = threading.local()
 
@@ -66,18 +71,7 @@ class Group:
             NativeUnavailableError: the core cannot be compiled or loaded here.
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
-        if name not in self._native:
-            everyone = range(self.topology.size)
-            options = self._options(timeout)
-            communicator = open_communicator(self.session, name, everyone, options)
-            assert communicator is not None
-            self.session.on_peer_lost(communicator.abort)
-            self._native[name] = communicator
-            observe(self.session, self.options)
-            self._timeouts[name] = options.collective_timeout
-        elif timeout and timeout != self._timeouts[name]:
-            self._warn_of_timeout(timeout, self._timeouts[name])
-        return self._native[name]
+        return self._communicators.named(self.session, name, timeout)
 
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None
@@ -95,13 +89,7 @@ class Group:
         Raises:
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
-        key = f"{name} of {members}"
-        if key not in self._parts:
-            part = open_communicator(self.session, name, members, self._options(timeout))
-            if part is not None:
-                self.session.on_peer_lost(part.abort)
-            self._parts[key] = part
-        return self._parts[key]
+        return self._communicators.part(self.session, name, members, timeout)
 
     def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
         """For each device of this worker, its handle on the native communicator of all of them.
@@ -109,12 +97,59 @@ class Group:
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded here.
         """
-        if not self._devices:
-            names = [f"{self.topology.me} {device.rsplit('device:')[-1]}" for device in devices]
-            self._devices = open_local_communicators("devices", names, self.options)
-            for communicator in self._devices:
-                self.session.on_peer_lost(communicator.abort)
-        return self._devices
+        me = str(self.topology.me) if self.topology.workers else "this process"
+        names = [f"{me} {device.rsplit('device:')[-1]}" for device in devices]
+        return self._communicators.of_devices(self.session, names)
+
+    @property
+    def generation(self) -> int:
+        """How often the group has changed since the job started."""
+        return self.topology.generation
+
+    def follow(self, compressor: Compressor) -> None:
+        """Has a compressor make its routes anew after each change of the group."""
+        self._compressors.append(compressor)
+
+    def fix(self, reason: str) -> None:
+        """Has `regroup` refuse, for a reason: a clause that begins with what cannot follow."""
+        self._fixed_because = self._fixed_because or reason
+
+    def regroup(self, session: Session) -> None:
+        """Goes on with the workers of another session, which may have other ranks, or be new.
+
+        All workers of that session call this together, while no step runs. This object, the
+        communicators and what refers to them stay; those that the user has split off are closed.
+        If it fails, it can be called again, with another session.
+
+        Raises:
+            UnsupportedError: something in use cannot follow a change of the group.
+            ProgramMismatchError: the workers compress differently.
+            TfdistError: the workers cannot be connected, or another one is lost.
+        """
+        obstacle = self._fixed_because
+        if not (obstacle or self._communicators.exist):
+            obstacle = "this worker has not used the native collectives so far"
+        if obstacle:
+            raise UnsupportedError(
+                f"The workers of a running job cannot change here: {obstacle}. Restart the job "
+                "with the other workers, from a snapshot of tfdist.callbacks.BackupAndRestore."
+            )
+        self._communicators.close_for_change(_failure_of(self.session))
+        self.session.close()
+        self.session, self.topology = session, session.topology
+        note_joined(self.topology)
+        introduce(session)
+        flight_log.move(session, self.options)
+        self._communicators.reopen(session)
+        self._renew_compressors()
+
+    def _renew_compressors(self) -> None:
+        """Rank 0's routes count: a worker that is new may have made none so far."""
+        used = [compressor for compressor in self._compressors if compressor.routes]
+        routes = json.dumps([compressor.routes for compressor in used])
+        self.agree("routes of compressed gradients", routes)
+        for compressor in used:
+            compressor.renew()
 
     def serve_tensorflow(self) -> None:
         """Starts TensorFlow's server, through which its collectives reach the other workers.
@@ -136,31 +171,14 @@ class Group:
                 "imports."
             ) from error
         self._serves_tensorflow = True
+        self.fix("it uses TensorFlow's collectives")
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 
     def close(self) -> None:
         """Leaves the group, as happens at process exit."""
-        for communicator in (*self._native.values(), *self._parts.values(), *self._devices):
-            if communicator is not None:
-                communicator.close()
+        self._communicators.close()
         self.session.close()
-
-    def _warn_of_timeout(self, ignored: float, used: float) -> None:
-        if self._warned_of_timeout or not self.topology.is_chief:
-            return
-        self._warned_of_timeout = True
-        say(
-            "tfdist: the first strategy of a process sets `timeout_seconds` of "
-            f"`communication_options` for all. Received: {ignored:g} s for a later strategy, whose "
-            f"collectives keep the {used:g} s of the first. Pass it to the first one, or set "
-            "TFDIST_COLLECTIVE_TIMEOUT."
-        )
-
-    def _options(self, timeout: float | None) -> Options:
-        if not timeout:
-            return self.options
-        return dataclasses.replace(self.options, collective_timeout=timeout)
 
     def _lose(self, message: str) -> None:
         self._loss = message
@@ -205,7 +223,7 @@ class Group:
 
     def fail(self, message: str) -> None:
         """Fails the workers that wait for this one in native collectives, with a message."""
-        for communicator in (*registry.every(), *self._devices):
+        for communicator in (*registry.every(), *self._communicators.local):
             if isinstance(communicator, NativeCommunicator):
                 communicator.step_failed(message)
 
@@ -248,51 +266,17 @@ _FAILURES = (
 )
 _LOSS_REPORT_SECONDS = 2.0
 _LAST_STEP_SECONDS = 5.0
-_joined: Group | None = None
 
 
-def join(topology: Topology) -> Group:
-    """Joins the group, or returns the membership that this process already has.
-
-    Args:
-        topology: the cluster and this process's rank in it.
-
-    Raises:
-        ClusterError: the process is already a member of another group.
-        RendezvousError: not all workers connected in time.
-    """
-    global _joined
-    if topology.size == 1:
-        options = Options.from_environment()
-        if _joined is None:
-            # In a job, "workers" is the communicator of all its workers.
-            registry.put("workers", Alone())
-        return Group(topology, meet(Topology(), options), options)
-    if _joined is None:
-        _joined = _join(topology)
-        note_joined(topology)
-    elif (_joined.topology.fingerprint(), _joined.topology.rank) != (
-        topology.fingerprint(),
-        topology.rank,
-    ):
-        raise ClusterError(
-            f"This process is {_joined.topology.me} of a running group and cannot become "
-            f"{topology.me} of another. Start a new process for another cluster."
-        )
-    return _joined
-
-
-def joined_group() -> Group | None:
-    """The group that this process has joined, if any."""
-    return _joined
-
-
-def _join(topology: Topology) -> Group:
-    flight_log.survive_signal()
-    options = Options.from_environment()
-    session = meet(topology, options)
+def introduce(session: Session) -> None:
+    """Has rank 0 learn from this process how it goes, whenever it is asked."""
     session.report.made_by(report.reporter(session))
-    group = Group(topology, session, options)
-    registry.forget_alone("workers")
-    group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
-    return group
+
+
+def _failure_of(session: Session) -> str | None:
+    """Why a session has failed; None if it has not."""
+    try:
+        session.check()
+    except TfdistError as error:
+        return str(error)
+    return None

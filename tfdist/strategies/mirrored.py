@@ -11,7 +11,7 @@ from tfdist.cluster import Topology
 from tfdist.collective.communicator_interface import Alone
 from tfdist.strategies.communication import local_devices, replica_communicators
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import join
+from tfdist.strategies.joining import join
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]

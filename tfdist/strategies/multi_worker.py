@@ -21,7 +21,8 @@ from tfdist.strategies.communication import (
     worker_communicator,
 )
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import Group, join
+from tfdist.strategies.group import Group
+from tfdist.strategies.joining import join
 from tfdist.strategies.random_state import share_randomness
 
 
@@ -96,7 +97,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended.cluster_resolver = resolver
-        extended.shards_optimizers = bool(shard_optimizer) and topology.size > 1
+        extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
+        if extended.shards_optimizers:
+            group.fix("its workers hold shards of an optimizer (shard_optimizer=True)")
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
 

@@ -48,7 +48,7 @@ def agree_on_end(
     endless = set(counts) == {tf.data.INFINITE_CARDINALITY}
     same = endless or (known and len(set(counts)) == 1)
     count = max(counts) if known or endless else tf.data.UNKNOWN_CARDINALITY
-    set_batches(distributed, count, ends_together=same or extended.worker_count == 1)
+    set_batches(distributed, count, ends_together=same or not extended.spans_workers)
 
 
 def _batches(count: int, same_data: bool) -> str:

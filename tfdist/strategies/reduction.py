@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.internals.tensorflow import DistributedValues
 
 
@@ -22,16 +22,13 @@ def key_of(reduce_op: Any, call_site: str) -> str:
     return " at ".join(filter(None, [op, call_site]))
 
 
-def all_reduce(
-    communicator: Communicator, reduce_op: Any, value: Any, replicas: int, call_site: str = ""
-) -> Any:
+def all_reduce(communicator: Communicator, reduce_op: Any, value: Any, call_site: str = "") -> Any:
     """Reduces a nest of tensors and `tf.IndexedSlices` over a group.
 
     Args:
         communicator: the group.
         reduce_op: `tf.distribute.ReduceOp.SUM` or `MEAN`.
         value: a nest of this participant's values.
-        replicas: the divisor for a mean.
         call_site: as for `key_of`.
 
     Returns:
@@ -40,7 +37,8 @@ def all_reduce(
     """
     reduced = sum_values(communicator, tf.nest.flatten(value), key_of(reduce_op, call_site))
     if reduce_op == tf.distribute.ReduceOp.MEAN:
-        reduced = [divide(v, replicas) for v in reduced]
+        _, size = communicator.place()
+        reduced = [divide(v, size) for v in reduced]
     return tf.nest.pack_sequence_as(value, reduced)
 
 
@@ -87,7 +85,7 @@ def all_gather(
     communicator: Communicator, tensor: tf.Tensor, axis: Any, call_site: str = ""
 ) -> tf.Tensor:
     """Concatenates along any axis, in rank order; the sizes along it may differ."""
-    if communicator.size == 1:
+    if isinstance(communicator, Alone):
         return tensor
     if isinstance(axis, int) and axis == 0:
         return communicator.all_gather(tensor, call_site)
@@ -160,18 +158,18 @@ def to_tensor(value: Any) -> Any:
     return value if _is_sparse(value) else tf.convert_to_tensor(value)
 
 
-def divide(value: Any, count: int) -> Any:
+def divide(value: Any, count: Any) -> Any:
     """Divides a sum, dense or sparse, by a count; integers become float64, as with `/`."""
     if _is_sparse(value):
         return tf.IndexedSlices(divide(value.values, count), value.indices, value.dense_shape)
     return value / tf.cast(count, value.dtype)
 
 
-def reduce_mirrored(reduce_op: tf.distribute.ReduceOp, value: Any, replicas: int) -> Any:
+def reduce_mirrored(reduce_op: tf.distribute.ReduceOp, value: Any, replicas: Any) -> Any:
     """Reduces a value that is the same in all replicas."""
     if reduce_op == tf.distribute.ReduceOp.MEAN:
         return value
-    return tf.nest.map_structure(lambda v: v * replicas, value.values[0])
+    return tf.nest.map_structure(lambda v: v * tf.cast(replicas, v.dtype), value.values[0])
 
 
 def _is_sparse(value: Any) -> bool:

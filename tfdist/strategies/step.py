@@ -168,8 +168,7 @@ class Step:
         Args:
             values: non-negative.
         """
-        context = tf.distribute.get_replica_context()
-        replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+        replica, replicas = tf.distribute.get_strategy().extended.place_here()
         local = self.zero_without_rows(values)
         rows = [tf.one_hot(replica, replicas, dtype=v.dtype) for v in local]
         stacked = [tf.tensordot(row, v, 0) for row, v in zip(rows, local, strict=True)]

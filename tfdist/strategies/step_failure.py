@@ -12,7 +12,8 @@ from tfdist.collective import tokens
 from tfdist.errors import ProgramMismatchError
 from tfdist.internals.tensorflow import functions_operations, on_function_failure
 from tfdist.strategies.error_cause import cause, plain
-from tfdist.strategies.group import Group, joined_group
+from tfdist.strategies.group import Group
+from tfdist.strategies.joining import joined_group
 
 # The end of the data, and errors that all workers raise together.
 _NO_FAILURES = (StopIteration, tf.errors.OutOfRangeError, ProgramMismatchError)

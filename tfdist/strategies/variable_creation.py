@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective.communicator_interface import Alone
 from tfdist.errors import RendezvousError
 from tfdist.internals.extended import devices_of
 from tfdist.internals.tensorflow import (
@@ -116,7 +117,7 @@ def _first_value(
 ) -> Any:
     given = kwargs["initial_value"]
     workers = extended.workers
-    if workers.size == 1 or given is None:
+    if isinstance(workers, Alone) or given is None:
         return given
     name, dtype = kwargs.get("name") or "Variable", kwargs.get("dtype")
 

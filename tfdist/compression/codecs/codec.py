@@ -46,6 +46,11 @@ class Codec(abc.ABC):
         check_types(self)
         self._check("`warmup_steps` must be >= 0.", self.warmup_steps, holds=self.warmup_steps >= 0)
 
+    @property
+    def follows_hosts(self) -> bool:
+        """Whether its operations depend on how the workers are divided among hosts."""
+        return True
+
     @abc.abstractmethod
     def bits_per_value(self, shape: Shape) -> float:
         """The bits sent per value of a gradient of this shape before it is summed.

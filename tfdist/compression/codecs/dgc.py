@@ -68,11 +68,11 @@ class DGC(Sparsifier):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),), "momentum": (count(shape),)}
 
-    def scale(self, gradient: Gradient, hosts: int) -> Any:
+    def scale(self, gradient: Gradient, hosts: Any) -> Any:
         if self.clip_norm is None:
             return super().scale(gradient, hosts)
         norm = tf.norm(gradient.value)
-        limit = self.clip_norm / hosts**0.5
+        limit = tf.cast(self.clip_norm / tf.cast(hosts, tf.float64) ** 0.5, tf.float32)
         scale = limit / tf.maximum(norm, limit)
         # NaN values are sent anyway; they must not affect the others.
         return tf.where(tf.math.is_nan(norm), 1.0, scale)

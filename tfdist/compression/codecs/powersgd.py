@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -72,8 +73,9 @@ class PowerSGD(HierarchicalCodec):
         span.end("compression", "encode by powersgd, right", rights)
         rights = leaders.all_reduce(rights)
         span = GraphSpan(rights)
+        _, hosts = leaders.place()
         totals = [
-            _approximate(g, left, right, leaders.size)
+            _approximate(g, left, right, hosts)
             for g, left, right in zip(gradients, lefts, rights, strict=True)
         ]
         span.end("compression", "decode by powersgd", totals)
@@ -96,14 +98,16 @@ def _scaled(factor: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(factor, tf.reduce_max(tf.abs(factor)))
 
 
-def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: int) -> tf.Tensor:
+def _approximate(gradient: Gradient, left: tf.Tensor, right: tf.Tensor, hosts: Any) -> tf.Tensor:
     error, query = gradient.kept["error"], gradient.kept["query"]
     total = tf.matmul(left, right, transpose_b=True)
 
     def keep() -> None:
         # In place: error -= total / hosts.
         tf.raw_ops.ResourceApplyGradientDescent(
-            var=error.handle, alpha=1 / hosts, delta=tf.reshape(total, [-1])
+            var=error.handle,
+            alpha=tf.cast(1 / tf.cast(hosts, tf.float64), tf.float32),
+            delta=tf.reshape(total, [-1]),
         )
         query.assign(tf.where(tf.reduce_any(right != 0), _scaled(right), query))
 

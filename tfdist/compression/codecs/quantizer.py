@@ -40,6 +40,10 @@ class Quantizer(Codec):
     def encoding(self) -> Encoding:
         """How values are encoded."""
 
+    @property
+    def follows_hosts(self) -> bool:
+        return self.error_feedback
+
     def bits_per_value(self, shape: Shape) -> float:
         return self.encoding.bits_per_value
 

@@ -56,12 +56,13 @@ class Sparsifier(HierarchicalCodec):
         with tf.device(leaders.host):
             for bucket in leaders.plan([g.value for g in gradients]):
                 some = [gradients[i] for i in bucket]
-                rows = leaders.all_gather(self.select(some, step, leaders.size))
+                _, hosts = leaders.place()
+                rows = leaders.all_gather(self.select(some, step, hosts))
                 for i, value in zip(bucket, scatter(rows, [g.shape for g in some]), strict=True):
                     sums[i] = value
         return sums
 
-    def select(self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: int) -> tf.Tensor:
+    def select(self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: Any) -> tf.Tensor:
         """Selects the values to send, and stores the others in the error variables.
 
         Args:
@@ -82,7 +83,7 @@ class Sparsifier(HierarchicalCodec):
             **self.selection(gradients),
         )
 
-    def scale(self, gradient: Gradient, hosts: int) -> Any:
+    def scale(self, gradient: Gradient, hosts: Any) -> Any:
         """A factor applied to a gradient first, a float32 scalar."""
         return tf.ones([])
 

@@ -139,6 +139,15 @@ void FlightLog::AskOnSignal(int number) {
   sigaction(number, &action, nullptr);
 }
 
+void FlightLog::Move(const std::string& path, const std::string& header) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  settings_.path = path;
+  settings_.header = header;
+  reasons_.clear();
+  session_.clear();
+  stacks_.clear();
+}
+
 void FlightLog::SetSession(const std::string& session) {
   const std::lock_guard<std::mutex> lock(mutex_);
   session_ = session;
@@ -197,7 +206,12 @@ void FlightLog::Loop() {
 std::string FlightLog::Text() {
   const std::string communicators = settings_.communicators();
   JsonWriter json;
-  json.Open('{').Member("format", kFormat).Raw(settings_.header);
+  std::string header;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    header = settings_.header;
+  }
+  json.Open('{').Member("format", kFormat).Raw(header);
   const int64_t steady_now = Nanoseconds(), unix_now = UnixNanoseconds();
   const int64_t milliseconds = unix_now / 1'000'000;
   char seconds[32];
@@ -226,13 +240,18 @@ std::string FlightLog::Text() {
 
 void FlightLog::WriteFile() {
   int error = ENOMEM;
+  std::string path;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    path = settings_.path;
+  }
   try {
-    error = Replace(settings_.path, Text());
+    error = Replace(path, Text());
   } catch (const std::exception&) {
     // Training goes on.
   }
   if (error && error != last_error_) {
-    settings_.warn("The flight log " + settings_.path + " could not be written: " +
+    settings_.warn("The flight log " + path + " could not be written: " +
                    std::strerror(error) + ". Set TFDIST_FLIGHT_DIR to another directory.");
   }
   last_error_ = error;

@@ -40,6 +40,8 @@ class FlightLog {
   // The same as `Ask` on this signal from now on, after which a handler that was there before runs as well.
   void AskOnSignal(int number);
 
+  // Writes to another path from now on, with another header, and forgets why it was written so far.
+  void Move(const std::string& path, const std::string& header);
   // What the exchanges of this process's session have come to, as JSON.
   void SetSession(const std::string& session);
   // A descriptor that can be read whenever stacks are wanted.

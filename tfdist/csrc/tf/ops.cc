@@ -200,6 +200,20 @@ REGISTER_OP("TfdistBarrier")
     .SetIsDistributedCommunication()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+// This process's rank and the number of ranks, as they are when it runs: a graph outlives a change of
+// the group. It only reads `order`, so nothing waits for it.
+REGISTER_OP("TfdistGroupShape")
+    .Input("order: resource")
+    .Output("rank: int32")
+    .Output("size: int32")
+    .Attr("communicator: string")
+    .SetIsStateful()
+    .SetShapeFn([](InferenceContext* context) {
+      context->set_output(0, context->Scalar());
+      context->set_output(1, context->Scalar());
+      return Result();
+    });
+
 // What follows tells the recorder how far a step has come. Each kind has a resource of its own, `order`,
 // since TensorFlow runs operations with side effects, but without a resource, one after the other:
 // they would wait for each other, and those of the user for them.

@@ -18,7 +18,8 @@ from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules import make_schedule
 from tfdist.strategies.communication import choose, local_devices
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import Group, join
+from tfdist.strategies.group import Group
+from tfdist.strategies.joining import join
 from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy, read_cluster
 from tfdist.strategies.random_state import share_randomness
 

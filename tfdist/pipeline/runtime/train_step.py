@@ -214,12 +214,12 @@ class StepRunner:
             place = [counts[rank][m], total, first]
             if stage != self._engine.last or mode == "predict":
                 return place
-            own = take_share(targets, m, microbatches)
+            own = take_share(targets, m, microbatches, microbatches)
             return [*place, *totals, *(t for t in keras.tree.flatten(own) if t is not None)]
 
         return Feed(
             rows=lambda m: counts[rank][m],
-            inputs=lambda m: take_share(inputs, m, microbatches),
+            inputs=lambda m: take_share(inputs, m, microbatches, microbatches),
             extra=extra,
             seed=lambda m: (
                 scale * tf.cast(counts[rank][m], tf.float32) / tf.cast(total, tf.float32)

@@ -21,8 +21,7 @@ from tfdist.trainer.optimizers.late_update import Trial
 
 def applies(strategy: tf.distribute.Strategy) -> bool:
     """Whether steps under a strategy can fail because of other workers."""
-    extended = strategy.extended
-    return extended.worker_count > 1 and isinstance(extended.workers, NativeCommunicator)
+    return isinstance(strategy.extended.workers, NativeCommunicator)
 
 
 class AtomicStep:

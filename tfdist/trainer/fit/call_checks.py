@@ -20,7 +20,7 @@ from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.group import joined_group
+from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
 from tfdist.trainer.patching import patch
 
@@ -72,7 +72,7 @@ def check_variables(model: Any) -> None:
         ValueError: a variable was created outside the strategy's scope.
     """
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:
+    if not strategy.extended.communicates:
         return
     for variable in model.trainable_variables:
         if getattr(variable.value, "distribute_strategy", None) is not strategy:
@@ -164,7 +164,7 @@ def _refuse_keras_distribution() -> None:
 
 
 def _refuse_stateful_layers(model: Any) -> None:
-    if model.distribute_strategy.num_replicas_in_sync == 1:
+    if not model.distribute_strategy.extended.communicates:
         return
     for layer in sublayers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:

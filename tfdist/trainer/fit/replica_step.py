@@ -41,10 +41,11 @@ def run_replica_step(
     Returns:
         The logs of the step, equal on all replicas (metrics over all rows so far, other values
         averaged over the rows of the step), the totals of `metric_variables(model)`, and the number
-        of rows of the global batch and of requests, which a single replica does not count (0).
+        of rows of the global batch and of requests, which a replica that has no others
+        does not count (0).
     """
     context = tf.distribute.get_replica_context()
-    if context.num_replicas_in_sync == 1:
+    if not context.strategy.extended.communicates:
         return step_function(batch), [], tf.constant([0, 0])
     with begin_step(context, batch) as step:
         if late is not None and not tf.executing_eagerly():
@@ -71,7 +72,7 @@ def metric_values(model: keras.Model) -> dict[int, tf.Tensor]:
 def begin_step(context: Any, batch: Any) -> Step:
     """Counts the rows of all replicas, which hold the batch's rows in order."""
     rows = count_rows(batch)
-    replica, replicas = context.replica_id_in_sync_group, context.num_replicas_in_sync
+    replica, replicas = context.strategy.extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, [requests.in_graph()]], axis=0)
     with overlapping():  # the forward pass needs no number of rows
@@ -206,4 +207,5 @@ def _contribution(context: Any, step: Step, value: tf.Tensor) -> tf.Tensor:
 
 
 def _from_first_replica(context: Any, value: tf.Tensor) -> tf.Tensor:
-    return tf.where(context.replica_id_in_sync_group == 0, value, tf.zeros_like(value))
+    replica, _ = context.strategy.extended.place_here()
+    return tf.where(tf.equal(replica, 0), value, tf.zeros_like(value))

@@ -60,7 +60,7 @@ def make_step_function(
     atomic = trains and atomic_step.applies(strategy)
     run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
-    alone = strategy.num_replicas_in_sync == 1
+    alone = not strategy.extended.communicates
     kept = totals_of(model) if trains else None
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
@@ -122,13 +122,13 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def one_step(batch: Any, fixed: bool) -> Any:
         def replica_step(shard: Any) -> Any:
             shard = _as_traced(shard, fixed)
-            if strategy.num_replicas_in_sync == 1:
+            if not strategy.extended.communicates:
                 return model.predict_step(shard)
             rows = count_rows(shard)
             return without_added_row(model.predict_step(with_a_row(shard, rows)), rows)
 
         outputs = strategy.run(replica_step, (batch,))
-        if strategy.num_replicas_in_sync == 1:
+        if not strategy.extended.communicates:
             return outputs
         return tf.nest.map_structure(
             lambda output: strategy.extended.gather_rows(
@@ -153,14 +153,17 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """Splits a batch that all workers hold into the local replicas' shards, unless it is split."""
     replicas = strategy.num_replicas_in_sync
     flat = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if replicas == 1 or any(isinstance(v, tf.distribute.DistributedValues) for v in flat):
+    if not strategy.extended.communicates or any(
+        isinstance(v, tf.distribute.DistributedValues) for v in flat
+    ):
         return batch
     if isinstance(batch, list):
         batch = tuple(batch)
     tensors = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)
+    fixed = None if strategy.extended.group.elastic else replicas
 
     def shard(context: Any) -> Any:
-        return take_share(tensors, context.replica_id_in_sync_group, replicas)
+        return take_share(tensors, context.replica_id_in_sync_group, replicas, fixed)
 
     return strategy.experimental_distribute_values_from_function(shard)
 
@@ -172,8 +175,10 @@ def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bo
     """
     replicas = strategy.num_replicas_in_sync
     shards = shard_batch(strategy, batch)
-    if replicas == 1:
+    if not strategy.extended.communicates:
         return shards, True
+    if strategy.extended.group.elastic:
+        return shards, False
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     if shards is batch:
         local = [v for leaf in leaves for v in strategy.experimental_local_results(leaf)]
@@ -205,7 +210,7 @@ def without_optionals(batch: Any) -> Any:
 def _compiled(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
     if model.run_eagerly:
         return one_step
-    if model.jit_compile and model.distribute_strategy.num_replicas_in_sync > 1:
+    if model.jit_compile and model.distribute_strategy.extended.communicates:
         raise UnsupportedError(
             "jit_compile=True is not supported with several replicas: XLA cannot compile the "
             "collectives between them. Compile the model with jit_compile=False."

@@ -50,7 +50,7 @@ def take_over_metrics(model: keras.Model) -> None:
         model: a model under a tfdist strategy.
     """
     strategy = model.distribute_strategy
-    if strategy.num_replicas_in_sync == 1:
+    if not strategy.extended.communicates:
         return
     for variable in {id(v): v for m in metrics_of(model) for v in m.variables}.values():
         if not isinstance(variable.value, DistributedValues):

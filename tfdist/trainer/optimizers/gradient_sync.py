@@ -48,15 +48,15 @@ _progress = _Progress()
 
 
 def in_replica() -> bool:
-    """Whether the caller is one of several replicas of a tfdist strategy."""
+    """Whether the caller is a replica of a tfdist strategy that has others, or may have."""
     context = tf.distribute.get_replica_context()
     return context is not None and has_replicas(context.strategy)
 
 
 def has_replicas(strategy: Any) -> bool:
-    """Whether a strategy is a tfdist strategy with several replicas."""
-    ours = isinstance(getattr(strategy, "extended", None), ReplicatedExtended)
-    return ours and strategy.num_replicas_in_sync > 1
+    """Whether a strategy is a tfdist strategy with several replicas, now or later."""
+    extended = getattr(strategy, "extended", None)
+    return isinstance(extended, ReplicatedExtended) and extended.communicates
 
 
 def compressor_in_use() -> Any:
@@ -64,7 +64,10 @@ def compressor_in_use() -> Any:
     if not in_replica():
         return None
     compressor = tf.distribute.get_strategy().extended.compressor
-    return compressor if compressor is not None and compressor.active else None
+    if compressor is None:
+        return None
+    compressor.note_traced()
+    return compressor if compressor.active else None
 
 
 @contextlib.contextmanager

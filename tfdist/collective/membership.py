@@ -1,0 +1,91 @@
+"""What a process's handles on one communicator share, and what changes when it is opened again."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tfdist import native
+from tfdist.cluster import Mesh, Session
+from tfdist.collective import at_exit
+from tfdist.collective.core_setup import setup_of
+from tfdist.options import Options
+
+CLOSED = 0
+"""The number of no communicator of the core."""
+
+_INVALID_ARGUMENT = 1
+
+
+@dataclass
+class Membership:
+    """This process's place in an open communicator of the core.
+
+    Attributes:
+        number: the core's number of the communicator.
+        rank: this process's rank.
+        size: the number of ranks.
+        hosts: for each rank, the number of its host.
+        session: the job's control connections; None if all ranks are threads.
+    """
+
+    number: int
+    rank: int
+    size: int
+    hosts: tuple[int, ...]
+    session: Session | None
+
+    def enter(self, mesh: Mesh, options: Options, session: Session | None) -> None:
+        """Opens a communicator of the core over a mesh, and takes over its descriptors.
+
+        Raises:
+            NativeUnavailableError: the core cannot be compiled or loaded.
+            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
+        """
+        core = native.load().library
+        native.load_ops()
+        number = ctypes.c_int64()
+        setup = setup_of(mesh, options)
+        # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
+        # them registered, a forked child closes them for Python.
+        mesh.hand_over_segment()
+        try:
+            check(core, core.tfd_create(ctypes.byref(setup), ctypes.byref(number)))
+        finally:
+            mesh.hand_over()
+        self.number, self.session = number.value, session
+        self.rank, self.size, self.hosts = mesh.rank, mesh.size, mesh.hosts
+        at_exit.add(self.number, self.aborter(), mesh.ranks[mesh.rank])
+
+    def aborter(self) -> Callable[[str], None]:
+        """Fails the operations of what is open now, but not of what is opened later."""
+        core, number = native.load().library, self.number
+
+        def abort(message: str) -> None:
+            core.tfd_abort(number, message.encode())
+
+        return abort
+
+    def leave(self) -> None:
+        """Waits for pending operations and closes the communicator; idempotent."""
+        at_exit.discard(self.number)
+        native.load().library.tfd_close(self.number)
+
+
+def nowhere() -> Membership:
+    """A membership that has not been entered."""
+    return Membership(CLOSED, 0, 1, (0,), None)
+
+
+def check(core: Any, code: int) -> None:
+    """Raises the core's error if a call has failed.
+
+    Raises:
+        ValueError: the arguments were invalid.
+        RuntimeError: any other error.
+    """
+    if code:
+        message = core.tfd_error().decode(errors="replace")
+        raise ValueError(message) if code == _INVALID_ARGUMENT else RuntimeError(message)

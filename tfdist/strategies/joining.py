@@ -1,0 +1,70 @@
+"""This process's membership in its group of workers: joined once, shared by all strategies."""
+
+from __future__ import annotations
+
+import platform
+
+import tensorflow as tf
+
+from tfdist.cluster import Topology, meet
+from tfdist.cluster.this_worker import note_joined
+from tfdist.collective import flight_log, registry
+from tfdist.collective.communicator_interface import Alone
+from tfdist.errors import ClusterError
+from tfdist.options import Options
+from tfdist.strategies.group import Group, introduce
+
+_joined: Group | None = None
+_joined_by: Topology | None = None  # the cluster as the program describes it
+
+
+def join(topology: Topology, *, elastic: bool = False) -> Group:
+    """Joins the group, or returns the membership that this process already has.
+
+    Args:
+        topology: the cluster and this process's rank in it.
+        elastic: whether the workers may become others; see `Group`.
+
+    Raises:
+        ClusterError: the process is already a member of another group.
+        RendezvousError: not all workers connected in time.
+    """
+    global _joined, _joined_by
+    if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
+        options = Options.from_environment()
+        if _joined is None:
+            # In a job, "workers" is the communicator of all its workers.
+            registry.put("workers", Alone())
+        return Group(topology, meet(Topology(), options), options)
+    if _joined is None:
+        _joined, _joined_by = _join(topology, elastic), topology
+        note_joined(topology)
+    elif not _is_same(topology, _joined_by):
+        raise ClusterError(
+            f"This process is {_joined.topology.me} of a running group and cannot become "
+            f"{topology.me} of another. Start a new process for another cluster."
+        )
+    return _joined
+
+
+def joined_group() -> Group | None:
+    """The group that this process has joined, if any."""
+    return _joined
+
+
+def _is_same(topology: Topology, other: Topology | None) -> bool:
+    return other is not None and (topology.fingerprint(), topology.rank) == (
+        other.fingerprint(),
+        other.rank,
+    )
+
+
+def _join(topology: Topology, elastic: bool) -> Group:
+    flight_log.survive_signal()
+    options = Options.from_environment()
+    session = meet(topology, options)
+    introduce(session)
+    group = Group(topology, session, options, elastic=elastic)
+    registry.forget_alone("workers")
+    group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
+    return group
