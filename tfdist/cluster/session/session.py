@@ -81,6 +81,11 @@ class Session:
         return self.topology.size
 
     @property
+    def generation(self) -> int:
+        """How often the group has formed anew; connections of different ones refuse each other."""
+        return self.topology.generation
+
+    @property
     def awaited(self) -> list[Awaited]:
         """What threads of this process wait for: an exchange, a notice, or both."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]

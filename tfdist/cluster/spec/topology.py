@@ -34,6 +34,7 @@ class Topology:
         rank: this process's position in `workers`.
         task_type: this process's job, possibly `"evaluator"`; None without a cluster.
         task_index: its index within that job; None without a cluster.
+        generation: how often the group has formed anew in the same processes.
 
     Example:
         >>> alone = Topology()
@@ -45,6 +46,7 @@ class Topology:
     rank: int = 0
     task_type: str | None = None
     task_index: int | None = None
+    generation: int = 0
 
     @property
     def size(self) -> int:
@@ -75,6 +77,8 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """A digest that two processes share exactly if they have the same cluster."""
+        """A digest that two processes share exactly if they have the same cluster and generation."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
+        if self.generation:
+            text += f";generation={self.generation}"
         return hashlib.sha256(text.encode()).hexdigest()
