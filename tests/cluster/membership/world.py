@@ -165,7 +165,8 @@ class World:
     def is_proven(self, process: Process, dead: Process) -> bool:
         """Whether somebody whom a process can reach runs where the dead one did."""
         return any(
-            one.runs and one.side == process.side
+            one.runs
+            and one.side == process.side
             and one.member.place.machine == dead.member.place.machine
             for one in self.processes.values()
         )

@@ -16,9 +16,6 @@ def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[st
       known. Without the latter, somebody might already go on: with newcomers whom the dead have
       admitted while one of those present was stopped or cut off.
 
-    The dead do not make the half smaller: of three members, one that cannot reach the second may
-    not go on because the third is dead. The second might do the same.
-
     Args:
         view: the members of the view, in rank order.
         present: those that take part in the decision.

@@ -89,9 +89,7 @@ def decode_member(data: object) -> Member:
     """
     try:
         assert isinstance(data, Mapping)
-        member = Member(
-            Worker(**data["worker"]), str(data["incarnation"]), Place(**data["place"])
-        )
+        member = Member(Worker(**data["worker"]), str(data["incarnation"]), Place(**data["place"]))
     except (AssertionError, KeyError, TypeError):
         raise WireError("it sent no member") from None
     worker, place = member.worker, member.place

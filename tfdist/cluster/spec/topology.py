@@ -77,7 +77,7 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """A digest that two processes share exactly if they have the same cluster and generation."""
+        """A digest that two processes share exactly if cluster and generation are the same."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"
