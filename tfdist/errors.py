@@ -56,3 +56,7 @@ class ReplicaMismatchError(TfdistError):
 
 class SnapshotError(TfdistError, ValueError):
     """A training cannot be resumed from the snapshots of its directory."""
+
+
+class GroupLostError(TfdistError, RuntimeError):
+    """This worker cannot form a new group with the others that are left."""

@@ -18,13 +18,14 @@ from tfdist.cluster.membership.wire import decode_standing, encode_standing
 from tfdist.cluster.net.framing import WireError
 
 _MEMORY = "/dev/shm"
+_TRIES = 3
 _STALE_SECONDS = 7 * 24 * 3600.0
 
 
 def folder() -> Path:
     """Where this user's processes keep their records."""
     base = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
-    return Path(base) / f"tfdist-members-{os.getuid()}"
+    return Path(base) / f".tfdist-members-{os.getuid()}"
 
 
 class Record:
@@ -40,12 +41,17 @@ class Record:
     def __init__(self, incarnation: str) -> None:
         self.path = ""
         place = folder()
-        with contextlib.suppress(OSError):
-            place.mkdir(mode=0o700, exist_ok=True)
-            if place.stat().st_uid == os.getuid():
-                _remove_stale(place)
+        for _ in range(_TRIES):  # another process may remove the folder, when it is empty
+            try:
+                place.mkdir(mode=0o700, exist_ok=True)
+                if place.stat().st_uid != os.getuid():
+                    return
                 self.path = str(place / incarnation)
                 self.write(Standing())
+                _remove_stale(place)
+                return
+            except OSError:
+                self.path = ""
 
     def write(self, standing: Standing) -> None:
         """Replaces the record, at once and as a whole.

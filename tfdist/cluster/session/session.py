@@ -86,6 +86,11 @@ class Session:
         return self.topology.generation
 
     @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks that are known to be lost."""
+        return sorted(self._state.lost_ranks)
+
+    @property
     def awaited(self) -> list[Awaited]:
         """What threads of this process wait for: an exchange, a notice, or both."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
@@ -278,6 +283,14 @@ class Session:
                 monitors the connections; immediately for workers that have already left.
         """
         self._state.on_left(callback)
+
+    def fail(self, message: str) -> None:
+        """Ends the session as if a worker were lost; on rank 0, for all.
+
+        Args:
+            message: why.
+        """
+        self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
         """Says goodbye and closes the connections, within a second; further calls have no effect.
