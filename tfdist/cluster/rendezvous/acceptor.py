@@ -48,6 +48,7 @@ class Acceptor:
         announce: called with lines about rejected connections.
         strangers: how many unauthenticated connections there may be besides.
         answer_as: who to be for an admitted peer; `mine` by default.
+        hang_ups: whether peers that end the connection themselves deserve a line.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Acceptor:
         announce: Announce,
         strangers: int | None = None,
         answer_as: AnswerAs | None = None,
+        hang_ups: bool = True,
     ) -> None:
         self._mine = mine
         self._secret = secret
@@ -69,6 +71,7 @@ class Acceptor:
         self._room = (_MAX_STRANGERS if strangers is None else strangers) + expected
         self._screen = screen
         self._answer_as = answer_as
+        self._hang_ups = hang_ups
         self._on_accepted = on_accepted
         self._handshakes = Handshakes(selector)
         self._rejections = Rejections(announce)
@@ -119,7 +122,8 @@ class Acceptor:
         self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
 
     def _reject(self, address: str, port: int, error: Exception) -> None:
-        if isinstance(error, NotHere):
+        hung_up = isinstance(error, ConnectionError) and not self._hang_ups
+        if hung_up or isinstance(error, NotHere):
             return
         reason = str(error)
         if isinstance(error, (TlsMismatch, ssl.SSLError)) and (problem := tls_problem(error)):
@@ -137,5 +141,5 @@ class Acceptor:
         most = max(counts, key=lambda address: counts[address])
         oldest = next(one for one in pending if one.address == most)
         if not oldest.ended:
-            oldest.on_failed(ConnectionError("too many connections from one address"))
+            oldest.on_failed(OSError("too many connections from one address"))
         self._handshakes.drop(oldest)

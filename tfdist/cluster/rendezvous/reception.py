@@ -208,6 +208,7 @@ class Reception:
             self._announce,
             _STRANGERS,
             lambda hello: desks[hello.purpose].identity,
+            hang_ups=False,  # a member that has heard enough
         )
 
 
