@@ -1,6 +1,8 @@
 """Workers are killed, stopped and replaced; the others form a new group in their processes."""
 
+import os
 import signal
+import subprocess
 import time
 
 import pytest
@@ -11,6 +13,7 @@ from tfdist.cluster import from_tf_config
 from tfdist.cluster.auth.handshake import MAGIC, handshake
 from tfdist.cluster.auth.identity import REGROUP, Identity
 from tfdist.cluster.membership.joining import join_running
+from tfdist.cluster.membership.record import folder
 from tfdist.cluster.net.framing import encode
 from tfdist.cluster.observation.observer import ask
 from tfdist.errors import ClusterError, TlsError
@@ -153,6 +156,15 @@ def test_a_replacement_proves_the_death_of_a_worker_of_another_host(group, start
 
 
 @exhaustive
+def test_whoever_leads_takes_newcomers_when_rank_0_is_dead(group, start, addresses):
+    cluster, workers = group(2, **NEVER, MIN_WORKERS="2")
+    workers[0].kill()
+    workers[1].until("failed")
+    newcomer = start([*cluster, *addresses(1)], 2, **NEVER, MIN_WORKERS="2")
+    formed([workers[1], newcomer], 1, [1, 2])
+
+
+@exhaustive
 def test_a_joiner_that_dies_while_it_waits_is_forgotten(group, start, addresses):
     cluster, workers = group(2, **NEVER, MAX_WORKERS="2")
     wider = [*cluster, *addresses(2)]
@@ -194,3 +206,75 @@ def test_strangers_are_refused(group, start, dial, tls):
         assert len(ask(cluster[0], Options(secret="s"))) == 2
     workers[0].kill()
     formed(workers[1:], 1, [1])
+
+
+@exhaustive
+def test_records_are_removed(group, start, addresses):
+    before = set(os.listdir(folder())) if folder().exists() else set()
+    _, workers = group(3, **NEVER, END_WITH="2")
+    assert len(set(os.listdir(folder())) - before) == 3
+    workers[1].kill()
+    for worker in (workers[0], workers[2]):
+        worker.until("members 0,2.")
+        worker.rest()
+    after = set(os.listdir(folder())) if folder().exists() else set()
+    assert not after - before
+
+
+@pytest.fixture
+def hosts():
+    """Two network namespaces with one cable between them."""
+    names = [f"split{os.getpid()}h{i}" for i in range(2)]
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+            ends = ("link", "add", "eth0", "netns", names[0], "type", "veth")
+            ip(*ends, "peer", "name", "eth0", "netns", names[1])
+        except RuntimeError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+        for i, name in enumerate(names):
+            ip("-n", name, "link", "set", "lo", "up")
+            ip("-n", name, "addr", "add", f"10.79.0.{i + 1}/24", "dev", "eth0")
+            ip("-n", name, "link", "set", "eth0", "up")
+        yield names
+    finally:
+        for name in names:
+            subprocess.run(["ip", "netns", "del", name], capture_output=True)
+
+
+def ip(*words):
+    done = subprocess.run(["ip", *words], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+
+
+@exhaustive
+@pytest.mark.parametrize("smaller_side", [0, 1])
+def test_a_cut_network_leaves_one_group(hosts, start, smaller_side):
+    cluster = ["10.79.0.1:2222", "10.79.0.2:2222", "10.79.0.1:2223", "10.79.0.2:2223"]
+    sides = [0, 1, 0, 1]
+    if smaller_side == 0:
+        cluster, sides = cluster[:2] + cluster[3:], [0, 1, 1]
+    workers = [
+        start(
+            cluster,
+            index,
+            ("ip", "netns", "exec", hosts[side]),
+            TFDIST_SECRET="s",
+            TFDIST_HOST=f"h{side}",
+            TFDIST_HEARTBEAT_TIMEOUT="2",
+            TFDIST_START_TIMEOUT="12",
+        )
+        for index, side in enumerate(sides)
+    ]
+    for worker in workers:
+        worker.until("met")
+    ip("-n", hosts[0], "link", "set", "eth0", "down")
+    # More than half goes on, or half with rank 0.
+    winner = 1 - smaller_side
+    left = [index for index, side in enumerate(sides) if side == winner]
+    formed([workers[index] for index in left], 1, left)
+    for index, side in enumerate(sides):
+        if side != winner:
+            assert "cannot go on" in workers[index].until("ended")

@@ -7,12 +7,10 @@ import signal
 import threading
 from typing import Any
 
-from tfdist.cluster import from_environment, meet, observe
+from tfdist.cluster import Membership, connect, from_environment, join_running, meet, observe
 from tfdist.cluster.membership import campaign, entering, node
 from tfdist.cluster.membership.consensus import Accept
-from tfdist.cluster.membership.joining import join_running
-from tfdist.cluster.membership.membership import Membership
-from tfdist.errors import GroupLostError, TfdistError
+from tfdist.errors import GroupLostError, PeerLostError, TfdistError
 from tfdist.options import Options
 
 LIMITS = {
@@ -65,7 +63,7 @@ def main() -> None:
     if phase := os.environ.get("DIE_IN"):
         die_in(phase)
     pause = threading.Event()
-    while True:
+    while str(membership.session.size) != os.environ.get("END_WITH"):
         session = membership.session
         try:
             wish = b"regroup" if session.rank == 0 and membership.waiting else b""
@@ -77,18 +75,23 @@ def main() -> None:
             tell("failed", error)
         try:
             observe(membership.regroup(**LIMITS), options)
+            tell_of(membership)
         except GroupLostError as error:
             tell("ended", error)
             break
-        tell_of(membership)
+        except PeerLostError as error:  # between two groups
+            tell("failed", error)
     membership.close()
-    session.close()
+    membership.session.close()
 
 
 def tell_of(membership: Membership) -> None:
     session = membership.session
     members = ",".join(str(worker.task_index) for worker in session.topology.workers)
-    session.exchange("met", b"")
+    # Meanwhile the address is not the membership's.
+    mesh = connect(session, "all", range(session.size), Options.from_environment(), lambda _: 4096)
+    assert mesh is not None
+    mesh.close()
     tell(f"generation {session.generation} rank {session.rank} members {members}.")
 
 

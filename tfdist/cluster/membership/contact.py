@@ -89,8 +89,7 @@ class Contact:
             try:
                 answer = call.run(self._watch, self._silence)
             except (OSError, WireError, TfdistError) as error:
-                if not isinstance(error, TimeoutError):
-                    self._note(refused=True)
+                self._note(refused=not isinstance(error, TimeoutError))
                 if self._bury():
                     return
                 self._rest(pause)
@@ -122,9 +121,10 @@ class Contact:
             if answer is not None:
                 self.answer = answer
                 self.evidence = Evidence(answered=True, silent_since=now)
-            elif refused:
+            else:
                 since = self.evidence.refused_since
-                since = now if since is None else since
+                if refused and since is None:
+                    since = now
                 self.evidence = replace(self.evidence, answered=False, refused_since=since)
             self._node.changed.notify_all()
 

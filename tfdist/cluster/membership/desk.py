@@ -210,7 +210,7 @@ class RegroupDesk:
         view = self._node.view
         if view is None or self._node.standing.excluded:
             return {"kind": "none"}
-        first = view.members[0]
+        first = self._node.leader or view.members[0]
         # At the address of a dead rank 0, it would find itself.
         if first.incarnation == self._node.me or first.worker.address == joiner.worker.address:
             return None

@@ -89,6 +89,7 @@ class Entering:
 
         with node.changed:
             while absent := missing():
+                self._listen()
                 tokens = {member.incarnation for member in absent}
                 lost = any(
                     self._is_lost(contact)
@@ -110,6 +111,13 @@ class Entering:
             return None
         ranks = {view.rank(incarnation): sock for incarnation, sock in sockets.items()}
         return {rank: sock for rank, sock in ranks.items() if rank is not None}
+
+    def _listen(self) -> None:
+        """One that has gone on without this process does not enter, but says so."""
+        for contact in self._contacts:
+            view = contact.answer.get("view") if contact.answer else None
+            if view is not None and view["generation"] > self._view.generation:
+                self._node.learn(decode_view(view))
 
     def _arrive(self) -> dict[int, socket] | None:
         node, first = self._node, self._view.members[0]

@@ -120,10 +120,10 @@ class Joiner:
         except BaseException:
             self.close()
             raise
-        node.regrouping = False
+        node.regrouping, node.leader = False, None
         session.address.let(self._reception)
         self.membership = Membership.admitted(
-            session, node, self._reception, self._calls, self._options, self._announce
+            session, view, node, self._reception, self._calls, self._options, self._announce
         )
         return session
 
@@ -174,6 +174,7 @@ class Joiner:
                     now = time.monotonic()
                     lost = contact.evidence.state(now, patience) is not State.AWAITED
                     if lost or now >= deadline:
+                        node.changed.wait(_PAUSE_SECONDS)
                         return
                     waits.report(lambda: f"{target} to admit it")
                     node.changed.wait(POLL_SECONDS)

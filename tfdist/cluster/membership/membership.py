@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -14,6 +15,7 @@ from tfdist.cluster.membership import record
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.campaign import Terms
 from tfdist.cluster.membership.composition import Patience
+from tfdist.cluster.membership.consensus import Standing
 from tfdist.cluster.membership.desk import EXPECTED, RegroupDesk
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
@@ -33,6 +35,8 @@ REFUSED_SECONDS = 1.0
 
 _HASTY_SECONDS = 1.0
 _FAREWELL_SECONDS = 0.5
+_FAREWELLS = 3
+"""How many members are tried."""
 WHAT = "the other workers cannot reach this one to form a new group"
 
 
@@ -70,13 +74,16 @@ class Membership:
             )
         node = Node(session.topology, options)
         reception = reception_of(session, options, WHAT, announce)
-        self._take(session, node, reception, Calls(session.topology, options), options, announce)
+        calls = Calls(session.topology, options)
+        self._view = View(session.generation, (node.member,))  # until all have said who they are
+        self._take(session, node, reception, calls, options, announce)
         listen(reception, node, session.topology)
         session.address.let(reception)
         try:
             payload = json.dumps(encode_member(node.member)).encode()
             members = tuple(map(_decode, session.exchange("members", payload)))
-            node.learn(View(session.generation, members))
+            self._view = View(session.generation, members)
+            node.learn(self._view)
         except BaseException:
             self.close()
             raise
@@ -85,6 +92,7 @@ class Membership:
     def admitted(
         cls,
         session: Session,
+        view: View,
         node: Node,
         reception: Reception,
         calls: Calls,
@@ -93,6 +101,7 @@ class Membership:
     ) -> Membership:
         """The membership of a process that has been admitted to a running job."""
         membership = cls.__new__(cls)
+        membership._view = view
         membership._take(session, node, reception, calls, options, announce)
         return membership
 
@@ -113,6 +122,8 @@ class Membership:
         self._options = options
         self._announce = announce
         self._pid = os.getpid()
+        self._closed = False
+        atexit.register(self.close)
         node.on_disturbed = lambda message: self.session.fail(message)
         node.on_waiting = lambda: self.on_waiting()
 
@@ -123,10 +134,8 @@ class Membership:
 
     @property
     def view(self) -> View:
-        """The members of the present group, or of one that has been decided since."""
-        view = self._node.view
-        assert view is not None
-        return view
+        """The members of the present group."""
+        return self._view
 
     def regroup(
         self,
@@ -176,8 +185,9 @@ class Membership:
             rank = view.rank(node.me)
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
+            self._view = view
         finally:
-            node.regrouping = False
+            node.regrouping, node.leader = False, None
         if self._reception.serves(OBSERVE):
             self._reception.end(OBSERVE)  # by the old session
         old.address.hand_over(self.session.address)
@@ -187,31 +197,37 @@ class Membership:
         return self.session
 
     def close(self) -> None:
-        """Stops listening, and tells another member what this one has agreed to last."""
-        if os.getpid() != self._pid:
-            return
-        self._reception.end(REGROUP)
-        self._node.close(keep_record=not self._say_farewell())
+        """Stops listening, and tells another member what this one has agreed to last.
 
-    def _say_farewell(self) -> bool:
+        This happens at process exit, too.
+        """
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        last_word = self._node.finish()
+        # The others may leave, too: it listens for their last words until they have this one.
+        is_known = self._say_farewell(last_word)
+        self._reception.end(REGROUP)
+        self._node.close(keep_record=not is_known)
+
+    def _say_farewell(self, last_word: Standing) -> bool:
         """Returns whether nobody needs to read the last word of this process."""
         node = self._node
-        others = [m for m in node.view.members if m.incarnation != node.me] if node.view else []
-        if not others:
-            return True
         header = {
             "kind": "farewell",
-            "to": others[0].incarnation,
             "member": encode_member(node.member),
-            "standing": encode_standing(node.standing),
+            "standing": encode_standing(last_word),
         }
-        try:
-            self._calls.ask(others[0].worker.address, header, _FAREWELL_SECONDS)
-        except TimeoutError:
-            return False
-        except (OSError, WireError, TfdistError):  # that one ends too
-            return _failure(self.session) is not None
-        return True
+        for other in node.others[:_FAREWELLS]:
+            try:
+                to = {**header, "to": other.incarnation}
+                answer = self._calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
+            except (OSError, WireError, TfdistError):  # it ends too, or is busy
+                continue
+            if answer["kind"] != "other":
+                return True
+        return not node.others or _failure(self.session) is not None
 
     def _clean_up(self, before: View, view: View) -> None:
         """Removes the records of the dead: what they agreed to is known, and done."""

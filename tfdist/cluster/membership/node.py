@@ -29,6 +29,7 @@ class Node:
         member: this process.
         changed: guards everything here, and is notified of changes.
         regrouping: whether the main thread is forming a new group.
+        leader: the member that leads while a new group forms; those that wait turn to it.
         on_disturbed: called when another member needs a new group, with what to say of it.
         on_waiting: called when another process waits to be admitted.
         wake: wakes the thread that listens.
@@ -43,11 +44,13 @@ class Node:
         self.member = Member(topology.me, incarnation, here(options, self._record.path))
         self.changed = threading.Condition(threading.RLock())
         self.regrouping = False
+        self.leader: Member | None = None
         self.on_disturbed: Callable[[str], object] = lambda message: None
         self.on_waiting: Callable[[], object] = lambda: None
         self.wake: Callable[[], object] = lambda: None
         self._standing = Standing()
         self._seen = NONE
+        self._final = False
         self._last_words: dict[str, Standing] = {}
         self._waiting: dict[str, tuple[Member, float | None]] = {}
         self.entrants: tuple[View | None, frozenset[str]] = (None, frozenset())
@@ -78,9 +81,11 @@ class Node:
         """Answers a proposer, as `Standing.answer`; what it promises is recorded before.
 
         Raises:
-            OSError: it cannot be recorded.
+            OSError: it cannot be recorded, or this process has said its last word.
         """
         with self.changed:
+            if self._final:
+                raise ConnectionError("this member leaves")
             standing, reply = self._standing.answer(request, self.me)
             self._seen = max(self._seen, request.ballot)
             self._replace(standing)
@@ -89,7 +94,8 @@ class Node:
     def learn(self, view: View) -> None:
         """Learns of a decided view."""
         with self.changed:
-            self._replace(self._standing.learn(view, self.me))
+            if not self._final:
+                self._replace(self._standing.learn(view, self.me))
 
     def heard_of(self, ballot: Ballot) -> None:
         """Notes a ballot that others have heard of."""
@@ -104,7 +110,7 @@ class Node:
             for incarnation in standing.view.incarnations:
                 self._waiting.pop(incarnation, None)
             self._seen = NONE
-            self.go = None
+            self.go = self.leader = None
         self._standing = standing
         self.changed.notify_all()
         self.wake()
@@ -120,6 +126,19 @@ class Node:
     def last_word(self, incarnation: str) -> Standing | None:
         """The last word of a member that has left, if it has told this process."""
         return self._last_words.get(incarnation)
+
+    @property
+    def others(self) -> list[Member]:
+        """The other members, without those whose last word has been heard here."""
+        members = self.view.members if self.view else ()
+        here = (self.me, *self._last_words)
+        return [member for member in members if member.incarnation not in here]
+
+    def finish(self) -> Standing:
+        """The last word of this process: it takes part in nothing more."""
+        with self.changed:
+            self._final = True
+            return self._standing
 
     def close(self, *, keep_record: bool) -> None:
         """Ends the membership; the record is kept where nobody has heard the last word."""

@@ -85,6 +85,9 @@ class Regrouping:
         """Makes one attempt to have the next view decided, or waits for another member's."""
         node = self._node
         lead = leader(view, self._lost)
+        with node.changed:
+            if node.view == view:
+                node.leader = lead
         if lead is None or lead.incarnation == node.me:
             campaign = Campaign(
                 node, self._calls, view, self._terms, self._extra, self._deadline, self._announce

@@ -108,9 +108,6 @@ class Session:
 
         Raises:
             TfdistError: a worker is lost, or the session has failed or has been closed.
-
-        Example:
-            >>> Session(Topology(), {}, Options()).check()
         """
         self._state.check()
 
@@ -217,9 +214,6 @@ class Session:
 
         Raises:
             ValueError: this is not rank 0.
-
-        Example:
-            >>> session.notify("checkpoint written")  # doctest: +SKIP
         """
         self._role.notify(key, text)
 
@@ -237,9 +231,6 @@ class Session:
         Raises:
             PeerLostError: a worker is lost, or rank 0 has left.
             RendezvousError: rank 0 did not post in time.
-
-        Example:
-            >>> session.wait_notified("checkpoint written", 1)  # doctest: +SKIP
         """
         seconds = self._options.collective_timeout if timeout is None else timeout
         timeout_error = RendezvousError(
@@ -285,11 +276,7 @@ class Session:
         self._state.on_left(callback)
 
     def fail(self, message: str) -> None:
-        """Ends the session as if a worker were lost; on rank 0, for all.
-
-        Args:
-            message: why.
-        """
+        """Ends the session, as if a worker were lost, with this message; on rank 0, for all."""
         self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
