@@ -112,6 +112,23 @@ def test_half_of_a_group_goes_on_only_with_its_first_member(group):
 
 
 @exhaustive
+@pytest.mark.parametrize("rank", [0, 1])
+def test_those_that_have_noticed_nothing_are_told(group, rank):
+    _, workers = group(3, {rank: {"FAIL": "1"}}, **NEVER)
+    formed(workers, 1, [0, 1, 2])
+
+
+@exhaustive
+def test_the_new_group_uses_tls(group, start):
+    secure = {**NEVER, **variables(), "TFDIST_SECRET": "s"}
+    cluster, workers = group(3, **secure)
+    workers[1].kill()
+    formed([workers[0], workers[2]], 1, [0, 2])
+    workers[1] = start(cluster, 1, **secure)
+    formed([workers[0], workers[2], workers[1]], 2, [0, 2, 1])
+
+
+@exhaustive
 def test_too_few_are_left(group):
     _, workers = group(3, **NEVER, MIN_WORKERS="3", TFDIST_START_TIMEOUT="3")
     workers[1].kill()

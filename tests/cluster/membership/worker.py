@@ -66,6 +66,8 @@ def main() -> None:
     while str(membership.session.size) != os.environ.get("END_WITH"):
         session = membership.session
         try:
+            if session.generation == 0 and os.environ.get("FAIL"):
+                session.fail("a link is broken")
             wish = b"regroup" if session.rank == 0 and membership.waiting else b""
             wishes = session.exchange("step", wish)
             if b"regroup" not in wishes:

@@ -91,6 +91,7 @@ class Campaign:
         self._contacts: dict[str, Contact] = {}
         self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
         self._states: dict[str, State] = {}
+        self._next = view
 
     def run(self) -> Ballot | None:
         """Makes the attempt.
@@ -109,7 +110,7 @@ class Campaign:
                 return proposer.overruled
             self._stop()
             others = [m for m in self._view.members if m.incarnation in proposer.promised]
-            proposer.propose(self._candidate())
+            proposer.propose(self._next)
             before = self._states
             self._ask(others)
             if not self._until(self._is_futile) or proposer.decided:
@@ -186,8 +187,8 @@ class Campaign:
             return False
         proposer = self._proposer
         if proposer.may_propose:
-            enough = len(self._candidate().members) >= self._terms.min_workers
-            return enough or proposer.bound is not None
+            self._next = self._candidate()
+            return len(self._next.members) >= self._terms.min_workers or bool(proposer.bound)
         gone = [name for name, state in self._states.items() if state is State.GONE]
         if is_hopeless(self._view.incarnations, proposer.promised, proposer.dead, gone):
             raise GroupLostError(self._why_not("any more"))

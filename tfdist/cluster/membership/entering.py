@@ -115,9 +115,10 @@ class Entering:
     def _listen(self) -> None:
         """One that has gone on without this process does not enter, but says so."""
         for contact in self._contacts:
-            view = contact.answer.get("view") if contact.answer else None
-            if view is not None and view["generation"] > self._view.generation:
-                self._node.learn(decode_view(view))
+            if contact.answer and contact.answer.get("view"):
+                view = decode_view(contact.answer["view"])
+                if view.generation > self._view.generation:
+                    self._node.learn(view)
 
     def _arrive(self) -> dict[int, socket] | None:
         node, first = self._node, self._view.members[0]

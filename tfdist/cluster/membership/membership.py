@@ -177,6 +177,7 @@ class Membership:
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
         node.regrouping = True
+        self._reception.resume()  # if the session has been closed
         try:
             regrouping = Regrouping(
                 node, self._calls, terms, failure is None, reason, self._announce
@@ -190,7 +191,8 @@ class Membership:
             node.regrouping, node.leader = False, None
         if self._reception.serves(OBSERVE):
             self._reception.end(OBSERVE)  # by the old session
-        old.address.hand_over(self.session.address)
+        old.address.release()
+        self.session.address.let(self._reception)
         # The connections to those that are lost linger.
         threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
         self._clean_up(before, view)

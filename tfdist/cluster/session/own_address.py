@@ -36,9 +36,9 @@ class OwnAddress:
         self._tenant = tenant
         tenant.resume()
 
-    def hand_over(self, successor: OwnAddress) -> None:
-        """Passes the tenant on, which listens meanwhile, to the next session of this process."""
-        successor._tenant, self._tenant = self._tenant, None
+    def release(self) -> None:
+        """Forgets the tenant, which listens on: the next session of this process has it."""
+        self._tenant = None
 
     @contextlib.contextmanager
     def free(self) -> Iterator[None]:
