@@ -40,7 +40,16 @@ LAYERS = [
 ]
 # The same within the larger packages; what is not named here is above all of it.
 PARTS = {
-    "cluster": ["spec", "net", "auth", "session", "rendezvous", "observation", "mesh"],
+    "cluster": [
+        "spec",
+        "net",
+        "auth",
+        "session",
+        "rendezvous",
+        "membership",
+        "observation",
+        "mesh",
+    ],
     "compression": [
         "settings",
         "gradient",

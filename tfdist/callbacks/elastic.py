@@ -66,10 +66,10 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
                 "`with strategy.scope():`."
             )
-        membership = membership_of(extended.group, min_workers=self._min_workers)
+        membership = membership_of(extended.group)
         if membership is None:
             return fit()
-        self._recovery = Recovery(model, entries, membership)
+        self._recovery = Recovery(model, entries, membership, min_workers=self._min_workers)
         try:
             return self._run(fit, self._recovery)
         finally:

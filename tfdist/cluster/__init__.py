@@ -1,11 +1,14 @@
 """The workers of a job and the connections between them.
 
 A cluster description (TF_CONFIG, a ClusterResolver) becomes a `Topology`; `meet` waits for all its
-workers and returns a `Session`, which exchanges small byte strings and detects lost workers;
+workers and returns a `Session`, which exchanges small byte strings and detects lost workers; a
+`Membership` lets those that are left, and newcomers, form a new group with a session of its own;
 `connect` builds the `Mesh` over which a group of workers sends tensors. Nothing here imports
 TensorFlow.
 """
 
+from tfdist.cluster.membership.joining import Joiner, join_running
+from tfdist.cluster.membership.membership import Membership
 from tfdist.cluster.mesh.mesh import Mesh, connect
 from tfdist.cluster.net.bind_address import check_own
 from tfdist.cluster.net.dns import check_resolvable
@@ -18,6 +21,8 @@ from tfdist.cluster.spec.topology import Topology, Worker
 
 __all__ = [
     "ClusterResolver",
+    "Joiner",
+    "Membership",
     "Mesh",
     "Session",
     "Topology",
@@ -28,6 +33,7 @@ __all__ = [
     "from_environment",
     "from_resolver",
     "from_tf_config",
+    "join_running",
     "meet",
     "observe",
 ]

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Protocol
 
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import Session
+from tfdist.cluster import Membership
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.group_info import GroupInfo
 from tfdist.elastic.peer_state import share_state
@@ -24,13 +23,6 @@ _NOTICE_SECONDS = 5.0
 """How long after the failure of a step it may take to learn that a worker is lost."""
 
 
-class Membership(Protocol):
-    """Decides with the other workers who belongs to the next group."""
-
-    def regroup(self) -> Session:
-        """Returns the session of the next group."""
-
-
 class Recovery:
     """One call of `fit` on a group of workers that may change.
 
@@ -38,14 +30,18 @@ class Recovery:
         model: in training.
         entries: what all entries of the call have in common.
         membership: decides on the group.
+        min_workers: how many it must have.
     """
 
-    def __init__(self, model: keras.Model, entries: Entries, membership: Membership) -> None:
+    def __init__(
+        self, model: keras.Model, entries: Entries, membership: Membership, *, min_workers: int
+    ) -> None:
         self._model = model
         self._extended = model.distribute_strategy.extended
         self._group = self._extended.group
         self._callbacks, self._data = entries.callbacks, entries.data
-        self._membership = membership
+        self._membership, self._min_workers = membership, min_workers
+        self._group.elastic = True
         self._data.live = self._live = LiveData()
         self._totals: MetricTotals = keep_totals(model)
         self._began_at: dict[int, int] = {}
@@ -82,7 +78,7 @@ class Recovery:
         began = time.monotonic()
         self._callbacks.stopped = bool(self._model.stop_training)
         while True:
-            session = self._membership.regroup()
+            session = self._membership.regroup(min_workers=self._min_workers)
             try:
                 self._group.regroup(session)
                 agreement = self._agree()

@@ -61,8 +61,10 @@ def clusters_differ(difference: str) -> ClusterError:
 
 
 def entries(topology: Topology) -> list[Entry]:
-    """The workers of a cluster, in rank order."""
-    return [(w.task_type, w.task_index, w.address) for w in topology.workers]
+    """The workers of a cluster, in rank order; then its generation, where the group has changed."""
+    workers = [(w.task_type, w.task_index, w.address) for w in topology.workers]
+    generation = topology.generation
+    return [*workers, ("generation", generation, "of the group")] if generation else workers
 
 
 def first_difference(

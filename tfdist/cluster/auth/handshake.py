@@ -40,6 +40,7 @@ _DIALER = "tfdist worker that dials"
 _LISTENER = "tfdist worker that listens"
 
 Admit = Callable[[Identity], None]
+AnswerAs = Callable[[Identity], Identity]
 
 
 @dataclass(frozen=True)
@@ -179,8 +180,22 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
     return theirs
 
 
-def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None) -> Steps:
-    """The listener's side of the handshake."""
+def listening(
+    mine: Identity,
+    secret: str,
+    tls: bool,
+    admit: Admit | None = None,
+    answer_as: AnswerAs | None = None,
+) -> Steps:
+    """The listener's side of the handshake.
+
+    Args:
+        mine: the identity of this process.
+        secret: the job's secret.
+        tls: whether the connection uses TLS.
+        admit: see `handshake`.
+        answer_as: who to be for an admitted peer; `mine` by default.
+    """
     certificates: tuple[bytes, ...] = ()
     magic = yield from _magic()
     if tls:
@@ -212,6 +227,8 @@ def listening(mine: Identity, secret: str, tls: bool, admit: Admit | None = None
         raise WireError(_no_secret(theirs))
     if admit:
         admit(theirs)
+    if answer_as:
+        mine = answer_as(theirs)
     said = encode({"kind": "hello", **vars(mine)})
     proof = prove(secret, _LISTENER, *transcript, said)
     yield Write(encode({"kind": "proof", **vars(mine), "proof": proof}))

@@ -18,6 +18,9 @@ JOIN = "join"
 OBSERVE = "observe"
 """The purpose of a connection to rank 0 that asks how the job goes."""
 
+REGROUP = "regroup"
+"""The purpose of a connection between workers that form a new group, or that want to join one."""
+
 _MAX_LENGTH = 512
 
 

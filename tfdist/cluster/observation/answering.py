@@ -1,4 +1,4 @@
-"""Answers observers: authenticates them, asks the ranks once for all of them, sends the answer."""
+"""Answers observers: asks the ranks once for all of them, and sends the answer."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from collections.abc import Callable
 from functools import partial
 
 from tfdist.cluster.auth.identity import OBSERVE, Identity
-from tfdist.cluster.net.framing import WireError, encode
+from tfdist.cluster.net.framing import encode
 from tfdist.cluster.net.sockets import send_at_once
-from tfdist.cluster.net.tls import Tls
-from tfdist.cluster.net.wait_messages import Announce
 from tfdist.cluster.observation.answer import encode_answer
-from tfdist.cluster.rendezvous.acceptor import Acceptor
 from tfdist.cluster.session.reports import Gathering, Presence
 from tfdist.cluster.session.session import Session
-from tfdist.options import Options
 
 PATIENCE_SECONDS = 3.0
 """How long the ranks have to answer."""
 
 _SEND_SECONDS = 10.0
-_MOST = 4
-_STRANGERS = 16
+MOST = 4
+"""How many observers may be answered at the same time."""
 _CHUNK = 64 * 1024
 
 
@@ -54,21 +50,13 @@ class Answering:
     Args:
         selector: where the connections are registered, with a function to call as data.
         session: the session of rank 0.
-        options: `secret` is used.
-        tls: the TLS contexts; None for connections without TLS.
         wake: ends the wait for the selector, from any thread.
-        announce: called with lines about rejected connections.
     """
 
     def __init__(
-        self,
-        selector: selectors.BaseSelector,
-        session: Session,
-        options: Options,
-        tls: Tls | None,
-        wake: Callable[[], object],
-        announce: Announce,
+        self, selector: selectors.BaseSelector, session: Session, wake: Callable[[], object]
     ) -> None:
+        self.identity = Identity.of(session.topology, OBSERVE)
         self._selector = selector
         self._session = session
         self._wake = wake
@@ -77,21 +65,11 @@ class Answering:
         self._gathering: Gathering | None = None
         self._own = b""
         self._deadline = 0.0
-        self._acceptor = Acceptor(
-            selector,
-            Identity.of(session.topology, OBSERVE),
-            options.secret,
-            tls,
-            _MOST,
-            _screen,
-            self._admit,
-            announce,
-            _STRANGERS,
-        )
 
-    def accept(self, listener: socket.socket) -> None:
-        """Accepts all connections that wait at a non-blocking listener."""
-        self._acceptor.accept(listener)
+    @property
+    def is_busy(self) -> bool:
+        """Whether there are observers that wait for their answer."""
+        return bool(self._waiting or self._replies)
 
     def tick(self) -> None:
         """Goes on with what is due; call it after every wait."""
@@ -107,18 +85,17 @@ class Answering:
                 self._send(reply)
         for reply in [one for one in self._replies if now >= one.deadline]:
             self._end(reply)
-        self._acceptor.tick()
 
     def close(self) -> None:
         """Closes all connections."""
-        self._acceptor.close()
         for reply in list(self._replies):
             self._end(reply)
         for sock in self._waiting:
             sock.close()
 
-    def _admit(self, sock: socket.socket, _: Identity) -> None:
-        if len(self._waiting) + len(self._replies) >= _MOST:
+    def admit(self, sock: socket.socket, hello: Identity) -> None:
+        """Answers an observer, soon."""
+        if len(self._waiting) + len(self._replies) >= MOST:
             send_at_once(sock, encode({"kind": "busy"}))
             sock.close()
             return
@@ -147,8 +124,3 @@ class Answering:
         self._replies.remove(reply)
         self._selector.unregister(reply.sock)
         reply.sock.close()
-
-
-def _screen(hello: Identity) -> None:
-    if hello.purpose != OBSERVE:
-        raise WireError(f"{hello} connected for {hello.purpose!r}, but this job is running already")

@@ -9,9 +9,10 @@ import ssl
 import time
 from collections.abc import Callable
 
-from tfdist.cluster.auth.handshake import TlsMismatch, listening, tls_problem
+from tfdist.cluster.auth.handshake import AnswerAs, TlsMismatch, listening, tls_problem
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.descriptors import close_on_fork
+from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.sockets import tune
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce
@@ -23,6 +24,10 @@ ACCEPT_SECONDS = 20.0
 
 _MAX_STRANGERS = 256
 _FULL_SECONDS = 0.05
+
+
+class NotHere(WireError):
+    """A worker of the job asks for what this one cannot do now; that deserves no line."""
 
 
 class Acceptor:
@@ -42,6 +47,8 @@ class Acceptor:
             accepted.
         announce: called with lines about rejected connections.
         strangers: how many unauthenticated connections there may be besides.
+        answer_as: who to be for an admitted peer; `mine` by default.
+        hang_ups: whether peers that end the connection themselves deserve a line.
     """
 
     def __init__(
@@ -55,12 +62,16 @@ class Acceptor:
         on_accepted: Callable[[socket.socket, Identity], None],
         announce: Announce,
         strangers: int | None = None,
+        answer_as: AnswerAs | None = None,
+        hang_ups: bool = True,
     ) -> None:
         self._mine = mine
         self._secret = secret
         self._tls = tls
         self._room = (_MAX_STRANGERS if strangers is None else strangers) + expected
         self._screen = screen
+        self._answer_as = answer_as
+        self._hang_ups = hang_ups
         self._on_accepted = on_accepted
         self._handshakes = Handshakes(selector)
         self._rejections = Rejections(announce)
@@ -104,12 +115,16 @@ class Acceptor:
         def failed(error: Exception) -> None:
             self._reject(address, port, error)
 
-        steps = listening(self._mine, self._secret, self._tls is not None, self._screen)
+        tls = self._tls is not None
+        steps = listening(self._mine, self._secret, tls, self._screen, self._answer_as)
         deadline = time.monotonic() + ACCEPT_SECONDS
         self._make_room()
         self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
 
     def _reject(self, address: str, port: int, error: Exception) -> None:
+        hung_up = isinstance(error, ConnectionError) and not self._hang_ups
+        if hung_up or isinstance(error, NotHere):
+            return
         reason = str(error)
         if isinstance(error, (TlsMismatch, ssl.SSLError)) and (problem := tls_problem(error)):
             reason = f"no TLS: {problem}"
@@ -126,5 +141,5 @@ class Acceptor:
         most = max(counts, key=lambda address: counts[address])
         oldest = next(one for one in pending if one.address == most)
         if not oldest.ended:
-            oldest.on_failed(ConnectionError("too many connections from one address"))
+            oldest.on_failed(OSError("too many connections from one address"))
         self._handshakes.drop(oldest)

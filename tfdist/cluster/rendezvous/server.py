@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from functools import partial
 
 from tfdist.cluster.auth.compatibility import clusters_differ, disagreement, duplicate, entries
-from tfdist.cluster.auth.identity import JOIN, Identity
+from tfdist.cluster.auth.identity import JOIN, REGROUP, Identity
 from tfdist.cluster.auth.trust import is_closed
 from tfdist.cluster.net.framing import HELLO_LIMIT, Decoder, Header, WireError, encode
 from tfdist.cluster.net.sockets import has_ended, send_at_once
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import NAMED, Announce, WaitMessages, named
-from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.cluster.rendezvous.acceptor import Acceptor, NotHere
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError, TfdistError
@@ -273,5 +273,7 @@ class RendezvousServer:
 
 
 def _screen(hello: Identity) -> None:
+    if hello.purpose == REGROUP:  # it asks whether the job runs already
+        raise NotHere("this job is starting")
     if hello.purpose != JOIN:
         raise WireError(f"{hello} connected for {hello.purpose!r}, but this is for joining the job")

@@ -94,6 +94,10 @@ class Agent:
         """Tells all others, by way of rank 0, what this rank has waited in for long."""
         self._connections.send(0, encode({"kind": "stalled", "text": text}))
 
+    def lose(self, message: str) -> None:
+        """Ends the session here because a worker is lost."""
+        self._state.lose(message)
+
     def close(self, failure: str | None, linger: float) -> None:
         """Says goodbye and closes the connection."""
         self._connections.close(encode({"kind": "bye", "failure": failure}), linger)
@@ -117,13 +121,14 @@ class Agent:
         elif kind == "failed":
             self._state.fail(decode_error(header))
         elif kind == "lost":
-            self._state.lose(str(decode_error(header)))
+            lost = header.get("rank")
+            self._state.lose(str(decode_error(header)), lost if type(lost) is int else None)
         elif kind == "left":
             self._state.leave(left_message(header["rank"], self._workers[header["rank"]]))
         elif kind == "bye":
             self._connections.drop(0)
             if header["failure"] is not None:
-                self._state.lose(loss_message(0, self._chief, f"failed: {header['failure']}"))
+                self._state.lose(loss_message(0, self._chief, f"failed: {header['failure']}"), 0)
                 return
             self._state.leave(left_message(0, self._chief))
             self._state.fail(
@@ -136,7 +141,7 @@ class Agent:
             raise ValueError(kind)
 
     def on_end(self, rank: int, reason: str) -> None:
-        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"))
+        self._state.lose(loss_message(0, self._chief, f"is lost: {reason}"), 0)
 
     def on_tick(self, now: float) -> None:
         """Warns of a stalled exchange itself where rank 0, which tracks them, should have."""

@@ -202,7 +202,7 @@ class Coordinator:
 
     def _end(self, rank: int, what: str) -> None:
         self._note_gone(rank, what)
-        self._lose(loss_message(rank, self._workers[rank], what))
+        self.lose(loss_message(rank, self._workers[rank], what), rank)
 
     def _note_gone(self, rank: int, what: str) -> None:
         self._gone[rank] = what
@@ -216,11 +216,12 @@ class Coordinator:
                 self._connections.broadcast(encode(encode_error("failed", error)))
                 self._state.fail(error)
 
-    def _lose(self, message: str) -> None:
-        """Tells all ranks that a worker is lost; only the first loss counts."""
+    def lose(self, message: str, rank: int | None = None) -> None:
+        """Tells all ranks that a worker is lost, possibly which; only the first loss counts."""
         with self._lock:
             if self._lost:
                 return
             self._failed = self._lost = True
-            self._connections.broadcast(encode(encode_error("lost", PeerLostError(message))))
-        self._state.lose(message)
+            header = {**encode_error("lost", PeerLostError(message)), "rank": rank}
+            self._connections.broadcast(encode(header))
+        self._state.lose(message, rank)

@@ -27,14 +27,18 @@ class OwnAddress:
         self._tenant: Tenant | None = None
 
     @property
-    def is_let(self) -> bool:
-        """Whether there is a tenant."""
-        return self._tenant is not None
+    def tenant(self) -> Tenant | None:
+        """Who listens here, if anyone does."""
+        return self._tenant
 
     def let(self, tenant: Tenant) -> None:
         """Lets a tenant listen whenever nothing else does."""
         self._tenant = tenant
         tenant.resume()
+
+    def release(self) -> None:
+        """Forgets the tenant, which listens on: the next session of this process has it."""
+        self._tenant = None
 
     @contextlib.contextmanager
     def free(self) -> Iterator[None]:

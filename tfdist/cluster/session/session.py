@@ -81,6 +81,16 @@ class Session:
         return self.topology.size
 
     @property
+    def generation(self) -> int:
+        """How often the group has formed anew; connections of different ones refuse each other."""
+        return self.topology.generation
+
+    @property
+    def lost_ranks(self) -> list[int]:
+        """The ranks that are known to be lost."""
+        return sorted(self._state.lost_ranks)
+
+    @property
     def awaited(self) -> list[Awaited]:
         """What threads of this process wait for: an exchange, a notice, or both."""
         return [one for one in (self._state.awaited, self._state.awaited_notice) if one]
@@ -98,9 +108,6 @@ class Session:
 
         Raises:
             TfdistError: a worker is lost, or the session has failed or has been closed.
-
-        Example:
-            >>> Session(Topology(), {}, Options()).check()
         """
         self._state.check()
 
@@ -207,9 +214,6 @@ class Session:
 
         Raises:
             ValueError: this is not rank 0.
-
-        Example:
-            >>> session.notify("checkpoint written")  # doctest: +SKIP
         """
         self._role.notify(key, text)
 
@@ -227,9 +231,6 @@ class Session:
         Raises:
             PeerLostError: a worker is lost, or rank 0 has left.
             RendezvousError: rank 0 did not post in time.
-
-        Example:
-            >>> session.wait_notified("checkpoint written", 1)  # doctest: +SKIP
         """
         seconds = self._options.collective_timeout if timeout is None else timeout
         timeout_error = RendezvousError(
@@ -273,6 +274,10 @@ class Session:
                 monitors the connections; immediately for workers that have already left.
         """
         self._state.on_left(callback)
+
+    def fail(self, message: str) -> None:
+        """Ends the session, as if a worker were lost, with this message; on rank 0, for all."""
+        self._role.lose(message)
 
     def close(self, failure: str | None = None) -> None:
         """Says goodbye and closes the connections, within a second; further calls have no effect.

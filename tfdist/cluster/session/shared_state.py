@@ -24,12 +24,14 @@ class SessionState:
         awaited: the exchange that a thread of this process is in, if any.
         awaited_notice: the notice that one waits for, if any.
         recorder: who keeps a record of them, if anyone does.
+        lost_ranks: the ranks that are known to be lost.
     """
 
     def __init__(self) -> None:
         self.awaited: Awaited | None = None
         self.awaited_notice: Awaited | None = None
         self.recorder: ExchangeRecorder | None = None
+        self.lost_ranks: set[int] = set()
         self._changed = threading.Condition()
         self._exchanges = 0
         self._results: dict[int, list[bytes]] = {}
@@ -79,8 +81,10 @@ class SessionState:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def lose(self, message: str) -> None:
+    def lose(self, message: str, rank: int | None = None) -> None:
         """Ends the session because a worker is lost, and calls the callbacks once."""
+        if rank is not None:
+            self.lost_ranks.add(rank)
         self.fail(PeerLostError(message))
         with self._changed:
             if self._lost is not None:

@@ -34,7 +34,7 @@ class Topology:
         rank: this process's position in `workers`.
         task_type: this process's job, possibly `"evaluator"`; None without a cluster.
         task_index: its index within that job; None without a cluster.
-        generation: how often the group has changed since the job started.
+        generation: how often the group has formed anew in the same processes.
 
     Example:
         >>> alone = Topology()
@@ -77,7 +77,7 @@ class Topology:
         return jobs
 
     def fingerprint(self) -> str:
-        """A digest that two processes share exactly if they have the same cluster."""
+        """A digest that two processes share exactly if cluster and generation are the same."""
         text = ";".join(f"{w.task_type}:{w.task_index}={w.address}" for w in self.workers)
         if self.generation:
             text += f";generation={self.generation}"

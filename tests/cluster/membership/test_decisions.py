@@ -1,0 +1,249 @@
+"""The pure decisions as tables, and what is sent and recorded."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tfdist.cluster.membership import record
+from tfdist.cluster.membership.campaign import summary
+from tfdist.cluster.membership.composition import Evidence, Patience, State, compose, leader
+from tfdist.cluster.membership.consensus import (
+    Accept,
+    Accepted,
+    Ballot,
+    Decided,
+    Prepare,
+    Promise,
+    Refused,
+    Standing,
+    Vote,
+)
+from tfdist.cluster.membership.place import here, is_dead, is_visible
+from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
+from tfdist.cluster.membership.view import Member, Place, View, decode_view, encode_view
+from tfdist.cluster.membership.wire import (
+    decode_reply,
+    decode_request,
+    decode_standing,
+    encode_reply,
+    encode_request,
+    encode_standing,
+)
+from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.spec.topology import Topology, Worker
+from tfdist.options import Options
+
+
+def member(name, address=""):
+    return Member(Worker("worker", 0, address or f"{name}:1"), name, Place("m", 1, 1))
+
+
+def view(names, generation=1):
+    return View(generation, tuple(map(member, names)))
+
+
+@pytest.mark.parametrize(
+    ("members", "present", "dead", "expected"),
+    [
+        ("a", "a", "", True),
+        ("ab", "a", "", True),  # the first breaks the tie
+        ("ab", "b", "", False),
+        ("ab", "b", "a", True),
+        ("abc", "ab", "", True),
+        ("abc", "c", "", False),
+        ("abc", "c", "a", False),  # b may be alive
+        ("abc", "c", "ab", True),
+        ("abcd", "ad", "", True),
+        ("abcd", "bd", "", False),
+        ("abcd", "bd", "ac", True),
+        ("abcd", "", "abcd", False),
+        ("ab", "xyz", "a", False),  # strangers do not count
+    ],
+)
+def test_who_may_go_on(members, present, dead, expected):
+    assert may_go_on(members, present, dead) == expected
+
+
+def test_two_parts_never_both_go_on_while_all_are_alive():
+    for size in range(1, 8):
+        everyone = "abcdefg"[:size]
+        for count in range(size + 1):
+            for part in itertools.combinations(everyone, count):
+                rest = [one for one in everyone if one not in part]
+                assert not (may_go_on(everyone, part, "") and may_go_on(everyone, rest, ""))
+
+
+def test_hopeless_is_what_nobody_can_change():
+    assert is_hopeless("ab", "b", "", "a")
+    assert not is_hopeless("ab", "a", "", "b")
+    assert not is_hopeless("abc", "c", "a", "")  # b may come back
+    assert is_hopeless("abc", "c", "b", "a")
+
+
+PATIENCE = Patience(refused=1.0, silent=10.0)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "expected"),
+    [
+        (Evidence(), State.AWAITED),
+        (Evidence(silent_since=91.0), State.AWAITED),
+        (Evidence(silent_since=90.0), State.LOST),
+        (Evidence(silent_since=99.0, refused_since=99.5), State.AWAITED),
+        (Evidence(silent_since=99.0, refused_since=99.0), State.LOST),
+        (Evidence(dead=True, silent_since=100.0), State.GONE),
+        (Evidence(dead=True, last_word=True), State.DEAD),
+        (Evidence(answered=True, silent_since=0.0), State.ANSWERED),
+    ],
+)
+def test_whom_to_wait_for(evidence, expected):
+    assert evidence.state(100.0, PATIENCE) is expected
+
+
+def test_who_leads():
+    assert leader(view("abc"), "") == member("a")
+    assert leader(view("abc"), "ab") == member("c")
+    assert leader(view("abc"), "abc") is None
+
+
+@pytest.mark.parametrize(
+    ("promised", "joiners", "most", "expected"),
+    [
+        ("abc", "", None, "abc"),
+        ("ca", "", None, "ac"),
+        ("ac", "xy", None, "acxy"),
+        ("ac", "yx", 3, "acy"),
+        ("abc", "x", 2, "abc"),  # nobody is sent away
+        ("ac", "a", None, "ac"),
+    ],
+)
+def test_who_belongs_to_the_next_view(promised, joiners, most, expected):
+    found = compose(view("abc"), promised, list(map(member, joiners)), most)
+    assert found == view(expected, 2)
+
+
+def test_a_newcomer_takes_the_address_of_a_dead_member_only():
+    newcomer = member("x", "b:1")
+    assert compose(view("ab"), "ab", [newcomer], None) == view("ab", 2)
+    assert compose(view("ab"), "a", [newcomer], None).members == (member("a"), newcomer)
+
+
+def test_the_line_about_a_new_group():
+    states = {"b": State.DEAD, "c": State.LOST}
+    assert summary(view("abcd"), view("adx", 2), states) == (
+        "tfdist: worker 0 (b:1) is lost (is dead); worker 0 (c:1) is lost (does not answer); "
+        "worker 0 (x:1) joins; 2 of 4 workers form generation 2 of 3 workers"
+    )
+
+
+VOTE = Vote(Ballot(3, 1), view("ab", 2))
+STANDINGS = [Standing(), Standing(view("ab")), Standing(view("ab"), Ballot(4, 0), VOTE, view("a"))]
+
+
+def test_messages_survive_the_wire():
+    def sent(header):
+        return json.loads(json.dumps(header))
+
+    for request in (Prepare(view("ab"), Ballot(1, 0)), Accept(view("ab"), Ballot(1, 0), view("a"))):
+        assert decode_request(sent(encode_request(request))) == request
+    for reply in (
+        Promise(Ballot(1, 0), None),
+        Promise(Ballot(1, 0), VOTE),
+        Accepted(Ballot(1, 0)),
+        Refused(Ballot(1, 0), Ballot(2, 1)),
+        Decided(view("a")),
+    ):
+        assert decode_reply(sent(encode_reply(reply))) == reply
+    for standing in STANDINGS:
+        assert decode_standing(sent(encode_standing(standing))) == standing
+    assert decode_reply({"kind": "member"}) is None
+
+
+def test_malformed_messages_are_refused():
+    good = encode_view(view("ab"))
+    twice = {**good, "members": good["members"][:1] * 2}
+    unprintable = json.loads(json.dumps(good).replace("a:1", "a\\n:1"))
+    for wrong in (None, 3, {}, {**good, "members": []}, {**good, "generation": "1"}, twice,
+                  {**good, "members": [{}]}, unprintable):  # fmt: skip
+        with pytest.raises(WireError):
+            decode_view(wrong)
+    for header in ({"kind": "prepare"}, {"kind": "prepare", "view": good, "ballot": [1]}):
+        with pytest.raises(WireError):
+            decode_request(header)
+    with pytest.raises(WireError):
+        decode_reply({"kind": "promise", "ballot": [0, 0], "accepted": 3})
+    with pytest.raises(WireError):
+        decode_standing([])
+
+
+def test_a_view_as_a_topology():
+    topology = view("ab", 3).topology(1)
+    assert (topology.rank, topology.size, topology.generation) == (1, 2, 3)
+    assert topology.me.address == "b:1"
+    assert view("ab", 4).topology(1).fingerprint() != topology.fingerprint()
+    first = Topology(topology.workers, 1)
+    assert first.fingerprint() != topology.fingerprint()
+
+
+@pytest.fixture
+def child():
+    """A process that waits, and is not waited for: killed, it remains as a zombie."""
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield process
+    process.kill()
+    process.wait()
+    process.stdin.close()
+
+
+def test_deaths_are_proven(child):
+    mine = here(Options())
+    with open(f"/proc/{child.pid}/stat") as file:
+        started = int(file.read().rpartition(")")[2].split()[19])
+    place = Place(mine.machine, child.pid, started)
+    assert is_visible(place, mine)
+    assert not is_dead(place)
+    child.send_signal(signal.SIGSTOP)
+    assert not is_dead(place)
+    assert is_dead(Place(mine.machine, child.pid, started + 1))  # its id belongs to another now
+    child.kill()
+    assert is_dead(place, 60.0)
+    child.wait()
+    assert is_dead(place)
+    assert not is_dead(mine)
+    assert not is_visible(here(Options(host="other")), mine)
+
+
+def test_a_record_is_the_last_word(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
+    one = record.Record("one")
+    for standing in STANDINGS:
+        one.write(standing)
+        assert record.read(one.path) == standing
+    other = record.Record("other")
+    other.remove()
+    assert record.read(one.path) == STANDINGS[-1]
+    with open(one.path, "w") as file:
+        file.write("{")
+    assert record.read(one.path) is None
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_text(json.dumps(encode_standing(Standing())))
+    assert record.read(str(elsewhere)) is None
+    record.remove(str(elsewhere))
+    assert elsewhere.exists()
+    record.remove(one.path)
+    assert not record.folder().exists()
+
+
+def test_without_a_folder_there_is_no_record(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
+    record.folder().write_text("")
+    one = record.Record("one")
+    assert one.path == ""
+    one.write(Standing())
+    assert record.read(one.path) is None
+    assert os.listdir(tmp_path) == [record.folder().name]

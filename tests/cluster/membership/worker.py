@@ -1,0 +1,100 @@
+"""A worker of the tests: takes steps with the others, and forms a new group when one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+from tfdist.cluster import Membership, connect, from_environment, join_running, meet, observe
+from tfdist.cluster.membership import campaign, entering, node
+from tfdist.cluster.membership.consensus import Accept
+from tfdist.errors import GroupLostError, PeerLostError, TfdistError
+from tfdist.options import Options
+
+LIMITS = {
+    "min_workers": int(os.environ.get("MIN_WORKERS", "1")),
+    "max_workers": int(os.environ.get("MAX_WORKERS", "100")),
+}
+# Where a worker can be made to die while a new group forms.
+PHASES: dict[str, tuple[type, str]] = {
+    "prepare": (node.Node, "answer"),
+    "propose": (campaign.Proposer, "propose"),
+    "accept": (node.Node, "answer"),
+    "decided": (campaign.Campaign, "_tell"),
+    "receive": (entering.Entering, "_receive"),
+    "arrive": (entering.Entering, "_arrive"),
+}
+
+
+def tell(*words: object) -> None:
+    os.write(1, (" ".join(map(str, words)) + "\n").encode())
+
+
+def die_in(phase: str) -> None:
+    owner, name = PHASES[phase]
+    real = getattr(owner, name)
+
+    def dying(*arguments: Any) -> Any:
+        if phase == "accept" and not isinstance(arguments[-1], Accept):
+            return real(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        return None
+
+    setattr(owner, name, dying)
+
+
+def main() -> None:
+    options = Options.from_environment()
+    topology = from_environment()
+    joiner = join_running(topology, options)
+    if joiner is None:
+        session = meet(topology, options)
+        observe(session, options)
+        membership = Membership(session, options)
+        tell("met")
+    else:
+        tell("waits")
+        session = joiner.wait()
+        assert joiner.membership is not None
+        membership = joiner.membership
+        tell_of(membership)
+    if phase := os.environ.get("DIE_IN"):
+        die_in(phase)
+    pause = threading.Event()
+    while str(membership.session.size) != os.environ.get("END_WITH"):
+        session = membership.session
+        try:
+            if session.generation == 0 and os.environ.get("FAIL"):
+                session.fail("a link is broken")
+            wish = b"regroup" if session.rank == 0 and membership.waiting else b""
+            wishes = session.exchange("step", wish)
+            if b"regroup" not in wishes:
+                pause.wait(0.005)
+                continue
+        except TfdistError as error:
+            tell("failed", error)
+        try:
+            observe(membership.regroup(**LIMITS), options)
+            tell_of(membership)
+        except GroupLostError as error:
+            tell("ended", error)
+            break
+        except PeerLostError as error:  # between two groups
+            tell("failed", error)
+    membership.close()
+    membership.session.close()
+
+
+def tell_of(membership: Membership) -> None:
+    session = membership.session
+    members = ",".join(str(worker.task_index) for worker in session.topology.workers)
+    # Meanwhile the address is not the membership's.
+    mesh = connect(session, "all", range(session.size), Options.from_environment(), lambda _: 4096)
+    assert mesh is not None
+    mesh.close()
+    tell(f"generation {session.generation} rank {session.rank} members {members}.")
+
+
+main()

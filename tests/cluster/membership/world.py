@@ -1,0 +1,304 @@
+"""Many workers' state machines, and everything that may happen to them, driven by a seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from tfdist.cluster.membership.composition import compose
+from tfdist.cluster.membership.consensus import (
+    NONE,
+    Ballot,
+    Decided,
+    Proposer,
+    Reply,
+    Request,
+    Standing,
+    next_ballot,
+)
+from tfdist.cluster.membership.quorum import may_go_on
+from tfdist.cluster.membership.view import Member, Place, View
+from tfdist.cluster.spec.topology import Worker
+
+MAX_WORKERS = 6
+
+
+@dataclass
+class Process:
+    """One worker.
+
+    Attributes:
+        inside: the view that it has entered, with which it trains.
+        entered: the generation of the last one.
+        seen: ballots that it has heard of.
+    """
+
+    member: Member
+    standing: Standing
+    alive: bool = True
+    stopped: bool = False
+    side: int = 0
+    inside: View | None = None
+    entered: int = -1
+    proposer: Proposer | None = None
+    seen: list[Ballot] = field(default_factory=lambda: [NONE])
+
+    @property
+    def name(self) -> str:
+        return self.member.incarnation
+
+    @property
+    def runs(self) -> bool:
+        return self.alive and not self.stopped
+
+
+Message = tuple[str, str, Request | Reply | Decided]
+
+
+class World:
+    """The processes of a job, and the messages between them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.hosts = self.random.randint(1, 3)
+        self.processes: dict[str, Process] = {}
+        self.messages: list[Message] = []
+        self.decided: dict[int, View] = {}
+        self.effective = 0
+        size = self.random.randint(2, 5)
+        members = tuple(self.new_member(f"w{i}") for i in range(size))
+        first = View(0, members)
+        self.decided[0] = first
+        for member in members:
+            process = Process(member, Standing(first), inside=first, entered=0)
+            self.processes[member.incarnation] = process
+
+    def new_member(self, address: str) -> Member:
+        name = f"p{len(self.processes) + self.random.getrandbits(40)}"
+        host = str(self.random.randrange(self.hosts))
+        return Member(Worker("worker", 0, address), name, Place(host, 1, 1))
+
+    # What the processes do.
+
+    def learn(self, process: Process, view: View) -> None:
+        known = self.decided.setdefault(view.generation, view)
+        assert known == view, f"two views of generation {view.generation} are decided"
+        self.set_standing(process, process.standing.learn(view, process.name))
+
+    def set_standing(self, process: Process, standing: Standing) -> None:
+        if standing.view is not process.standing.view or standing.excluded:
+            process.inside = None  # it leaves what it was in
+            process.proposer = None
+        process.standing = standing
+
+    def enter(self, process: Process) -> None:
+        """What a worker does once it has left its old session: it meets the others of its view."""
+        view = process.standing.view
+        if view is None or process.standing.excluded or view.generation <= process.entered:
+            return
+        process.inside, process.entered = view, view.generation
+        self.check()
+
+    def check(self) -> None:
+        views = {p.inside for p in self.processes.values() if p.alive and p.inside}
+        effective = [view for view in views if self.is_effective(view)]
+        assert len(effective) <= 1, "two groups train at once"
+        self.effective = max([self.effective, *(view.generation for view in effective)])
+
+    def is_effective(self, view: View) -> bool:
+        members = [self.processes[name] for name in view.incarnations]
+        return all(one.alive and one.inside == view for one in members)
+
+    def attempt(self, process: Process) -> None:
+        """Begins to have the next view decided, with a higher ballot than any it knows."""
+        view = process.standing.view
+        if view is None or process.standing.excluded:
+            return
+        rank = view.rank(process.name)
+        assert rank is not None
+        proposer = Proposer(view, next_ballot(rank, process.seen))
+        process.seen.append(proposer.ballot)
+        process.proposer = proposer
+        self.ask(process)
+
+    def ask(self, process: Process) -> None:
+        """Sends what the proposer asks to all members that it may concern."""
+        proposer = process.proposer
+        if proposer is None:
+            return
+        asked = proposer.view.incarnations
+        if proposer.proposal is not None:
+            asked = tuple(name for name in asked if name in proposer.promised)
+        for name in asked:
+            self.messages.append((process.name, name, proposer.request))
+
+    def propose(self, process: Process) -> None:
+        """Gives up on whoever has not answered, and proposes if the rule allows it."""
+        proposer = process.proposer
+        if proposer is None or proposer.proposal is not None or not proposer.may_propose:
+            return
+        waiting = [
+            one.member
+            for one in self.processes.values()
+            if one.runs and one.standing.view is None and one.side == process.side
+        ]
+        self.random.shuffle(waiting)
+        welcome = self.random.random() < 0.7
+        view = compose(proposer.view, proposer.promised, waiting if welcome else [], MAX_WORKERS)
+        proposer.propose(view)
+        self.ask(process)
+
+    def bury(self, process: Process, anywhere: bool = False) -> None:
+        """Finds out which members are dead; only somebody on their machine can."""
+        proposer = process.proposer
+        if proposer is None:
+            return
+        for name in proposer.view.incarnations:
+            other = self.processes[name]
+            if not other.alive and (anywhere or self.is_proven(process, other)):
+                self.bury_one(proposer, other)
+        self.conclude(process)
+
+    def bury_one(self, proposer: Proposer, dead: Process) -> None:
+        proposer.bury(dead.name, dead.standing)
+
+    def is_proven(self, process: Process, dead: Process) -> bool:
+        """Whether somebody whom a process can reach runs where the dead one did."""
+        return any(
+            one.runs
+            and one.side == process.side
+            and one.member.place.machine == dead.member.place.machine
+            for one in self.processes.values()
+        )
+
+    def conclude(self, process: Process) -> None:
+        proposer = process.proposer
+        if proposer is None:
+            return
+        if proposer.overruled:
+            process.seen.append(proposer.overruled)
+        if (view := proposer.decided) is not None:
+            process.proposer = None
+            self.learn(process, view)
+            for name in {*proposer.view.incarnations, *view.incarnations} - {process.name}:
+                self.messages.append((process.name, name, Decided(view)))
+
+    def deliver(self, message: Message) -> None:
+        source, target, content = message
+        process = self.processes[target]
+        if not process.runs or self.processes[source].side != process.side:
+            return
+        if isinstance(content, Decided):
+            if (proposer := process.proposer) is not None:
+                proposer.receive(source, content)
+            self.learn(process, content.view)
+            self.conclude(process)
+        elif hasattr(content, "view"):
+            standing, reply = process.standing.answer(content, process.name)
+            self.set_standing(process, standing)
+            if reply is not None:
+                self.messages.append((target, source, reply))
+        elif process.proposer is not None:
+            process.proposer.receive(source, content)
+            self.conclude(process)
+
+    # What happens to them.
+
+    def kill(self, process: Process) -> None:
+        process.alive, process.inside, process.proposer = False, None, None
+
+    def cut(self) -> None:
+        for process in self.processes.values():
+            process.side = self.random.randrange(2)
+
+    def heal(self) -> None:
+        for process in self.processes.values():
+            process.side = 0
+
+    def join(self) -> None:
+        """A worker comes, possibly at the address of a dead one."""
+        dead = [p.member.worker.address for p in self.processes.values() if not p.alive]
+        fresh = f"w{len(self.processes)}"
+        address = self.random.choice(dead) if dead and self.random.random() < 0.5 else fresh
+        member = self.new_member(address)
+        self.processes[member.incarnation] = Process(member, Standing())
+
+    def act(self) -> None:
+        """One random event."""
+        rng = self.random
+        chance = rng.random()
+        if chance < 0.8 and self.messages:
+            place = rng.randrange(len(self.messages))
+            message = self.messages[place]
+            if rng.random() > 0.1:  # else it comes once more, later
+                last = self.messages.pop()
+                if place < len(self.messages):
+                    self.messages[place] = last
+            if rng.random() > 0.05:
+                self.deliver(message)
+            return
+        process = rng.choice(list(self.processes.values()))
+        if chance < 0.97:
+            if process.runs:
+                rng.choice(ACTS)(self, process)
+        elif chance < 0.977:
+            if process.alive:
+                self.kill(process)
+        elif chance < 0.984:
+            process.stopped = not process.stopped and process.alive
+        elif chance < 0.992:
+            if rng.random() < 0.5:
+                self.cut()
+            else:
+                self.heal()
+        elif len(self.processes) < 9:
+            self.join()
+
+    # The end: whoever is alive can reach everyone, and nothing is lost any more.
+
+    def latest(self) -> View:
+        """The last view that a living worker knows."""
+        views = [p.standing.view for p in self.processes.values() if p.alive and p.standing.view]
+        return max(views, key=lambda view: view.generation, default=self.decided[0])
+
+    def can_go_on(self) -> bool:
+        view = self.latest()
+        members = [self.processes[name] for name in view.incarnations]
+        alive = {one.name for one in members if one.alive and not one.standing.excluded}
+        dead = {one.name for one in members if not one.alive}
+        proven = {n for n in dead if any(self.is_proven(o, self.processes[n]) for o in members)}
+        return may_go_on(view.incarnations, alive, proven)
+
+    def settle(self) -> bool:
+        """Runs fairly until a group trains; returns whether one must."""
+        for process in self.processes.values():
+            process.stopped = False
+            process.proposer = None
+        self.heal()
+        for _ in range(40):
+            for process in list(self.processes.values()):
+                if process.alive:
+                    self.enter(process)
+            if self.is_effective(self.latest()):
+                return True
+            if not self.can_go_on():
+                return False
+            view = self.latest()
+            for name in view.incarnations:  # all have heard of the latest view
+                if self.processes[name].alive:
+                    self.learn(self.processes[name], view)
+            ours = [self.processes[name] for name in view.incarnations]
+            lead = next(one for one in ours if one.alive and not one.standing.excluded)
+            self.attempt(lead)
+            self.drain()
+            self.bury(lead)
+            self.propose(lead)
+            self.drain()
+        raise AssertionError("no group trains, though enough are alive and connected")
+
+    def drain(self) -> None:
+        while self.messages:
+            self.deliver(self.messages.pop(0))
+
+
+ACTS = (World.enter, World.attempt, *[World.propose, World.bury] * 2)

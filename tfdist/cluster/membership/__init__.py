@@ -1,0 +1,1 @@
+"""Who belongs to the group: after losses and arrivals, the members form its next generation."""

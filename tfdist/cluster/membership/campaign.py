@@ -1,0 +1,273 @@
+"""A member's attempt to have the next view decided: the proposer with its contacts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.composition import (
+    Patience,
+    State,
+    all_accounted_for,
+    compose,
+    names,
+)
+from tfdist.cluster.membership.consensus import Ballot, Proposer, next_ballot
+from tfdist.cluster.membership.contact import Contact
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.quorum import is_hopeless
+from tfdist.cluster.membership.view import Member, View
+from tfdist.cluster.membership.wire import decode_reply, encode_request
+from tfdist.cluster.net.framing import Header, WireError
+from tfdist.cluster.net.wait_messages import Announce, WaitMessages
+from tfdist.errors import GroupLostError
+
+POLL_SECONDS = 0.05
+"""How often to look at what only time changes; events are noticed at once."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """On what a worker forms a new group.
+
+    Attributes:
+        min_workers: the smallest group.
+        max_workers: the largest one to which newcomers may raise it; None for any.
+        joiners_welcome: whether those that wait are admitted.
+        timeout: seconds that all of it may take.
+        patience: how long to wait for a member.
+        hasty: the same for those that have been silent before.
+        suspects: the incarnations of the latter.
+    """
+
+    min_workers: int
+    max_workers: int | None
+    joiners_welcome: bool
+    timeout: float
+    patience: Patience
+    hasty: Patience
+    suspects: frozenset[str] = frozenset()
+
+    def patience_with(self, member: Member) -> Patience:
+        """How long to wait for a member."""
+        return self.hasty if member.incarnation in self.suspects else self.patience
+
+
+class Campaign:
+    """One attempt, with one ballot.
+
+    Args:
+        node: this process.
+        calls: how to call the others.
+        view: the view whose members decide.
+        terms: on what.
+        extra: added to the requests.
+        deadline: the `time.monotonic()` at which to give up.
+        announce: called with lines about the progress.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        calls: Calls,
+        view: View,
+        terms: Terms,
+        extra: Header,
+        deadline: float,
+        announce: Announce,
+    ) -> None:
+        self._node = node
+        self._calls = calls
+        self._view = view
+        self._terms = terms
+        self._extra = extra
+        self._deadline = deadline
+        self._announce = announce
+        rank = view.rank(node.me)
+        assert rank is not None
+        self._proposer = Proposer(view, next_ballot(rank, [node.seen]))
+        self._contacts: dict[str, Contact] = {}
+        self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
+        self._states: dict[str, State] = {}
+        self._next = view
+
+    def run(self) -> Ballot | None:
+        """Makes the attempt.
+
+        Returns:
+            None if a view was decided, which this process has learned of; else a higher ballot, or
+            this one if it is worth another attempt.
+
+        Raises:
+            GroupLostError: there is no quorum, or there are too few workers in time.
+        """
+        proposer = self._proposer
+        try:
+            self._ask(self._view.members)
+            if not self._until(self._can_propose):
+                return proposer.overruled
+            self._stop()
+            others = [m for m in self._view.members if m.incarnation in proposer.promised]
+            proposer.propose(self._next)
+            before = self._states
+            self._ask(others)
+            if not self._until(self._is_futile) or proposer.decided:
+                self._tell(before)
+                return None if proposer.decided else proposer.overruled
+            return proposer.ballot
+        finally:
+            self._stop()
+
+    def _ask(self, members: Iterable[Member]) -> None:
+        node, request = self._node, self._proposer.request
+        header = {**encode_request(request), **self._extra}
+        if reply := node.answer(request):
+            self._proposer.receive(node.me, reply)
+        self._states = {}
+        self._contacts = {
+            member.incarnation: Contact(
+                node,
+                self._calls,
+                member,
+                header,
+                lambda frame: True,
+                self._terms.patience_with(member).silent,
+                self._witnesses,
+            )
+            for member in members
+            if member.incarnation != node.me
+        }
+
+    def _stop(self) -> None:
+        for contact in self._contacts.values():
+            contact.stop()
+
+    def _until(self, condition: Callable[[], bool]) -> bool:
+        """Waits for a condition; returns False if a view is decided or the ballot is too low."""
+        node, proposer = self._node, self._proposer
+        with node.changed:
+            while True:
+                self._absorb()
+                view = node.view
+                if proposer.decided:
+                    node.learn(proposer.decided)
+                    return False
+                if proposer.overruled:
+                    node.heard_of(proposer.overruled)
+                    return False
+                if node.standing.excluded or view is None or view != self._view:
+                    proposer.decided = node.standing.excluded or view
+                    return False
+                if condition():
+                    return True
+                if time.monotonic() >= self._deadline:
+                    raise GroupLostError(self._why_not("in time"))
+                self._waits.report(self._waiting)
+                node.changed.wait(POLL_SECONDS)
+
+    def _absorb(self) -> None:
+        now = time.monotonic()
+        for incarnation, contact in self._contacts.items():
+            state = contact.evidence.state(now, self._terms.patience_with(contact.member))
+            if state is State.ANSWERED and contact.answer is not None:
+                try:
+                    reply = decode_reply(contact.answer)
+                except WireError:
+                    reply = None
+                if reply is not None:
+                    self._proposer.receive(incarnation, reply)
+            elif state is State.DEAD and contact.last_word is not None:
+                self._proposer.bury(incarnation, contact.last_word)
+            self._states[incarnation] = state
+
+    def _can_propose(self) -> bool:
+        if not all_accounted_for(self._states.values()):
+            return False
+        proposer = self._proposer
+        if proposer.may_propose:
+            self._next = self._candidate()
+            return len(self._next.members) >= self._terms.min_workers or bool(proposer.bound)
+        gone = [name for name, state in self._states.items() if state is State.GONE]
+        if is_hopeless(self._view.incarnations, proposer.promised, proposer.dead, gone):
+            raise GroupLostError(self._why_not("any more"))
+        return False
+
+    def _is_futile(self) -> bool:
+        """Whether everyone has been heard, and yet there is no decision."""
+        return all_accounted_for(self._states.values())
+
+    def _candidate(self) -> View:
+        terms = self._terms
+        joiners = self._node.connected if terms.joiners_welcome else []
+        return compose(self._view, self._proposer.promised, joiners, terms.max_workers)
+
+    def _witnesses(self, member: Member) -> list[Member]:
+        """Processes on the machine of a member that may see whether it is dead."""
+        with self._node.changed:
+            answered = [
+                c.member for c in self._contacts.values() if c.evidence.answered and c.answer
+            ]
+            others = [*answered, *self._node.connected]
+        return [one for one in others if one.place.machine == member.place.machine]
+
+    def _waiting(self) -> str:
+        proposer = self._proposer
+        awaited = names(self._view, self._states, {State.AWAITED})
+        if awaited:
+            return f"{', '.join(awaited)} to form a new group"
+        if proposer.may_propose:
+            count = len(self._candidate().members)
+            return f"workers to join: there are {count} of at least {self._terms.min_workers}"
+        return f"more than half of the last group: missing {self._missing()}"
+
+    def _missing(self) -> str:
+        words = {
+            State.LOST: "does not answer",
+            State.DEAD: "is dead",
+            State.GONE: "is dead, and what it agreed to last is unknown",
+            State.AWAITED: "has not answered yet",
+        }
+        return ", ".join(
+            f"{member} ({words[state]})"
+            for member in self._view.members
+            if (state := self._states.get(member.incarnation)) in words
+        )
+
+    def _why_not(self, until: str) -> str:
+        proposer = self._proposer
+        me, size = self._node.member, len(self._view.members)
+        if proposer.may_propose:
+            here = len(self._candidate().members)
+            return (
+                f"{me} cannot go on: {here} of at least {self._terms.min_workers} workers are left "
+                f"after {self._terms.timeout:g} s; missing: {self._missing()}. Start workers that "
+                f"join, decrease min_workers, or increase TFDIST_START_TIMEOUT."
+            )
+        return (
+            f"{me} cannot go on: {len(proposer.promised)} of {size} workers of the last group are "
+            f"here, which is no majority {until}, and others may have formed a group without them; "
+            f"missing: {self._missing()}. Restart the job from its last snapshot."
+        )
+
+    def _tell(self, states: Mapping[str, State]) -> None:
+        decided, proposal = self._proposer.decided, self._proposer.proposal
+        if decided is not None and decided == proposal:
+            self._announce(summary(self._view, decided, states))
+
+
+def summary(old: View, new: View, states: Mapping[str, State]) -> str:
+    """The line about a new group."""
+    words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}
+    lost = [m for m in old.members if m.incarnation not in new.incarnations]
+    came = [m for m in new.members if m.incarnation not in old.incarnations]
+    parts = [
+        f"{member} is lost ({words.get(states.get(member.incarnation, State.LOST), 'left')})"
+        for member in lost
+    ]
+    parts += [f"{member} joins" for member in came]
+    kept = len(new.members) - len(came)
+    parts.append(f"{kept} of {len(old.members)} workers form generation {new.generation}")
+    size = f" of {len(new.members)} workers" if came else ""
+    return f"tfdist: {'; '.join(parts)}{size}"

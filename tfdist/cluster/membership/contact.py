@@ -1,0 +1,185 @@
+"""Keeps asking another member until it answers, and gathers what is known of it meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from tfdist.cluster.membership.calls import Call, Calls
+from tfdist.cluster.membership.composition import Evidence
+from tfdist.cluster.membership.consensus import Standing
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.place import is_dead, is_visible
+from tfdist.cluster.membership.record import read
+from tfdist.cluster.membership.view import Member, decode_member, encode_member
+from tfdist.cluster.membership.wire import decode_standing
+from tfdist.cluster.net.framing import Header, WireError
+from tfdist.errors import TfdistError
+
+_PAUSES = (0.005, 0.2)
+_INSPECT_SECONDS = 2.0
+
+Witnesses = Callable[[Member], Iterable[Member]]
+"""Other processes that run where a member does."""
+
+
+class Contact:
+    """Asks one member, in a thread of its own.
+
+    Args:
+        node: this process.
+        calls: how to call.
+        member: whom.
+        header: the request.
+        is_last: whether a frame is the answer.
+        silence: the longest silence during one attempt.
+        witnesses: see `Witnesses`.
+        again: seconds after which to ask again when it has answered; None for never.
+
+    Attributes:
+        evidence: what is known of the member.
+        answer: its answer.
+        last_word: its last word, if it is dead and that is known.
+        call: the call that was answered.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        calls: Calls,
+        member: Member,
+        header: Header,
+        is_last: Callable[[Header], bool],
+        silence: float,
+        witnesses: Witnesses,
+        again: float | None = None,
+    ) -> None:
+        self.member = member
+        self.answer: Header | None = None
+        self.last_word: Standing | None = None
+        self.call: Call | None = None
+        now = time.monotonic()
+        self.evidence = Evidence(silent_since=now)
+        self._node = node
+        self._calls = calls
+        self._header = {**header, "to": member.incarnation}
+        self._is_last = is_last
+        self._silence = silence
+        self._witnesses = witnesses
+        self._again = again
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, name="tfdist-contact", daemon=True).start()
+
+    def stop(self) -> None:
+        """Ends the attempts; a connection that was answered is closed unless it was taken."""
+        self._stopped.set()
+        with self._node.changed:
+            call = self.call
+        if call is not None:
+            call.close()
+
+    def _run(self) -> None:
+        pause = _PAUSES[0]
+        while not self._stopped.is_set():
+            call = Call(self._calls, self.member.worker.address, self._header)
+            with self._node.changed:
+                self.call = call
+            try:
+                answer = call.run(self._watch, self._silence)
+            except (OSError, WireError, TfdistError) as error:
+                self._note(refused=not isinstance(error, TimeoutError))
+                if self._bury():
+                    return
+                self._rest(pause)
+                pause = min(2 * pause, _PAUSES[1])
+                continue
+            if answer["kind"] == "other":
+                call.close()
+                if self._replaced(answer):
+                    return
+                self._rest(_PAUSES[1])
+                continue
+            pause = _PAUSES[0]
+            self._note(answer=answer)
+            if self._again is None:
+                return
+            call.close()
+            self._stopped.wait(self._again)
+
+    def _watch(self, header: Header) -> bool:
+        """Any frame is a sign of life."""
+        now = time.monotonic()
+        with self._node.changed:
+            self.evidence = replace(self.evidence, refused_since=None, silent_since=now)
+        return header["kind"] == "other" or self._is_last(header)
+
+    def _note(self, *, refused: bool = False, answer: Header | None = None) -> None:
+        now = time.monotonic()
+        with self._node.changed:
+            if answer is not None:
+                self.answer = answer
+                self.evidence = Evidence(answered=True, silent_since=now)
+            else:
+                since = self.evidence.refused_since
+                if refused and since is None:
+                    since = now
+                self.evidence = replace(self.evidence, answered=False, refused_since=since)
+            self._node.changed.notify_all()
+
+    def _rest(self, seconds: float) -> None:
+        """Pauses; ends at once if the member dies meanwhile."""
+        place = self.member.place
+        if is_visible(place, self._node.member.place):
+            is_dead(place, seconds)
+        else:
+            self._stopped.wait(seconds)
+
+    def _bury(self) -> bool:
+        """Whether the member is dead for certain."""
+        place = self.member.place
+        word = self._node.last_word(self.member.incarnation)
+        dead = word is not None
+        if not dead and is_visible(place, self._node.member.place):
+            dead = is_dead(place)
+            word = read(place.record) if dead else None
+        if not dead:
+            for witness in self._witnesses(self.member):
+                dead, word = self._inspected_by(witness)
+                if dead:
+                    break
+        if dead:
+            self._note_death(word)
+        return dead
+
+    def _inspected_by(self, witness: Member) -> tuple[bool, Standing | None]:
+        header = {"kind": "inspect", "member": encode_member(self.member)}
+        try:
+            seen = self._calls.ask(witness.worker.address, header, _INSPECT_SECONDS)
+            word = seen.get("standing")
+            if seen["kind"] == "inspected" and seen.get("dead") is True:
+                return True, decode_standing(word) if word is not None else None
+        except (OSError, WireError, TfdistError):
+            pass
+        return False, None
+
+    def _replaced(self, answer: Header) -> bool:
+        """Another process has the address, so the member is dead; its last word may be found."""
+        if self._bury():
+            return True
+        try:
+            witness = decode_member(answer.get("member"))
+        except WireError:
+            return False
+        if witness.worker.address != self.member.worker.address:
+            return False
+        _, word = self._inspected_by(witness)
+        self._note_death(word)
+        return word is not None
+
+    def _note_death(self, word: Standing | None) -> None:
+        with self._node.changed:
+            self.last_word = word
+            self.evidence = replace(self.evidence, dead=True, last_word=word is not None)
+            self._node.changed.notify_all()

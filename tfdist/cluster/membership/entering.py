@@ -1,0 +1,172 @@
+"""The members of a decided view meet: the others connect to rank 0, unless somebody is lost."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from socket import socket
+
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.campaign import POLL_SECONDS, Terms
+from tfdist.cluster.membership.composition import State
+from tfdist.cluster.membership.consensus import NONE
+from tfdist.cluster.membership.contact import Contact
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.view import Member, View, decode_view, encode_member, encode_view
+from tfdist.cluster.net.descriptors import allow_descriptors
+from tfdist.cluster.net.framing import Header
+from tfdist.cluster.net.wait_messages import Announce, WaitMessages, named
+from tfdist.errors import GroupLostError
+
+_LOST = (State.DEAD, State.GONE, State.LOST)
+_AGAIN_SECONDS = 0.5
+
+
+class Entering:
+    """One attempt to enter a view.
+
+    Args:
+        node: this process.
+        calls: how to call the others.
+        view: the view.
+        terms: `patience` is used.
+        deadline: the `time.monotonic()` at which to give up.
+        announce: called with lines about whom this worker waits for.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        calls: Calls,
+        view: View,
+        terms: Terms,
+        deadline: float,
+        announce: Announce,
+    ) -> None:
+        self._node = node
+        self._calls = calls
+        self._view = view
+        self._terms = terms
+        self._deadline = deadline
+        self._waits = WaitMessages(node.member.worker, terms.timeout, announce)
+        self._contacts: list[Contact] = []
+
+    def run(self) -> dict[int, socket] | None:
+        """Waits until all members have entered.
+
+        Returns:
+            The connections for the session; None if a member is lost meanwhile, or already forms
+            the next group.
+
+        Raises:
+            GroupLostError: somebody did not come in time.
+        """
+        try:
+            if len(self._view.members) == 1:
+                return {}
+            if self._view.rank(self._node.me) == 0:
+                return self._receive()
+            return self._arrive()
+        finally:
+            for contact in self._contacts:
+                contact.stop()
+
+    def _receive(self) -> dict[int, socket] | None:
+        node, view = self._node, self._view
+        allow_descriptors(len(view.members))
+        header = {"kind": "decided", "view": encode_view(view)}
+        others = view.members[1:]
+        for member in others:
+            # They learn of the view, and this one learns of their deaths.
+            contact = self._contact(member, header, ("member", "decided"), _AGAIN_SECONDS)
+            self._contacts.append(contact)
+        wanted = {member.incarnation for member in others}
+
+        def missing() -> list[Member]:
+            entered, here = node.entrants
+            present = here if entered == view else frozenset()
+            return [member for member in others if member.incarnation not in present]
+
+        with node.changed:
+            while absent := missing():
+                self._listen()
+                tokens = {member.incarnation for member in absent}
+                lost = any(
+                    self._is_lost(contact)
+                    for contact in self._contacts
+                    if contact.member.incarnation in tokens
+                )
+                if lost or self._is_over():
+                    return None
+                self._wait(lambda: named([member.worker for member in missing()]))
+            node.sockets = {}
+            node.go = view
+            node.wake()
+            while node.go is not None and not self._is_over():
+                self._wait(lambda: "its connections")
+            sockets, node.sockets, node.go = node.sockets, {}, None
+        if set(sockets) != wanted:
+            for sock in sockets.values():
+                sock.close()
+            return None
+        ranks = {view.rank(incarnation): sock for incarnation, sock in sockets.items()}
+        return {rank: sock for rank, sock in ranks.items() if rank is not None}
+
+    def _listen(self) -> None:
+        """One that has gone on without this process does not enter, but says so."""
+        for contact in self._contacts:
+            if contact.answer and contact.answer.get("view"):
+                view = decode_view(contact.answer["view"])
+                if view.generation > self._view.generation:
+                    self._node.learn(view)
+
+    def _arrive(self) -> dict[int, socket] | None:
+        node, first = self._node, self._view.members[0]
+        member = encode_member(node.member)
+        header = {"kind": "enter", "view": encode_view(self._view), "member": member}
+        contact = self._contact(first, header, ("go", "decided"), None)
+        self._contacts.append(contact)
+        with node.changed:
+            while contact.answer is None:
+                if self._is_lost(contact) or self._is_over():
+                    return None
+                self._wait(lambda: f"{first}, to form generation {self._view.generation}")
+            answer, call = contact.answer, contact.call
+        if answer["kind"] == "decided":
+            node.learn(decode_view(answer.get("view")))
+            return None
+        assert call is not None
+        return {0: call.take()}
+
+    def _contact(
+        self, member: Member, header: Header, last: tuple[str, ...], again: float | None
+    ) -> Contact:
+        silence = self._terms.patience_with(member).silent
+        return Contact(
+            self._node,
+            self._calls,
+            member,
+            header,
+            lambda frame: frame["kind"] in last,
+            silence,
+            lambda other: [],
+            again,
+        )
+
+    def _is_lost(self, contact: Contact) -> bool:
+        patience = self._terms.patience_with(contact.member)
+        return contact.evidence.state(time.monotonic(), patience) in _LOST
+
+    def _is_over(self) -> bool:
+        """Whether another member already forms the next group."""
+        standing = self._node.standing
+        return standing.view != self._view or standing.promised != NONE or bool(standing.excluded)
+
+    def _wait(self, whom: Callable[[], str]) -> None:
+        if time.monotonic() >= self._deadline:
+            raise GroupLostError(
+                f"{self._node.member} cannot go on: after {self._terms.timeout:g} s it still waits "
+                f"for {whom()}. Check in their logs what they do, or increase TFDIST_START_TIMEOUT."
+            )
+        self._waits.report(whom)
+        self._node.changed.wait(POLL_SECONDS)

@@ -1,0 +1,225 @@
+"""How a process that starts finds a running job, and joins it."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterable
+
+from tfdist.cluster.auth.identity import REGROUP
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.campaign import POLL_SECONDS
+from tfdist.cluster.membership.composition import State
+from tfdist.cluster.membership.contact import Contact
+from tfdist.cluster.membership.membership import WHAT, Membership, listen, make_terms
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.regrouping import Regrouping
+from tfdist.cluster.membership.view import Member, decode_member, decode_view, encode_member
+from tfdist.cluster.net.bind_address import check_own
+from tfdist.cluster.net.framing import Header, WireError
+from tfdist.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist.cluster.rendezvous.reception import Reception
+from tfdist.cluster.session.session import Session
+from tfdist.cluster.spec.topology import Topology
+from tfdist.errors import RendezvousError, TfdistError
+from tfdist.options import Options
+
+_ASK_SECONDS = 3.0
+_PAUSE_SECONDS = 0.2
+
+
+def join_running(topology: Topology, options: Options, announce: Announce = say) -> Joiner | None:
+    """Finds out whether a worker that this process's cluster names belongs to a running job.
+
+    Args:
+        topology: this process's cluster; its own entry becomes that of the new member.
+        options: as for `Membership`.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Returns:
+        What to wait with for being admitted; None if nobody answers as a member of a running job.
+
+    Raises:
+        ClusterError: this process cannot listen at its address, or the job has another secret.
+        TlsError: the job does not trust this process, or only one uses TLS.
+
+    Example:
+        >>> joiner = join_running(from_environment(), Options.from_environment())  # doctest: +SKIP
+        >>> session = joiner.wait() if joiner else meet(...)  # doctest: +SKIP
+    """
+    if topology.size == 1:
+        return None
+    calls = Calls(topology, options)
+    addresses = [w.address for rank, w in enumerate(topology.workers) if rank != topology.rank]
+    found, error = _find(calls, addresses)
+    if found is None and error is not None:
+        raise error
+    return Joiner(topology, options, calls, found, announce) if found is not None else None
+
+
+class Joiner:
+    """A process that waits to be admitted to a running job.
+
+    Args:
+        topology: its cluster.
+        options: see `join_running`.
+        calls: how to call the members.
+        found: a member.
+        announce: called with lines about the progress.
+
+    Attributes:
+        membership: its membership, once it is admitted.
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        options: Options,
+        calls: Calls,
+        found: Member,
+        announce: Announce,
+    ) -> None:
+        check_own(topology.me.address, name=str(topology.me))
+        self.membership: Membership | None = None
+        self._topology = topology
+        self._options = options
+        self._calls = calls
+        self._announce = announce
+        self._known = {found.worker.address: None}
+        self._target: Member | None = found
+        self._node = Node(topology, options)
+        self._reception = Reception(topology, options, WHAT, announce)
+        listen(self._reception, self._node, topology)
+        self._reception.resume()
+
+    def wait(self, timeout: float | None = None) -> Session:
+        """Waits until this process has been admitted, and has met the other members.
+
+        Args:
+            timeout: seconds to wait; `options.start_timeout` by default.
+
+        Raises:
+            RendezvousError: it has not been admitted in time.
+            GroupLostError: it was admitted, but cannot form a group with the others.
+        """
+        seconds = self._options.start_timeout if timeout is None else timeout
+        try:
+            self._await_admission(seconds)
+            terms = make_terms(self._options)
+            node = self._node
+            reason = f"{node.member} joins, and a member is lost"
+            # Before the first view there was none.
+            node.regrouping = True
+            view, sockets = Regrouping(node, self._calls, terms, False, reason, self._announce).run(
+                -1
+            )
+            rank = view.rank(node.me)
+            assert rank is not None
+            session = Session(view.topology(rank), sockets, self._options)
+        except BaseException:
+            self.close()
+            raise
+        node.regrouping, node.leader = False, None
+        session.address.let(self._reception)
+        self.membership = Membership.admitted(
+            session, view, node, self._reception, self._calls, self._options, self._announce
+        )
+        return session
+
+    def close(self) -> None:
+        """Waits no longer."""
+        self._reception.end(REGROUP)
+        self._node.close(keep_record=self._node.view is not None)
+
+    def _await_admission(self, seconds: float) -> None:
+        node = self._node
+        deadline = time.monotonic() + seconds
+        waits = WaitMessages(node.member.worker, seconds, self._announce)
+        header = {"kind": "join", "member": encode_member(node.member)}
+        while node.view is None:
+            if self._target is None:
+                self._target, _ = _find(self._calls, self._addresses())
+            if self._target is not None:
+                self._ask(self._target, header, deadline, waits)
+            elif not node.view:
+                with node.changed:
+                    node.changed.wait(_PAUSE_SECONDS)
+            if node.view is None and time.monotonic() >= deadline:
+                raise RendezvousError(
+                    f"{node.member} has not been admitted to the running job within {seconds:g} s. "
+                    f"Its workers admit others at the end of a step, with the callback Elastic and "
+                    f"up to its max_workers; see the log of rank 0, or increase "
+                    f"TFDIST_START_TIMEOUT."
+                )
+            waits.report(lambda: "a member of the running job")
+
+    def _ask(self, target: Member, header: Header, deadline: float, waits: WaitMessages) -> None:
+        """Waits with one member, until it admits this process, sends it on, or is lost."""
+        node, self._target = self._node, None
+        patience = make_terms(self._options).patience
+        last = ("decided", "redirect", "none", "member")
+        contact = Contact(
+            node,
+            self._calls,
+            target,
+            header,
+            lambda frame: frame["kind"] in last,
+            patience.silent,
+            lambda other: [],
+        )
+        try:
+            with node.changed:
+                while contact.answer is None and node.view is None:
+                    now = time.monotonic()
+                    lost = contact.evidence.state(now, patience) is not State.AWAITED
+                    if lost or now >= deadline:
+                        node.changed.wait(_PAUSE_SECONDS)
+                        return
+                    waits.report(lambda: f"{target} to admit it")
+                    node.changed.wait(POLL_SECONDS)
+            answer = contact.answer
+            if answer is not None and answer["kind"] == "decided":
+                view = decode_view(answer.get("view"))
+                self._known.update({member.worker.address: None for member in view.members})
+                node.learn(view)
+            elif answer is not None and answer["kind"] == "redirect":
+                self._target = decode_member(answer.get("member"))
+                self._known[self._target.worker.address] = None
+        finally:
+            contact.stop()
+
+    def _addresses(self) -> list[str]:
+        mine = self._topology.me.address
+        entries = (worker.address for worker in self._topology.workers)
+        return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
+
+
+def _find(calls: Calls, addresses: Iterable[str]) -> tuple[Member | None, TfdistError | None]:
+    """Asks all addresses at once; returns the first member that answers, or why none can."""
+    answers: queue.Queue[Member | TfdistError | None] = queue.Queue()
+
+    def ask(address: str) -> None:
+        try:
+            header = calls.ask(address, {"kind": "who"}, _ASK_SECONDS)
+            running = header["kind"] == "member" and header.get("view") is not None
+            answers.put(decode_member(header.get("member")) if running else None)
+        except TfdistError as error:
+            answers.put(error)
+        except (OSError, WireError, KeyError):
+            answers.put(None)
+
+    addresses = list(addresses)
+    for address in addresses:
+        threading.Thread(target=ask, args=(address,), name="tfdist-find", daemon=True).start()
+    failure: TfdistError | None = None
+    deadline = time.monotonic() + 2 * _ASK_SECONDS
+    for _ in addresses:
+        try:
+            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(answer, Member):
+            return answer, None
+        failure = failure or answer
+    return None, failure

@@ -1,0 +1,278 @@
+"""This process's membership in a group that outlives its members."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import selectors
+import threading
+from collections.abc import Callable, Collection
+
+from tfdist.cluster.auth.identity import OBSERVE, REGROUP
+from tfdist.cluster.membership import record
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.campaign import Terms
+from tfdist.cluster.membership.composition import Patience
+from tfdist.cluster.membership.consensus import Standing
+from tfdist.cluster.membership.desk import EXPECTED, RegroupDesk
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.place import is_dead, is_visible
+from tfdist.cluster.membership.regrouping import Regrouping
+from tfdist.cluster.membership.view import Member, View, decode_member, encode_member
+from tfdist.cluster.membership.wire import encode_standing
+from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.net.wait_messages import Announce, say
+from tfdist.cluster.rendezvous.reception import Reception, Wake, reception_of
+from tfdist.cluster.session.session import Session
+from tfdist.cluster.spec.topology import Topology
+from tfdist.errors import ClusterError, TfdistError
+from tfdist.options import Options
+
+REFUSED_SECONDS = 1.0
+"""For how long a member's address may refuse connections before nobody waits for it any more."""
+
+_HASTY_SECONDS = 1.0
+_FAREWELL_SECONDS = 0.5
+_FAREWELLS = 3
+"""How many members are tried."""
+WHAT = "the other workers cannot reach this one to form a new group"
+
+
+class Membership:
+    """Lets the workers of a session form a new group, in the same processes, when some are lost.
+
+    All workers create it together. From then on each listens at its address, and answers the
+    others even while its program is busy.
+
+    Args:
+        session: the session of the group.
+        options: `start_timeout` limits how long a new group may take to form; `heartbeat_timeout`
+            and `link_timeout` say after which silence a worker is lost; `secret` and the TLS
+            options authenticate the workers.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Raises:
+        ClusterError: this process has no address.
+        TfdistError: the session has ended.
+
+    Attributes:
+        session: the session of the present group.
+        on_waiting: called, in another thread, when a process waits to be admitted here.
+
+    Example:
+        >>> membership = Membership(session, Options.from_environment())  # doctest: +SKIP
+        >>> session = membership.regroup(min_workers=2)  # doctest: +SKIP
+    """
+
+    def __init__(self, session: Session, options: Options, announce: Announce = say) -> None:
+        if not session.topology.workers:
+            raise ClusterError(
+                "A process without an address cannot form a group with others. Received: no "
+                "cluster. Set TF_CONFIG, with this process as a worker."
+            )
+        node = Node(session.topology, options)
+        reception = reception_of(session, options, WHAT, announce)
+        calls = Calls(session.topology, options)
+        self._view = View(session.generation, (node.member,))  # until all have said who they are
+        self._take(session, node, reception, calls, options, announce)
+        listen(reception, node, session.topology)
+        session.address.let(reception)
+        try:
+            payload = json.dumps(encode_member(node.member)).encode()
+            members = tuple(map(_decode, session.exchange("members", payload)))
+            self._view = View(session.generation, members)
+            node.learn(self._view)
+        except BaseException:
+            self.close()
+            raise
+
+    @classmethod
+    def admitted(
+        cls,
+        session: Session,
+        view: View,
+        node: Node,
+        reception: Reception,
+        calls: Calls,
+        options: Options,
+        announce: Announce,
+    ) -> Membership:
+        """The membership of a process that has been admitted to a running job."""
+        membership = cls.__new__(cls)
+        membership._view = view
+        membership._take(session, node, reception, calls, options, announce)
+        return membership
+
+    def _take(
+        self,
+        session: Session,
+        node: Node,
+        reception: Reception,
+        calls: Calls,
+        options: Options,
+        announce: Announce,
+    ) -> None:
+        self.session = session
+        self.on_waiting: Callable[[], object] = lambda: None
+        self._node = node
+        self._reception = reception
+        self._calls = calls
+        self._options = options
+        self._announce = announce
+        self._pid = os.getpid()
+        self._closed = False
+        atexit.register(self.close)
+        node.on_disturbed = lambda message: self.session.fail(message)
+        node.on_waiting = lambda: self.on_waiting()
+
+    @property
+    def waiting(self) -> list[Member]:
+        """The processes that wait here to be admitted, in order of arrival; on rank 0, all."""
+        return self._node.waiting
+
+    @property
+    def view(self) -> View:
+        """The members of the present group."""
+        return self._view
+
+    def regroup(
+        self,
+        *,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        joiners_welcome: bool = True,
+        suspects: Collection[int] = (),
+    ) -> Session:
+        """Forms a new group with the other workers that go on.
+
+        The main thread of each of them calls this: after a failure, when the session has failed, or
+        all together at the end of a step, to admit the processes that wait. If workers are lost
+        meanwhile, the others go on to the next generation by themselves. The old session is closed.
+
+        Args:
+            min_workers: the smallest group; below, it waits for newcomers.
+            max_workers: the largest group to which newcomers are admitted; None for any.
+            joiners_welcome: whether processes that wait are admitted.
+            suspects: ranks of the old group that the caller knows to have been silent for long, so
+                that they are not waited for as long again.
+
+        Returns:
+            The session of the new group.
+
+        Raises:
+            GroupLostError: this worker cannot go on: the others have given it up, too few of the
+                old group are left, or there are fewer than `min_workers` within
+                `options.start_timeout`.
+        """
+        node, old, before = self._node, self.session, self.view
+        failure = _failure(old)
+        terms = make_terms(
+            self._options,
+            min_workers,
+            max_workers,
+            joiners_welcome,
+            frozenset(before.incarnations[rank] for rank in {*suspects, *old.lost_ranks}),
+        )
+        reason = f"{node.member} forms a new group: {failure or 'workers join'}"
+        node.regrouping = True
+        self._reception.resume()  # if the session has been closed
+        try:
+            regrouping = Regrouping(
+                node, self._calls, terms, failure is None, reason, self._announce
+            )
+            view, sockets = regrouping.run(old.generation)
+            rank = view.rank(node.me)
+            assert rank is not None
+            self.session = Session(view.topology(rank), sockets, self._options)
+            self._view = view
+        finally:
+            node.regrouping, node.leader = False, None
+        if self._reception.serves(OBSERVE):
+            self._reception.end(OBSERVE)  # by the old session
+        old.address.release()
+        self.session.address.let(self._reception)
+        # The connections to those that are lost linger.
+        threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
+        self._clean_up(before, view)
+        return self.session
+
+    def close(self) -> None:
+        """Stops listening, and tells another member what this one has agreed to last.
+
+        This happens at process exit, too.
+        """
+        if os.getpid() != self._pid or self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        last_word = self._node.finish()
+        # The others may leave, too: it listens for their last words until they have this one.
+        is_known = self._say_farewell(last_word)
+        self._reception.end(REGROUP)
+        self._node.close(keep_record=not is_known)
+
+    def _say_farewell(self, last_word: Standing) -> bool:
+        """Returns whether nobody needs to read the last word of this process."""
+        node = self._node
+        header = {
+            "kind": "farewell",
+            "member": encode_member(node.member),
+            "standing": encode_standing(last_word),
+        }
+        for other in node.others[:_FAREWELLS]:
+            try:
+                to = {**header, "to": other.incarnation}
+                answer = self._calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
+            except (OSError, WireError, TfdistError):  # it ends too, or is busy
+                continue
+            if answer["kind"] != "other":
+                return True
+        return not node.others or _failure(self.session) is not None
+
+    def _clean_up(self, before: View, view: View) -> None:
+        """Removes the records of the dead: what they agreed to is known, and done."""
+        mine = self._node.member.place
+        for member in before.members:
+            if member.incarnation not in view.incarnations and is_visible(member.place, mine):
+                with contextlib.suppress(OSError):
+                    if is_dead(member.place):
+                        record.remove(member.place.record)
+
+
+def listen(reception: Reception, node: Node, topology: Topology) -> None:
+    """Has a reception answer other members from now on, whenever it listens."""
+
+    def open_desk(selector: selectors.BaseSelector, wake: Wake) -> RegroupDesk:
+        return RegroupDesk(selector, node, topology)
+
+    node.wake = reception.wake
+    reception.serve(REGROUP, open_desk, EXPECTED)
+
+
+def make_terms(
+    options: Options,
+    min_workers: int = 1,
+    max_workers: int | None = None,
+    joiners_welcome: bool = True,
+    suspects: frozenset[str] = frozenset(),
+) -> Terms:
+    """The terms with the limits of the settings."""
+    silent = min(options.heartbeat_timeout, options.link_timeout)
+    patience = Patience(min(REFUSED_SECONDS, silent), silent)
+    hasty = Patience(patience.refused, min(_HASTY_SECONDS, silent))
+    timeout = options.start_timeout
+    return Terms(min_workers, max_workers, joiners_welcome, timeout, patience, hasty, suspects)
+
+
+def _failure(session: Session) -> str | None:
+    try:
+        session.check()
+    except TfdistError as error:
+        return str(error)
+    return None
+
+
+def _decode(payload: bytes) -> Member:
+    return decode_member(json.loads(payload))

@@ -1,0 +1,177 @@
+"""This process as a member: its state, shared by its main thread and the thread that listens."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from socket import socket
+
+from tfdist.cluster.membership.consensus import NONE, Ballot, Reply, Request, Standing
+from tfdist.cluster.membership.place import here
+from tfdist.cluster.membership.record import Record
+from tfdist.cluster.membership.view import Member, View
+from tfdist.cluster.spec.topology import Topology
+from tfdist.options import Options
+
+_REMEMBER_SECONDS = 3.0
+
+
+class Node:
+    """A process that belongs to a view, or waits to be admitted.
+
+    Args:
+        topology: its cluster; its own entry in it becomes that of the member.
+        options: `host` is used.
+
+    Attributes:
+        member: this process.
+        changed: guards everything here, and is notified of changes.
+        regrouping: whether the main thread is forming a new group.
+        leader: the member that leads while a new group forms; those that wait turn to it.
+        on_disturbed: called when another member needs a new group, with what to say of it.
+        on_waiting: called when another process waits to be admitted.
+        wake: wakes the thread that listens.
+        entrants: the view of which this process is rank 0, and who else has entered it.
+        go: that view, once they are to be let in.
+        sockets: the connections of those that have been let in.
+    """
+
+    def __init__(self, topology: Topology, options: Options) -> None:
+        incarnation = secrets.token_hex(8)
+        self._record = Record(incarnation)
+        self.member = Member(topology.me, incarnation, here(options, self._record.path))
+        self.changed = threading.Condition(threading.RLock())
+        self.regrouping = False
+        self.leader: Member | None = None
+        self.on_disturbed: Callable[[str], object] = lambda message: None
+        self.on_waiting: Callable[[], object] = lambda: None
+        self.wake: Callable[[], object] = lambda: None
+        self._standing = Standing()
+        self._seen = NONE
+        self._final = False
+        self._last_words: dict[str, Standing] = {}
+        self._waiting: dict[str, tuple[Member, float | None]] = {}
+        self.entrants: tuple[View | None, frozenset[str]] = (None, frozenset())
+        self.go: View | None = None
+        self.sockets: dict[str, socket] = {}
+
+    @property
+    def me(self) -> str:
+        """The incarnation of this process."""
+        return self.member.incarnation
+
+    @property
+    def standing(self) -> Standing:
+        """The state of this process as an acceptor."""
+        return self._standing
+
+    @property
+    def view(self) -> View | None:
+        """The last view to which this process belongs."""
+        return self._standing.view
+
+    @property
+    def seen(self) -> Ballot:
+        """The highest ballot that this process has heard of."""
+        return self._seen
+
+    def answer(self, request: Request) -> Reply | None:
+        """Answers a proposer, as `Standing.answer`; what it promises is recorded before.
+
+        Raises:
+            OSError: it cannot be recorded, or this process has said its last word.
+        """
+        with self.changed:
+            if self._final:
+                raise ConnectionError("this member leaves")
+            standing, reply = self._standing.answer(request, self.me)
+            self._seen = max(self._seen, request.ballot)
+            self._replace(standing)
+            return reply
+
+    def learn(self, view: View) -> None:
+        """Learns of a decided view."""
+        with self.changed:
+            if not self._final:
+                self._replace(self._standing.learn(view, self.me))
+
+    def heard_of(self, ballot: Ballot) -> None:
+        """Notes a ballot that others have heard of."""
+        with self.changed:
+            self._seen = max(self._seen, ballot)
+
+    def _replace(self, standing: Standing) -> None:
+        if standing == self._standing:
+            return
+        self._record.write(standing)
+        if standing.view != self._standing.view and standing.view:
+            for incarnation in standing.view.incarnations:
+                self._waiting.pop(incarnation, None)
+            self._seen = NONE
+            self.go = self.leader = None
+        self._standing = standing
+        self.changed.notify_all()
+        self.wake()
+
+    # Those that leave.
+
+    def say_last_word(self, incarnation: str, last_word: Standing) -> None:
+        """Keeps the last word of a member that has left."""
+        with self.changed:
+            self._last_words[incarnation] = last_word
+            self.changed.notify_all()
+
+    def last_word(self, incarnation: str) -> Standing | None:
+        """The last word of a member that has left, if it has told this process."""
+        return self._last_words.get(incarnation)
+
+    @property
+    def others(self) -> list[Member]:
+        """The other members, without those whose last word has been heard here."""
+        members = self.view.members if self.view else ()
+        here = (self.me, *self._last_words)
+        return [member for member in members if member.incarnation not in here]
+
+    def finish(self) -> Standing:
+        """The last word of this process: it takes part in nothing more."""
+        with self.changed:
+            self._final = True
+            return self._standing
+
+    def close(self, *, keep_record: bool) -> None:
+        """Ends the membership; the record is kept where nobody has heard the last word."""
+        if not keep_record:
+            self._record.remove()
+
+    # Those that wait to be admitted.
+
+    @property
+    def waiting(self) -> list[Member]:
+        """The processes that wait here, in order of arrival."""
+        with self.changed:
+            limit = time.monotonic() - _REMEMBER_SECONDS
+            return [m for m, left in self._waiting.values() if left is None or left > limit]
+
+    @property
+    def connected(self) -> list[Member]:
+        """Those of them that are connected now."""
+        with self.changed:
+            return [member for member, left in self._waiting.values() if left is None]
+
+    def arrive(self, member: Member) -> None:
+        """Notes a process that waits to be admitted."""
+        with self.changed:
+            fresh = member.incarnation not in self._waiting
+            self._waiting[member.incarnation] = (member, None)
+            self.changed.notify_all()
+        if fresh:
+            self.on_waiting()
+
+    def depart(self, member: Member) -> None:
+        """Notes that the connection of one has ended; it may come again."""
+        with self.changed:
+            if member.incarnation in self._waiting:
+                self._waiting[member.incarnation] = (member, time.monotonic())
+                self.changed.notify_all()

@@ -1,0 +1,79 @@
+"""Where a process runs, and whether another one of the same machine is dead (Linux only)."""
+
+from __future__ import annotations
+
+import os
+import select
+from pathlib import Path
+
+from tfdist.cluster.membership.view import Place
+from tfdist.options import Options
+
+_BOOT = "/proc/sys/kernel/random/boot_id"
+_START_FIELD = 22
+
+
+def here(options: Options, record: str = "") -> Place:
+    """The place of this process.
+
+    Args:
+        options: `host` sets its workers apart from those of other hosts, which cannot see them.
+        record: the file of its last word.
+    """
+    pid = os.getpid()
+    machine = f"boot {_text(_BOOT)} processes {_namespace()} {options.host}".strip()
+    return Place(machine, pid, _started(pid) or 0, record)
+
+
+def is_visible(other: Place, mine: Place) -> bool:
+    """Whether this process can see if another one is alive."""
+    return other.machine == mine.machine and bool(other.started)
+
+
+def is_dead(place: Place, seconds: float = 0.0) -> bool:
+    """Whether a process, visible from here, is dead for certain: none of its threads runs.
+
+    Args:
+        place: where it runs, or ran.
+        seconds: how long to wait for its death, if it is alive.
+    """
+    try:
+        descriptor = os.pidfd_open(place.pid)
+    except ProcessLookupError:
+        return True
+    except OSError:  # out of descriptors, or too old a kernel: unknown
+        return False
+    try:
+        # Only now the id cannot be given to another process before it is looked at.
+        started = _started(place.pid)
+        if started is not None and started != place.started:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        return bool(poll.poll(1000 * seconds))
+    finally:
+        os.close(descriptor)
+
+
+def _started(pid: int) -> int | None:
+    """When a process started, in ticks since the machine did; None if that cannot be read."""
+    text = _text(f"/proc/{pid}/stat")
+    fields = text.rpartition(")")[2].split()  # its name may contain anything
+    try:
+        return int(fields[_START_FIELD - 3])
+    except (IndexError, ValueError):
+        return None
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text().strip()
+    except (OSError, ValueError):
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""

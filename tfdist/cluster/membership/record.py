@@ -1,0 +1,103 @@
+"""The record of a process: what it has promised and accepted last, for when it is dead.
+
+It is a small file on this machine, replaced before each answer to another member. When the process
+is dead, another of the machine reads it: its last word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from tfdist.cluster.membership.consensus import Standing
+from tfdist.cluster.membership.wire import decode_standing, encode_standing
+from tfdist.cluster.net.framing import WireError
+
+_MEMORY = "/dev/shm"
+_TRIES = 3
+_STALE_SECONDS = 7 * 24 * 3600.0
+
+
+def folder() -> Path:
+    """Where this user's processes keep their records."""
+    base = _MEMORY if os.access(_MEMORY, os.W_OK) else tempfile.gettempdir()
+    return Path(base) / f".tfdist-members-{os.getuid()}"
+
+
+class Record:
+    """The record of this process.
+
+    Args:
+        incarnation: its token, which names the file.
+
+    Attributes:
+        path: the file; "" if none can be written, so that its last word will be lost.
+    """
+
+    def __init__(self, incarnation: str) -> None:
+        self.path = ""
+        place = folder()
+        for _ in range(_TRIES):  # another process may remove the folder, when it is empty
+            try:
+                place.mkdir(mode=0o700, exist_ok=True)
+                if place.stat().st_uid != os.getuid():
+                    return
+                self.path = str(place / incarnation)
+                self.write(Standing())
+                _remove_stale(place)
+                return
+            except OSError:
+                self.path = ""
+
+    def write(self, standing: Standing) -> None:
+        """Replaces the record, at once and as a whole.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if not self.path:
+            return
+        fresh = f"{self.path}.new"
+        with open(fresh, "w") as file:
+            json.dump(encode_standing(standing), file)
+        os.replace(fresh, self.path)
+
+    def remove(self) -> None:
+        """Removes the record: nobody needs the last word of this process any more."""
+        remove(self.path)
+        self.path = ""
+
+
+def read(path: str) -> Standing | None:
+    """The last word of a dead process; None if it has left none."""
+    # Nobody else writes there, and a path from another process must lead nowhere else.
+    if not path or Path(path).parent != folder():
+        return None
+    try:
+        with open(path) as file:
+            return decode_standing(json.load(file))
+    except (OSError, ValueError, WireError):
+        return None
+
+
+def remove(path: str) -> None:
+    """Removes the record of a dead process."""
+    if path and Path(path).parent == folder():
+        for name in (path, f"{path}.new"):
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+        with contextlib.suppress(OSError):  # it still has others
+            os.rmdir(folder())
+
+
+def _remove_stale(place: Path) -> None:
+    """Removes what killed jobs have left behind long ago."""
+    now = time.time()
+    for file in place.iterdir():
+        with contextlib.suppress(OSError):
+            if now - file.stat().st_mtime > _STALE_SECONDS:
+                file.unlink()

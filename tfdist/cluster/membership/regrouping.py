@@ -1,0 +1,165 @@
+"""The way of a process from one group to the next: decide, enter, and again if somebody is lost."""
+
+from __future__ import annotations
+
+import time
+from socket import socket
+
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.campaign import POLL_SECONDS, Campaign, Terms
+from tfdist.cluster.membership.composition import State, leader
+from tfdist.cluster.membership.contact import Contact
+from tfdist.cluster.membership.entering import Entering
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.view import Member, View, decode_view, encode_view
+from tfdist.cluster.net.framing import Header
+from tfdist.cluster.net.wait_messages import Announce, WaitMessages
+from tfdist.errors import GroupLostError
+
+_YIELD_SECONDS = 0.1
+
+
+class Regrouping:
+    """One call of `Membership.regroup`, or the admission of a newcomer.
+
+    Args:
+        node: this process, which belongs to a view.
+        calls: how to call the others.
+        terms: on what.
+        planned: whether all members come by themselves, at the end of a step.
+        reason: what the others are told if they have to be stopped.
+        announce: called with lines about the progress.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        calls: Calls,
+        terms: Terms,
+        planned: bool,
+        reason: str,
+        announce: Announce,
+    ) -> None:
+        self._node = node
+        self._calls = calls
+        self._terms = terms
+        self._planned = planned
+        self._reason = reason
+        self._announce = announce
+        self._deadline = time.monotonic() + terms.timeout
+        self._lost: set[str] = set()
+
+    def run(self, base: int) -> tuple[View, dict[int, socket]]:
+        """Forms a group of a later generation.
+
+        Args:
+            base: the last generation that this process was in.
+
+        Returns:
+            Its view, and the connections for its session.
+
+        Raises:
+            GroupLostError: this worker cannot go on.
+        """
+        node = self._node
+        attempts = 0
+        while True:
+            standing = node.standing
+            if standing.excluded is not None:
+                raise given_up(node.member, standing.excluded)
+            view = standing.view
+            assert view is not None
+            if view.generation > base:
+                sockets = Entering(
+                    node, self._calls, view, self._terms, self._deadline, self._announce
+                ).run()
+                if sockets is not None:
+                    return view, sockets
+                base, attempts, self._planned = view.generation, 0, False
+                self._lost = set()
+            else:
+                self._decide(view, attempts)
+                attempts += 1
+
+    def _decide(self, view: View, attempts: int) -> None:
+        """Makes one attempt to have the next view decided, or waits for another member's."""
+        node = self._node
+        lead = leader(view, self._lost)
+        with node.changed:
+            if node.view == view:
+                node.leader = lead
+        if lead is None or lead.incarnation == node.me:
+            campaign = Campaign(
+                node, self._calls, view, self._terms, self._extra, self._deadline, self._announce
+            )
+            overruled = campaign.run()
+            if overruled is None:
+                return
+            rank = view.rank(node.me)
+            other = view.members[overruled.rank] if overruled.rank < len(view.members) else None
+            if other is not None and rank is not None and overruled.rank < rank:
+                self._lost.discard(other.incarnation)  # it leads after all
+            elif other is not None and overruled.rank != rank:
+                self._yield(view, attempts)
+        else:
+            self._follow(view, lead)
+
+    @property
+    def _extra(self) -> Header:
+        return {"planned": self._planned, "reason": self._reason}
+
+    def _yield(self, view: View, attempts: int) -> None:
+        """Gives a member of a higher rank, which has made an attempt, the time to end it."""
+        node = self._node
+        end = time.monotonic() + _YIELD_SECONDS * (1 + min(attempts, 10))
+        with node.changed:
+            while time.monotonic() < end and not self._has_moved_on(view):
+                node.changed.wait(POLL_SECONDS)
+
+    def _follow(self, view: View, lead: Member) -> None:
+        node = self._node
+        header = {"kind": "await", "view": encode_view(view), **self._extra}
+        patience = self._terms.patience_with(lead)
+        waits = WaitMessages(node.member.worker, self._terms.timeout, self._announce)
+        contact = Contact(
+            node,
+            self._calls,
+            lead,
+            header,
+            lambda frame: frame["kind"] == "decided",
+            patience.silent,
+            lambda other: [],
+        )
+        try:
+            with node.changed:
+                while contact.answer is None and not self._has_moved_on(view):
+                    now = time.monotonic()
+                    if contact.evidence.state(now, patience) is not State.AWAITED:
+                        self._lost.add(lead.incarnation)
+                        return
+                    if now >= self._deadline:
+                        raise GroupLostError(
+                            f"{node.member} cannot go on: {lead} has not formed a new group within "
+                            f"{self._terms.timeout:g} s. See its log, or increase "
+                            f"TFDIST_START_TIMEOUT."
+                        )
+                    waits.report(lambda: f"{lead} to form a new group")
+                    node.changed.wait(POLL_SECONDS)
+                answer = contact.answer
+            if answer is not None:
+                node.learn(decode_view(answer.get("view")))
+        finally:
+            contact.stop()
+
+    def _has_moved_on(self, view: View) -> bool:
+        standing = self._node.standing
+        return standing.view != view or standing.excluded is not None
+
+
+def given_up(member: Member, view: View) -> GroupLostError:
+    """The error of a worker without which the others have gone on."""
+    return GroupLostError(
+        f"{member} was given up: generation {view.generation} of the group was formed without it, "
+        f"by {len(view.members)} workers with {view.members[0]} as rank 0. Start it again to join "
+        f"them."
+    )

@@ -1,0 +1,246 @@
+"""Listens at this process's address while a job runs, for several purposes at once."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from tfdist.cluster.auth.identity import Identity
+from tfdist.cluster.net.bind_address import claim
+from tfdist.cluster.net.descriptors import close_on_fork
+from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.net.tls import Tls
+from tfdist.cluster.net.wait_messages import Announce
+from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.cluster.session.session import Session
+from tfdist.cluster.spec.topology import Topology
+from tfdist.options import Options
+
+_BACKLOG = 64
+_STRANGERS = 16
+_TICK_SECONDS = 0.2
+_ATTENTIVE_SECONDS = 30.0
+"""For how long after an event there may be deadlines; after that, the thread sleeps."""
+_STOP_SECONDS = 2.0
+
+
+class Desk(Protocol):
+    """Serves the connections of one purpose during one period of listening, in its thread."""
+
+    @property
+    def identity(self) -> Identity:
+        """Who this process is to them."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has to be called now and then, even if nothing happens."""
+
+    def admit(self, sock: socket.socket, hello: Identity) -> None:
+        """Receives an authenticated connection, non-blocking."""
+
+    def tick(self) -> None:
+        """Goes on with what is due; called after every wait."""
+
+    def close(self) -> None:
+        """Ends the period."""
+
+
+Wake = Callable[[], object]
+OpenDesk = Callable[[selectors.BaseSelector, Wake], Desk]
+"""Opens a desk: is passed the selector of the period, and a function that ends the wait for it."""
+
+
+class Reception:
+    """A listener at this process's address, served by a thread that sleeps while nobody comes.
+
+    Args:
+        topology: this process's cluster.
+        options: `secret` and the TLS options are used.
+        what: what is impossible while it cannot listen, for a line.
+        announce: called with that line, and with lines about rejected connections.
+    """
+
+    def __init__(self, topology: Topology, options: Options, what: str, announce: Announce) -> None:
+        self._topology = topology
+        self._options = options
+        self._what = what
+        self._announce = announce
+        self._desks: dict[str, OpenDesk] = {}
+        self._expected = 0
+        self._thread: threading.Thread | None = None
+        self._wake_sender: socket.socket | None = None
+        self._stopped = threading.Event()
+        self._lock = threading.RLock()
+
+    def serve(self, purpose: str, open_desk: OpenDesk, expected: int) -> None:
+        """Opens a desk for a purpose from now on, in place of an earlier one.
+
+        Args:
+            purpose: that of the connections.
+            open_desk: called at the beginning of each period of listening.
+            expected: how many workers may connect to it at the same time.
+        """
+        with self._lock:
+            listens = self._thread is not None
+            self.pause()
+            self._desks[purpose] = open_desk
+            self._expected = max(self._expected, expected)
+            if listens:
+                self.resume()
+
+    def end(self, purpose: str) -> None:
+        """Closes the desk for a purpose; without any, nobody listens."""
+        with self._lock:
+            listens = self._thread is not None
+            self.pause()
+            self._desks.pop(purpose, None)
+            if listens and self._desks:
+                self.resume()
+
+    def serves(self, purpose: str) -> bool:
+        """Whether there is a desk for a purpose."""
+        return purpose in self._desks
+
+    def resume(self) -> None:
+        """Starts to listen. If that is impossible, a line says so, and the job goes on."""
+        with self._lock:
+            if self._thread is None and self._desks:
+                self._resume()
+
+    def _resume(self) -> None:
+        me = self._topology.me
+        listeners: list[socket.socket] = []
+        try:
+            tls = Tls.load(self._options)
+            listeners = [close_on_fork(sock) for sock in claim(me.address, name=str(me))]
+            for sock in listeners:
+                sock.listen(_BACKLOG)
+                sock.setblocking(False)
+            wake_receiver, wake_sender = map(close_on_fork, socket.socketpair())
+        except (OSError, ValueError) as error:
+            for sock in listeners:
+                sock.close()
+            self._announce(f"tfdist: {self._what}: {error}")
+            return
+        wake_receiver.setblocking(False)
+        wake_sender.setblocking(False)
+        self._wake_sender = wake_sender
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=self._serve,
+            args=(listeners, wake_receiver, tls, self._stopped),
+            name="tfdist-reception",
+            daemon=True,
+        )
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Stops listening, and drops the connections that no desk keeps."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+            if thread is None:
+                return
+            self._stopped.set()
+            self.wake()
+            if thread is not threading.current_thread():
+                thread.join(_STOP_SECONDS)
+            if self._wake_sender:
+                self._wake_sender.close()
+
+    def wake(self) -> None:
+        """Has the desks called, from any thread."""
+        with contextlib.suppress(OSError):  # it is full, or closed after the end
+            if self._wake_sender:
+                self._wake_sender.send(b"!")
+
+    def _serve(
+        self,
+        listeners: list[socket.socket],
+        wake_receiver: socket.socket,
+        tls: Tls | None,
+        stopped: threading.Event,
+    ) -> None:
+        try:
+            with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
+                desks: dict[str, Desk] = {}
+                for purpose, open_desk in self._desks.items():
+                    desks[purpose] = desk = open_desk(selector, self.wake)
+                    stack.callback(desk.close)
+                acceptor = self._acceptor(selector, desks, tls)
+                stack.callback(acceptor.close)
+                for sock in listeners:
+                    selector.register(sock, selectors.EVENT_READ, partial(acceptor.accept, sock))
+                woken = partial(wake_receiver.recv, 4096)
+                selector.register(wake_receiver, selectors.EVENT_READ, woken)
+                _loop(selector, acceptor, list(desks.values()), stopped)
+        except Exception as error:  # the job goes on
+            self._announce(f"tfdist: {self._what} any longer: {error!r}")
+        finally:
+            for sock in (*listeners, wake_receiver):
+                sock.close()
+
+    def _acceptor(
+        self, selector: selectors.BaseSelector, desks: dict[str, Desk], tls: Tls | None
+    ) -> Acceptor:
+        def screen(hello: Identity) -> None:
+            if hello.purpose not in desks:
+                raise WireError(
+                    f"{hello} connected for {hello.purpose!r}, but this job is running already"
+                )
+
+        def admit(sock: socket.socket, hello: Identity) -> None:
+            desks[hello.purpose].admit(sock, hello)
+
+        return Acceptor(
+            selector,
+            Identity.of(self._topology),
+            self._options.secret,
+            tls,
+            self._expected,
+            screen,
+            admit,
+            self._announce,
+            _STRANGERS,
+            lambda hello: desks[hello.purpose].identity,
+            hang_ups=False,  # a member that has heard enough
+        )
+
+
+def reception_of(session: Session, options: Options, what: str, announce: Announce) -> Reception:
+    """The reception at a session's address, which is made if there is none; it does not listen yet.
+
+    Args:
+        session: the session.
+        options: see `Reception`.
+        what: see `Reception`.
+        announce: see `Reception`.
+    """
+    tenant = session.address.tenant
+    if isinstance(tenant, Reception):
+        return tenant
+    return Reception(session.topology, options, what, announce)
+
+
+def _loop(
+    selector: selectors.BaseSelector,
+    acceptor: Acceptor,
+    desks: list[Desk],
+    stopped: threading.Event,
+) -> None:
+    attentive_until = 0.0
+    while not stopped.is_set():
+        attentive = time.monotonic() < attentive_until or any(desk.is_busy for desk in desks)
+        events = selector.select(_TICK_SECONDS if attentive else None)
+        if events:
+            attentive_until = time.monotonic() + _ATTENTIVE_SECONDS
+        for key, _ in events:
+            key.data()
+        for desk in desks:
+            desk.tick()
+        acceptor.tick()
