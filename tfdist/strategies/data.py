@@ -181,13 +181,20 @@ def split_batches(
     if replay is not None:
         batches = replay.of(batches)
     if count == 1:
-        return batches.map(_as_written(lambda *batch: cut(0, *batch)))
+        return _not_ahead(batches.map(_as_written(lambda *batch: cut(0, *batch))))
 
     def cut_all(*batch: Any) -> Any:
         local = tf.data.Dataset.range(count, output_type=tf.int32)
         return local.map(_as_written(lambda own: cut(own, *batch)))
 
-    return batches.flat_map(_as_written(cut_all))
+    return _not_ahead(batches.flat_map(_as_written(cut_all)))
+
+
+def _not_ahead(dataset: Any) -> Any:
+    """The dataset without the prefetch that TensorFlow would put at its end."""
+    options = tf.data.Options()
+    options.experimental_optimization.inject_prefetch = False
+    return dataset.with_options(options)
 
 
 def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -91,8 +92,7 @@ def install() -> None:
             runs = next((c for c in called if isinstance(c, RunsFit)), None)
             if runs is None:
                 return fit(*bound.args, **bound.kwargs)
-            bound.apply_defaults()
-            once = delivered_once(self, called, data, bound.arguments)
+            once = delivered_once(self, called, data, _with_defaults(bound))
             bound.arguments["callbacks"] = once
             return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), Entries(once, data))
 
@@ -120,6 +120,12 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
     for callback in last:
         callback.runs_after(others)
     return [*others, *last]
+
+
+def _with_defaults(bound: inspect.BoundArguments) -> dict[str, Any]:
+    complete = inspect.BoundArguments(bound.signature, OrderedDict(bound.arguments))
+    complete.apply_defaults()
+    return dict(complete.arguments)
 
 
 def _is_list(callbacks: Any) -> bool:
