@@ -73,6 +73,7 @@ PARTS = {
         "hosts",
         "supervisor",
         "generations",
+        "elastic",
         "flight",
         "live",
         "commands",
