@@ -48,11 +48,11 @@ def main(arguments: Sequence[str]) -> None:
     try:
         control.send(b"r")
     except BrokenPipeError:
-        return
+        pass  # It has sent the task already, and closed its end.
     data, descriptors, _, _ = socket.recv_fds(control, 1, 4)
     control.close()
     if not data:
-        return  # The launcher is gone, or needs no spare any more.
+        sys.exit(1)  # The launcher is gone. Without a task, it must not count as a success.
     _take_over(descriptors)
     _strip_tracebacks()
     run(program)
