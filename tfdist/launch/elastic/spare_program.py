@@ -92,9 +92,10 @@ def run(program: Sequence[str]) -> None:
         return
     sys.argv = list(program)
     if not _is_source(program[0]):
-        runpy.run_path(program[0], run_name="__main__")
+        # The absolute path, as the interpreter has it in `sys.path`.
+        runpy.run_path(os.path.abspath(program[0]), run_name="__main__")
         return
-    path = os.path.abspath(program[0])
+    path = os.path.join(os.getcwd(), program[0])  # As the interpreter does it.
     script = ModuleType("__main__")
     values = {
         "__file__": path,

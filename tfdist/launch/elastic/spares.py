@@ -183,5 +183,5 @@ class Spares:
         self._spares = []
 
     def _give_up(self, why: str) -> str:
-        self._count = 0
+        self.close()
         return f"a warm spare {why}; replacements start without one."
