@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tfdist.launch.job.failure import Failure
+from tfdist.launch.job.failure import Doubt, Failure
 
 
 @dataclass(frozen=True)
@@ -69,5 +69,5 @@ def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure 
 
 
 def _first(failures: Sequence[Failure]) -> Failure | None:
-    """The most likely cause: the least doubtful one, and the earliest among those."""
-    return min(failures, key=lambda failure: failure.doubt, default=None)
+    """The earliest that is not merely the consequence of another one, if there is one."""
+    return min(failures, key=lambda failure: failure.doubt == Doubt.VICTIM, default=None)
