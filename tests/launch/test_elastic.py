@@ -92,9 +92,9 @@ print("the end")
     assert lives(tmp_path) == ["0-0", "1-0", "1-1", "2-0"]
     one, other = life(tmp_path, 1, 0), life(tmp_path, 1, 1)
     assert (one["TFDIST_ELASTIC"], one["TFDIST_GENERATION"]) == ("1", "0")
-    for own in ("pid", "TFDIST_PROGRESS_FILE"):
-        assert one.pop(own) != other.pop(own)
-    assert one == other
+    assert one.pop("pid") != other.pop("pid")
+    # The memory may have the same path, but is another one.
+    assert one | {"TFDIST_PROGRESS_FILE": ""} == other | {"TFDIST_PROGRESS_FILE": ""}
     log = (logs / "worker-1.log").read_text()
     mark = r"--- tfdist run: replacement 1 of 3 of worker 1 starts at [\d: -]+ ---"
     assert re.fullmatch(rf"rank 1 life 0\n{mark}\nrank 1 life 1\nthe end\n", log)
@@ -146,6 +146,7 @@ def test_what_cannot_help_is_not_tried(elastic, program, body, reason):
     assert "It was completed without worker 1." in job.err
 
 
+@exhaustive
 def test_a_job_without_workers_fails_with_the_first_failure(elastic, program, tmp_path):
     path = program("""
 meet()
@@ -165,6 +166,7 @@ sys.exit(3)
     assert job.processes() == set()
 
 
+@exhaustive
 def test_a_replacement_that_never_joined_is_stopped_in_the_end(elastic, program, tmp_path):
     path = program("""
 if rank == 1 and life == 0:
@@ -272,12 +274,10 @@ hear("joined")
     ]
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("number", "code"),
-    some(
-        [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)],
-        always=[(signal.SIGTERM, 75)],
-    ),
+    [(signal.SIGTERM, 75), (signal.SIGHUP, 75), (signal.SIGINT, 130)],
 )
 def test_a_signal_stops_the_workers_and_replaces_none(elastic, program, tmp_path, number, code):
     path = program("""

@@ -86,6 +86,7 @@ def test_a_worker_is_replaced_and_joins():
     assert roll.standing == Standing(completed=2) and roll.standing.ended
 
 
+@exhaustive
 def test_a_replacement_that_never_joined_is_of_no_use_in_the_end():
     roll = Roll([0, 1, 2], LIMIT, now=0.0)
     for rank in (1, 2):
@@ -100,6 +101,7 @@ def test_a_replacement_that_never_joined_is_of_no_use_in_the_end():
     assert roll.standing == Standing(completed=1)
 
 
+@exhaustive
 def test_who_leaves_on_request_is_not_replaced():
     roll = Roll([0, 1], LIMIT, now=0.0)
     assert roll.ended(1, failed(7, status=PREEMPTED), Standing(), now=1.0) is None
@@ -107,6 +109,7 @@ def test_who_leaves_on_request_is_not_replaced():
     assert roll.due(99.0) == []
 
 
+@exhaustive
 def test_a_failure_after_the_training_is_complete_counts():
     for job, own in [(Standing(completed=1), False), (Standing(), True)]:
         roll = Roll([0, 1], LIMIT, now=0.0)
@@ -117,6 +120,7 @@ def test_a_failure_after_the_training_is_complete_counts():
         assert job_code([loss], Standing(completed=1, lost=1)) == 1
 
 
+@exhaustive
 def test_nobody_is_replaced_once_the_command_is_stopped():
     roll = Roll([0, 1], LIMIT, now=0.0)
     roll.ended(1, failed(7), Standing(), now=1.0)
@@ -152,6 +156,7 @@ def test_the_exit_code():
     assert decisive([VICTIM, KILLED], completed=False, left=False) == OOM
 
 
+@exhaustive
 def test_what_is_told():
     line = describe_loss(Loss(OOM, "not replaced: why", final=True), others=True)
     assert line.endswith("after step 7; not replaced: why. The others go on. Its log: log")
@@ -166,6 +171,7 @@ def test_what_is_told():
     assert describe_end([KILLED], Standing(lost=1), 137).startswith("The job has failed. Failures:")
 
 
+@exhaustive
 def test_what_the_hosts_tell_each_other():
     for message in (Standing(members=2, lost=1), KILLED, LATE):
         sent = json.loads(json.dumps(message.to_message()))
@@ -177,6 +183,7 @@ def test_what_the_hosts_tell_each_other():
     assert Standing(members=1, waiting=1, completed=1, lost=1).gone == Standing(completed=1, lost=3)
 
 
+@exhaustive
 def test_who_may_come_again():
     here = HostInfo(0, 3, "", (1,), elastic=True)
     layout = {0: ("a", (1,)), 1: ("b", (2, 3)), 2: ("c", (4,))}
@@ -193,6 +200,7 @@ def test_who_may_come_again():
         assert problem in found and bool(problem) == bool(found)
 
 
+@exhaustive
 def test_a_spare_may_become_any_worker_or_there_is_none():
     def plans(*settings):
         return [
