@@ -82,6 +82,7 @@ PARTS = {
         "hosts",
         "supervisor",
         "generations",
+        "elastic",
         "flight",
         "live",
         "commands",

@@ -16,6 +16,7 @@ def test_each_variable():
             "TFDIST_METRICS_PORT": "9400",
             "TFDIST_METRICS_HOST": "::",
             "TFDIST_GENERATION": "0",
+            "TFDIST_ELASTIC": "1",
         }
     )
     assert read == Options(
@@ -26,6 +27,7 @@ def test_each_variable():
         host="7",
         metrics_port=9400,
         metrics_host="::",
+        elastic=True,
     )
 
 
@@ -52,6 +54,13 @@ def test_the_generation():
     assert Options.from_environment({"TFDIST_GENERATION": "3"}).generation == 3
     with pytest.raises(ValueError, match=r"TFDIST_GENERATION must be .* Received: '-1'"):
         Options.from_environment({"TFDIST_GENERATION": "-1"})
+
+
+@pytest.mark.exhaustive
+def test_switches():
+    assert not Options.from_environment({"TFDIST_ELASTIC": "0"}).elastic
+    with pytest.raises(ValueError, match=r"TFDIST_ELASTIC must be 0 or 1. Received: 'yes'"):
+        Options.from_environment({"TFDIST_ELASTIC": "yes"})
 
 
 def test_the_secret_is_not_shown():

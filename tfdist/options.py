@@ -45,6 +45,8 @@ class Options:
             (`TFDIST_METRICS_PORT`), from which the others of the host count up; 0 for none.
         metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
+        elastic: whether the launcher replaces a worker that fails while the others go on
+            (`TFDIST_ELASTIC`, 1 or 0).
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -70,6 +72,7 @@ class Options:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     generation: int = 0
+    elastic: bool = False
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""
@@ -102,8 +105,8 @@ class Options:
             environment: variables to read; this process's environment by default.
 
         Raises:
-            ValueError: a number of seconds is not positive, a port or the generation is invalid, or
-                only some of the TLS variables are set.
+            ValueError: a number of seconds is not positive, a port, a switch or the generation is
+                invalid, or only some of the TLS variables are set.
         """
         source = os.environ if environment is None else environment
         values: dict[str, Any] = {}
@@ -222,11 +225,22 @@ def _count(name: str, text: str) -> int:
     return int(text)
 
 
+def _switch(name: str, text: str) -> bool:
+    if text not in ("0", "1"):
+        raise ValueError(f"{name} must be 0 or 1. Received: {text!r}. Unset it.")
+    return text == "1"
+
+
 def _text(name: str, text: str) -> str:
     return text
 
 
 # By the type of a setting.
-_READERS: dict[type, Callable[[str, str], Any]] = {str: _text, float: _seconds, int: _port}
+_READERS: dict[type, Callable[[str, str], Any]] = {
+    str: _text,
+    float: _seconds,
+    int: _port,
+    bool: _switch,
+}
 # By name, where the type is not enough.
 _OTHER_READERS: dict[str, Callable[[str, str], Any]] = {"generation": _count}

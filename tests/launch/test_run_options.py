@@ -42,7 +42,8 @@ def test_program_and_its_arguments(line, workers, program):
 def test_every_option():
     line = (
         "-n 2 --output none --log-dir logs --cores-per-worker 3 --gpus-per-worker 0 --grace 0 "
-        "--max-restarts 4 --metrics-port 9400 --dry-run --nnodes 3 --node-rank 2 "
+        "--max-restarts 4 --elastic --spares 2 --metrics-port 9400 --dry-run "
+        "--nnodes 3 --node-rank 2 "
         "--rendezvous [fd00::1]:29400 --host 10.0.0.3 train.py"
     )
     options = parse(line.split())
@@ -59,9 +60,22 @@ def test_every_option():
         gpus_per_worker=0,
         grace=0.0,
         max_restarts=4,
+        elastic=True,
+        spares=2,
         metrics_port=9400,
         dry_run=True,
     )
+
+
+@pytest.mark.exhaustive
+def test_what_the_limit_of_restarts_is_by_default():
+    for line, expected in [
+        ("train.py", (0, 0)),
+        ("--elastic train.py", (3, 1)),
+        ("--elastic --spares 0 --max-restarts 0 train.py", (0, 0)),
+    ]:
+        options = parse(line.split())
+        assert (options.max_restarts, options.spares) == expected
 
 
 @pytest.mark.parametrize(
@@ -81,6 +95,7 @@ def test_every_option():
         ("--output some train.py", "invalid choice"),
         ("--grace soon train.py", "number of seconds"),
         ("--max-restarts -1 train.py", "integer >= 0|expected one argument"),
+        ("--spares 2 train.py", "--spares requires --elastic"),
         ("--nnodes 2 train.py", "--nnodes requires --rendezvous"),
         ("--nnodes 2 --rendezvous a train.py", "has no port"),
         ("--nnodes 2 --node-rank 2 --rendezvous a:1 train.py", "--node-rank must be < --nnodes"),

@@ -15,6 +15,7 @@ from tfdist.launch.job.failure import Doubt, Failure, FirstFailure, stopped_by, 
 from tfdist.launch.job.log_routing import Output
 from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.progress import VARIABLE, ProgressMemory
+from tfdist.launch.job.readable import readable
 from tfdist.launch.job.shutdown import Grace, SignalEscalation
 from tfdist.launch.job.signals import Signals
 from tfdist.launch.job.watchdog import Watchdog
@@ -144,9 +145,9 @@ class Supervisor:
         self._escalate(signal.SIGINT if gentle else signal.SIGTERM, now)
 
     def _read(self, now: float) -> None:
-        for rank in _readable(self._output.pipes()):
+        for rank in readable(self._output.pipes()):
             self._output.copy(rank)
-        for host in _readable({host: c.fileno() for host, c in self._hosts.channels().items()}):
+        for host in readable({host: c.fileno() for host, c in self._hosts.channels().items()}):
             failure = self._hosts.receive(host)
             if failure is not None:
                 self._first.add(failure, now)
@@ -209,13 +210,3 @@ class Supervisor:
         if number is not None:
             for worker in self._running.values():
                 worker.signal(number)
-
-
-def _readable(descriptors: Mapping[int, int]) -> list[int]:
-    """The keys whose descriptors can be read without blocking."""
-    poll = select.poll()
-    keys = {}
-    for key, descriptor in descriptors.items():
-        poll.register(descriptor, select.POLLIN)
-        keys[descriptor] = key
-    return [keys[descriptor] for descriptor, _ in poll.poll(0)]

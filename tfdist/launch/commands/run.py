@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE, new_secret
 from tfdist.errors import LaunchError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
+from tfdist.launch.elastic.job import run_elastic
 from tfdist.launch.generations import Generations, Outcome
 from tfdist.launch.hosts.client import join
 from tfdist.launch.hosts.host_group import HostGroup
@@ -56,6 +58,8 @@ def main(arguments: Sequence[str]) -> int:
     shared = thread_settings(available_cores(), count, options.cores_per_worker, os.environ)
     if options.metrics_port is not None:
         shared = {**shared, "TFDIST_METRICS_PORT": str(options.metrics_port)}
+    if options.elastic:
+        shared = {**shared, "TFDIST_ELASTIC": "1"}
     if options.workers is None and not gpus:
         say("starting one worker, as no GPUs are visible; -n N starts N")
     if note:
@@ -87,6 +91,8 @@ def main(arguments: Sequence[str]) -> int:
         avoid = options.rendezvous[1] if options.rendezvous else None
         with Reservation(count, avoid) as reservation:
             rendezvous = _rendezvous(options, reservation.ports)
+            if options.elastic:
+                return _supervise_elastic(options, rendezvous, plan, gpus, watchdog)
             return _supervise(options, rendezvous, plan(rendezvous), watchdog)
     finally:
         watchdog.close()
@@ -101,7 +107,8 @@ def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
         timeout = Options.from_environment().start_timeout
     except ValueError as error:
         raise LaunchError(str(error)) from error
-    this_host = HostInfo(options.node_rank, options.nnodes, options.host or "", ports)
+    address = options.host or ""
+    this_host = HostInfo(options.node_rank, options.nnodes, address, ports, elastic=options.elastic)
     meet = serve if options.node_rank == 0 else join
     return meet(options.rendezvous, this_host, timeout, secret)
 
@@ -117,13 +124,34 @@ def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:
     return Rendezvous(addresses, first=options.node_rank * count)
 
 
-def _supervise(
-    options: RunOptions, rendezvous: Rendezvous, plans: Sequence[WorkerPlan], watchdog: Watchdog
-) -> int:
+def _say_metrics(rendezvous: Rendezvous, plans: Sequence[WorkerPlan]) -> None:
     ranks = range(rendezvous.first, rendezvous.first + len(plans))
     settings = {**os.environ, **plans[0].settings}
     if metrics := describe_metrics(settings, rendezvous.addresses, ranks):
         say(metrics)
+
+
+def _supervise_elastic(
+    options: RunOptions,
+    rendezvous: Rendezvous,
+    plan: Callable[[Rendezvous], Sequence[WorkerPlan]],
+    gpus: Sequence[str],
+    watchdog: Watchdog,
+) -> int:
+    _say_metrics(rendezvous, plan(rendezvous))
+
+    def of(addresses: Sequence[str] | None) -> Sequence[WorkerPlan]:
+        known = rendezvous.addresses if addresses is None else tuple(addresses)
+        return plan(replace(rendezvous, addresses=known))
+
+    environment = {**os.environ, VARIABLE: rendezvous.secret}
+    return run_elastic(options, rendezvous, of, environment, gpus, watchdog)
+
+
+def _supervise(
+    options: RunOptions, rendezvous: Rendezvous, plans: Sequence[WorkerPlan], watchdog: Watchdog
+) -> int:
+    _say_metrics(rendezvous, plans)
     output = Output(options.output, options.log_dir)
     hosts = HostGroup(options.node_rank, rendezvous.channels)
     flight_dir = os.environ.get(_FLIGHT_DIR)

@@ -110,6 +110,7 @@ def _await_start(channel: Channel, messages: Iterator[Message], secret: str) -> 
                 first=int(start["first"]),
                 channels={0: channel},
                 secret=secret or str(start["secret"]),
+                running=bool(start.get("running")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ProtocolError(f"is not a tfdist launcher: {error!r}") from error

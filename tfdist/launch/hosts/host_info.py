@@ -25,6 +25,7 @@ class HostInfo:
         address: its address for the other workers; "" to use that of its connection.
         ports: the ports of its workers.
         version: its version of tfdist.
+        elastic: whether its workers are replaced while the others go on (`--elastic`).
     """
 
     number: int
@@ -32,6 +33,7 @@ class HostInfo:
     address: str
     ports: tuple[int, ...]
     version: str = __version__
+    elastic: bool = False
 
     def to_message(self) -> dict[str, Any]:
         """The hello message, which JSON can represent."""
@@ -52,6 +54,7 @@ class HostInfo:
                 address=str(fields["address"]),
                 ports=tuple(int(port) for port in fields["ports"]),
                 version=str(fields["version"]),
+                elastic=bool(fields.get("elastic")),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ValueError(f"sent an invalid hello: {error!r}") from error
@@ -90,6 +93,11 @@ def rejection(
         return (
             f"{name} was started with --nnodes {newcomer.num_hosts}, host 0 with "
             f"--nnodes {this_host.num_hosts}: pass the same --nnodes on all hosts"
+        )
+    if newcomer.elastic != this_host.elastic:
+        one, other = (name, "host 0") if newcomer.elastic else ("host 0", name)
+        return (
+            f"{one} was started with --elastic, {other} without: pass it on all hosts, or on none"
         )
     if newcomer.number in connected:
         return (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from tfdist.launch.console import say
 from tfdist.launch.hosts.channel import Channel
+from tfdist.launch.hosts.late_hosts import LateHosts
 
 _REPORT_SECONDS = 5.0
 
@@ -21,12 +22,16 @@ class Rendezvous:
         channels: open connections by host number: on host 0 to every other host, on the other
             hosts to host 0.
         secret: the job's secret, for all its workers.
+        late_hosts: on host 0 of an elastic job, admits launchers that come again.
+        running: whether the job runs already, and this launcher has come again.
     """
 
     addresses: tuple[str, ...]
     first: int
     channels: dict[int, Channel] = field(default_factory=dict)
     secret: str = field(default="", repr=False)
+    late_hosts: LateHosts | None = None
+    running: bool = False
 
 
 class Deadline:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-import time
 from collections.abc import Mapping
 
 from tfdist.cluster.auth.hmac_challenge import new_secret
@@ -13,13 +12,11 @@ from tfdist.cluster.net.dns import is_numeric
 from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
-from tfdist.launch.hosts.auth import REMEDY, AuthServer
-from tfdist.launch.hosts.channel import Channel, ChannelError, Message, ProtocolError
+from tfdist.launch.hosts.channel import Channel, ChannelError, Message
+from tfdist.launch.hosts.door import Door, send_last
 from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
+from tfdist.launch.hosts.late_hosts import LateHosts
 from tfdist.launch.hosts.rendezvous import Deadline, Rendezvous, format_hosts
-
-_HELLO_SECONDS = 10.0
-_MAX_PENDING = 64
 
 
 def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret: str) -> Rendezvous:
@@ -27,7 +24,7 @@ def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret:
 
     Args:
         address: host and port to listen on.
-        this_host: this host.
+        this_host: this host; if it is elastic, it goes on listening.
         seconds: how long to wait.
         secret: the job's secret, which every host must prove; "" if none was set, in which case a
             random one is sent to the hosts.
@@ -36,34 +33,38 @@ def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret:
         LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
             connected hosts are sent the same message.
     """
-    listener = _listen(*address)
-    with listener, _Server(listener, this_host, secret) as server:
-        try:
-            return server.run(Deadline(seconds), f"{address[0]}:{address[1]}")
-        except LaunchError as error:
-            server.broadcast({"refuse": str(error)})
-            server.close_hosts()
-            raise
+    door = Door(_listen(*address), secret)
+    try:
+        with _Server(door, this_host, secret) as server:
+            try:
+                return server.run(Deadline(seconds), f"{address[0]}:{address[1]}")
+            except LaunchError as error:
+                server.broadcast({"refuse": str(error)})
+                server.close_hosts()
+                raise
+    except BaseException:
+        door.close()
+        raise
+    finally:
+        if not this_host.elastic:
+            door.close()
 
 
 class _Server:
-    """The connections on host 0: pending ones, and those of authenticated hosts."""
+    """The connections on host 0 of authenticated hosts, and the door to more."""
 
-    def __init__(self, listener: socket.socket, this_host: HostInfo, secret: str) -> None:
+    def __init__(self, door: Door, this_host: HostInfo, secret: str) -> None:
         self._this_host = this_host
         self._secret = secret
-        self._listener = listener
+        self._door = door
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
-        self._pending: dict[Channel, AuthServer] = {}
+        self._selector.register(door, selectors.EVENT_READ)
         self._hosts: dict[int, tuple[HostInfo, Channel]] = {}
 
     def __enter__(self) -> _Server:
         return self
 
     def __exit__(self, *error: object) -> None:
-        for channel in self._pending:
-            channel.close()
         self._selector.close()
 
     def run(self, deadline: Deadline, address: str) -> Rendezvous:
@@ -78,11 +79,10 @@ class _Server:
                     f"{missing[0]}, or raise TFDIST_START_TIMEOUT"
                 )
             for key, _ in self._selector.select(min(1.0, deadline.next_check)):
-                if key.fileobj is self._listener:
-                    self._accept()
-                else:
-                    self._receive(key.data)
-            self._drop_silent()
+                if key.fileobj is not self._door:
+                    self._notice(key.data)
+            for host, channel in self._door.newcomers():
+                self._admit(channel, host)
         return self._start()
 
     def broadcast(self, message: Message) -> None:
@@ -99,63 +99,27 @@ class _Server:
     def _missing(self) -> list[int]:
         return [host for host in range(1, self._this_host.num_hosts) if host not in self._hosts]
 
-    def _accept(self) -> None:
+    def _notice(self, number: int) -> None:
+        """Reads from a host that has nothing to say before the start."""
+        channel = self._hosts[number][1]
         try:
-            connection, _ = self._listener.accept()
-            channel = Channel(connection)
-        except OSError:
-            return  # Already closed again.
-        self._selector.register(channel, selectors.EVENT_READ, channel)
-        self._pending[channel] = AuthServer(time.monotonic())
-        if len(self._pending) > _MAX_PENDING:
-            self._drop(next(iter(self._pending)), "did not identify itself in time")
-
-    def _receive(self, channel: Channel) -> None:
-        try:
-            for message in channel.receive():
-                if auth := self._pending.get(channel):
-                    self._authenticate(channel, auth, message)
-        except (ChannelError, ValueError) as error:
-            self._drop(channel, str(error))
-
-    def _authenticate(self, channel: Channel, auth: AuthServer, message: Message) -> None:
-        """Handles the next message of a pending connection."""
-        if auth.host is None:
-            channel.send(auth.challenge(message))
-        elif answer := auth.accept(message, self._secret):
-            channel.send(answer)
-            self._admit(channel, auth.host)
-        else:
-            name = f"host {auth.host.number} ({channel.peer})"
-            _send_last(channel, {"refuse": f"{name} does not hold the secret; {REMEDY}"})
-            raise ProtocolError(f"claims to be {name} but does not hold the secret; {REMEDY}")
+            channel.receive()
+        except ChannelError as error:
+            self._selector.unregister(channel)
+            channel.close()
+            del self._hosts[number]
+            say(f"host {number} ({channel.peer}) left before the start: it {error}")
 
     def _admit(self, channel: Channel, host: HostInfo) -> None:
         """Adds an authenticated host."""
         connected = {number: other.peer for number, (_, other) in self._hosts.items()}
         problem = rejection(host, channel.peer, self._this_host, {0: "host 0 itself", **connected})
-        del self._pending[channel]
         if problem:
-            _send_last(channel, {"refuse": problem})
-            self._selector.unregister(channel)
+            send_last(channel, {"refuse": problem})
             channel.close()
             raise LaunchError(problem)
         self._hosts[host.number] = (host, channel)
-
-    def _drop_silent(self) -> None:
-        since = time.monotonic() - _HELLO_SECONDS
-        for channel in [channel for channel, auth in self._pending.items() if auth.since < since]:
-            self._drop(channel, "did not identify itself in time")
-
-    def _drop(self, channel: Channel, reason: str) -> None:
-        self._selector.unregister(channel)
-        channel.close()
-        if self._pending.pop(channel, None):
-            say(f"dropped a connection from {channel.peer}: it {reason}")
-            return
-        number = next(number for number, (_, other) in self._hosts.items() if other is channel)
-        del self._hosts[number]
-        say(f"host {number} ({channel.peer}) left before the start: it {reason}")
+        self._selector.register(channel, selectors.EVENT_READ, host.number)
 
     def _start(self) -> Rendezvous:
         hosts = {
@@ -168,7 +132,8 @@ class _Server:
             0: self._this_host.ports,
             **{number: host.ports for number, (host, _) in self._hosts.items()},
         }
-        addresses = worker_addresses({number: (hosts[number], ports[number]) for number in hosts})
+        layout = {number: (hosts[number], ports[number]) for number in hosts}
+        addresses = worker_addresses(layout)
         secret = self._secret or new_secret()
         sent_secret = "" if self._secret else secret
         first = len(ports[0])
@@ -182,19 +147,17 @@ class _Server:
                 ) from error
             first += len(ports[number])
         channels = {number: channel for number, (_, channel) in self._hosts.items()}
-        return Rendezvous(tuple(addresses), first=0, channels=channels, secret=secret)
+        late = None
+        if self._this_host.elastic:
+            late = LateHosts(self._door, self._this_host, layout, sent_secret)
+        return Rendezvous(
+            tuple(addresses), first=0, channels=channels, secret=secret, late_hosts=late
+        )
 
     def _own_address(self) -> str:
         """The address at which other hosts have reached this one, preferably not loopback."""
         reached = [channel.local for _, (_, channel) in sorted(self._hosts.items())]
         return next((address for address in reached if not address.startswith("127.")), reached[0])
-
-
-def _send_last(channel: Channel, message: Message) -> None:
-    try:
-        channel.send(message)
-    except ChannelError:
-        pass
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -43,16 +43,17 @@ class LineAssembler:
         return self.feed(b"\n") if self._rest else b""
 
 
-def last_lines(path: Path, count: int) -> list[str]:
+def last_lines(path: Path, count: int, start: int = 0) -> list[str]:
     """The last lines of a file, each truncated to 500 characters.
 
     Args:
         path: the file, which may be missing or not UTF-8.
         count: the maximum number of lines.
+        start: where in the file to begin.
     """
     try:
         with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            file.seek(max(start, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             data = file.read()
     except OSError:
         return []

@@ -63,6 +63,7 @@ class Output:
             ) from error
         self._folder = self._directory
         self._copies: dict[int, _Copy] = {}
+        self._starts: dict[int, int] = {}
 
     def begin(self, generation: int) -> None:
         """Keeps the files of the generations so far: this one's have a folder of their own.
@@ -97,10 +98,14 @@ class Output:
         return self._folder / f"worker-{rank}.log"
 
     @contextmanager
-    def streams(self, rank: int) -> Iterator[tuple[Stream, Stream, Stream]]:
+    def streams(self, rank: int, mark: str = "") -> Iterator[tuple[Stream, Stream, Stream]]:
         """A context manager for the stdin, stdout and stderr to start a worker with.
 
         On exit it closes the launcher's copies, so that a pipe reaches its end with the worker.
+
+        Args:
+            rank: the worker's.
+            mark: a line between the log of the worker that it replaces and its own; "" overwrites.
 
         Raises:
             LaunchError: the log file cannot be written.
@@ -109,7 +114,7 @@ class Output:
             yield None, None, None
             return
         try:
-            log = self.log(rank).open("wb", buffering=0)
+            log = self._open(rank, mark)
         except OSError as error:
             raise LaunchError(
                 f"the output of worker {rank} cannot be written: {error}. "
@@ -126,6 +131,18 @@ class Output:
             yield subprocess.DEVNULL, write, write
         finally:
             os.close(write)
+
+    def _open(self, rank: int, mark: str) -> BinaryIO:
+        if not mark:
+            self._starts.pop(rank, None)
+            return self.log(rank).open("wb", buffering=0)
+        log = self.log(rank).open("ab", buffering=0)
+        try:
+            log.write(f"{mark}\n".encode())
+        except OSError:
+            pass  # A full disk is no reason to stop the job.
+        self._starts[rank] = log.tell()
+        return log
 
     def pipes(self) -> dict[int, int]:
         """The file descriptors to wait on, by rank; read them with `copy`."""
@@ -151,7 +168,9 @@ class Output:
 
     def tail(self, rank: int) -> list[str]:
         """The last lines of a worker that has exited; empty if they went only to the terminal."""
-        return [] if self.inherited(rank) else last_lines(self.log(rank), _TAIL_LINES)
+        if self.inherited(rank):
+            return []
+        return last_lines(self.log(rank), _TAIL_LINES, self._starts.get(rank, 0))
 
     @property
     def directory(self) -> Path:

@@ -26,9 +26,13 @@ class ProgressMemory:
         os.ftruncate(self._descriptor, SIZE)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
+    def read(self) -> Progress:
+        """What the worker has written so far."""
+        return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
+
     def take(self) -> Progress:
         """What the worker has written; call it once, when the worker is gone."""
         try:
-            return Progress.from_bytes(os.pread(self._descriptor, SIZE, 0))
+            return self.read()
         finally:
             os.close(self._descriptor)

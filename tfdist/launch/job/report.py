@@ -53,7 +53,7 @@ def describe_restart(number: int, limit: int, delay: float, failure: Failure) ->
         failure: why.
     """
     at = time.strftime("%H:%M:%S", time.localtime(time.time() + delay))
-    return f"Restart {number} of {limit} in {delay:g} s, at {at}, because {_clause(failure)}."
+    return f"Restart {number} of {limit} in {delay:g} s, at {at}, because {clause(failure)}."
 
 
 def describe_history(failures: Sequence[Failure]) -> str:
@@ -66,16 +66,18 @@ def describe_history(failures: Sequence[Failure]) -> str:
           generation 0 at 1970-01-01 00:00:00: worker 1 was killed by SIGKILL, after step 120
     """
     return "\n".join(
-        f"  generation {number} at {_date(failure.time)}: {_clause(failure)}"
+        f"  generation {number} at {date(failure.time)}: {clause(failure)}"
         for number, failure in enumerate(failures)
     )
 
 
-def _clause(failure: Failure) -> str:
+def clause(failure: Failure) -> str:
+    """What failed, where and why, as a clause."""
     cause = f" ({failure.cause})" if failure.cause else ""
     place = "" if failure.step is not None or failure.rank is None else ", at no known step"
     return f"{str(failure).removesuffix('.')}{cause}{place}"
 
 
-def _date(seconds: float) -> str:
+def date(seconds: float) -> str:
+    """The local time of seconds since 1970."""
     return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))

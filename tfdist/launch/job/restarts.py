@@ -98,7 +98,7 @@ def decide(history: Sequence[Ended], limit: int) -> Restart | End:
         return End(f"it has failed in the same way {place} before")
     if len(history) > limit:
         return End(f"--max-restarts {limit} is reached")
-    return Restart(_delay(history))
+    return Restart(back_off(in_vain(history)))
 
 
 def all_saved(failure: Failure, codes: Collection[int]) -> bool:
@@ -139,18 +139,23 @@ def _signature(failure: Failure) -> tuple[object, ...]:
     return failure.step, failure.status, failure.classes[:1], message
 
 
-def _delay(history: Sequence[Ended]) -> float:
-    """Doubled with each failure since the last progress."""
+def in_vain(history: Sequence[Ended]) -> int:
+    """How many of the last failures have come without progress since the one before them."""
     best = 0
-    delay = _FIRST_DELAY
+    count = 0
     for ended in history:
         step = ended.failure.step or 0
         if step > best or ended.seconds >= _LONG:
-            delay = _FIRST_DELAY
+            count = 0
         elif ended is not history[0]:
-            delay = min(2 * delay, _LONGEST_DELAY)
+            count += 1
         best = max(best, step)
-    return delay
+    return count
+
+
+def back_off(count: int) -> float:
+    """Seconds to wait after failures in vain: doubled with each."""
+    return min(_FIRST_DELAY * 2.0 ** min(count, 99), _LONGEST_DELAY)
 
 
 def _a(name: str) -> str:

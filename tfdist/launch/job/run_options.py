@@ -13,6 +13,8 @@ from tfdist.cluster.spec.host_port import split
 from tfdist.launch.argument_types import OneLineParser, count, port, seconds, typed
 
 OUTPUTS = ("chief", "all", "none")
+# Replacements of each worker with --elastic, unless --max-restarts says otherwise.
+_REPLACEMENTS = 3
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,10 @@ class RunOptions:
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
         gpus_per_worker: None to divide the GPUs evenly.
         grace: seconds from one signal to the next, harder one; None for the defaults.
-        max_restarts: how often a job that has failed is started again.
+        max_restarts: how often a job that has failed is started again; with `elastic`, how many
+            replacements each worker may have.
+        elastic: whether a worker that fails is replaced while the others go on.
+        spares: the number of processes that wait to become a replacement.
         metrics_port: the port of this host's first worker for metrics; None for the environment's.
         dry_run: whether to only print the workers.
     """
@@ -48,6 +53,8 @@ class RunOptions:
     gpus_per_worker: int | None = None
     grace: float | None = None
     max_restarts: int = 0
+    elastic: bool = False
+    spares: int = 0
     metrics_port: int | None = None
     dry_run: bool = False
 
@@ -87,6 +94,12 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         parser.error(
             f"--node-rank must be < --nnodes ({values.nnodes}). Received: {values.node_rank}"
         )
+    if values.spares and not values.elastic:
+        parser.error("--spares requires --elastic: without it, all workers start again")
+    if values.max_restarts is None:
+        values.max_restarts = _REPLACEMENTS if values.elastic else 0
+    if values.spares is None:
+        values.spares = 1 if values.elastic else 0
     fields = {**vars(values), "command": (sys.executable, "-u", *program)}
     return RunOptions(**fields)
 
@@ -181,11 +194,24 @@ def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
     add(
         "--max-restarts",
         type=count(0),
-        default=0,
         metavar="N",
         help="after a failure, start all workers again, at most N times, waiting 1, 2, 4 ... 60 "
         "seconds; not after a failure that must come again, nor after the same one at the same "
-        "step (default: 0; with several hosts, that of host 0 counts)",
+        "step (default: 0; with several hosts, that of host 0 counts); with --elastic, the number "
+        "of replacements of each worker (default: 3)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
+        help="after a failure of a worker, let the others go on, and start a replacement that "
+        "joins them; needs the callback tfdist.callbacks.Elastic",
+    )
+    add(
+        "--spares",
+        type=count(0),
+        metavar="N",
+        help="with --elastic, processes on this host that have imported TensorFlow already and "
+        "wait to become a replacement (default: 1; none with GPUs)",
     )
     add(
         "--metrics-port",
@@ -238,10 +264,12 @@ examples:
 The first worker that fails ends the job: the others are stopped, its last lines of output are
 shown, and this command exits with its exit code (128 + the signal number if it was killed). With
 --max-restarts, all workers on all hosts then start again, with the same ranks and addresses; a
-callback such as BackupAndRestore continues the training. SIGTERM is forwarded to the workers; if
-all of them save their state and exit with code 75, so does this command.
-Ctrl-C interrupts all workers; a second Ctrl-C kills them. No worker, nor any process in a
-worker's process group, outlives this command, even if it is killed.
+callback such as BackupAndRestore continues the training. With --elastic, nobody is stopped: the
+failed worker alone is replaced, and the job succeeds if the workers that remain do.
+SIGTERM is forwarded to the workers; if all of them save their state and exit with code 75, so does
+this command; with --elastic, other hosts go on. Ctrl-C interrupts all workers; a second Ctrl-C
+kills them. No worker, nor any process in a worker's process group, outlives this command, even if
+it is killed.
 
 Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/settings.md; `tfdist doctor`
 shows those that are set."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from tfdist.errors import LaunchError
@@ -13,6 +14,8 @@ from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.watchdog import Watchdog
 
 Stream = IO[bytes] | int | None
+# A process stuck in a driver does not go; the launcher does not wait for it.
+_END_SECONDS = 5.0
 
 
 class WorkerProcess:
@@ -26,6 +29,7 @@ class WorkerProcess:
         environment: the environment it inherits, overridden by the plan's settings.
         streams: its stdin, stdout and stderr, as accepted by `subprocess.Popen`.
         watchdog: kills it if the launcher dies.
+        inherit: more descriptors that it gets, under the same numbers.
 
     Raises:
         LaunchError: the system cannot start it.
@@ -37,6 +41,7 @@ class WorkerProcess:
         environment: Mapping[str, str],
         streams: tuple[Stream, Stream, Stream],
         watchdog: Watchdog,
+        inherit: Sequence[int] = (),
     ) -> None:
         self._watchdog = watchdog
         try:
@@ -47,6 +52,7 @@ class WorkerProcess:
                 stdout=streams[1],
                 stderr=streams[2],
                 start_new_session=True,
+                pass_fds=inherit,
                 # The launcher has one thread, so running Python between fork and exec is safe.
                 # Adding the worker there ensures that it never runs unwatched.
                 preexec_fn=watchdog.add_this_process,
@@ -70,6 +76,14 @@ class WorkerProcess:
             self._watchdog.remove(self.pid)
             self._process.wait()
         return self._process.returncode
+
+    def end(self) -> None:
+        """Kills it, and waits a little until it is gone."""
+        if self._process.returncode is None:
+            self.signal(signal.SIGKILL)
+            deadline = time.monotonic() + _END_SECONDS
+            while self.exit_code() is None and time.monotonic() < deadline:
+                time.sleep(0.005)
 
     def signal(self, number: signal.Signals) -> None:
         """Sends a signal to the worker's process group."""

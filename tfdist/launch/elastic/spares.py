@@ -1,0 +1,187 @@
+"""Warm spares: processes that have imported TensorFlow already and become a replacement."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+
+from tfdist.errors import LaunchError
+from tfdist.launch.job.plan import WorkerPlan
+from tfdist.launch.job.watchdog import Watchdog
+from tfdist.launch.job.worker import Stream, WorkerProcess
+
+# What scripts import, all of it without touching a device.
+_PRELOAD = (
+    "tensorflow",
+    "keras",
+    "tfdist.trainer.install",
+    "tfdist.strategies.multi_worker",
+    "tfdist.callbacks",
+    "tfdist.pipeline.model",
+    "tfdist.pipeline.placement.strategy",
+)
+# After so many that were killed before they were of use, no more are started.
+_MOST_KILLED = 3
+# What the system kills it with says nothing; an import error does.
+_TAIL_BYTES = 4096
+
+
+class Spare:
+    """One process that waits.
+
+    Args:
+        program: the program that the workers run, without the interpreter.
+        environment: that of the workers, but for what differs between them.
+        watchdog: kills it if the launcher dies.
+
+    Raises:
+        LaunchError: the system cannot start it.
+    """
+
+    def __init__(
+        self, program: Sequence[str], environment: Mapping[str, str], watchdog: Watchdog
+    ) -> None:
+        self._output = os.memfd_create("tfdist-spare")
+        self._control, theirs = socket.socketpair()
+        number = str(theirs.fileno())
+        module = "tfdist.launch.elastic.spare_program"
+        command = (sys.executable, "-u", "-m", module, number, ",".join(_PRELOAD), *program)
+        plan = WorkerPlan(-1, command, {})
+        streams = (subprocess.DEVNULL, self._output, self._output)
+        try:
+            self.process = WorkerProcess(plan, environment, streams, watchdog, [theirs.fileno()])
+        except LaunchError:
+            self.close()
+            raise
+        finally:
+            theirs.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has imported everything."""
+        try:
+            return bool(self._control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        except OSError:
+            return False
+
+    def become(self, environment: Mapping[str, str], streams: Sequence[Stream]) -> WorkerProcess:
+        """Sends it its task.
+
+        Args:
+            environment: all variables of the worker.
+            streams: its stdin, stdout and stderr.
+
+        Returns:
+            Its process, which is the worker's from now on.
+
+        Raises:
+            OSError: it is gone.
+        """
+        task = os.memfd_create("tfdist-task")
+        try:
+            os.write(task, json.dumps(dict(environment)).encode())
+            os.lseek(task, 0, os.SEEK_SET)
+            with open(os.devnull, "rb") as nowhere:
+                descriptors = [
+                    _descriptor(stream, number, nowhere.fileno())
+                    for number, stream in enumerate(streams)
+                ]
+                socket.send_fds(self._control, [b"t"], [task, *descriptors])
+        finally:
+            os.close(task)
+        self.close()
+        return self.process
+
+    def last_line(self) -> str:
+        """The last line that it has printed; "" if none."""
+        size = os.lseek(self._output, 0, os.SEEK_END)
+        text = os.pread(self._output, _TAIL_BYTES, max(0, size - _TAIL_BYTES))
+        lines = text.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else ""
+
+    def close(self) -> None:
+        """Closes this end of it; a spare without a task then ends."""
+        self._control.close()
+        os.close(self._output)
+
+
+def _descriptor(stream: Stream, inherited: int, nowhere: int) -> int:
+    if stream is None:
+        return inherited
+    if isinstance(stream, int):
+        return nowhere if stream == subprocess.DEVNULL else stream
+    return stream.fileno()
+
+
+class Spares:
+    """Keeps a number of spares; starts another one for each that is used.
+
+    Args:
+        count: how many.
+        program: the program that the workers run, without the interpreter.
+        environment: that of the workers, but for what differs between them.
+        watchdog: kills them if the launcher dies.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        program: Sequence[str],
+        environment: Mapping[str, str],
+        watchdog: Watchdog,
+    ) -> None:
+        self._count = count
+        self._program = program
+        self._environment = environment
+        self._watchdog = watchdog
+        self._spares: list[Spare] = []
+        self._killed = 0
+
+    def tend(self) -> str:
+        """Starts those that are missing.
+
+        Returns:
+            Why there are none any more, in one line, once; otherwise "".
+        """
+        for spare in list(self._spares):
+            status = spare.process.exit_code()
+            if status is None:
+                continue
+            self._spares.remove(spare)
+            line = spare.last_line()
+            spare.close()
+            self._killed += 1
+            if status >= 0 or self._killed == _MOST_KILLED:
+                how = f"signal {-status}" if status < 0 else f"exit code {status}"
+                return self._give_up(f"ended with {how}{f': {line}' if line else ''}")
+        try:
+            while len(self._spares) < self._count:
+                self._spares.append(Spare(self._program, self._environment, self._watchdog))
+        except (LaunchError, OSError) as error:
+            return self._give_up(f"could not be started: {error}")
+        return ""
+
+    def take(self) -> Spare | None:
+        """One that is ready, or else one that is about to be; None if there is none."""
+        waiting = [spare for spare in self._spares if spare.process.exit_code() is None]
+        if not waiting:
+            return None
+        spare = max(waiting, key=lambda spare: spare.ready)
+        self._spares.remove(spare)
+        return spare
+
+    def close(self) -> None:
+        """Ends all of them, at once."""
+        self._count = 0
+        for spare in self._spares:
+            spare.process.end()
+            spare.close()
+        self._spares = []
+
+    def _give_up(self, why: str) -> str:
+        self.close()
+        return f"a warm spare {why}; replacements start without one."

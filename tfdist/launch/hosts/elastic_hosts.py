@@ -1,0 +1,215 @@
+"""Messages between the launchers of an elastic job while it runs.
+
+Each host tells host 0 what has become of its workers, and host 0 tells all what has become of the
+job. A host that is lost ends nothing: the others go on. Without host 0 each host goes on by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from tfdist.exit_codes import PREEMPTED
+from tfdist.launch.hosts.channel import Channel, ChannelError, Message
+from tfdist.launch.hosts.late_hosts import LateHosts
+from tfdist.launch.hosts.standing import Standing, total
+from tfdist.launch.job.failure import Failure, lost_host
+from tfdist.launch.job.losses import Loss, decisive
+
+_HOST_0 = 0
+
+
+class ElasticHosts:
+    """The other hosts of an elastic job; empty for a job on a single host.
+
+    Args:
+        host: this host's number.
+        channels: open connections by host number, as in `Rendezvous`.
+        late_hosts: on host 0, admits launchers that come again.
+
+    Attributes:
+        job: the standing of all hosts, as far as this one knows.
+        losses: those of this host; on host 0, those of all hosts, in the order of arrival.
+        addresses: the addresses of all workers, once a host has come again with others.
+        stop: why the whole job is to stop, if it is.
+        code: the job's exit code, once it has ended on all hosts.
+    """
+
+    def __init__(
+        self, host: int, channels: Mapping[int, Channel], late_hosts: LateHosts | None = None
+    ) -> None:
+        self._host = host
+        self._channels = dict(channels)
+        self._late = late_hosts
+        # Whoever has not told yet runs.
+        self._standings = {number: Standing(members=1) for number in (host, *self._channels)}
+        self._left: set[int] = set()
+        self._news: list[str] = []
+        self._told = False
+        self.job = total(self._standings.values())
+        self.losses: list[Loss] = []
+        self.addresses: tuple[str, ...] = ()
+        self.stop: Failure | None = None
+        self.code: int | None = None
+
+    @property
+    def _decides(self) -> bool:
+        return self._host == _HOST_0 or not self._channels
+
+    @property
+    def coordinated(self) -> bool:
+        """Whether host 0 will tell how the job has ended."""
+        return not self._decides
+
+    def descriptors(self) -> list[int]:
+        """Those to wait on before `receive`."""
+        own = [self._late.fileno()] if self._late is not None else []
+        return own + [channel.fileno() for channel in self._channels.values()]
+
+    def channels(self) -> dict[int, int]:
+        """The descriptors of the hosts' connections."""
+        return {host: channel.fileno() for host, channel in self._channels.items()}
+
+    def news(self) -> list[str]:
+        """What is to be told to the user since the last call."""
+        news, self._news = self._news, []
+        return news
+
+    def update(self, standing: Standing) -> None:
+        """Tells what has become of this host's workers."""
+        if self._told and self._standings[self._host] == standing:
+            return
+        self._told = True
+        self._standings[self._host] = standing
+        if self._decides:
+            self._merge()
+        else:
+            self._send({"standing": standing.to_message()})
+
+    def lose(self, loss: Loss) -> None:
+        """Tells of a failure on this host."""
+        self.losses.append(loss)
+        if not self._decides:
+            self._send({"loss": loss.to_message()})
+
+    def stop_all(self, failure: Failure) -> None:
+        """Stops the job on all hosts."""
+        self.stop = failure
+        self._send({"stop": failure.to_message()})
+
+    def leave(self) -> None:
+        """Tells that this host leaves the job, which goes on elsewhere."""
+        self._send({"leave": True})
+
+    def admit(self) -> None:
+        """Admits the launchers that have come again; on host 0."""
+        if self._late is None:
+            return
+        over = bool(self.job.completed) or self.stop is not None
+        admitted, refusals = self._late.admit(self._channels, over=over)
+        self._news += [f"not admitted: {refusal}." for refusal in refusals]
+        if not admitted:
+            return
+        self._channels.update(admitted)
+        self.addresses = self._late.addresses
+        self._send({"addresses": self.addresses})
+        for host, channel in admitted.items():
+            self._left.discard(host)
+            self._standings[host] = Standing(joining=1)
+            self._news.append(f"host {host} ({channel.peer}) has come again; its workers join.")
+        self._merge()
+
+    def receive(self, host: int) -> None:
+        """Reads from a host."""
+        try:
+            for message in self._channels[host].receive():
+                self._read(host, message)
+        except (ChannelError, ValueError):
+            self._lost(host)
+
+    def close(self) -> None:
+        """Closes the connections."""
+        for channel in self._channels.values():
+            channel.close()
+        if self._late is not None:
+            self._late.close()
+
+    def _lost(self, host: int) -> None:
+        channel = self._channels.pop(host)
+        channel.close()
+        self._standings[host] = self._standings[host].gone
+        quiet = host in self._left or self.stop is not None or self.code is not None
+        if self._host != _HOST_0:
+            self._standings = {self._host: self._standings[self._host]}
+            if not quiet or host in self._left:
+                self._news.append(self._without_host_0(channel, left=host in self._left))
+        elif not quiet:
+            loss = Loss(lost_host(host, channel.peer), "the others went on without it", final=True)
+            self.losses.append(loss)
+            self._news.append(f"{loss.failure} The others go on without it.")
+        self._merge()
+
+    @staticmethod
+    def _without_host_0(channel: Channel, *, left: bool) -> str:
+        what = (
+            f"host 0 ({channel.peer}) was told to stop."
+            if left
+            else str(lost_host(_HOST_0, channel.peer))
+        )
+        return f"{what} This host goes on without it, and cannot admit hosts that come again."
+
+    def _read(self, host: int, message: Message) -> None:
+        if "stop" in message:
+            if self.stop is None:
+                self.stop = Failure.from_message(message["stop"])
+                if self._host == _HOST_0:
+                    self._send({"stop": message["stop"]})
+        elif "leave" in message:
+            self._left.add(host)
+            if self._host == _HOST_0:
+                self._news.append(f"host {host} was told to stop; the others go on without it.")
+        elif self._host == _HOST_0:
+            self._read_report(host, message)
+        elif "job" in message:
+            self.job = Standing.from_message(message["job"])
+        elif "addresses" in message:
+            self.addresses = tuple(str(address) for address in message["addresses"])
+        elif "end" in message:
+            self.code = min(max(int(message["end"]), 0), 255)
+
+    def _read_report(self, host: int, message: Message) -> None:
+        if "standing" in message:
+            self._standings[host] = Standing.from_message(message["standing"])
+            self._merge()
+        elif "loss" in message:
+            self.losses.append(Loss.from_message(message["loss"]))
+
+    def _merge(self) -> None:
+        """Adds up what is known, and tells the others."""
+        if not self._decides:
+            return
+        self.job = total(self._standings.values())
+        self._send({"job": self.job.to_message()})
+        if self.job.ended and self.code is None:
+            self.code = job_code(self.losses, self.job)
+            self._send({"end": self.code})
+
+    def _send(self, message: dict[str, Any]) -> None:
+        for channel in self._channels.values():
+            try:
+                channel.send(message)
+            except ChannelError:
+                pass  # `receive` will notice that it is closed.
+
+
+def job_code(losses: list[Loss], job: Standing) -> int:
+    """The exit code of a job that was not stopped.
+
+    Example:
+        >>> job_code([], Standing(completed=1, left=1))
+        0
+    """
+    failure = decisive(losses, completed=bool(job.completed), left=bool(job.left))
+    if failure is not None:
+        return failure.code
+    return PREEMPTED if job.left and not job.completed else 0

@@ -1,0 +1,77 @@
+"""What has become of the workers of an elastic job, in numbers, as messages between launchers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How many workers of a host, or of the job, are in which state.
+
+    Attributes:
+        members: running from the start, or replacements that train.
+        joining: replacements that have not trained yet.
+        waiting: replacements that start after a while.
+        completed: those that ended with 0.
+        left: those that have saved their state on request and ended with 75.
+        lost: those that failed and are not replaced.
+
+    Example:
+        >>> Standing(members=2) + Standing(joining=1, lost=1)
+        Standing(members=2, joining=1, waiting=0, completed=0, left=0, lost=1)
+    """
+
+    members: int = 0
+    joining: int = 0
+    waiting: int = 0
+    completed: int = 0
+    left: int = 0
+    lost: int = 0
+
+    def __add__(self, other: Standing) -> Standing:
+        return Standing(**{name: asdict(self)[name] + n for name, n in asdict(other).items()})
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing runs any more, or is to run."""
+        return not (self.members or self.joining or self.waiting)
+
+    @property
+    def over(self) -> bool:
+        """Whether the training is complete: a worker that has not joined by now has no use."""
+        return self.completed > 0 and not self.members
+
+    @property
+    def gone(self) -> Standing:
+        """The same after the loss of the host."""
+        lost = self.members + self.joining + self.waiting + self.lost
+        return replace(self, members=0, joining=0, waiting=0, lost=lost)
+
+    def to_message(self) -> dict[str, int]:
+        """The numbers as a message, which JSON can represent."""
+        return asdict(self)
+
+    @classmethod
+    def from_message(cls, message: Mapping[str, Any]) -> Standing:
+        """The inverse of `to_message`.
+
+        Raises:
+            ValueError: the message is not valid.
+        """
+        try:
+            return cls(**{field.name: int(message[field.name]) for field in fields(cls)})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"sent an invalid standing: {error!r}") from error
+
+
+def total(standings: Iterable[Standing]) -> Standing:
+    """The sum.
+
+    Example:
+        >>> total([Standing(members=2), Standing(members=1)]).members
+        3
+    """
+    return sum(standings, Standing())
