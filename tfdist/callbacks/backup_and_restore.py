@@ -25,7 +25,7 @@ from tfdist.monitoring.training import record
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import RunsLast
 from tfdist.trainer.fit.data_position import current_data
-from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.fit.step_requests import Request, requests
 
 
 class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
@@ -151,7 +151,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._steps = self._steps_before + batch + 1
         if self.model.stop_training:
             return  # The epoch ends here; a training that resumes stops in the same way.
-        if requests.granted:
+        if requests.is_granted(Request.SAVE_AND_EXIT):
             self._leave(batch)
         elif self._save_every != "epoch" and self._is_due() and not self._ends_epoch(batch):
             self._save(Place(self._steps, self._epoch, batch + 1))

@@ -1,8 +1,8 @@
-"""A callback with which training goes on when workers are lost."""
+"""A callback with which training goes on when workers are lost, and when others come."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -12,13 +12,15 @@ from tfdist.elastic.recovery import Recovery
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import Entries, RunsFit, RunsLast
+from tfdist.trainer.fit.step_requests import Request, requests
 
 
 class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
-    """Goes on with training in the same processes when a worker is lost.
+    """Goes on with training in the same processes when a worker is lost, or another one comes.
 
     The workers that are left form a new group, agree on the last step that stands, share the data
-    out anew, and go on: at most one step is trained again. The global batch stays as it is, so the
+    out anew, and go on: at most one step is trained again. A worker that comes is admitted at the
+    end of a step, and takes the state over from the others. The global batch stays as it is, so the
     result is that of an undisturbed training.
 
     More than half of the workers must be left; or half of them with rank 0; or the others must have
@@ -26,15 +28,16 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     would train on beside these.
 
     A callback of your own that needs to know has a method `on_group_change(old, new)`, which is
-    called with two `tfdist.elastic.GroupInfo`, before the next step.
+    called with two `tfdist.elastic.GroupInfo` before the next step.
 
     Args:
         min_workers: below this number the workers wait for others, for TFDIST_START_TIMEOUT.
+        max_workers: beyond this number no others are admitted; None for any number.
 
     Raises:
         ValueError: an argument is invalid.
-        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, or the
-            strategy has TensorFlow's collectives.
+        UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
+            variables yet, or the group cannot change, such as with `shard_optimizer=True`.
         GroupLostError: in `fit`, if too few workers are left.
 
     Example:
@@ -46,47 +49,92 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     same_on_all_workers = True
     communicates_in = ()
 
-    def __init__(self, min_workers: int = 1) -> None:
+    def __init__(self, min_workers: int = 1, max_workers: int | None = None) -> None:
         super().__init__()
-        if not isinstance(min_workers, int) or isinstance(min_workers, bool) or min_workers < 1:
+        if not _positive(min_workers):
             raise ValueError(
                 f"`min_workers` must be a positive integer. Received: {min_workers!r}. Pass 1."
             )
-        self._min_workers = min_workers
+        if max_workers is not None and not (_positive(max_workers) and max_workers >= min_workers):
+            raise ValueError(
+                f"`max_workers` must be an integer of at least `min_workers` ({min_workers}), or "
+                f"None. Received: {max_workers!r}. Omit it to admit any number."
+            )
+        self._min_workers, self._max_workers = min_workers, max_workers
         self._recovery: Recovery | None = None
 
     def __repr__(self) -> str:
-        return f"Elastic(min_workers={self._min_workers})"
+        return f"Elastic(min_workers={self._min_workers}, max_workers={self._max_workers})"
 
     def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
         extended = model.distribute_strategy.extended
+        group = extended.group
         if not isinstance(extended, ReplicatedExtended):
             raise UnsupportedError(
                 "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
                 "`with strategy.scope():`."
             )
-        membership = membership_of(extended.group)
-        if membership is None:
-            return fit()
-        self._recovery = Recovery(model, entries, membership, min_workers=self._min_workers)
+        membership = membership_of(group)
+        if membership is None and group.joiner is None:
+            return fit()  # There are no others.
+        self._recovery = recovery = Recovery(
+            model,
+            entries,
+            membership,
+            min_workers=self._min_workers,
+            max_workers=self._max_workers,
+        )
+        self._listen()
         try:
-            return self._run(fit, self._recovery)
+            while True:
+                try:
+                    return fit()
+                except _GroupChanges:
+                    pass
+                except Exception as error:
+                    if not recovery.can_help(error):
+                        raise
+                recovery.change()
+                requests.withdraw(Request.CHANGE_GROUP)
         finally:
             self._recovery = None
+            requests.withdraw(Request.CHANGE_GROUP)
 
-    def _run(self, fit: Callable[[], Any], recovery: Recovery) -> Any:
-        while True:
-            try:
-                return fit()
-            except Exception as error:
-                if not recovery.can_help(error):
-                    raise
-            recovery.recover()
-
-    def runs_after(self, others: Any) -> None:
+    def runs_after(self, others: Sequence[Any]) -> None:
         pass
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        if self._recovery is not None and self._recovery.membership is None:
+            self._recovery.join()
+            self._listen()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._recovery is not None:
             self._recovery.epoch_begins(epoch)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self._recovery is not None and requests.is_granted(Request.CHANGE_GROUP):
+            raise _GroupChanges
+
+    def _listen(self) -> None:
+        """Asks all workers to admit the processes that come, at the end of a step."""
+        recovery = self._recovery
+        if recovery is None or recovery.membership is None:
+            return
+
+        def ask() -> None:
+            if not recovery.is_full:
+                requests.make(Request.CHANGE_GROUP)
+
+        recovery.membership.on_waiting = ask
+        if recovery.membership.waiting:
+            ask()
+
+
+class _GroupChanges(Exception):
+    """Leaves `fit`, in order to enter it again in another group."""
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0

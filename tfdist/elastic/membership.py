@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import weakref
 
-from tfdist.cluster import Membership
-from tfdist.errors import UnsupportedError
+from tfdist.cluster import Membership, Session
 from tfdist.strategies.group import Group
 
 _memberships: weakref.WeakKeyDictionary[Group, Membership] = weakref.WeakKeyDictionary()
@@ -16,12 +15,27 @@ def membership_of(group: Group) -> Membership | None:
 
     Returns:
         None for a process without others.
-
-    Raises:
-        UnsupportedError: the group cannot change, since it uses TensorFlow's collectives.
     """
-    if group.topology.size == 1 and group not in _memberships:
-        return None
     if group not in _memberships:
+        if group.topology.size == 1:
+            return None
         _memberships[group] = Membership(group.session, group.options)
     return _memberships[group]
+
+
+def be_admitted(group: Group) -> tuple[Membership, Session]:
+    """Waits until this process has been admitted to the running job that it has found.
+
+    Returns:
+        Its membership, and the session with the other workers.
+
+    Raises:
+        RendezvousError: it has not been admitted in time.
+        GroupLostError: it was admitted, but cannot form a group with the others.
+    """
+    joiner, group.joiner = group.joiner, None
+    assert joiner is not None
+    session = joiner.wait()
+    assert joiner.membership is not None
+    _memberships[group] = joiner.membership
+    return joiner.membership, session

@@ -1,4 +1,4 @@
-"""Goes on with training in a new group of workers, in the same process."""
+"""Goes on with training in another group of workers, in the same process."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ import time
 import keras
 import tensorflow as tf
 
-from tfdist.cluster import Membership
+from tfdist.cluster import Membership, Session
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.group_info import GroupInfo
-from tfdist.elastic.peer_state import share_state
+from tfdist.elastic.membership import be_admitted
+from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
+from tfdist.elastic.peer_state import share_bytes, share_state
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.internals.iterators import forget_validation_data, set_initial_epoch
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.live_data import LiveData
-from tfdist.trainer.fit.metric_totals import MetricTotals, keep_totals
+from tfdist.trainer.fit.metric_totals import keep_totals
 
 _NOTICE_SECONDS = 5.0
 """How long after the failure of a step it may take to learn that a worker is lost."""
@@ -29,48 +31,65 @@ class Recovery:
     Args:
         model: in training.
         entries: what all entries of the call have in common.
-        membership: decides on the group.
-        min_workers: how many it must have.
+        membership: decides on the group; None for a process that has yet to be admitted.
+        min_workers: how many workers it must have.
+        max_workers: how many it may admit; None for any number.
     """
 
     def __init__(
-        self, model: keras.Model, entries: Entries, membership: Membership, *, min_workers: int
+        self,
+        model: keras.Model,
+        entries: Entries,
+        membership: Membership | None,
+        *,
+        min_workers: int,
+        max_workers: int | None,
     ) -> None:
         self._model = model
         self._extended = model.distribute_strategy.extended
         self._group = self._extended.group
-        self._callbacks, self._data = entries.callbacks, entries.data
-        self._membership, self._min_workers = membership, min_workers
         self._group.elastic = True
+        self._callbacks, self._data = entries.callbacks, entries.data
+        self._membership = membership
+        self._min_workers, self._max_workers = min_workers, max_workers
         self._data.live = self._live = LiveData()
-        self._totals: MetricTotals = keep_totals(model)
-        self._began_at: dict[int, int] = {}
+        self._totals = keep_totals(model)
+        self._steps_before: dict[int, int] = {}  # epochs
         self._known = self._group.topology  # what callbacks know
+
+    @property
+    def membership(self) -> Membership | None:
+        """This process's membership, once it has one."""
+        return self._membership
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no others are admitted."""
+        most = self._max_workers
+        return most is not None and self._group.topology.size >= most
 
     def epoch_begins(self, epoch: int) -> None:
         """Records how many steps stood before an epoch."""
-        self._began_at = {
-            one: steps for one, steps in self._began_at.items() if one >= epoch - 1
-        } | {epoch: self._extended.progress.standing}
+        recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
+        self._steps_before = {epoch: self._extended.progress.standing} | recent
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""
         if not isinstance(error, (tf.errors.OpError, TfdistError)):
             return False
         deadline = time.monotonic() + _NOTICE_SECONDS
-        while True:
+        while time.monotonic() < deadline:
             try:
                 self._group.session.check()
             except PeerLostError:
                 return True
             except TfdistError:
                 return False
-            if time.monotonic() >= deadline:
-                return False
             time.sleep(0.01)
+        return False
 
-    def recover(self) -> None:
-        """Forms the next group and brings this worker to where it goes on.
+    def change(self) -> None:
+        """Forms another group, and brings this worker to where it goes on.
 
         Raises:
             TfdistError: training cannot go on here.
@@ -78,35 +97,62 @@ class Recovery:
         began = time.monotonic()
         self._callbacks.stopped = bool(self._model.stop_training)
         while True:
-            session = self._membership.regroup(min_workers=self._min_workers)
             try:
-                self._group.regroup(session)
-                agreement = self._agree()
-                self._take_state(agreement)
-                self._go_on(agreement)
+                agreement = self._enter(self._regroup(), is_new=False)
                 break
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
-        if session.rank == 0:
-            say(
-                f"tfdist: training goes on with {session.size} of {self._known.size} workers after "
-                f"{agreement.steps} steps, {time.monotonic() - began:.1f} s after the loss was "
-                "noticed."
-            )
-        self._known = session.topology
+        self._report(agreement, time.monotonic() - began)
 
-    def _agree(self) -> Agreement:
-        mine = json.dumps([self._standing().to_json(), self._live.logs])
-        answers = [json.loads(text) for text in self._group.exchange("standing", mine)]
-        agreement = agree([Standing.from_json(text) for text, _ in answers])
-        if self._group.session.rank in agreement.takers:
+    def join(self) -> None:
+        """Waits to be admitted, and brings this worker to where the others go on.
+
+        Raises:
+            TfdistError: it was not admitted, or cannot go on.
+        """
+        self._membership, session = be_admitted(self._group)
+        while True:
+            try:
+                self._enter(session, is_new=True)
+                break
+            except (tf.errors.OpError, TfdistError) as error:
+                if not self.can_help(error):
+                    raise
+            session = self._regroup()
+        self._known = self._group.topology
+
+    def _regroup(self) -> Session:
+        assert self._membership is not None
+        return self._membership.regroup(
+            min_workers=self._min_workers, max_workers=self._max_workers
+        )
+
+    def _enter(self, session: Session, *, is_new: bool) -> Agreement:
+        self._group.regroup(session)
+        standing = Standing(is_new=True) if is_new else self._standing()
+        texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
+        answers = [json.loads(text) for text in texts]
+        standings = [Standing.from_json(text) for text, _ in answers]
+        agreement = agree(standings)
+        takes = session.rank in agreement.takers
+        broadcast = self._extended.workers.broadcast
+        if agreement.takers:
+            share_state(self._model, self._totals, broadcast, agreement.source, takes=takes)
+        self._extended.progress.restore(agreement.steps)
+        if takes:
             self._live.logs = answers[agreement.source][1]
+        forget_validation_data(self._model)
+        set_initial_epoch(self._model, agreement.epoch)
+        if any(one.is_new for one in standings):
+            self._share_entry(agreement, is_new=is_new)
+        if not is_new:
+            self._go_on(agreement)
+        self._tell()
         return agreement
 
     def _standing(self) -> Standing:
-        progress, live = self._extended.progress, self._live
-        batch = live.last_batch
+        progress, batch = self._extended.progress, self._live.last_batch
         return Standing(
             is_torn=progress.torn,
             steps=progress.standing,
@@ -114,25 +160,44 @@ class Recovery:
             seen=0 if batch is None else self._callbacks.seen_of(*batch),
         )
 
-    def _take_state(self, agreement: Agreement) -> None:
-        if agreement.takers:
-            takes = self._group.session.rank in agreement.takers
-            broadcast = self._extended.workers.broadcast
-            share_state(self._model, self._totals, broadcast, agreement.source, takes=takes)
-        self._extended.progress.restore(agreement.steps)
+    def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:
+        """Has the workers that are new learn where `fit` is, and what callbacks remember."""
+        callbacks, contents = self._callbacks.callbacks, b""
+        if self._group.session.rank == agreement.source:
+            batches = self._batches(agreement)
+            entry = entry_of(callbacks, self._data, self._live, batches, agreement.steps)
+            contents = encode(entry)
+        exchange, broadcast = self._group.exchange, self._extended.workers.broadcast
+        contents = share_bytes(contents, exchange, broadcast, agreement.source)
+        if is_new:
+            entry = decode(contents)
+            enter_at(entry, agreement.epoch, callbacks, self._data, self._totals.restore)
+            self._callbacks.enter_at(agreement.epoch)
+            self._steps_before = {entry.epoch: agreement.steps - entry.batches}
 
     def _go_on(self, agreement: Agreement) -> None:
         """Prepares the next entry into `fit`."""
-        live, model = self._live, self._model
-        batches = agreement.steps - self._began_at.get(live.read, agreement.steps)
+        live, batches = self._live, self._batches(agreement)
         live.go_on(batches, self._totals.restore if batches else lambda: None)
         self._data.enter_again()
-        forget_validation_data(model)
-        set_initial_epoch(model, agreement.epoch)
+        if live.last_batch is not None and batches > live.last_batch[1]:
+            self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
+
+    def _batches(self, agreement: Agreement) -> int:
+        """How many batches of the epoch that was read last have been trained."""
+        return agreement.steps - self._steps_before.get(self._live.read, agreement.steps)
+
+    def _tell(self) -> None:
         old, new = GroupInfo.of(self._known), GroupInfo.of(self._group.topology)
         for callback in self._callbacks.callbacks:
             tell = getattr(callback, "on_group_change", None)
             if tell is not None:
                 tell(old, new)
-        if live.last_batch is not None and batches > live.last_batch[1]:
-            self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
+
+    def _report(self, agreement: Agreement, seconds: float) -> None:
+        before, self._known = self._known, self._group.topology
+        if self._known.rank == 0:
+            say(
+                f"tfdist: training goes on with {self._known.size} workers, formerly "
+                f"{before.size}, after {agreement.steps} steps; the change took {seconds:.1f} s."
+            )

@@ -97,6 +97,16 @@ class FirstBatch:
                     self._group, rank, *difference, per_worker_hint=self._per_worker_hint
                 )
 
+    def skip(self, iterator: Any) -> None:
+        """Leaves out the comparison of a new iterator, which the other workers have begun before.
+
+        Args:
+            iterator: as for `compare`.
+        """
+        if self._watches and iterator is not self._begun():
+            self._begun = weakref.ref(iterator)
+            discard_next(iterator)
+
 
 def different_data(
     group: Group, rank: int, chiefs: str, others: str, *, per_worker_hint: bool

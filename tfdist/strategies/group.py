@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.cluster import Session, Topology
+from tfdist.cluster import Joiner, Session, Topology
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.native_communicator import NativeCommunicator
@@ -31,6 +31,7 @@ class Group:
         session: the control connections among them.
         options: the settings from the environment.
         elastic: see below.
+        joiner: see below.
 
     Attributes:
         topology: as given, until `regroup`.
@@ -39,10 +40,18 @@ class Group:
         elastic: whether the workers may become others. Then a single worker has communicators as
             several do, and models see no static number of rows. It is set before data is
             distributed.
+        joiner: waits to be admitted to a running job; None if this process has not found one, or
+            has been admitted.
     """
 
     def __init__(
-        self, topology: Topology, session: Session, options: Options, *, elastic: bool = False
+        self,
+        topology: Topology,
+        session: Session,
+        options: Options,
+        *,
+        elastic: bool = False,
+        joiner: Joiner | None = None,
     ) -> None:
         self.topology = topology
         self.session = session
@@ -51,6 +60,7 @@ class Group:
         self._lost = threading.Event()
         self._step_began: float | None = None
         self.elastic = elastic
+        self.joiner = joiner
         self._communicators = Communicators(options)
         self._compressors: list[Compressor] = []
         self._fixed_because = ""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import platform
 
 import tensorflow as tf
 
-from tfdist.cluster import Topology, meet
+from tfdist.cluster import Topology, join_running, meet
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.communicator_interface import Alone
@@ -38,7 +39,7 @@ def join(topology: Topology, *, elastic: bool = False) -> Group:
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
         _joined, _joined_by = _join(topology, elastic), topology
-        note_joined(topology)
+        note_joined(_joined.topology)
     elif not _is_same(topology, _joined_by):
         raise ClusterError(
             f"This process is {_joined.topology.me} of a running group and cannot become "
@@ -52,6 +53,11 @@ def joined_group() -> Group | None:
     return _joined
 
 
+def _alone(topology: Topology) -> Topology:
+    """This process by itself, until it is admitted to the running job that it has found."""
+    return dataclasses.replace(topology, workers=(topology.me,), rank=0)
+
+
 def _is_same(topology: Topology, other: Topology | None) -> bool:
     return other is not None and (topology.fingerprint(), topology.rank) == (
         other.fingerprint(),
@@ -62,9 +68,12 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
 def _join(topology: Topology, elastic: bool) -> Group:
     flight_log.survive_signal()
     options = Options.from_environment()
+    joiner = join_running(topology, options) if options.elastic else None
+    if joiner is not None:
+        topology = _alone(topology)
     session = meet(topology, options)
     introduce(session)
-    group = Group(topology, session, options, elastic=elastic)
+    group = Group(topology, session, options, elastic=elastic or joiner is not None, joiner=joiner)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
     return group

@@ -52,14 +52,12 @@ class Replay:
 
         return dataset.flat_map(_as_written(as_often_as_wanted))
 
-    @_as_written
+    @_as_written  # type: ignore[untyped-decorator]
     def _is_due(self, number: tf.Tensor) -> tf.Tensor:
         """Whether to give a batch for the first time, or again."""
         new = tf.equal(number, 0)
         wanted = tf.raw_ops.ReadVariableOp(resource=self._wanted, dtype=tf.int32)
-        counted = tf.raw_ops.AssignAddVariableOp(
-            resource=self._given, value=tf.cast(new, tf.int64)
-        )
+        counted = tf.raw_ops.AssignAddVariableOp(resource=self._given, value=tf.cast(new, tf.int64))
         with tf.control_dependencies([wanted, counted]):
             granted = tf.raw_ops.AssignVariableOp(resource=self._wanted, value=0)
         with tf.control_dependencies([granted]):

@@ -35,14 +35,14 @@ class Batch:
         targets: targets and sample weights; None on a rank that does not read.
         rows: the number of rows of each replica, an int32 tensor.
         spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
-        asked: whether any rank asks for something at the end of the step.
+        asked: what ranks ask at the end of the step; see `trainer.fit.step_requests`.
     """
 
     x: Any
     targets: Any
     rows: tf.Tensor
     spec_hash: int
-    asked: bool = False
+    asked: int = 0
 
 
 def next_batch(
@@ -146,17 +146,17 @@ class _Description:
     value_hash: int = 0
 
 
-def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, bool]:
+def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, int]:
     """The number of rows of each replica, a hash of the specs of all targets, and requests."""
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
-        return tf.constant([mine.rows]), mine.spec_hash, requests.wanted
+        return tf.constant([mine.rows]), mine.spec_hash, requests.code
     with group.naming_lost_workers():
-        numbers = [mine.rows, mine.spec_hash, mine.value_hash, int(requests.wanted)]
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, requests.code]
         gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
     descriptions = [_Description(*numbers[:3]) for numbers in gathered.numpy().tolist()]
-    asked = bool(tf.reduce_any(gathered[:, 3] > 0))
+    asked = int(tf.reduce_sum(gathered[:, 3]))
     workers = group.topology.workers
     for worker, one in zip(workers, descriptions, strict=True):
         if one.rows == _FAILED:

@@ -84,7 +84,7 @@ class StepRunner:
             rows = batch.rows.numpy().tolist()
             own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
             record.add(1, own, sum(rows))
-            requests.granted = batch.asked
+            requests.grant(batch.asked)
         return self.logs
 
     @contextlib.contextmanager

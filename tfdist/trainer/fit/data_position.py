@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import threading
 import time
@@ -57,6 +58,7 @@ class TrainingData:
 
     Attributes:
         live: goes on with the same iterators when `fit` is entered again; None if it never is.
+        joins: whether the other workers have begun the epoch that is about to be resumed.
         resumed: whether an epoch has gone on from where another process left it.
         skipped: the number of batches that had to be read to get to a position, and the seconds
             that it took; None if the data was positioned.
@@ -70,7 +72,7 @@ class TrainingData:
         self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
         self.live: LiveData | None = None
         self.skipped: tuple[int, float] | None = None
-        self.resumed = False
+        self.resumed = self.joins = False
 
     def belongs_to(self, epochs: Any) -> bool:
         """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
@@ -121,6 +123,25 @@ class TrainingData:
             state=state,
         )
 
+    def read_trained(self, batches: int) -> Position:
+        """The position behind the batches that have been trained, where one may wait to be.
+
+        Args:
+            batches: how many of the epoch that was read last have been trained.
+        """
+        assert self.live is not None
+        position = self.read(epoch_ends=self.live.has_ended)
+        if self.live.has_ended or self.live.last_batch is None:
+            return position
+        taken = self.live.last_batch[1] + 1
+        begun = batches - batches % self._epochs.steps_per_execution
+        return dataclasses.replace(
+            position,
+            batches=position.batches - taken + batches,
+            in_all=position.in_all - taken + batches,
+            steps_seen=position.steps_seen - taken + begun,
+        )
+
     def resume_between_epochs(self, position: Position, epoch: int) -> None:
         """Goes on behind the last batch of an epoch; called before the next one begins.
 
@@ -156,6 +177,8 @@ class TrainingData:
             advance: Keras's.
             begun: called with each new iterator.
         """
+        if self.live is not None and self.live.stops():
+            raise StopIteration
         if self._resume_at is None:
             if self.live is not None:
                 return self.live.advance(
@@ -171,12 +194,15 @@ class TrainingData:
         self._with_new(step, begun)
         if position.batches:
             self._move(step[-1], position)
+        self.joins = False
         self._count(position)
         ready()
         each = self._epochs.steps_per_execution
-        set_batches_seen(self._epochs, position.steps_seen - batch + each)
-        while step[0] < batch:
+        set_batches_seen(self._epochs, position.steps_seen - batch // each * each + each)
+        while step[0] + each <= batch:
             step = advance()
+        if self.live is not None:
+            self.live.resume(step, batch)
         return self._taken(step)
 
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:

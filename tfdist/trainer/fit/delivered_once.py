@@ -77,6 +77,10 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             if number >= communicated or not _communicates(callback, _BATCH_END):
                 callback.on_train_batch_end(batch, logs=logs)
 
+    def enter_at(self, epoch: int) -> None:
+        """Begins with an epoch that other processes have begun before."""
+        self._begun = self._ended = epoch - 1
+
     def on_train_begin(self, logs: Any = None) -> None:
         if self._train_begun:
             self.model.stop_training = self.stopped  # Keras has reset it.

@@ -57,14 +57,18 @@ def install() -> None:
 
     @functools.wraps(advance)
     def next_compared(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+
         def begun(iterator: Any) -> None:
             if hasattr(self, "_first_batch"):
-                self._first_batch.compare(iterator)
+                if data is not None and data.joins:
+                    self._first_batch.skip(iterator)
+                else:
+                    self._first_batch.compare(iterator)
                 if iterator is not self._begun:
                     end_in_background(iterator)
                     self._begun = iterator
 
-        data: TrainingData | None = getattr(self, "_training_data", None)
         if data is not None:
             return data.advance(lambda: advance(self), begun)
         step = advance(self)

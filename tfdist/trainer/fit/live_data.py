@@ -64,8 +64,16 @@ class LiveData:
             ready: called before the next batch of that epoch.
         """
         self._goes_on = batches, ready
-        if self._step is not None and self.replay.given - self._given > batches:
+        if self.has_untrained(batches):
             self.replay.request()
+
+    def has_untrained(self, batches: int) -> bool:
+        """Whether a batch of the epoch has been read that is not among those trained.
+
+        Args:
+            batches: how many batches of the epoch that was read last have been trained.
+        """
+        return self._step is not None and self.replay.given - self._given > batches
 
     def take_over(self, epochs: Any) -> bool:
         """Has Keras's new epoch iterator take the place of the one before, if there was one."""
@@ -89,8 +97,6 @@ class LiveData:
         Raises:
             StopIteration: the epoch has no more.
         """
-        if self.goes_on and self.has_ended:
-            raise StopIteration
         goes_on, self._goes_on = self._goes_on, None
         if self.read != self.epoch:
             self.read, self._ended, self._step = self.epoch, False, None
@@ -108,9 +114,31 @@ class LiveData:
             ready()
         return step
 
+    def stops(self) -> bool:
+        """Whether an epoch that is entered again has no more batches."""
+        return self.goes_on and self.has_ended
+
+    def resume(self, step: Step, batches: int) -> None:
+        """Takes note of an epoch that another process has begun.
+
+        Args:
+            step: the first one here.
+            batches: how many batches of the epoch have been trained.
+        """
+        self.read, self._ended, self._step = self.epoch, False, step
+        self._seen = batches_seen(self._epochs)
+        self._given = self.replay.given - batches
+        self._goes_on = None
+        self.batches_done = batches % self._epochs.steps_per_execution
+
+    def resume_behind(self, epoch: int) -> None:
+        """Goes on behind the batches of an epoch that other processes have trained."""
+        self.read, self._ended, self._goes_on = epoch, True, (0, lambda: None)
+
     def end(self) -> None:
         """Records that the loop leaves its epoch."""
-        self._ended = self._ended or self.read == self.epoch
+        if self.read <= self.epoch:
+            self.read, self._ended = self.epoch, True
 
     def _go_to(self, batches: int, last: Step, advance: Callable[[], Step]) -> Step:
         """Makes Keras count up to where it was, without taking batches from the iterator."""

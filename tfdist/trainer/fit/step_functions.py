@@ -94,8 +94,8 @@ def make_step_function(
         undoing = progress.undoing if atomic else contextlib.nullcontext
         with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
-                counts = kept is not None and several > 1
-                to_run = tf.constant(several - batches_done()) if counts else several
+                in_part = kept is not None and several > 1
+                to_run = tf.constant(several - batches_done()) if in_part else several
                 (logs, totals), steps, rows = steps_of_iterator(iterator, to_run)
             else:
                 steps, rows = 0, tf.constant([0, 0, 0])
@@ -106,7 +106,7 @@ def make_step_function(
         if trains:
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
-            requests.granted = bool(asked) or (alone and requests.wanted)
+            requests.grant(requests.code if alone else asked)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)

@@ -1,0 +1,133 @@
+"""Where a training stands, for a worker that joins it; the variables are shared separately."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from tfdist.elastic.callback_states import load_states, states_of
+from tfdist.elastic.part_file import Array
+from tfdist.strategies.random_state import random_states, set_random_states
+from tfdist.trainer.fit.data_position import Position, TrainingData
+from tfdist.trainer.fit.live_data import LiveData
+
+_POSITION = "position of the data"
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """Where a call of `fit` is entered.
+
+    Attributes:
+        document: what JSON can represent.
+        arrays: the rest.
+    """
+
+    document: dict[str, Any]
+    arrays: dict[str, Array]
+
+    @property
+    def batches(self) -> int:
+        """How many of its batches have been trained."""
+        return int(self.document["batches"])
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that was read last."""
+        return int(self.document["epoch"])
+
+
+def entry_of(
+    callbacks: Sequence[Any], data: TrainingData, live: LiveData, batches: int, steps: int
+) -> Entry:
+    """Describes where this worker's call of `fit` is.
+
+    Args:
+        callbacks: all of them, in their order.
+        data: its data.
+        live: the same.
+        batches: how many batches of the epoch that was read last have been trained.
+        steps: how many steps have been trained in all.
+    """
+    states, arrays = states_of(callbacks)
+    position = data.read_trained(batches)
+    if position.state is not None:
+        arrays[_POSITION] = np.frombuffer(position.state, np.uint8)
+    document = {
+        "epoch": live.read,
+        "batches": batches,
+        "has_ended": live.has_ended,
+        "has_untrained": live.has_untrained(batches),
+        "steps": steps,
+        "logs": live.logs,
+        "callbacks": states,
+        "position": dataclasses.asdict(dataclasses.replace(position, state=None)),
+        "random": random_states(),
+    }
+    return Entry(document, arrays)
+
+
+def enter_at(
+    entry: Entry,
+    epoch: int,
+    callbacks: Sequence[Any],
+    data: TrainingData,
+    restore_metrics: Callable[[], object],
+) -> None:
+    """Prepares this worker's call of `fit`, which has just begun, to go on there.
+
+    Args:
+        entry: where another worker is.
+        epoch: the epoch that all enter.
+        callbacks: all of this worker's, in their order.
+        data: its data.
+        restore_metrics: sets the metrics of the running epoch.
+    """
+    document, live = entry.document, data.live
+    assert live is not None
+    state = entry.arrays.get(_POSITION)
+    position = Position(
+        **{**document["position"], "state": None if state is None else state.tobytes()}
+    )
+    live.logs = document["logs"]
+    load_states(callbacks, document["callbacks"], entry.arrays.__getitem__)
+    batches = document["batches"]
+    if document["has_ended"] or epoch < entry.epoch:
+        if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
+            position = dataclasses.replace(position, iterators=position.iterators - 1)
+        data.resume_between_epochs(position, epoch + 1)
+        live.resume_behind(epoch)
+    elif batches or document["has_untrained"]:
+
+        def ready() -> None:
+            restore_metrics()
+            if document["has_untrained"] and position.state is not None:
+                live.replay.request()
+
+        data.joins = True
+        data.resume_within_epoch(position, epoch, batches, ready)
+    set_random_states(document["random"])
+
+
+def encode(entry: Entry) -> bytes:
+    """An entry as bytes, for other workers."""
+    head = {key: [value.dtype.str, value.shape] for key, value in entry.arrays.items()}
+    text = json.dumps([entry.document, head]).encode()
+    body = b"".join(np.ascontiguousarray(value).tobytes() for value in entry.arrays.values())
+    return len(text).to_bytes(8, "little") + text + body
+
+
+def decode(contents: bytes) -> Entry:
+    """The entry of `encode`."""
+    end = 8 + int.from_bytes(contents[:8], "little")
+    document, head = json.loads(contents[8:end])
+    arrays = {}
+    for key, (dtype, shape) in head.items():
+        count = int(np.prod(shape))
+        arrays[key] = np.frombuffer(contents, dtype, count, end).reshape(shape)
+        end += count * np.dtype(dtype).itemsize
+    return Entry(document, arrays)
