@@ -72,6 +72,7 @@ class Recovery:
         """Records how many steps stood before an epoch."""
         recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
         self._steps_before = {epoch: self._extended.progress.standing} | recent
+        self._data.epoch_begins()
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""

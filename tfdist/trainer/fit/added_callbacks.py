@@ -104,7 +104,7 @@ def _added_callbacks(model: Any) -> list[Any]:
     added: list[Any] = []
     if extended.compressor is not None:
         added.append(FollowLinks())
-    if extended.process_count > 1:
+    if extended.process_count > 1 or extended.group.elastic:
         added.append(StopTogether())
     if record.keeps_durations:
         added.append(StepClock())

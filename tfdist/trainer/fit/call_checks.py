@@ -22,6 +22,7 @@ from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
+from tfdist.trainer.fit.data_position import current_data
 from tfdist.trainer.patching import patch
 
 # Arguments that must have the same value on all workers.
@@ -124,8 +125,9 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             group = self.distribute_strategy.extended.group
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
-            group.agree("call", f"{call.__name__} {_compared_arguments(given) or ''}".strip())
-            share_randomness(group)
+            if not (trains and _is_entered_again()):
+                group.agree("call", f"{call.__name__} {_compared_arguments(given) or ''}".strip())
+                share_randomness(group)
             _refuse_stateful_layers(self)
             _refuse_keras_distribution()
             # One progress bar is enough, and logs are better off without.
@@ -135,6 +137,12 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
         return call(self, *args, **kwargs)
 
     return checked
+
+
+def _is_entered_again() -> bool:
+    """Whether this is the same call of `fit` once more, on another group of workers."""
+    data = current_data()
+    return data is not None and data.live is not None and data.live.goes_on
 
 
 def _compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
