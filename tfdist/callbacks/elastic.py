@@ -114,7 +114,11 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._recovery.epoch_begins(epoch)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._recovery is not None and requests.is_granted(Request.CHANGE_GROUP):
+        if self._recovery is None or not requests.is_granted(Request.CHANGE_GROUP):
+            return
+        batches = self.params["steps"]
+        # The state of data that has been read to its end does not tell how it is shuffled next.
+        if not batches or batch + 1 < batches:
             raise _GroupChanges
 
     def _listen(self) -> None:
