@@ -114,8 +114,5 @@ def find_victim(lives: Mapping[int, Life], workers: int, rank: int, step: int) -
 
 def turns(cases: Sequence[Case], rounds: int) -> list[Case]:
     """The cases in each round, another one first each time."""
-    return [
-        case
-        for turn in range(rounds)
-        for case in (*cases[turn % len(cases) :], *cases[: turn % len(cases)])
-    ]
+    firsts = (turn % max(1, len(cases)) for turn in range(rounds))
+    return [case for first in firsts for case in (*cases[first:], *cases[:first])]
