@@ -18,7 +18,7 @@ from tests.soaking.plan import Event
 from tests.soaking.records import Ended, read
 from tests.soaking.worker import Training
 
-LOOK = 0.01  # seconds between two looks at the records
+LOOK = 0.1  # seconds between two looks at the records, less than a slow step takes
 ROOT = Path(__file__).parents[2]
 
 
@@ -62,18 +62,22 @@ class Members:
 
     def happen(self, events: Sequence[Event]) -> None:
         """Lets all these happen, each at its step, and those after others have settled."""
-        slow = Path(self.training.slow)
         last = 0
         for event in events:
             if event.step > last:
                 self.settle()
-                slow.unlink(missing_ok=True)
+                self.slow_from(event.step)
                 self.wait(lambda step=event.step: self.reached() >= step, f"step {event.step}")
-                slow.touch()
                 last = event.step
             self.apply(event)
         self.settle()
-        slow.unlink(missing_ok=True)
+        Path(self.training.slow).unlink(missing_ok=True)
+
+    def slow_from(self, step: int) -> None:
+        """Steps are slow from this one on."""
+        part = Path(f"{self.training.slow}.part")
+        part.write_text(str(step))
+        part.replace(self.training.slow)
 
     def apply(self, event: Event) -> None:
         """Does to the group what an event says."""
@@ -95,7 +99,11 @@ class Members:
             self.stopped.append((member, event.wakes))
 
     def settle(self) -> None:
-        """Waits until the living train as one group; then those that were stopped go on or die."""
+        """Waits until the living train as one group; then those that were stopped go on or die.
+
+        Steps are slow meanwhile, so that there are some left for it.
+        """
+        self.slow_from(0)
         self.wait(
             lambda: is_settled(
                 read(self.training.records), {member.process.pid for member in self.living}

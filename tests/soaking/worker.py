@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -12,7 +13,7 @@ from typing import Any
 
 from tests.soaking.records import Ended, Fed, Finished, Recorder
 
-PACE = 0.2  # seconds that a step takes while the group changes
+PACE = 0.2  # seconds that a slow step takes
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Training:
 
     Attributes:
         records: the folder for records.
-        slow: a file that is there while steps are to be slow, so that others can join.
+        slow: a file with the step from which steps are to be slow, so that faults come in time and
+            others can join; none are where it is not there.
         result: the file for the weights in the end, which every worker writes in turn.
         epochs: how many.
         rows: of an epoch.
@@ -82,8 +84,9 @@ def main(training: Training) -> None:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             step = int(self.model.optimizer.iterations.numpy())
             recorder.write(Ended(step, generation(), digest(self.model)))
-            if Path(training.slow).exists():
-                time.sleep(PACE)
+            with contextlib.suppress(FileNotFoundError):
+                if step >= int(Path(training.slow).read_text()):
+                    time.sleep(PACE)
 
     keras.utils.set_random_seed(1)
     with strategy.scope():
