@@ -1,8 +1,9 @@
-"""Measures what being able to recover costs the steps of a training, in turns.
+"""Measures what it costs to be able to recover, and what recovering from a fault takes.
 
     python benchmarks/recovery.py --json=recovery.json
+    python benchmarks/recovery.py --workers=2,3 --faults=kill,stop --json=faults.json
 
-The features:
+The features, of which each step bears the cost:
 
   none        a step that fails leaves whatever it has written: for this benchmark only
   none_again  the same once more: by how much equal steps differ
@@ -15,20 +16,38 @@ percent do not matter. The order is reversed in every other round. `none` is alw
 kinds use the same weights. What counts is the ratio in the same round; on a machine with other
 work, the ratio of the quick steps (the 10th percentile of all single ones), and that of the time
 that the workers' processors have spent.
+
+With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
+training goes on by one of the backends:
+
+  elastic   tfdist.callbacks.Elastic under `tfdist run --elastic`: in the same processes
+  restart   tfdist.callbacks.BackupAndRestore under `tfdist run --max-restarts 1`
+  torchrun  torch's DistributedDataParallel over gloo, restarted by torchrun, which loads what
+            rank 0 has saved; pip install torch==2.13.0
+
+A stopped worker is noticed after --silence seconds: TFDIST_LINK_TIMEOUT, TFDIST_HEARTBEAT_TIMEOUT
+and the timeout of torch's process group. The backends take turns, each in a new job. Those that
+cannot run are reported with the reason.
 """
 
 from __future__ import annotations
 
-import json
+import signal
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 from absl import app, flags
+from compressing.files import has_folder, write_rows
+from recovering.cases import BACKENDS, FAULTS, RESPAWN, VICTIMS, Case, cases
+from recovering.fault_figures import format_table as format_faults
+from recovering.fault_figures import make_row
+from recovering.faults import Experiment, Results, check, strike, turns
 from recovering.features import FEATURES
 from recovering.figures import format_table, make_rows
+from reducing.job import MissingError
 from stepping.members import Members, TeamError
 from stepping.team import free_addresses
 
@@ -36,36 +55,85 @@ MODELS = ("mlp", "batchnorm", "tiny")
 TIMEOUT = 300.0  # seconds to wait for an answer
 
 FLAGS = flags.FLAGS
-flags.DEFINE_integer("workers", 2, "number of workers", lower_bound=2)
-flags.DEFINE_list("models", ["mlp", "batchnorm"], f"any of {', '.join(MODELS)}")
-flags.DEFINE_list("features", list(FEATURES), f"any of {', '.join(FEATURES)}")
-flags.DEFINE_integer("starts", 2, "sets of processes", lower_bound=1)
-flags.DEFINE_integer("rounds", 40, "rounds with each set", lower_bound=2)
-flags.DEFINE_integer("steps", 20, "steps in a round", lower_bound=1)
+flags.DEFINE_list("workers", ["2"], "numbers of workers")
+flags.DEFINE_list("models", ["mlp", "batchnorm"], f"any of {', '.join(MODELS)}; of the features")
+flags.DEFINE_list(
+    "features", None, f"any of {', '.join(FEATURES)}; by default all, or with --faults none of them"
+)
+flags.DEFINE_integer("starts", 2, "sets of processes, of the features", lower_bound=1)
+flags.DEFINE_integer(
+    "rounds", None, "rounds, by default 40 with each set, and 3 with each fault", lower_bound=1
+)
+flags.DEFINE_integer("steps", 20, "steps in a round, of the features", lower_bound=1)
+flags.DEFINE_list("faults", [], f"any of {', '.join(FAULTS)}")
+flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}; of the faults")
+flags.DEFINE_list(
+    "respawn", ["yes"], "yes: elastic's launcher replaces a lost worker; no: fewer go on; or both"
+)
+flags.DEFINE_enum("victim", "last", list(VICTIMS), "whom the faults hit, the last rank or rank 0")
+flags.DEFINE_enum("fault_model", "mlp", ["mlp", "tiny"], "the model that the faults hit")
+flags.DEFINE_integer("fault_step", 90, "the step after which a fault comes", lower_bound=1)
+flags.DEFINE_integer("save_every", 50, "steps between two saved states", lower_bound=1)
+flags.DEFINE_float("silence", 5.0, "seconds after which a silent worker is lost", lower_bound=1)
+flags.DEFINE_float("timeout", 300.0, "seconds to wait for a training to go on", lower_bound=1)
+flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for torchrun")
 flags.DEFINE_string("json", None, "file to write the rows to")
-for name, known in (("models", MODELS), ("features", FEATURES)):
-    flags.register_validator(
-        name, lambda names, known=known: set(names) <= set(known), f"any of {', '.join(known)}"
-    )
+
+
+def are_counts(counts: list[str]) -> bool:
+    """Whether these are numbers of several workers."""
+    return bool(counts) and all(count.isdigit() and int(count) > 1 for count in counts)
+
+
+flags.register_validator("workers", are_counts, "each is a number from 2")
+for name, known in (
+    ("models", MODELS),
+    ("features", FEATURES),
+    ("faults", FAULTS),
+    ("backends", BACKENDS),
+    ("respawn", RESPAWN),
+):
+    rule = f"any of {', '.join(known)}"
+    flags.register_validator(name, lambda names, known=known: set(names or ()) <= set(known), rule)
+flags.register_validator("json", has_folder, "its folder does not exist")
+flags.register_multi_flags_validator(
+    ["rounds", "features", "faults"],
+    lambda values: values["rounds"] != 1 or (values["faults"] and not values["features"]),
+    "--rounds is 2 or more, but for faults alone",
+)
 
 
 def main(_: list[str]) -> None:
-    """Measures, prints a table for each model, and writes the rows."""
-    features = list(dict.fromkeys(["none", *FLAGS.features]))
-    rows = []
-    for model in FLAGS.models:
-        try:
-            group = make_rows(model, *measure(model, features))
-        except TeamError as error:
-            raise app.UsageError(f"{model}: {error}") from None
-        print(format_table(group), end="\n\n", flush=True)
+    """Measures, prints a table for each model and each fault, and writes the rows."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # So that everything is cleaned up.
+    rows: list[dict[str, Any]] = []
+    for group, table in measurements():
+        print(table, end="\n\n", flush=True)
         rows += group
-    if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps(rows, indent=1))
+        if FLAGS.json:
+            write_rows(rows, FLAGS.json)
+
+
+def measurements() -> Iterator[tuple[list[dict[str, Any]], str]]:
+    """Rows with their tables, of what the flags name."""
+    asked = FLAGS.features if FLAGS.features is not None else [] if FLAGS.faults else FEATURES
+    for workers in map(int, FLAGS.workers):
+        for model in FLAGS.models if asked else ():
+            try:
+                times = measure(model, workers, list(dict.fromkeys(["none", *asked])))
+            except TeamError as error:
+                raise app.UsageError(f"{model}: {error}") from None
+            rows = [row | {"workers": workers} for row in make_rows(model, *times)]
+            yield rows, format_table(rows)
+    missing = find_missing() if FLAGS.faults else {}
+    for workers in map(int, FLAGS.workers):
+        for fault in FLAGS.faults:
+            rows = strike_all(fault, workers, missing)
+            yield rows, format_faults(rows)
 
 
 def measure(
-    model: str, features: list[str]
+    model: str, workers: int, features: list[str]
 ) -> tuple[dict[str, list[list[float]]], dict[str, list[float]]]:
     """Trains a model with the features in turns.
 
@@ -78,27 +146,29 @@ def measure(
     for start in range(FLAGS.starts):
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
-            for feature, steps, spent in turns(model, features, folder):
+            for feature, steps, spent in feature_turns(model, workers, features, folder):
                 times[feature].append(steps)
                 used[feature].append(spent)
-        print(f"{model}, set {start + 1}: {time.monotonic() - began:.0f} s", file=sys.stderr)
+        report(f"{model}, set {start + 1}: {time.monotonic() - began:.0f} s")
     return times, used
 
 
-def turns(model: str, features: list[str], folder: str) -> Iterator[tuple[str, list[float], float]]:
+def feature_turns(
+    model: str, workers: int, features: list[str], folder: str
+) -> Iterator[tuple[str, list[float], float]]:
     """Trains a model in one set of processes.
 
     Yields:
         A feature, the seconds of each of its steps in a round, and of processors per step.
     """
-    order = {"model": model, "addresses": free_addresses(FLAGS.workers), "folder": folder}
-    orders = [{**order, "rank": rank} for rank in range(FLAGS.workers)]
+    order = {"model": model, "addresses": free_addresses(workers), "folder": folder}
+    orders = [{**order, "rank": rank} for rank in range(workers)]
     command = [sys.executable, "-m", "recovering.worker"]
-    team = Members([command] * FLAGS.workers, orders, TIMEOUT)
+    team = Members([command] * workers, orders, TIMEOUT)
     try:
         for feature in features:
             team.ask([feature, FLAGS.steps])  # Compiles and warms up.
-        for turn in range(FLAGS.rounds):
+        for turn in range(FLAGS.rounds or 40):
             for feature in features[:: -1 if turn % 2 else 1]:
                 team.ask(["agreement" if feature == "snapshots" else feature, 1])
                 answers = team.ask([feature, FLAGS.steps])
@@ -106,6 +176,55 @@ def turns(model: str, features: list[str], folder: str) -> Iterator[tuple[str, l
                 yield feature, slower, sum(spent for _, spent in answers) / FLAGS.steps
     finally:
         team.stop()
+
+
+def find_missing() -> dict[Case, str]:
+    """The cases that cannot run here, and why."""
+    missing = {}
+    for case in cases(FLAGS.backends, FLAGS.respawn):
+        try:
+            check(case, FLAGS.torch_python)
+        except MissingError as error:
+            missing[case] = str(error)
+            report(f"{case.backend} is skipped: {error}")
+    return missing
+
+
+def strike_all(fault: str, workers: int, missing: dict[Case, str]) -> list[dict[str, Any]]:
+    """A row for each case with a fault.
+
+    Args:
+        fault: a key of `FAULTS`.
+        workers: how many.
+        missing: those that cannot run, and why.
+    """
+    results = {case: Results() for case in cases(FLAGS.backends, FLAGS.respawn)}
+    experiment = Experiment(
+        FLAGS.fault_model,
+        FLAGS.victim,
+        FLAGS.fault_step,
+        FLAGS.save_every,
+        FLAGS.silence,
+        FLAGS.timeout,
+        FLAGS.torch_python,
+    )
+    for case in missing:
+        results[case].failures.append(missing[case])
+    for case in turns([case for case in results if case not in missing], FLAGS.rounds or 3):
+        try:
+            found = strike(case, fault, workers, experiment)
+        except TeamError as error:
+            results[case].failures.append(str(error))
+            report(f"{case.backend}, {workers} workers, {fault}: {error}")
+        else:
+            results[case].recoveries.append(found)
+            report(f"{case.backend}, {workers} workers, {fault}: {found}")
+    return [make_row(case, fault, workers, results[case]) for case in results]
+
+
+def report(line: str) -> None:
+    """Tells how it goes."""
+    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
     features = ["none", "none_again", "agreement", "snapshots"]
     assert [row["feature"] for row in rows] == features
     for row in rows:
-        assert row["model"] == "tiny"
+        assert row["model"] == "tiny" and row["workers"] == 2
         assert row["step_ms"] > 0
         assert 0 < row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert f"{row['step_ms']:.2f}" in done.stdout
@@ -42,8 +42,14 @@ def test_wrong_flags_are_refused() -> None:
     check_refused(
         "recovery.py",
         {
-            "--workers=1": "2",
+            "--workers=2,1": "a number from 2",
             "--models=pigeons": "any of mlp, batchnorm, tiny",
             "--features=birds": "any of none, none_again, agreement, snapshots",
+            "--faults=flood": "any of kill, stop",
+            "--backends=birds": "any of elastic, restart, torchrun",
+            "--respawn=maybe": "any of yes, no",
+            "--victim=all": "last|chief",
+            "--json=/no/folder/rows.json": "its folder does not exist",
+            "--rounds=1": "--rounds is 2 or more",
         },
     )

@@ -1,0 +1,52 @@
+"""What workers note while they train: one small file for each process, a line for each event."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+START, STEP, FAILED = "start", "step", "failed"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """An event.
+
+    Attributes:
+        time: on the monotonic clock, which all processes of a machine share.
+        event: `START`, with the rank; `STEP`, with the number of the step that has ended; or
+            `FAILED`, when a step raises.
+        number: rank or step.
+    """
+
+    time: float
+    event: str
+    number: int = 0
+
+
+class Notes:
+    """The file of this process. What is written survives any end of it.
+
+    Args:
+        folder: for the files of all processes.
+        rank: of this worker when it starts.
+    """
+
+    def __init__(self, folder: str, rank: int) -> None:
+        path = Path(folder) / str(os.getpid())
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.write(START, rank)
+
+    def write(self, event: str, number: int = 0) -> None:
+        """Notes that something has just happened."""
+        os.write(self._file, f"{time.monotonic():.6f} {event} {number}\n".encode())
+
+
+def parse(text: str) -> tuple[Mark, ...]:
+    """The marks of a file, but for a last line that is not whole yet."""
+    lines = text.split("\n")[:-1]
+    return tuple(
+        Mark(float(moment), event, int(number)) for moment, event, number in map(str.split, lines)
+    )

@@ -1,0 +1,8 @@
+"""How large the models and their batches are, for Keras and for torch."""
+
+from __future__ import annotations
+
+SHAPES = {"mlp": (256,), "batchnorm": (16, 16, 3), "tiny": (8,)}
+ROWS = {"mlp": 32, "batchnorm": 16, "tiny": 4}  # per worker and step
+HIDDEN = {"mlp": 3, "tiny": 0}  # hidden layers of 256 units of those without convolutions
+CLASSES = 10
