@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.cluster.membership import record
 from tfdist.cluster.membership.campaign import summary
 from tfdist.cluster.membership.composition import Evidence, Patience, State, compose, leader
@@ -47,28 +48,33 @@ def view(names, generation=1):
     return View(generation, tuple(map(member, names)))
 
 
-@pytest.mark.parametrize(
-    ("members", "present", "dead", "expected"),
-    [
-        ("a", "a", "", True),
-        ("ab", "a", "", True),  # the first breaks the tie
-        ("ab", "b", "", False),
-        ("ab", "b", "a", True),
-        ("abc", "ab", "", True),
-        ("abc", "c", "", False),
-        ("abc", "c", "a", False),  # b may be alive
-        ("abc", "c", "ab", True),
-        ("abcd", "ad", "", True),
-        ("abcd", "bd", "", False),
-        ("abcd", "bd", "ac", True),
-        ("abcd", "", "abcd", False),
-        ("ab", "xyz", "a", False),  # strangers do not count
-    ],
-)
-def test_who_may_go_on(members, present, dead, expected):
-    assert may_go_on(members, present, dead) == expected
+RULES = [
+    ("a", "a", "", True),
+    ("ab", "a", "", True),  # the first breaks the tie
+    ("ab", "b", "", False),
+    ("ab", "b", "a", True),
+    ("abc", "ab", "", True),
+    ("abc", "c", "", False),
+    ("abc", "c", "a", False),  # b may be alive
+    ("abc", "c", "ab", True),
+    ("abcd", "ad", "", True),
+    ("abcd", "bd", "", False),
+    ("abcd", "bd", "ac", True),
+    ("abcd", "", "abcd", False),
+    ("ab", "xyz", "a", False),  # strangers do not count
+]
 
 
+def test_who_may_go_on():
+    for members, present, dead, expected in RULES:
+        assert may_go_on(members, present, dead) == expected, (members, present, dead)
+    assert is_hopeless("ab", "b", "", "a")
+    assert not is_hopeless("ab", "a", "", "b")
+    assert not is_hopeless("abc", "c", "a", "")  # b may come back
+    assert is_hopeless("abc", "c", "b", "a")
+
+
+@exhaustive
 def test_two_parts_never_both_go_on_while_all_are_alive():
     for size in range(1, 8):
         everyone = "abcdefg"[:size]
@@ -78,61 +84,45 @@ def test_two_parts_never_both_go_on_while_all_are_alive():
                 assert not (may_go_on(everyone, part, "") and may_go_on(everyone, rest, ""))
 
 
-def test_hopeless_is_what_nobody_can_change():
-    assert is_hopeless("ab", "b", "", "a")
-    assert not is_hopeless("ab", "a", "", "b")
-    assert not is_hopeless("abc", "c", "a", "")  # b may come back
-    assert is_hopeless("abc", "c", "b", "a")
-
-
 PATIENCE = Patience(refused=1.0, silent=10.0)
 
 
-@pytest.mark.parametrize(
-    ("evidence", "expected"),
-    [
-        (Evidence(), State.AWAITED),
-        (Evidence(silent_since=91.0), State.AWAITED),
-        (Evidence(silent_since=90.0), State.LOST),
-        (Evidence(silent_since=99.0, refused_since=99.5), State.AWAITED),
-        (Evidence(silent_since=99.0, refused_since=99.0), State.LOST),
-        (Evidence(dead=True, silent_since=100.0), State.GONE),
-        (Evidence(dead=True, last_word=True), State.DEAD),
-        (Evidence(answered=True, silent_since=0.0), State.ANSWERED),
-    ],
-)
-def test_whom_to_wait_for(evidence, expected):
-    assert evidence.state(100.0, PATIENCE) is expected
+EVIDENCE = [
+    (Evidence(), State.AWAITED),
+    (Evidence(silent_since=91.0), State.AWAITED),
+    (Evidence(silent_since=90.0), State.LOST),
+    (Evidence(silent_since=99.0, refused_since=99.5), State.AWAITED),
+    (Evidence(silent_since=99.0, refused_since=99.0), State.LOST),
+    (Evidence(dead=True, silent_since=100.0), State.GONE),
+    (Evidence(dead=True, last_word=True), State.DEAD),
+    (Evidence(answered=True, silent_since=0.0), State.ANSWERED),
+]
+COMPOSED = [
+    ("abc", "", None, "abc"),
+    ("ca", "", None, "ac"),
+    ("ac", "xy", None, "acxy"),
+    ("ac", "yx", 3, "acy"),
+    ("abc", "x", 2, "abc"),  # nobody is sent away
+    ("ac", "a", None, "ac"),
+]
 
 
-def test_who_leads():
+def test_whom_to_wait_for_who_leads_and_who_belongs_to_the_next_view():
+    for evidence, state in EVIDENCE:
+        assert evidence.state(100.0, PATIENCE) is state, evidence
     assert leader(view("abc"), "") == member("a")
     assert leader(view("abc"), "ab") == member("c")
     assert leader(view("abc"), "abc") is None
-
-
-@pytest.mark.parametrize(
-    ("promised", "joiners", "most", "expected"),
-    [
-        ("abc", "", None, "abc"),
-        ("ca", "", None, "ac"),
-        ("ac", "xy", None, "acxy"),
-        ("ac", "yx", 3, "acy"),
-        ("abc", "x", 2, "abc"),  # nobody is sent away
-        ("ac", "a", None, "ac"),
-    ],
-)
-def test_who_belongs_to_the_next_view(promised, joiners, most, expected):
-    found = compose(view("abc"), promised, list(map(member, joiners)), most)
-    assert found == view(expected, 2)
-
-
-def test_a_newcomer_takes_the_address_of_a_dead_member_only():
+    for promised, joiners, most, expected in COMPOSED:
+        found = compose(view("abc"), promised, list(map(member, joiners)), most)
+        assert found == view(expected, 2), (promised, joiners, most)
+    # A newcomer takes the address of a dead member only.
     newcomer = member("x", "b:1")
     assert compose(view("ab"), "ab", [newcomer], None) == view("ab", 2)
     assert compose(view("ab"), "a", [newcomer], None).members == (member("a"), newcomer)
 
 
+@exhaustive
 def test_the_line_about_a_new_group():
     states = {"b": State.DEAD, "c": State.LOST}
     assert summary(view("abcd"), view("adx", 2), states) == (
@@ -145,6 +135,7 @@ VOTE = Vote(Ballot(3, 1), view("ab", 2))
 STANDINGS = [Standing(), Standing(view("ab")), Standing(view("ab"), Ballot(4, 0), VOTE, view("a"))]
 
 
+@exhaustive
 def test_messages_survive_the_wire():
     def sent(header):
         return json.loads(json.dumps(header))
@@ -164,6 +155,7 @@ def test_messages_survive_the_wire():
     assert decode_reply({"kind": "member"}) is None
 
 
+@exhaustive
 def test_malformed_messages_are_refused():
     good = encode_view(view("ab"))
     twice = {**good, "members": good["members"][:1] * 2}
@@ -181,6 +173,7 @@ def test_malformed_messages_are_refused():
         decode_standing([])
 
 
+@exhaustive
 def test_a_view_as_a_topology():
     topology = view("ab", 3).topology(1)
     assert (topology.rank, topology.size, topology.generation) == (1, 2, 3)
@@ -218,6 +211,7 @@ def test_deaths_are_proven(child):
     assert not is_visible(here(Options(host="other")), mine)
 
 
+@exhaustive
 def test_a_record_is_the_last_word(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
     one = record.Record("one")
@@ -239,6 +233,7 @@ def test_a_record_is_the_last_word(tmp_path, monkeypatch):
     assert not record.folder().exists()
 
 
+@exhaustive
 def test_without_a_folder_there_is_no_record(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
     record.folder().write_text("")

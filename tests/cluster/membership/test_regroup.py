@@ -62,6 +62,7 @@ def test_the_others_go_on_when_some_are_killed(group, count, dead):
             worker.kill()
 
 
+@exhaustive
 def test_one_after_the_other_until_one_is_left(group):
     _, workers = group(4, **NEVER)
     for generation, victim in enumerate([0, 2, 1], start=1):
