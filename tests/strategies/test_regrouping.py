@@ -98,7 +98,7 @@ def test_an_iterator_follows_the_group(ranks):
     groups = [[0, 1, 2], [1, 0], [0]]
     seen = ranks(3).run(f"{PACKAGE}:live_iterators", groups)
     assert seen == [
-        [list(range(0, 4)), list(range(18, 24)), list(range(24, 36))],
+        [list(range(4)), list(range(18, 24)), list(range(24, 36))],
         [list(range(4, 8)), list(range(12, 18))],
         [list(range(8, 12))],
     ]

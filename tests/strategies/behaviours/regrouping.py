@@ -17,8 +17,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.compression import codec_of
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tests.strategies.behaviours.compression import codec_of
 from tfdist import cluster
 from tfdist.collective import functions as collective
 from tfdist.compression import Policy
