@@ -122,3 +122,11 @@ def test_sharded_optimizers_cannot_follow_yet(ranks):
 def test_what_is_split_off_ends(ranks):
     for message in ranks(2).run(f"{PACKAGE}:split_off"):
         assert "has been closed" in message
+
+
+@exhaustive
+def test_flight_logs_follow_the_ranks(ranks, tmp_path, monkeypatch):
+    monkeypatch.setenv("TFDIST_FLIGHT_DIR", str(tmp_path))
+    logs = ranks(2).run(f"{PACKAGE}:logged")
+    assert [log[:2] for log in logs] == [(1, 1), (0, 1)]
+    assert [log[2].split(" (")[0] for log in logs] == ["worker 0", "worker 1"]

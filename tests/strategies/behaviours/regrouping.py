@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import pathlib
 import threading
 from typing import Any
 from unittest import mock
@@ -19,10 +20,11 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tests.strategies.behaviours.compression import codec_of
-from tfdist import cluster
+from tfdist import cluster, native
 from tfdist.collective import functions as collective
 from tfdist.compression import Policy
 from tfdist.errors import UnsupportedError
+from tfdist.launch.flight.log import parse
 from tfdist.strategies import multi_worker
 from tfdist.strategies.joining import join
 
@@ -264,6 +266,19 @@ def refused(_: Any) -> str:
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+def logged(_: Any) -> tuple[int, int, str]:
+    """The rank, the generation and the worker that this process's flight log names."""
+    member = Member([0, 1])
+    member.regroup([1, 0])
+    core = native.load().library
+    core.tfd_flight_ask(b"signal", b"", b"A test has asked for it.")
+    core.tfd_flight_flush(60.0)
+    folder = pathlib.Path(os.environ["TFDIST_FLIGHT_DIR"])
+    log = parse((folder / f"flight-rank{tfdist.rank()}.json").read_bytes())
+    assert log.pid == os.getpid()
+    return log.rank, log.generation, str(log.worker)
 
 
 def split_off(_: Any) -> str:
