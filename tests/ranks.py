@@ -45,6 +45,7 @@ class Ranks:
         hosts: on how many hosts they count as being, the first ones on the first; or for each its
             host.
         tls: each on a host of its own, with TLS between them.
+        strategy: whether they make a strategy at once, of all of them.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Ranks:
         native: bool = True,
         hosts: int | Sequence[int] = 1,
         tls: bool = False,
+        strategy: bool = True,
     ) -> None:
         self.workers, self.devices = workers, devices
         self._native = native
@@ -64,6 +66,7 @@ class Ranks:
             hosts = [rank * hosts // max(1, workers) for rank in range(workers)]
         self._hosts = hosts
         self._tls = tls
+        self._with_strategy = strategy and workers > 0
         self._processes: list[Child] = []
         self._ports: Reservation | None = None
 
@@ -149,7 +152,9 @@ class Ranks:
                     {"cluster": {"worker": addresses}, "task": task}
                 )
             zygote = _zygotes[rank % _ZYGOTES]
-            self._processes.append(zygote.fork(environment, serve, self.workers > 0, self.devices))
+            self._processes.append(
+                zygote.fork(environment, serve, self._with_strategy, self.devices)
+            )
 
     def stop(self) -> None:
         for process in self._processes:

@@ -64,6 +64,8 @@ def start(session: Session, options: Options) -> None:
     """
     global _started, _session, _none_because
     topology = session.topology
+    if topology.size == 1:
+        return  # A worker that has not joined the others yet must not write over the log of one.
     with _lock:
         if _started:
             return

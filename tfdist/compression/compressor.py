@@ -118,6 +118,7 @@ class Compressor:
         if self.is_automatic:
             # All measure the new links, those without a choice so far as well.
             self._choose()
+            traces.note_stale()
         routes = set(self._routes())
         if not all(route == COMPRESSED or {route} == routes for route in self._traced):
             traces.note_stale()

@@ -37,7 +37,8 @@ class Exchange:
         host: how the workers of this host divide gradients, if the core does not.
         leaders: the communicator of the workers, one per host, that lead the same gradients as this
             one; None if it leads none.
-        compresses: whether there is anything to compress: several hosts, or `within_hosts`.
+        compresses: whether there is anything to compress: several hosts, or several workers and
+            `within_hosts`.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Exchange:
         here = workers.membership
         for rank, host in enumerate(here.hosts):
             hosts.setdefault(host, []).append(rank)
-        self.compresses = within_hosts or len(hosts) > 1
+        self.compresses = len(hosts) > 1 or (within_hosts and len(here.hosts) > 1)
         if within_hosts or not is_shared_out(here.hosts):
             return
         assert split is not None

@@ -29,8 +29,8 @@ class Folder:
 def read(path: Path) -> Folder:
     """Reads every `flight-rank*.json` of a folder; other files are ignored.
 
-    Logs of another job than that of the newest log, which has another number of workers, and second
-    logs of a rank are skipped.
+    Logs of another generation of the workers, or of another job, than that of the newest log, and
+    second logs of a rank are skipped.
 
     Raises:
         OSError: the folder cannot be read.
@@ -47,7 +47,12 @@ def read(path: Path) -> Folder:
     newest = max((log for _, log in logs), key=lambda log: log.unix_ns, default=None)
     used: dict[int, Log] = {}
     for file, log in logs:
-        if newest is not None and log.size != newest.size:
+        if newest is not None and log.generation != newest.generation:
+            skipped.append(
+                f"{file}: it is of generation {log.generation} of the workers, the newest log of "
+                f"{newest.generation}"
+            )
+        elif newest is not None and log.size != newest.size:
             skipped.append(
                 f"{file}: it is of a job of {log.size} workers, the newest log of {newest.size}"
             )

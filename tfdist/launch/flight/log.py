@@ -146,6 +146,7 @@ class Log:
     Attributes:
         rank: the worker's rank in the job.
         size: the number of workers of the job.
+        generation: how often they have changed.
         worker: what messages call it.
         host: its host's name.
         pid: its process.
@@ -161,6 +162,7 @@ class Log:
 
     rank: int
     size: int
+    generation: int
     worker: str
     host: str
     pid: int
@@ -211,6 +213,7 @@ def _log(raw: Any) -> Log:
         raise TypeError(f"unix_ns is {clock['unix_ns']}")
     return Log(
         **{key: _checked(raw, key, int) for key in ("rank", "size", "pid", "steps")},
+        generation=_checked({"generation": 0, **raw}, "generation", int),
         **{key: _checked(raw, key, str) for key in ("worker", "host", "program", "stacks")},
         **{key: _checked(clock, key, int) for key in ("steady_ns", "unix_ns")},
         # Logs of earlier versions have none.

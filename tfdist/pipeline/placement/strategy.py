@@ -125,6 +125,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         name = getattr(schedule, "__qualname__", schedule)
         group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
         if topology.size > 1:
+            group.fix("its workers hold stages of a model")
             choose(group, "native")
         hosts = group.native().hosts if topology.size > 1 else (0,)
         mesh = RankGrid.of_hosts(hosts, size)

@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import uuid
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
             path = os.path.abspath(filepath)
             if together:
                 return _write_together(write_alone, full, str(filepath), group, args, kwargs)
-            if not group.topology.is_chief and _notices_of(group.session).chief_has_saved(path):
+            if not group.topology.is_chief and _chief_has_saved(group.session, path):
                 return None
             return _write_and_notify(write_alone, full, str(filepath), group, args, kwargs)
 
@@ -150,35 +151,27 @@ def _full_model(model: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext(model)
 
 
-class _Notices:
-    """The chief's notices of its saves, as another worker has read them so far."""
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-        self._read = 0
-
-    def chief_has_saved(self, path: str) -> bool:
-        """Waits for the chief's next save; returns False if it was to another path."""
-        texts = self._session.wait_notified(_NOTICE, self._read + 1)
-        while path not in [notice["path"] for notice in map(json.loads, texts[self._read :])]:
-            try:
-                texts = self._session.wait_notified(_NOTICE, len(texts) + 1, _OTHER_PATH_SECONDS)
-            except RendezvousError:
-                self._read = len(texts)
-                return False
-        while True:
-            notice = json.loads(texts[self._read])
-            self._read += 1
-            if notice["path"] == path:
-                _check_written(notice)
-                return True
+_read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
+"""How many of the chief's notices of its saves this worker has read, in each session."""
 
 
-_notices: dict[int, _Notices] = {}
-
-
-def _notices_of(session: Session) -> _Notices:
-    return _notices.setdefault(id(session), _Notices(session))
+def _chief_has_saved(session: Session, path: str) -> bool:
+    """Waits for the chief's next save; returns False if it was to another path."""
+    read = _read.get(session, 0)
+    texts = session.wait_notified(_NOTICE, read + 1)
+    while path not in [notice["path"] for notice in map(json.loads, texts[read:])]:
+        try:
+            texts = session.wait_notified(_NOTICE, len(texts) + 1, _OTHER_PATH_SECONDS)
+        except RendezvousError:
+            _read[session] = len(texts)
+            return False
+    while True:
+        notice = json.loads(texts[read])
+        read += 1
+        _read[session] = read
+        if notice["path"] == path:
+            _check_written(notice)
+            return True
 
 
 def _write_then_rename(
