@@ -181,9 +181,8 @@ class TrainingData:
             raise StopIteration
         if self._resume_at is None:
             if self.live is not None:
-                return self.live.advance(
-                    lambda: self._taken(advance()), lambda step: self._with_new(step, begun)
-                )
+                step, is_new = self.live.advance(advance, lambda one: self._with_new(one, begun))
+                return self._taken(step) if is_new else step
             return self._taken(self._with_new(advance(), begun))
         position, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True

@@ -87,8 +87,10 @@ class LiveData:
         iterator, self._iterator = self._iterator, None
         return iterator
 
-    def advance(self, advance: Callable[[], Step], begun: Callable[[Step], object]) -> Step:
-        """The next step of an epoch.
+    def advance(
+        self, advance: Callable[[], Step], begun: Callable[[Step], object]
+    ) -> tuple[Step, bool]:
+        """The next step of an epoch, and whether Keras's loop has not had it before.
 
         Args:
             advance: Keras's.
@@ -110,9 +112,11 @@ class LiveData:
             step = self._next(advance)
         else:
             batches, ready = goes_on
-            step = self._go_to(batches, self._step, advance)
+            last = self._step
+            step = self._go_to(batches, last, advance)
             ready()
-        return step
+            return step, step[1] > last[1]
+        return step, True
 
     def stops(self) -> bool:
         """Whether an epoch that is entered again has no more batches."""
