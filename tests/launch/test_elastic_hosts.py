@@ -75,6 +75,8 @@ hear("joined")
     assert [job.wait() for job in (jobs[0], again, jobs[2])] == [0, 0, 0]
     assert "host 1 (127.0.0.1) was lost: its launcher died or the network" in jobs[0].err
     assert "host 1 (127.0.0.1) has come again; its workers join." in jobs[0].err
+    assert "tfdist run: The training is complete. Failures:" in jobs[0].err
+    assert "the network connection broke; it came again later" in jobs[0].err
     assert lives(tmp_path) == ["0-0", "1-0", "1-1", "2-0"]
     old, new = addresses(tmp_path, 1, 0), addresses(tmp_path, 1, 1)
     assert [one == other for one, other in zip(old, new, strict=True)] == [True, False, True]

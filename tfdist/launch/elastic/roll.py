@@ -162,6 +162,10 @@ class Roll:
             self._workers[rank].state = State.UNNEEDED
         return unneeded
 
+    def given_up(self, rank: int) -> None:
+        """A worker is still running after SIGKILL, and nobody waits for it any more."""
+        self._workers[rank].state = State.STOPPED
+
     def stop(self) -> None:
         """This command was told to stop: nobody is replaced any more."""
         self._stopping = True

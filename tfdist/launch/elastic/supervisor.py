@@ -150,8 +150,9 @@ class ElasticSupervisor:
         ]
         if stuck:
             say(f"still running after SIGKILL: worker {', '.join(stuck)}; giving up")
-            for rank in list(self._stopping):
-                self._running.pop(rank, None)
+            for rank in [rank for rank in self._stopping if self._running.pop(rank, None)]:
+                self._roll.given_up(rank)
+                self._codes.add(-signal.SIGKILL)
         if self._running or not self._roll.standing.ended:
             return False
         return self._stopped is not None or self._hosts.code is not None

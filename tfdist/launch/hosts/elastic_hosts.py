@@ -7,6 +7,7 @@ job. A host that is lost ends nothing: the others go on. Without host 0 each hos
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from tfdist.exit_codes import PREEMPTED
@@ -105,7 +106,7 @@ class ElasticHosts:
         """Admits the launchers that have come again; on host 0."""
         if self._late is None:
             return
-        over = bool(self.job.completed) or self.stop is not None
+        over = bool(self.job.completed) or self.stop is not None or self.code is not None
         admitted, refusals = self._late.admit(self._channels, over=over)
         self._news += [f"not admitted: {refusal}." for refusal in refusals]
         if not admitted:
@@ -116,6 +117,7 @@ class ElasticHosts:
         for host, channel in admitted.items():
             self._left.discard(host)
             self._standings[host] = Standing(joining=1)
+            self.losses = [_come_again(loss, host) for loss in self.losses]
             self._news.append(f"host {host} ({channel.peer}) has come again; its workers join.")
         self._merge()
 
@@ -200,6 +202,13 @@ class ElasticHosts:
                 channel.send(message)
             except ChannelError:
                 pass  # `receive` will notice that it is closed.
+
+
+def _come_again(loss: Loss, host: int) -> Loss:
+    """A loss in the light of a host that has come again."""
+    if loss.failure.rank is None and loss.failure.host == host:
+        return replace(loss, fate="it came again later", final=False)
+    return loss
 
 
 def job_code(losses: list[Loss], job: Standing) -> int:

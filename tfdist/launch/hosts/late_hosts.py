@@ -44,7 +44,7 @@ class LateHosts:
 
         Args:
             connected: the hosts that are connected now.
-            over: whether a worker has completed the training, so that nobody can join.
+            over: whether the job is ending, so that nobody can join.
 
         Returns:
             The connections of the hosts that are admitted, and why others are not.
@@ -57,7 +57,7 @@ class LateHosts:
             problem = late_rejection(host, channel.peer, self._this_host, peers, self._layout)
             problem = problem or unreachable({number: at for number, (at, _) in layout.items()})
             if over:
-                problem = f"host {host.number} ({channel.peer}) is late: the training is complete"
+                problem = f"host {host.number} ({channel.peer}) is late: the job is ending"
             if problem:
                 send_last(channel, {"refuse": problem})
                 channel.close()
