@@ -21,6 +21,7 @@ if keras.backend.backend() != "tensorflow":
 from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
+from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
@@ -65,6 +66,7 @@ __all__ = [
     "get_keras_mask",
     "graph_of",
     "in_callers_state",
+    "in_symbolic_scope",
     "is_seed_state",
     "is_transparent",
     "legacy_h5_format",

@@ -9,11 +9,13 @@ and the losses that TensorFlow's guides divide by the global batch size.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.keras import losses
+from tfdist.collective import traces
+from tfdist.internals.keras import in_symbolic_scope, losses
 from tfdist.strategies.step import Step, current_step
 from tfdist.trainer.patching import patch
 
@@ -29,11 +31,18 @@ def _install_scaling() -> None:
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
 
     def scale_loss(value: Any) -> Any:
-        return scale(value) if current_step() is None else value
+        if current_step() is not None:
+            return value
+        # Keras computes shapes in a graph that never runs.
+        with traces.unnoted() if in_symbolic_scope() else contextlib.nullcontext():
+            return scale(value)
 
     def unscale_loss(value: Any) -> Any:
         step = current_step()
-        return unscale(value) if step is None else _for_metric(step, tf.convert_to_tensor(value))
+        if step is not None:
+            return _for_metric(step, tf.convert_to_tensor(value))
+        with traces.unnoted() if in_symbolic_scope() else contextlib.nullcontext():
+            return unscale(value)
 
     patch("losses.scale_loss_for_distribution", lambda _: scale_loss)
     patch("losses.unscale_loss_for_distribution", lambda _: unscale_loss)
