@@ -11,7 +11,7 @@ import tensorflow as tf
 import tfdist
 from tests.pipeline.zoo import ZOO
 from tfdist.internals.variables import has_value
-from tfdist.strategies.data import share_of_rows
+from tfdist.strategies.shares import share_of_rows
 
 ROWS, BATCH, EPOCHS = 27, 10, 2
 

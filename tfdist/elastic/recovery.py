@@ -143,6 +143,7 @@ class Recovery:
         self._extended.progress.restore(agreement.steps)
         if takes:
             self._live.logs = answers[agreement.source][1]
+        self._trace_anew_if_needed()
         forget_validation_data(self._model)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
@@ -151,6 +152,17 @@ class Recovery:
             self._go_on(agreement)
         self._tell()
         return agreement
+
+    def _trace_anew_if_needed(self) -> None:
+        extended, model = self._extended, self._model
+        if extended.traces_know_group:
+            extended.traces_know_group = False
+            model.train_function = model.test_function = model.predict_function = None
+            if self._group.session.rank == 0:
+                say(
+                    "tfdist: the model's code uses the number of workers or a rank, so its steps "
+                    "are traced anew for the new group."
+                )
 
     def _standing(self) -> Standing:
         progress, batch = self._extended.progress, self._live.last_batch

@@ -25,7 +25,7 @@ from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
-from tfdist.strategies.data import share_of_rows, take_share
+from tfdist.strategies.shares import share_of_rows, take_share
 from tfdist.strategies.step import Step
 from tfdist.trainer.fit.replica_step import (
     forget_without_rows,

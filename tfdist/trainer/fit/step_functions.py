@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import fixed_rows, take_share, with_any_rows
+from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
