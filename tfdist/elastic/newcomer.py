@@ -16,6 +16,7 @@ from tfdist.trainer.fit.data_position import Position, TrainingData
 from tfdist.trainer.fit.live_data import LiveData
 
 _POSITION = "position of the data"
+_FRESH = "beginning of the data"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,8 +56,11 @@ def entry_of(
     """
     states, arrays = states_of(callbacks)
     position = data.read_trained(batches)
-    if position.state is not None:
-        arrays[_POSITION] = np.frombuffer(position.state, np.uint8)
+    arrays |= {
+        name: np.frombuffer(value, np.uint8)
+        for name, value in ((_POSITION, position.state), (_FRESH, position.fresh))
+        if value is not None
+    }
     document = {
         "epoch": live.read,
         "batches": batches,
@@ -65,7 +69,7 @@ def entry_of(
         "steps": steps,
         "logs": live.logs,
         "callbacks": states,
-        "position": dataclasses.asdict(dataclasses.replace(position, state=None)),
+        "position": dataclasses.asdict(dataclasses.replace(position, state=None, fresh=None)),
         "random": random_states(),
     }
     return Entry(document, arrays)
@@ -89,10 +93,11 @@ def enter_at(
     """
     document, live = entry.document, data.live
     assert live is not None
-    state = entry.arrays.get(_POSITION)
-    position = Position(
-        **{**document["position"], "state": None if state is None else state.tobytes()}
+    state, fresh = (
+        entry.arrays[name].tobytes() if name in entry.arrays else None
+        for name in (_POSITION, _FRESH)
     )
+    position = Position(**{**document["position"], "state": state, "fresh": fresh})
     live.logs = document["logs"]
     load_states(callbacks, document["callbacks"], entry.arrays.__getitem__)
     batches = document["batches"]

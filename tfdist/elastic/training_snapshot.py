@@ -20,6 +20,7 @@ from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.data_position import Position, TrainingData
 
 _POSITION = "position of the data of worker"
+_FRESH = "beginning of the data of worker"
 
 
 @dataclass(frozen=True)
@@ -71,11 +72,13 @@ def take(
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}
     if position.state is not None:
         own[f"{_POSITION} {rank}"] = np.frombuffer(position.state, np.uint8)
+    if position.fresh is not None:
+        own[f"{_FRESH} {rank}"] = np.frombuffer(position.fresh, np.uint8)
     document = {
         "complete": complete,
         "place": dataclasses.asdict(place),
         "callbacks": states,
-        "position": dataclasses.asdict(dataclasses.replace(position, state=None)),
+        "position": dataclasses.asdict(dataclasses.replace(position, state=None, fresh=None)),
         "random": random_states(),
     }
 
@@ -108,14 +111,18 @@ class Resumption:
         self._weights = {key: parts.whole(key) for key in parts.keys if key.startswith("callback ")}
         self._states = states
         self._codecs: dict[str, Array] = {}
-        state = None
+        state = fresh = None
         if restored.is_own:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
             # Its buffers hold this worker's rows, so it is of no use to another number of workers.
             if f"{_POSITION} {rank}" in parts:
                 state = parts.whole(f"{_POSITION} {rank}").tobytes()
-        self.position = Position(**{**restored.document["position"], "state": state})
+            if f"{_FRESH} {rank}" in parts:
+                fresh = parts.whole(f"{_FRESH} {rank}").tobytes()
+        self.position = Position(
+            **{**restored.document["position"], "state": state, "fresh": fresh}
+        )
         parts.close()
 
     def load(self) -> None:

@@ -42,6 +42,8 @@ class Position:
         goes_on: whether the next epoch goes on with the last one.
         at_epoch: the random states when the epoch began.
         state: the serialized iterator; None if it has to be skipped forward.
+        fresh: what that was before its first batch, if it has been serialized. The state of an
+            iterator that has read all lacks the seeds with which later ones shuffle.
     """
 
     iterators: int
@@ -51,6 +53,7 @@ class Position:
     goes_on: bool
     at_epoch: dict[str, Any]
     state: bytes | None
+    fresh: bytes | None
 
 
 class TrainingData:
@@ -69,6 +72,7 @@ class TrainingData:
         self._iterator: Any = None
         self._iterators = self._batches = self._in_all = 0
         self._at_epoch: dict[str, Any] = {}
+        self._fresh: bytes | None = None
         self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
         self.live: LiveData | None = None
         self.skipped: tuple[int, float] | None = None
@@ -121,6 +125,7 @@ class TrainingData:
             goes_on=goes_on,
             at_epoch=self._at_epoch,
             state=state,
+            fresh=None if state is None else self._fresh,
         )
 
     def read_trained(self, batches: int) -> Position:
@@ -206,6 +211,8 @@ class TrainingData:
 
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
         if step[-1] is not self._iterator:
+            wanted = self._at_epoch and self._may_serialize
+            self._fresh = position_of(step[-1]) if wanted else None
             begun(step[-1])
             self._iterator, self._batches = step[-1], 0
         return step
@@ -233,6 +240,8 @@ class TrainingData:
     def _move(self, iterator: Any, position: Position) -> None:
         if position.state is not None:
             _set_position(iterator, position.state)
+            if position.fresh is not None:
+                _set_position(new_iterator(self._epochs), position.fresh)
             return
         # Each iterator goes on with the same Python generator.
         one = is_of_one_generator(self._epochs.data_adapter)

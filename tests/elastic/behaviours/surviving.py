@@ -1,0 +1,233 @@
+"""A training in which workers are lost, and others come; in one process, nothing of that happens."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import signal
+import time
+from typing import Any
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.strategies.behaviours.common import cross_entropy, rows, scope
+from tfdist import cluster
+from tfdist.elastic.membership import membership_of
+from tfdist.strategies import multi_worker
+
+_WAIT_SECONDS = 120
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+class Fault(keras.callbacks.Callback):
+    """Something happens to this worker before or after a step, or in another event.
+
+    Args:
+        phase: the name of the event.
+        step: how many steps have ended then.
+        what: what happens.
+    """
+
+    def __init__(self, phase: str, step: int, what: str) -> None:
+        super().__init__()
+        self._phase, self._step, self._what = phase, step, what
+        self._steps = 0
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._meet("before")
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        self._meet("after")
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._meet("evaluation")
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._meet("epoch end")
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self._meet("change")
+
+    def _meet(self, phase: str) -> None:
+        if phase == self._phase and self._steps >= self._step:
+            os.kill(os.getpid(), SIGNALS[self._what])
+
+
+class Journal(keras.callbacks.Callback):
+    """Which events a callback sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[Any] = []
+        self.changes: list[tuple[int, int]] = []
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.events.append("train")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.events.append(("epoch", epoch))
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.events.append(("batch", batch))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.events.append(("batch ended", batch))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.events.append(("epoch ended", epoch))
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self.changes.append((old.size, new.size))
+
+
+class AwaitNewcomer(keras.callbacks.Callback):
+    """Before a step, the first worker waits until a process waits to be admitted.
+
+    Args:
+        step: how many steps have ended then.
+        sign: a file that tells such a process to come.
+    """
+
+    def __init__(self, step: int, sign: str) -> None:
+        super().__init__()
+        self._step, self._sign = step, pathlib.Path(sign)
+        self._steps = 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._steps += 1
+        if self._steps == self._step:
+            self._sign.touch()
+            if tfdist.is_chief():
+                membership = membership_of(self.model.distribute_strategy.extended.group)
+                _await(lambda: bool(membership.waiting))
+
+
+class Dying(keras.layers.Layer):
+    """Kills the process in the forward or the backward pass of a step, if it is told to."""
+
+    step = -1
+    phase = ""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._calls = 0
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        if not training or Dying.step < 0:
+            return inputs
+
+        @tf.custom_gradient
+        def identity(x: tf.Tensor) -> Any:
+            def backward(gradient: tf.Tensor) -> tf.Tensor:
+                return self._pass("backward", gradient)
+
+            return self._pass("forward", x), backward
+
+        return identity(inputs)
+
+    def _pass(self, phase: str, tensor: tf.Tensor) -> tf.Tensor:
+        def count(value: np.ndarray) -> np.ndarray:
+            self._calls += phase == "forward"
+            if phase == Dying.phase and self._calls > Dying.step:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return value
+
+        return tf.ensure_shape(tf.numpy_function(count, [tensor], tensor.dtype), tensor.shape)
+
+
+def _model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
+    if settings.get("policy"):
+        keras.mixed_precision.set_global_policy(settings["policy"])
+    try:
+        with scope(strategy):
+            model = keras.Sequential(
+                [
+                    keras.Input((8,)),
+                    keras.layers.Dense(16, activation="tanh"),
+                    keras.layers.BatchNormalization(synchronized=strategy is not None),
+                    keras.layers.Dropout(0.25, seed=3),
+                    Dying(),
+                    keras.layers.Dense(3, dtype="float32"),
+                ]
+            )
+            model.compile(
+                keras.optimizers.Adam(0.01, **settings.get("optimizer", {})),
+                cross_entropy(),
+                metrics=["accuracy"],
+                steps_per_execution=settings.get("steps_per_execution", 1),
+            )
+    finally:
+        keras.mixed_precision.set_global_policy("float32")
+    return model
+
+
+def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
+    """Trains; `faults` has a phase, a step and what happens then, by rank."""
+    me = tfdist.rank() if strategy else 0
+    fault = faults.get(me) if strategy else None
+    if fault is not None and fault[0] in ("forward", "backward"):
+        Dying.phase, Dying.step = fault[:2]
+    model = _model(strategy, settings)
+    callbacks: list[Any] = [journal := Journal()]
+    if fault is not None:
+        callbacks.append(Fault(*fault))
+    if strategy:
+        callbacks.append(tfdist.callbacks.Elastic(**settings.get("elastic", {})))
+    callbacks += settings.get("more", list)()
+    x, y = rows(50)
+    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=5).batch(8)
+    if settings.get("steps_per_epoch"):
+        data = data.repeat()
+    history = model.fit(
+        data,
+        epochs=3,
+        verbose=0,
+        validation_data=rows(20, seed=1),
+        validation_batch_size=8,
+        callbacks=callbacks,
+        steps_per_epoch=settings.get("steps_per_epoch"),
+    )
+    return _outcome(model, history, journal)
+
+
+def _outcome(model: keras.Model, history: Any, journal: Journal) -> dict[str, Any]:
+    return {
+        "weights": model.get_weights(),
+        "slots": [np.asarray(variable) for variable in model.optimizer.variables],
+        "history": dict(history.history),
+        "epochs": history.epoch,
+        "events": journal.events,
+        "changes": journal.changes,
+    }
+
+
+def coming(_: Any, first: list[int], step: int, faults: dict[int, Any], sign: str) -> Any:
+    """Trains on some of the workers, to which another one comes."""
+    everyone = cluster.from_environment()
+    if everyone.rank in first:
+        topology = cluster.Topology(
+            tuple(everyone.workers[rank] for rank in first),
+            first.index(everyone.rank),
+            "worker",
+            everyone.rank,
+        )
+        with mock.patch.object(multi_worker, "read_cluster", return_value=(topology, None)):
+            strategy = tfdist.MultiWorkerMirroredStrategy()
+    else:
+        _await(pathlib.Path(sign).exists)
+        os.environ["TFDIST_ELASTIC"] = "1"
+        strategy = tfdist.MultiWorkerMirroredStrategy()
+    settings = {"more": lambda: [AwaitNewcomer(step, sign)]}
+    return trained(strategy, settings, faults)
+
+
+def _await(condition: Any) -> None:
+    deadline = time.monotonic() + _WAIT_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)

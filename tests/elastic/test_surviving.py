@@ -1,0 +1,139 @@
+"""Workers are lost and others come; what is trained is what one undisturbed process trains."""
+
+import numpy as np
+import pytest
+
+from tests.ranks import Ranks
+from tests.references import reference
+from tests.strategies.comparison import assert_close, assert_equal
+from tests.tiers import exhaustive
+
+SURVIVING = "tests.elastic.behaviours.surviving"
+PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
+
+
+@pytest.fixture
+def start():
+    """Starts groups of workers, and ends them."""
+    started = []
+
+    def start(workers, **settings):
+        started.append(Ranks(workers, **settings))
+        return started[-1]
+
+    yield start
+    for group in started:
+        group.stop()
+
+
+def check(answers, survivors, settings=None, tolerance=1e-5):
+    """All that are left have what one process has, and the same bits."""
+    expected = reference(f"{SURVIVING}:trained", settings or {}, {})
+    results = {}
+    for rank in survivors:
+        done, result = answers[rank]
+        assert done, result
+        results[rank] = result
+    first = results[survivors[0]]
+    for rank, result in results.items():
+        for what in ("weights", "history", "epochs"):
+            assert_close(result[what], expected[what], f"rank {rank}: {what}", tolerance)
+        assert_equal(result["weights"], first["weights"], f"rank {rank}")
+        assert_equal(result["slots"], first["slots"], f"rank {rank}")
+    return results, expected
+
+
+def lose(start, workers, faults, settings=None, tolerance=1e-5, **group):
+    ranks = start(workers, **group)
+    dead = set(faults)
+    answers = ranks.answers(f"{SURVIVING}:trained", settings or {}, faults, silent=dead)
+    survivors = [rank for rank in range(workers) if rank not in dead]
+    results, expected = check(answers, survivors, settings, tolerance)
+    for result in results.values():
+        assert result["events"] == expected["events"]  # Each once.
+    return results
+
+
+def test_a_worker_is_killed_in_the_middle_of_a_step(start):
+    for result in lose(start, 3, {2: ("backward", 9, "kill")}).values():
+        assert result["changes"] == [(3, 2)]
+
+
+@exhaustive
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("workers", "victim"), [(2, 0), (2, 1), (3, 0), (4, 2)])
+def test_whoever_is_killed_whenever(start, workers, victim, phase):
+    for result in lose(start, workers, {victim: (phase, 10, "kill")}).values():
+        assert result["changes"] == [(workers, workers - 1)]
+
+
+@exhaustive
+@pytest.mark.parametrize("phase", ["before", "backward"])
+@pytest.mark.parametrize("step", [0, 1, 6, 7, 8, 20])
+def test_at_any_step(start, phase, step):
+    lose(start, 3, {1: (phase, step, "kill")})
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"steps_per_execution": 3},
+        {"steps_per_epoch": 5},
+        {"steps_per_epoch": 5, "steps_per_execution": 2},
+        {"optimizer": {"clipnorm": 0.1}},
+        {"optimizer": {"use_ema": True}},
+        {"optimizer": {"weight_decay": 0.01}},
+    ],
+)
+def test_ways_to_train(start, settings):
+    lose(start, 3, {1: ("backward", 10, "kill")}, settings)
+
+
+@exhaustive
+def test_mixed_precision(start):
+    settings = {"policy": "mixed_float16"}
+    lose(start, 3, {1: ("backward", 10, "kill")}, settings, tolerance=2e-3)
+
+
+@exhaustive
+@pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1], 3])
+def test_hosts(start, hosts):
+    lose(start, 3, {2: ("backward", 10, "kill")}, hosts=hosts)
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    "faults",
+    [
+        {1: ("backward", 9, "kill"), 2: ("backward", 9, "kill")},
+        {0: ("before", 9, "kill"), 2: ("before", 12, "kill")},
+        {3: ("before", 9, "kill"), 0: ("change", 9, "kill")},
+    ],
+)
+def test_two_of_four(start, faults):
+    lose(start, 4, faults)
+
+
+def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
+    ranks = start(4, strategy=False)
+    arguments = [0, 1, 2], 12, {1: ("backward", 8, "kill")}, str(tmp_path / "come")
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={1})
+    results, expected = check(answers, [0, 2, 3])
+    for rank in (0, 2):
+        assert results[rank]["changes"] == [(3, 2), (2, 3)]
+        assert results[rank]["events"] == expected["events"]
+    assert results[3]["changes"] == [(1, 3)]
+    seen = results[3]["events"][2:]
+    assert seen == expected["events"][-len(seen) :]
+
+
+@exhaustive
+@pytest.mark.parametrize("step", [1, 6, 7, 8])
+def test_a_worker_comes(start, tmp_path, step):
+    ranks = start(3, strategy=False)
+    arguments = [0, 1], step, {}, str(tmp_path / "come")
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments)
+    results, _ = check(answers, [0, 1, 2])
+    assert results[0]["changes"] == [(2, 3)]
+    assert np.isfinite(results[2]["weights"][0]).all()
