@@ -140,7 +140,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._writes_shared = writes_for_others(self._folder.path, self._workers, strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._held, self._last, self._complete = [], None, []
-        self._restore()
+        if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
+            self._restore()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
@@ -172,6 +173,22 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             # Not before all have trained to the end: one that fails now has to be able to resume.
             self._workers.exchange("training has ended", "")
             self._folder.clear()
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        extended = self.model.distribute_strategy.extended
+        self._writer.wait()
+        self._workers = workers_of(extended)
+        self._run = self._workers.exchange("run", self._run)[0]
+        self._writes_shared = writes_for_others(self._folder.path, self._workers, extended)
+        self._held, self._last = [], None
+
+    def state_dict(self) -> dict[str, Any]:
+        """How far the training is, for a worker that joins it."""
+        return {"steps": self._steps_before, "last_saved": self._last_saved}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Sets how far the training was before the running epoch."""
+        self._steps, self._last_saved = state["steps"], state["last_saved"]
 
     def _restore(self) -> None:
         restored = read_newest(

@@ -75,9 +75,10 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
                 "`with strategy.scope():`."
             )
-        membership = membership_of(group)
-        if membership is None and group.joiner is None:
+        if group.topology.size == 1 and not group.elastic:
             return fit()  # There are no others.
+        group.check_can_change()
+        membership = membership_of(group)
         self._recovery = recovery = Recovery(
             model,
             entries,

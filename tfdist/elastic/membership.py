@@ -14,11 +14,11 @@ def membership_of(group: Group) -> Membership | None:
     """The membership of this process in a group; all its workers call this together.
 
     Returns:
-        None for a process without others.
+        None for a process that has yet to be admitted.
     """
+    if group.joiner is not None:
+        return None
     if group not in _memberships:
-        if group.topology.size == 1:
-            return None
         _memberships[group] = Membership(group.session, group.options)
     return _memberships[group]
 

@@ -17,9 +17,13 @@ from tfdist.elastic.peer_state import share_bytes, share_state
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.errors import PeerLostError, TfdistError
 from tfdist.internals.iterators import forget_validation_data, set_initial_epoch
+from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
+
+_MOST = 8
+"""How often the group may change without a step in between."""
 
 _NOTICE_SECONDS = 5.0
 """How long after the failure of a step it may take to learn that a worker is lost."""
@@ -56,6 +60,7 @@ class Recovery:
         self._totals = keep_totals(model)
         self._steps_before: dict[int, int] = {}  # epochs
         self._known = self._group.topology  # what callbacks know
+        self._changed_at = (-1, 0)  # after which step, and how often
 
     @property
     def membership(self) -> Membership | None:
@@ -78,6 +83,8 @@ class Recovery:
         """Whether an error is that of a group that has lost a worker."""
         if not isinstance(error, (tf.errors.OpError, TfdistError)):
             return False
+        if self._extended.progress.standing == self._changed_at[0] and self._changed_at[1] > _MOST:
+            return False
         deadline = time.monotonic() + _NOTICE_SECONDS
         while time.monotonic() < deadline:
             try:
@@ -95,7 +102,7 @@ class Recovery:
         Raises:
             TfdistError: training cannot go on here.
         """
-        began = time.monotonic()
+        began, lost = time.monotonic(), bool(self._group.session.lost_ranks)
         self._callbacks.stopped = bool(self._model.stop_training)
         while True:
             try:
@@ -104,7 +111,7 @@ class Recovery:
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
-        self._report(agreement, time.monotonic() - began)
+        self._report(agreement, time.monotonic() - began, lost=lost)
 
     def join(self) -> None:
         """Waits to be admitted, and brings this worker to where the others go on.
@@ -141,6 +148,8 @@ class Recovery:
         if agreement.takers:
             share_state(self._model, self._totals, broadcast, agreement.source, takes=takes)
         self._extended.progress.restore(agreement.steps)
+        steps, times = self._changed_at
+        self._changed_at = agreement.steps, times + 1 if steps == agreement.steps else 1
         if takes:
             self._live.logs = answers[agreement.source][1]
         self._trace_anew_if_needed()
@@ -207,8 +216,10 @@ class Recovery:
             if tell is not None:
                 tell(old, new)
 
-    def _report(self, agreement: Agreement, seconds: float) -> None:
+    def _report(self, agreement: Agreement, seconds: float, *, lost: bool) -> None:
         before, self._known = self._known, self._group.topology
+        if lost:
+            record.recoveries += 1
         if self._known.rank == 0:
             say(
                 f"tfdist: training goes on with {self._known.size} workers, formerly "

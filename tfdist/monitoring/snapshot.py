@@ -58,6 +58,7 @@ def take() -> Snapshot:
         trained=record.read(),
         activity=waited,
         sent_bytes=None if waited is None else _sent_bytes(),
+        recoveries=record.recoveries,
     )
 
 

@@ -38,6 +38,7 @@ class Record:
         progress: returns the memory in which the launcher reads the steps, if there is one.
 
     Attributes:
+        recoveries: how often training has gone on here after the loss of a worker.
         keeps_durations: whether anybody asks for the durations of steps; if not, `fit` does not
             tell when its epochs begin.
     """
@@ -46,6 +47,7 @@ class Record:
         self._progress = progress
         self._earlier = 0
         self.keeps_durations = False
+        self.recoveries = 0
         self._lock = threading.Lock()
         self._steps = 0
         self._rows = self._all_rows = 0

@@ -124,6 +124,21 @@ class Group:
         """Has `regroup` refuse, for a reason: a clause that begins with what cannot follow."""
         self._fixed_because = self._fixed_because or reason
 
+    def check_can_change(self) -> None:
+        """Checks that other workers can take the place of these.
+
+        Raises:
+            UnsupportedError: something in use cannot follow a change of the group.
+        """
+        obstacle = self._fixed_because
+        if not (obstacle or self._communicators.exist):
+            obstacle = "this worker has not used the native collectives so far"
+        if obstacle:
+            raise UnsupportedError(
+                f"The workers of a running job cannot change here: {obstacle}. Restart the job "
+                "with the other workers, from a snapshot of tfdist.callbacks.BackupAndRestore."
+            )
+
     def regroup(self, session: Session) -> None:
         """Goes on with the workers of another session, which may have other ranks, or be new.
 
@@ -136,14 +151,7 @@ class Group:
             ProgramMismatchError: the workers compress differently.
             TfdistError: the workers cannot be connected, or another one is lost.
         """
-        obstacle = self._fixed_because
-        if not (obstacle or self._communicators.exist):
-            obstacle = "this worker has not used the native collectives so far"
-        if obstacle:
-            raise UnsupportedError(
-                f"The workers of a running job cannot change here: {obstacle}. Restart the job "
-                "with the other workers, from a snapshot of tfdist.callbacks.BackupAndRestore."
-            )
+        self.check_can_change()
         self._communicators.close_for_change(_failure_of(self.session))
         self.session.close()
         self.session, self.topology = session, session.topology

@@ -104,6 +104,14 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         tf.distribute.Strategy.__init__(self, extended)
 
     @property
+    def generation(self) -> int:
+        """How often the group of workers has changed since the job started.
+
+        Workers come and go with `tfdist.callbacks.Elastic`; otherwise it stays 0.
+        """
+        return int(self.extended.group.generation)
+
+    @property
     def cluster_resolver(self) -> Any:
         """The cluster resolver, as in TensorFlow's strategy."""
         return self.extended.cluster_resolver

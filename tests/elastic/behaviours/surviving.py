@@ -1,4 +1,4 @@
-"""A training in which workers are lost, and others come; in one process, nothing of that happens."""
+"""A training that loses workers and gets others; one process has neither."""
 
 from __future__ import annotations
 

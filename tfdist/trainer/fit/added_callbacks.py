@@ -117,6 +117,7 @@ def _in_order(users: Sequence[Any], added: Sequence[Any]) -> list[Any]:
     others = [c for c in users if not isinstance(c, RunsLast)] + list(added)
     if last and not any(isinstance(c, keras.callbacks.History) for c in others):
         others.append(keras.callbacks.History())  # Keras would append it behind them.
+    last.sort(key=lambda callback: isinstance(callback, RunsFit))  # which may leave `fit`
     for callback in last:
         callback.runs_after(others)
     return [*others, *last]
