@@ -115,20 +115,17 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._batch_ended = self.epoch, batch
 
     def _deliver(self, event: str, epoch: int, logs: Any, *, again: bool) -> None:
-        unseen = 0
+        first = len(self.callbacks) if again else 0
         if self._interrupted is not None and self._interrupted[:2] == (event, epoch):
-            unseen = self._interrupted.callback
-        elif again:
-            unseen = len(self.callbacks)
+            first, self._interrupted = self._interrupted.callback, None
         to_call = [
-            callback if number >= unseen or _communicates(callback, event) else None
+            callback if number >= first or _communicates(callback, event) else None
             for number, callback in enumerate(self.callbacks)
         ]
-        self._interrupted = None
-        self._call(event, epoch, plain_logs(logs), to_call, unseen)
+        self._call(event, epoch, plain_logs(logs), to_call, first)
 
     def _call(
-        self, event: str, argument: int, logs: Any, callbacks: Sequence[Any], unseen: int = 0
+        self, event: str, argument: int, logs: Any, callbacks: Sequence[Any], first: int = 0
     ) -> None:
         for number, callback in enumerate(callbacks):
             if callback is None:
@@ -136,7 +133,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             try:
                 getattr(callback, event)(argument, logs)
             except BaseException:
-                self._interrupted = Interrupted(event, argument, max(number, unseen))
+                self._interrupted = Interrupted(event, argument, max(number, first))
                 raise
 
 
