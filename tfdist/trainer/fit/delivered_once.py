@@ -71,7 +71,8 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
                 callbacks has done so.
         """
         first = self.seen_of(epoch, batch)
-        self._interrupted = None
+        if self._interrupted is not None and self._interrupted.name == _BATCH_END:
+            self._interrupted = None
         self._batch_ended = max(self._batch_ended, (epoch, batch))
         for number, callback in enumerate(self.callbacks[first:], first):
             if number >= communicated or not _communicates(callback, _BATCH_END):
