@@ -105,6 +105,7 @@ print("the end")
     assert job.processes() == set()
 
 
+@exhaustive
 def test_others_go_on_without_a_worker_that_cannot_be_had(elastic, program, tmp_path):
     """Nor is one replaced that has left on request."""
     path = program("""

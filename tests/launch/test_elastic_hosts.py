@@ -59,6 +59,7 @@ hear("joined")
     assert jobs[2].err == ""
 
 
+@exhaustive
 def test_a_lost_host_comes_again(start, program, tmp_path):
     path = program("""
 meet()

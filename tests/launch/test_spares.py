@@ -149,6 +149,7 @@ def in_a_spare(program, folder, *, wait=True):
     return ended(process), (folder / "out").read_text(), (folder / "err").read_text()
 
 
+@exhaustive
 @pytest.mark.parametrize("program", some(PROGRAMS, always=["raises.py"]))
 def test_a_program_does_what_it_does_as_usual(folder, program):
     program = program.format(here=folder)

@@ -21,6 +21,7 @@ def replay(events: list[Event], start: int) -> list[list[int]]:
     return course
 
 
+@exhaustive
 def test_plans_keep_their_limits_and_leave_a_group_that_may_go_on() -> None:
     kinds, together, eldest = set(), 0, 0
     for seed in range(300):

@@ -82,6 +82,7 @@ def test_compressed(ranks, codec, settings, hosts):
         check_traces(results, COMING_AND_GOING)
 
 
+@exhaustive
 def test_what_graphs_know(ranks):
     read, _ = ranks(2).run(f"{PACKAGE}:read_by")
     unnoticed = ["nothing", "place", "mean", "gather", "collectives"]

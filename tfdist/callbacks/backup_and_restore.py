@@ -17,6 +17,7 @@ from tfdist.elastic.restore import names, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
 from tfdist.elastic.snapshot_writer import SnapshotWriter
 from tfdist.elastic.training_snapshot import Place, Resumption, take
+from tfdist.elastic.variables import require_variables
 from tfdist.elastic.workers import workers_of, writes_for_others
 from tfdist.errors import UnsupportedError
 from tfdist.exit_codes import PREEMPTED
@@ -125,15 +126,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 "BackupAndRestore needs a model created in the scope of a tfdist strategy. Create "
                 "it inside `with strategy.scope():`; with a single process, too."
             )
-        if not self.model.built:
-            raise UnsupportedError(
-                f"BackupAndRestore needs a model with variables. Received: {self.model.name!r}, "
-                "which creates them in its first step. Call `model.build(shape)` before `fit`."
-            )
-        optimizer, trained = self.model.optimizer, self.model.trainable_variables
-        if optimizer is not None and trained and not optimizer.built:
-            with strategy.scope():
-                optimizer.build(trained)
+        require_variables(self.model, "BackupAndRestore")
         self._data = data
         self._workers = workers_of(strategy.extended)
         self._run = self._workers.exchange("run", new_run())[0]

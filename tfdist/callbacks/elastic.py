@@ -9,6 +9,7 @@ import keras
 
 from tfdist.elastic.membership import membership_of
 from tfdist.elastic.recovery import Recovery
+from tfdist.elastic.variables import require_variables
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import Entries, RunsFit, RunsLast
@@ -106,9 +107,11 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         pass
 
     def on_train_begin(self, logs: Any = None) -> None:
-        if self._recovery is not None and self._recovery.membership is None:
-            self._recovery.join()
-            self._listen()
+        if self._recovery is not None:
+            require_variables(self.model, "Elastic")
+            if self._recovery.membership is None:
+                self._recovery.join()
+                self._listen()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._recovery is not None:

@@ -89,6 +89,7 @@ def test_the_one_that_leads_is_killed_while_the_new_group_forms(group, phase):
         worker.until("members 2,3.")
 
 
+@exhaustive
 @pytest.mark.parametrize("victim", some([0, 1], always=[1]))
 def test_a_stopped_worker_is_given_up_and_learns_of_it(group, victim):
     _, workers = group(3, **SOON)
@@ -194,6 +195,7 @@ def test_a_joiner_that_dies_while_it_waits_is_forgotten(group, start, addresses)
     assert workers[0].poll() is None
 
 
+@exhaustive
 @pytest.mark.parametrize("tls", [False, pytest.param(True, marks=exhaustive)])
 def test_strangers_are_refused(group, start, dial, tls):
     more = variables() if tls else {}
