@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from tfdist.elastic.membership import membership_of
+from tfdist.elastic.membership import is_first_call, membership_of
 from tfdist.elastic.recovery import Recovery
 from tfdist.elastic.variables import require_variables
 from tfdist.errors import UnsupportedError
@@ -86,6 +86,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             membership,
             min_workers=self._min_workers,
             max_workers=self._max_workers,
+            admits=is_first_call(group),
         )
         self._listen()
         try:

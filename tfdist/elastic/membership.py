@@ -8,6 +8,7 @@ from tfdist.cluster import Membership, Session
 from tfdist.strategies.group import Group
 
 _memberships: weakref.WeakKeyDictionary[Group, Membership] = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
 
 
 def membership_of(group: Group) -> Membership | None:
@@ -21,6 +22,12 @@ def membership_of(group: Group) -> Membership | None:
     if group not in _memberships:
         _memberships[group] = Membership(group.session, group.options)
     return _memberships[group]
+
+
+def is_first_call(group: Group) -> bool:
+    """Counts a call of `fit`; whether it is the first one on a group that may change."""
+    _calls[group] = _calls.get(group, 0) + 1
+    return _calls[group] == 1
 
 
 def be_admitted(group: Group) -> tuple[Membership, Session]:

@@ -25,8 +25,18 @@ from tfdist.trainer.fit.metric_totals import keep_totals
 _MOST = 8
 """How often the group may change without a step in between."""
 
-_NOTICE_SECONDS = 5.0
+_NOTICE_SECONDS = 10.0
 """How long after the failure of a step it may take to learn that a worker is lost."""
+
+# What an operation raises when it is another worker that has failed.
+_FAILURES = (
+    tf.errors.UnavailableError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
+    tf.errors.FailedPreconditionError,
+    tf.errors.InternalError,
+    tf.errors.UnknownError,
+)
 
 
 class Recovery:
@@ -38,6 +48,7 @@ class Recovery:
         membership: decides on the group; None for a process that has yet to be admitted.
         min_workers: how many workers it must have.
         max_workers: how many it may admit; None for any number.
+        admits: whether it admits any.
     """
 
     def __init__(
@@ -48,6 +59,7 @@ class Recovery:
         *,
         min_workers: int,
         max_workers: int | None,
+        admits: bool,
     ) -> None:
         self._model = model
         self._extended = model.distribute_strategy.extended
@@ -56,6 +68,7 @@ class Recovery:
         self._callbacks, self._data = entries.callbacks, entries.data
         self._membership = membership
         self._min_workers, self._max_workers = min_workers, max_workers
+        self._admits = admits
         self._data.live = self._live = LiveData()
         self._totals = keep_totals(model)
         self._steps_before: dict[int, int] = {}  # epochs
@@ -71,7 +84,7 @@ class Recovery:
     def is_full(self) -> bool:
         """Whether no others are admitted."""
         most = self._max_workers
-        return most is not None and self._group.topology.size >= most
+        return not self._admits or (most is not None and self._group.topology.size >= most)
 
     def epoch_begins(self, epoch: int) -> None:
         """Records how many steps stood before an epoch."""
@@ -81,7 +94,7 @@ class Recovery:
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""
-        if not isinstance(error, (tf.errors.OpError, TfdistError)):
+        if not isinstance(error, (*_FAILURES, TfdistError)):
             return False
         if self._extended.progress.standing == self._changed_at[0] and self._changed_at[1] > _MOST:
             return False
@@ -133,7 +146,9 @@ class Recovery:
     def _regroup(self) -> Session:
         assert self._membership is not None
         return self._membership.regroup(
-            min_workers=self._min_workers, max_workers=self._max_workers
+            min_workers=self._min_workers,
+            max_workers=self._max_workers,
+            joiners_welcome=self._admits,
         )
 
     def _enter(self, session: Session, *, is_new: bool) -> Agreement:
