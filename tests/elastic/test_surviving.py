@@ -26,9 +26,14 @@ def start():
         group.stop()
 
 
-def check(answers, survivors, settings=None, tolerance=1e-5):
+ALIKE = ("weights", "history", "epochs")
+
+
+def check(answers, survivors, settings=None, tolerance=1e-5, alike=ALIKE):
     """All that are left have what one process has, and the same bits."""
-    expected = reference(f"{SURVIVING}:trained", settings or {}, {})
+    # What only looks on needs no reference of its own.
+    settings = {k: v for k, v in (settings or {}).items() if k != "watched"}
+    expected = reference(f"{SURVIVING}:trained", settings, {})
     results = {}
     for rank in survivors:
         done, result = answers[rank]
@@ -36,19 +41,19 @@ def check(answers, survivors, settings=None, tolerance=1e-5):
         results[rank] = result
     first = results[survivors[0]]
     for rank, result in results.items():
-        for what in ("weights", "history", "epochs"):
+        for what in alike:
             assert_close(result[what], expected[what], f"rank {rank}: {what}", tolerance)
         assert_equal(result["weights"], first["weights"], f"rank {rank}")
         assert_equal(result["slots"], first["slots"], f"rank {rank}")
     return results, expected
 
 
-def lose(start, workers, faults, settings=None, tolerance=1e-5, **group):
+def lose(start, workers, faults, settings=None, tolerance=1e-5, alike=ALIKE, **group):
     ranks = start(workers, **group)
     dead = set(faults)
     answers = ranks.answers(f"{SURVIVING}:trained", settings or {}, faults, silent=dead)
     survivors = [rank for rank in range(workers) if rank not in dead]
-    results, expected = check(answers, survivors, settings, tolerance)
+    results, expected = check(answers, survivors, settings, tolerance, alike)
     for result in results.values():
         assert result["events"] == expected["events"]  # Each once.
     return results
@@ -100,6 +105,27 @@ def test_mixed_precision(start):
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 1], 3])
 def test_hosts(start, hosts):
     lose(start, 3, {2: ("backward", 10, "kill")}, hosts=hosts)
+
+
+@exhaustive
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("phase", ["backward", "epoch end"])
+def test_callbacks_that_communicate(start, victim, phase):
+    lose(start, 3, {victim: (phase, 10, "kill")}, {"watched": True}, alike=["weights", "epochs"])
+
+
+@exhaustive
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("phase", ["before", "backward", "evaluation"])
+def test_callbacks_that_write_files(start, tmp_path, victim, phase):
+    faults = {victim: (phase, 9, "kill")}
+    ranks = start(3)
+    settings = {"files": str(tmp_path)}
+    answers = ranks.answers(f"{SURVIVING}:trained", settings, faults, silent=set(faults))
+    check(answers, [rank for rank in range(3) if rank not in faults], alike=["epochs"])
+    assert (tmp_path / "model.keras").exists()
+    epochs = [line.split(",")[0] for line in (tmp_path / "log.csv").read_text().splitlines()]
+    assert epochs[-2:] == ["1", "2"]
 
 
 @exhaustive

@@ -179,6 +179,22 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     if strategy:
         callbacks.append(tfdist.callbacks.Elastic(**settings.get("elastic", {})))
     callbacks += settings.get("more", list)()
+    if settings.get("watched"):
+        callbacks += [
+            tfdist.callbacks.StragglerMonitor(every=2),
+            tfdist.callbacks.ThroughputLogger(every=2),
+            tfdist.callbacks.ReplicaAudit(),
+            tfdist.callbacks.TrafficLogger(),
+        ]
+    if settings.get("files"):
+        folder = pathlib.Path(settings["files"])
+        callbacks += [
+            tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=2),
+            keras.callbacks.ModelCheckpoint(str(folder / "model.keras")),
+            keras.callbacks.CSVLogger(str(folder / "log.csv")),
+            keras.callbacks.EarlyStopping(patience=9, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau(patience=1),
+        ]
     x, y = rows(50)
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=5).batch(8)
     if settings.get("steps_per_epoch"):
