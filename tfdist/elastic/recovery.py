@@ -21,6 +21,7 @@ from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
+from tfdist.trainer.saving.callbacks import become_writer
 
 _MOST = 8
 """How often the group may change without a step in between."""
@@ -227,6 +228,8 @@ class Recovery:
     def _tell(self) -> None:
         old, new = GroupInfo.of(self._known), GroupInfo.of(self._group.topology)
         for callback in self._callbacks.callbacks:
+            if old.rank != 0 and new.rank == 0:
+                become_writer(callback)
             tell = getattr(callback, "on_group_change", None)
             if tell is not None:
                 tell(old, new)

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import keras
+
 from tfdist.errors import UnsupportedError
 from tfdist.internals.contract import TARGETS
 from tfdist.internals.keras import backup_path, checkpoint_path
@@ -38,6 +40,23 @@ def install() -> None:
             "OrbaxCheckpoint._save_checkpoint",
             lambda original: _refusing_sharded(_chief_only(original)),
         )
+
+
+def become_writer(callback: Any) -> None:
+    """Has a callback of a worker that has become the chief go on with the files of the former one.
+
+    Args:
+        callback: any, in training.
+    """
+    if isinstance(callback, keras.callbacks.CSVLogger):
+        callback.csv_file.close()
+        append, callback.append, keys = callback.append, True, callback.keys
+        try:
+            callback.on_train_begin()
+        finally:
+            callback.append, callback.keys = append, keys
+    elif isinstance(callback, keras.callbacks.TensorBoard):
+        callback.set_model(callback.model)
 
 
 def _writes(model: Any) -> bool:
