@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.collective.native_communicator import NativeCommunicator, open_local_communicators
+from tfdist.collective.local_communicators import open_local_communicators
+from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression import Codec, Quantizer
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.codecs.sparse import Sparsifier, scatter
