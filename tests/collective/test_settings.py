@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.collective.local_communicators import open_local_communicators
 from tfdist.options import Options
 from tfdist.strategies.communication import worker_communicator
+from tfdist.strategies.communicators import Communicators
 from tfdist.strategies.group import Group
 
 ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
@@ -66,7 +67,7 @@ def test_the_timeout_of_a_strategy():
             self.topology = type("Two", (), {"size": 2})
 
         def native(self, name="workers", timeout=None):
-            asked.append(self._options(timeout).collective_timeout)
+            asked.append(Communicators(self.options)._with(timeout).collective_timeout)
 
     for seconds in (None, 7.0):
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
