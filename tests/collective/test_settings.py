@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.collective.local_communicators import open_local_communicators
 from tfdist.options import Options
 from tfdist.strategies.communication import worker_communicator
+from tfdist.strategies.communicators import Communicators
 from tfdist.strategies.group import Group
 
 ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
@@ -62,12 +63,13 @@ def test_the_timeout_of_a_strategy():
 
     class Recording(Group):
         def __init__(self):
+            self.options = Options(collective_timeout=60.0)
             self.topology = type("Two", (), {"size": 2})
 
         def native(self, name="workers", timeout=None):
-            asked.append(timeout)
+            asked.append(Communicators(self.options)._with(timeout).collective_timeout)
 
     for seconds in (None, 7.0):
         options = tf.distribute.experimental.CommunicationOptions(timeout_seconds=seconds)
         worker_communicator(Recording(), options, native=True)
-    assert asked == [None, 7.0]
+    assert asked == [60.0, 7.0]
