@@ -161,6 +161,8 @@ class Recovery:
         agreement = agree(standings)
         takes = session.rank in agreement.takers
         broadcast = self._extended.workers.broadcast
+        if takes:
+            self._extended.progress.torn = True  # until it has all
         if agreement.takers:
             share_state(self._model, self._totals, broadcast, agreement.source, takes=takes)
         self._extended.progress.restore(agreement.steps)

@@ -1,0 +1,51 @@
+"""Which step stands, and who takes whose state: decided alike on all workers."""
+
+import random
+
+import pytest
+
+from tfdist.elastic.standing import Agreement, Standing, agree
+from tfdist.errors import GroupLostError
+
+
+def test_the_step_of_the_one_that_is_furthest_stands():
+    standings = [
+        Standing(is_torn=True, steps=8, epochs_ended=1),
+        Standing(steps=7, epochs_ended=1, seen=9),
+        Standing(steps=8, epochs_ended=2, seen=3),
+        Standing(steps=8, epochs_ended=1, seen=1),
+        Standing(is_new=True),
+    ]
+    takers = frozenset({0, 1, 4})
+    assert agree(standings) == Agreement(steps=8, source=2, takers=takers, epoch=1, seen=3)
+    assert agree([Standing.from_json(one.to_json()) for one in standings]) == agree(standings)
+
+
+def test_somebody_must_have_the_state():
+    for others in ([], [Standing(is_new=True)], [Standing(is_torn=True, steps=9)]):
+        with pytest.raises(GroupLostError, match="No worker that is left has the state"):
+            agree([Standing(is_torn=True, steps=3), *others])
+
+
+def test_whatever_the_workers_say_a_whole_and_newest_state_is_taken():
+    choose = random.Random(0)
+    for _ in range(2000):
+        standings = [
+            Standing(
+                is_new=choose.random() < 0.2,
+                is_torn=choose.random() < 0.2,
+                steps=choose.choice([10, 11]),
+                epochs_ended=choose.choice([1, 2]),
+            )
+            for _ in range(choose.randint(1, 6))
+        ]
+        whole = [s for s in standings if not s.is_new and not s.is_torn]
+        if not whole:
+            continue
+        agreement = agree(standings)
+        assert agreement.steps == max(s.steps for s in whole)
+        for rank, standing in enumerate(standings):
+            has_it = standing in whole and standing.steps == agreement.steps
+            assert has_it == (rank not in agreement.takers)
+        assert agreement.source not in agreement.takers
+        assert agreement.epoch == min(s.epochs_ended for s in standings if not s.is_new)
