@@ -108,6 +108,12 @@ class Ranks:
             for rank, process in enumerate(self._processes)
         ]
 
+    def wake(self, rank: int, timeout: float = 240.0) -> tuple[bool, Any]:
+        """The answer of a rank that was stopped and goes on now."""
+        process = self._processes[rank]
+        process.wake()
+        return self._answer(process, time.monotonic() + timeout)
+
     def _answer(self, process: Child, deadline: float) -> tuple[bool, Any]:
         try:
             if not process.pipe.poll(max(0.1, deadline - time.monotonic())):

@@ -37,6 +37,10 @@ class Child:
             os.close(self._end)
         return self._exitcode
 
+    def wake(self) -> None:
+        """Has it go on after it has been stopped."""
+        signal.pidfd_send_signal(self._end, signal.SIGCONT)
+
     def kill(self) -> None:
         """Ends it, stopped or not, and waits for the end."""
         self.pipe.close()

@@ -109,6 +109,20 @@ def test_hosts(start, hosts):
 
 @exhaustive
 @pytest.mark.parametrize("victim", [0, 2])
+def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victim):
+    for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):
+        monkeypatch.setenv(setting, "15")
+    ranks = start(3)
+    faults = {victim: ("before", 10, "stop")}
+    answers = ranks.answers(f"{SURVIVING}:trained", {}, faults, silent={victim})
+    check(answers, [rank for rank in range(3) if rank != victim])
+    done, message = ranks.wake(victim)
+    assert not done
+    assert "GroupLostError" in message
+
+
+@exhaustive
+@pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("phase", ["backward", "epoch end"])
 def test_callbacks_that_communicate(start, victim, phase):
     lose(start, 3, {victim: (phase, 10, "kill")}, {"watched": True}, alike=["weights", "epochs"])
