@@ -48,6 +48,12 @@ def test_every_kind_of_data_goes_on_where_it_was(tmp_path, data, at):
     check("2", tmp_path, data=data, at=at)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("at", [5, 6, 12])
+def test_where_the_data_has_been_read_ahead_to_the_end_of_an_epoch(tmp_path, at):
+    check("2", tmp_path, at=at, every=1)
+
+
 @pytest.mark.parametrize("every", some([1, 2, 6, 100, "epoch"], always=["epoch"]))
 @pytest.mark.parametrize("group", some(["1", "2", "2x2"], always=["1"]))
 def test_snapshots_of_steps_and_of_epochs(tmp_path, group, every):
