@@ -220,7 +220,7 @@ class Recovery:
         live, batches = self._live, self._batches(agreement)
         live.go_on(batches, self._totals.restore if batches else lambda: None)
         self._data.enter_again()
-        if live.last_batch is not None and batches > live.last_batch[1]:
+        if live.last_batch is not None and batches >= live.taken:
             self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
 
     def _batches(self, agreement: Agreement) -> int:

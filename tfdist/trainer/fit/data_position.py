@@ -136,9 +136,9 @@ class TrainingData:
         """
         assert self.live is not None
         position = self.read(epoch_ends=self.live.has_ended)
-        if self.live.has_ended or self.live.last_batch is None:
+        if self.live.has_ended or not self.live.taken:
             return position
-        taken = self.live.last_batch[1] + 1
+        taken = self.live.taken
         begun = batches - batches % self._epochs.steps_per_execution
         return dataclasses.replace(
             position,

@@ -8,8 +8,8 @@ from typing import Any
 from tfdist.internals.iterators import batches_seen, set_batches_seen, take_over
 from tfdist.strategies.replay import Replay
 
-Step = tuple[int, int, Any]
-"""A step of Keras's loop: its first and its last batch, and the iterator."""
+Step = tuple[Any, ...]
+"""A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
 
 
 class LiveData:
@@ -48,8 +48,13 @@ class LiveData:
 
     @property
     def last_batch(self) -> tuple[int, int] | None:
-        """The epoch and the number of the last batch of the last step; None if there is none."""
-        return None if self._step is None else (self.read, self._step[1])
+        """The epoch and the number of the last step, as callbacks are told; None without one."""
+        return None if self._step is None else (self.read, self._step[-2])
+
+    @property
+    def taken(self) -> int:
+        """How many batches of its epoch the last step and those before it have."""
+        return 0 if self._step is None else self._step[0] + self._epochs.steps_per_execution
 
     @property
     def goes_on(self) -> bool:
@@ -113,9 +118,9 @@ class LiveData:
         else:
             batches, ready = goes_on
             last = self._step
-            step = self._go_to(batches, last, advance)
+            step = self._go_to(batches, last[-1], advance)
             ready()
-            return step, step[1] > last[1]
+            return step, step[0] > last[0]
         return step, True
 
     def stops(self) -> bool:
@@ -144,11 +149,11 @@ class LiveData:
         if self.read <= self.epoch:
             self.read, self._ended = self.epoch, True
 
-    def _go_to(self, batches: int, last: Step, advance: Callable[[], Step]) -> Step:
+    def _go_to(self, batches: int, iterator: Any, advance: Callable[[], Step]) -> Step:
         """Makes Keras count up to where it was, without taking batches from the iterator."""
         # It starts to count from here where an iterator lasts for several epochs.
-        set_batches_seen(self._epochs, self._seen - last[1] - 1)
-        self._iterator = last[-1]
+        set_batches_seen(self._epochs, self._seen - self.taken)
+        self._iterator = iterator
         step = self._next(advance)
         self.batches_done = batches % self._epochs.steps_per_execution
         while step[0] + self.batches_done < batches:
