@@ -54,9 +54,6 @@ def main(_: list[str]) -> int:
     Returns:
         1 where something was wrong.
     """
-    if FLAGS.faults and not has_elastic():
-        print("tests/soak.py: this tfdist has no tfdist.callbacks.Elastic; see --nofaults")
-        return 1
     end = time.monotonic() + 60 * FLAGS.minutes
     with tempfile.TemporaryDirectory() as folder:
         undisturbed = reference(Path(folder))
@@ -74,13 +71,6 @@ def main(_: list[str]) -> int:
         seed += 1
         if time.monotonic() >= end:
             return 0
-
-
-def has_elastic() -> bool:
-    """Whether workers can come and go."""
-    import tfdist
-
-    return hasattr(tfdist.callbacks, "Elastic")
 
 
 def plan(seed: int) -> list[Event]:

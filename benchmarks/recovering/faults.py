@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from reducing.cleanup import undisturbed
-from reducing.job import MissingError
-from reducing.python import ENVIRONMENT, require
+from reducing.python import require
 from stepping.backends import INSTALL_TORCH
 
 from recovering.cases import FAULTS, Case, Order, settings
@@ -64,12 +60,6 @@ def check(case: Case, torch_python: str) -> None:
     """
     if case.backend == "torchrun":
         require(torch_python, "torch", INSTALL_TORCH)
-    elif case.backend == "elastic":
-        find = "import sys, tfdist; sys.exit(not hasattr(tfdist.callbacks, 'Elastic'))"
-        here = {**os.environ, **ENVIRONMENT}
-        done = subprocess.run([sys.executable, "-c", find], env=here, capture_output=True)
-        if done.returncode:
-            raise MissingError("this tfdist has no tfdist.callbacks.Elastic")
 
 
 def strike(case: Case, fault: str, workers: int, experiment: Experiment) -> Recovery:
