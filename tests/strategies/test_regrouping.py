@@ -72,6 +72,19 @@ def test_a_worker_that_has_started_alone_joins(ranks):
 
 
 @exhaustive
+@pytest.mark.parametrize("settings", [{}, {"hosts": 3}, {"devices": 2}])
+def test_two_go_on_without_the_third(ranks, settings):
+    answers = ranks(3, **settings).answers(f"{PACKAGE}:survived", silent={2})
+    results = []
+    for done, result in answers[:2]:
+        assert done, result
+        results.append(result)
+        assert "worker 2" in result["lost"]
+        assert not result["traces"]
+    assert_equal(results[1]["weights"], results[0]["weights"], "worker 1")
+
+
+@exhaustive
 @pytest.mark.parametrize("codec", ["int8", "onebit", "topk", "powersgd"])
 @pytest.mark.parametrize("settings", [{}, {"within_hosts": True}])
 @pytest.mark.parametrize("hosts", [[0, 0, 1], [0, 1, 2]])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import os
 import pathlib
+import signal
 import threading
 from typing import Any
 from unittest import mock
@@ -23,7 +24,7 @@ from tests.strategies.behaviours.compression import codec_of
 from tfdist import cluster, native
 from tfdist.collective import functions as collective
 from tfdist.compression import Policy
-from tfdist.errors import UnsupportedError
+from tfdist.errors import PeerLostError, UnsupportedError
 from tfdist.launch.flight.log import parse
 from tfdist.strategies import multi_worker
 from tfdist.strategies.joining import join
@@ -141,6 +142,29 @@ def trained(_: Any, groups: list[list[int]], settings: dict[str, Any]) -> dict[s
         outcome["known"].append(member.strategy.extended.traces_know_group)
     member.group.close()
     return outcome
+
+
+def survived(_: Any) -> dict[str, Any]:
+    """Worker 2 is killed in the middle of a training; what the others come to without it."""
+    member = Member([0, 1, 2])
+    model = _compiled(member.strategy)
+
+    class Killed(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2 and member.number == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        model.fit(*rows(400), batch_size=12, verbose=0, callbacks=[Killed()])
+    except (tf.errors.UnavailableError, PeerLostError) as error:
+        lost = str(error)
+    member.regroup([0, 1])
+    _adopt_chiefs(model)
+    before = Traced.count
+    model.fit(*rows(30), batch_size=12, verbose=0)
+    traces, weights = Traced.count - before, model.get_weights()
+    member.group.close()
+    return {"lost": lost, "weights": weights, "traces": traces}
 
 
 def compressed(_: Any, groups: list[list[int]], codec: str, settings: dict[str, Any]) -> Any:
