@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from tfdist._version import __version__
 
 if TYPE_CHECKING:
-    from tfdist import callbacks, collective, compression, errors, monitoring, pipeline
+    from tfdist import callbacks, collective, compression, elastic, errors, monitoring, pipeline
     from tfdist.cluster.this_worker import is_chief, rank, size
     from tfdist.pipeline.model import PipelineModel
     from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
@@ -37,6 +37,7 @@ __all__ = [
     "callbacks",
     "collective",
     "compression",
+    "elastic",
     "errors",
     "global_batch",
     "is_chief",
@@ -51,6 +52,7 @@ _MODULES = {
     "callbacks": "tfdist.callbacks",
     "collective": "tfdist.collective",
     "compression": "tfdist.compression",
+    "elastic": "tfdist.elastic",
     "errors": "tfdist.errors",
     "global_batch": "tfdist.trainer.global_batch",
     "monitoring": "tfdist.monitoring",

@@ -69,13 +69,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
-        extended = model.distribute_strategy.extended
-        group = extended.group
-        if not isinstance(extended, ReplicatedExtended):
-            raise UnsupportedError(
-                "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
-                "`with strategy.scope():`."
-            )
+        group = model.distribute_strategy.extended.group
         if group.topology.size == 1 and not group.elastic:
             return fit()  # There are no others.
         group.check_can_change()
@@ -108,6 +102,11 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         pass
 
     def on_train_begin(self, logs: Any = None) -> None:
+        if not isinstance(self.model.distribute_strategy.extended, ReplicatedExtended):
+            raise UnsupportedError(
+                "Elastic needs a model created in the scope of a tfdist strategy. Create it inside "
+                "`with strategy.scope():`."
+            )
         if self._recovery is not None:
             require_variables(self.model, "Elastic")
             if self._recovery.membership is None:

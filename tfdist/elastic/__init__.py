@@ -1,1 +1,5 @@
-"""Training that survives: snapshots of its whole state, and exact resume from them."""
+"""Snapshots and exact resume; recovery when workers are lost or come."""
+
+from tfdist.elastic.group_info import GroupInfo
+
+__all__ = ["GroupInfo"]

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
 from tfdist.elastic.callback_states import load_states, states_of
-from tfdist.elastic.part_file import Array
+from tfdist.elastic.part_file import Array, PartFile, Piece, part_bytes
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.data_position import Position, TrainingData
-from tfdist.trainer.fit.live_data import LiveData
 
 _POSITION = "position of the data"
 _FRESH = "beginning of the data"
@@ -42,18 +40,16 @@ class Entry:
         return int(self.document["epoch"])
 
 
-def entry_of(
-    callbacks: Sequence[Any], data: TrainingData, live: LiveData, batches: int, steps: int
-) -> Entry:
+def entry_of(callbacks: Sequence[Any], data: TrainingData, batches: int) -> Entry:
     """Describes where this worker's call of `fit` is.
 
     Args:
         callbacks: all of them, in their order.
         data: its data.
-        live: the same.
         batches: how many batches of the epoch that was read last have been trained.
-        steps: how many steps have been trained in all.
     """
+    live = data.live
+    assert live is not None
     states, arrays = states_of(callbacks)
     position = data.read_trained(batches)
     arrays |= {
@@ -66,7 +62,6 @@ def entry_of(
         "batches": batches,
         "has_ended": live.has_ended,
         "has_untrained": live.has_untrained(batches),
-        "steps": steps,
         "logs": live.logs,
         "callbacks": states,
         "position": dataclasses.asdict(dataclasses.replace(position, state=None, fresh=None)),
@@ -120,19 +115,12 @@ def enter_at(
 
 def encode(entry: Entry) -> bytes:
     """An entry as bytes, for other workers."""
-    head = {key: [value.dtype.str, value.shape] for key, value in entry.arrays.items()}
-    text = json.dumps([entry.document, head]).encode()
-    body = b"".join(np.ascontiguousarray(value).tobytes() for value in entry.arrays.values())
-    return len(text).to_bytes(8, "little") + text + body
+    pieces = [Piece(key, values) for key, values in entry.arrays.items()]
+    return part_bytes(pieces, entry.document)
 
 
 def decode(contents: bytes) -> Entry:
     """The entry of `encode`."""
-    end = 8 + int.from_bytes(contents[:8], "little")
-    document, head = json.loads(contents[8:end])
-    arrays = {}
-    for key, (dtype, shape) in head.items():
-        count = int(np.prod(shape))
-        arrays[key] = np.frombuffer(contents, dtype, count, end).reshape(shape)
-        end += count * np.dtype(dtype).itemsize
-    return Entry(document, arrays)
+    part = PartFile(contents, "the entry")
+    arrays = {key: part.values(number) for number, (key, _) in enumerate(part.keys)}
+    return Entry(part.document, arrays)

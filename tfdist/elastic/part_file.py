@@ -65,15 +65,22 @@ def write_part(path: Path, pieces: Sequence[Piece], document: dict[str, Any]) ->
     Raises:
         OSError: the file cannot be written.
     """
+    write_atomically(path, lambda file: _write(file, pieces, document))
+
+
+def part_bytes(pieces: Sequence[Piece], document: dict[str, Any]) -> bytes:
+    """The contents of a part that is not written to a file."""
+    buffer = io.BytesIO()
+    _write(buffer, pieces, document)
+    return buffer.getvalue()
+
+
+def _write(file: BinaryIO, pieces: Sequence[Piece], document: dict[str, Any]) -> None:
     entries = [[p.key, p.start, p.values.dtype.name] for p in pieces]
     header = json.dumps({"format": _FORMAT, "pieces": entries, "document": document}).encode()
     arrays: dict[str, Any] = {str(i): _bits(p.values) for i, p in enumerate(pieces)}
     arrays[_HEADER] = np.frombuffer(header, np.uint8)
-
-    def write(file: BinaryIO) -> None:
-        np.savez(file, **arrays)
-
-    write_atomically(path, write)
+    np.savez(file, **arrays)
 
 
 class PartFile:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdist.elastic.held_state import held_by
@@ -41,22 +40,6 @@ def share_state(
             _share(held.read(), held.assign, broadcast, source, takes)
     for total in totals.variables():
         _share(total.read_value(), total.assign, broadcast, source, takes)
-
-
-def share_bytes(
-    contents: bytes, exchange: Callable[[str, str], list[str]], broadcast: Broadcast, source: int
-) -> bytes:
-    """One worker's bytes on all workers, all of which call this.
-
-    Args:
-        contents: those of the source; ignored on the others.
-        exchange: every worker's text for a topic, in rank order.
-        broadcast: returns the value of a rank on all workers.
-        source: that rank.
-    """
-    count = int(exchange("bytes of an entry", str(len(contents)))[source])
-    own = np.frombuffer(contents, np.uint8) if len(contents) == count else np.zeros(count, np.uint8)
-    return bytes(broadcast(tf.constant(own, tf.uint8), source).numpy().tobytes())
 
 
 def _share(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import keras
@@ -13,9 +14,10 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.group_info import GroupInfo
 from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
-from tfdist.elastic.peer_state import share_bytes, share_state
+from tfdist.elastic.peer_state import share_state
 from tfdist.elastic.standing import Agreement, Standing, agree
-from tfdist.errors import PeerLostError, TfdistError
+from tfdist.elastic.workers import broadcast_bytes, workers_of
+from tfdist.errors import GroupLostError, PeerLostError, TfdistError
 from tfdist.internals.iterators import forget_validation_data, set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
@@ -23,7 +25,7 @@ from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
 from tfdist.trainer.saving.callbacks import become_writer
 
-_MOST = 8
+_MOST_CHANGES = 8
 """How often the group may change without a step in between."""
 
 _NOTICE_SECONDS = 10.0
@@ -95,20 +97,20 @@ class Recovery:
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""
-        if not isinstance(error, (*_FAILURES, TfdistError)):
+        if not isinstance(error, (*_FAILURES, TfdistError)) or isinstance(error, GroupLostError):
             return False
-        if self._extended.progress.standing == self._changed_at[0] and self._changed_at[1] > _MOST:
+        steps, times = self._changed_at
+        if self._extended.progress.standing == steps and times > _MOST_CHANGES:
             return False
-        deadline = time.monotonic() + _NOTICE_SECONDS
-        while time.monotonic() < deadline:
-            try:
-                self._group.session.check()
-            except PeerLostError:
-                return True
-            except TfdistError:
-                return False
-            time.sleep(0.01)
-        return False
+        try:
+            self._group.session.check()
+        except PeerLostError:
+            return True
+        except TfdistError:
+            return False
+        lost = threading.Event()
+        self._group.session.on_peer_lost(lambda _: lost.set())
+        return lost.wait(_NOTICE_SECONDS)
 
     def change(self) -> None:
         """Forms another group, and brings this worker to where it goes on.
@@ -205,10 +207,8 @@ class Recovery:
         callbacks, contents = self._callbacks.callbacks, b""
         if self._group.session.rank == agreement.source:
             batches = self._batches(agreement)
-            entry = entry_of(callbacks, self._data, self._live, batches, agreement.steps)
-            contents = encode(entry)
-        exchange, broadcast = self._group.exchange, self._extended.workers.broadcast
-        contents = share_bytes(contents, exchange, broadcast, agreement.source)
+            contents = encode(entry_of(callbacks, self._data, batches))
+        contents = broadcast_bytes(contents, agreement.source, workers_of(self._extended))
         if is_new:
             entry = decode(contents)
             enter_at(entry, agreement.epoch, callbacks, self._data, self._totals.restore)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.candidates import Candidate, candidates
@@ -16,10 +15,9 @@ from tfdist.elastic.held_state import Held, fitting, own_key
 from tfdist.elastic.part_file import Array, DamagedError, PartFile
 from tfdist.elastic.parts import Parts
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
-from tfdist.elastic.workers import Workers
+from tfdist.elastic.workers import Workers, broadcast_bytes
 from tfdist.errors import SnapshotError
 
-_PIECE_BYTES = 64 << 20
 _LOOKED_AT = 5  # snapshots
 
 
@@ -222,18 +220,8 @@ def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> 
                 contents = sources[rank].read_bytes()
             except OSError:
                 contents = b""  # Its readers find it damaged.
-        sources[rank] = _broadcast(contents, sender, workers)
+        sources[rank] = broadcast_bytes(contents, sender, workers)
     return sources
-
-
-def _broadcast(contents: bytes, sender: int, workers: Workers) -> bytes:
-    """One worker's bytes on all workers; empty on the others."""
-    counts = workers.exchange("bytes of a snapshot", str(len(contents)))
-    pieces = []
-    for start in range(0, int(counts[sender]), _PIECE_BYTES):
-        mine = np.frombuffer(contents[start : start + _PIECE_BYTES], np.uint8)
-        pieces.append(workers.gather(tf.constant(mine, tf.uint8)).numpy().tobytes())
-    return b"".join(pieces)
 
 
 def names(lost: Iterable[str]) -> str:

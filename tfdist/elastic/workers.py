@@ -9,9 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.strategies.extended import ReplicatedExtended
+
+_PIECE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,22 @@ def workers_of(extended: ReplicatedExtended) -> Workers:
     everyone = group.native() if in_stages else extended.workers
     topology = group.topology
     return Workers(topology.rank, topology.size, group.exchange, everyone.all_gather)
+
+
+def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
+    """One worker's bytes on all workers, all of which call this.
+
+    Args:
+        contents: those of the sender; empty on the others.
+        sender: its rank.
+        workers: all of them.
+    """
+    counts = workers.exchange("number of bytes", str(len(contents)))
+    pieces = []
+    for start in range(0, int(counts[sender]), _PIECE_BYTES):
+        mine = np.frombuffer(contents[start : start + _PIECE_BYTES], np.uint8)
+        pieces.append(workers.gather(tf.constant(mine, tf.uint8)).numpy().tobytes())
+    return b"".join(pieces)
 
 
 def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExtended) -> bool:

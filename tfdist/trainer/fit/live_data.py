@@ -37,11 +37,6 @@ class LiveData:
         self._iterator: Any = None
 
     @property
-    def has_begun(self) -> bool:
-        """Whether batches of the loop's epoch have been read."""
-        return self.read > self.epoch or (self.read == self.epoch and self._step is not None)
-
-    @property
     def has_ended(self) -> bool:
         """Whether all batches of the loop's epoch have been read."""
         return self.read > self.epoch or (self.read == self.epoch and self._ended)

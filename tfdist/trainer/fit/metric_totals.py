@@ -21,7 +21,8 @@ class MetricTotals:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = weakref.proxy(model)
-        self._kept: dict[int, tf.Variable] = {}
+        # With the metric's variable, since another one might get its id later.
+        self._kept: dict[int, tuple[Any, tf.Variable]] = {}
 
     def keep(self, totals: Sequence[tf.Tensor]) -> None:
         """Keeps the totals after a step, eagerly or in its graph.
@@ -45,8 +46,8 @@ class MetricTotals:
         if id(variable) not in self._kept:
             with tf.init_scope():
                 zeros = tf.zeros(variable.shape, variable.dtype)
-                self._kept[id(variable)] = tf.Variable(zeros, trainable=False)
-        return self._kept[id(variable)]
+                self._kept[id(variable)] = variable, tf.Variable(zeros, trainable=False)
+        return self._kept[id(variable)][1]
 
 
 _totals: weakref.WeakKeyDictionary[Any, MetricTotals] = weakref.WeakKeyDictionary()
