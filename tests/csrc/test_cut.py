@@ -15,6 +15,7 @@ import pytest
 
 import tfdist
 from tests.deadlines import FAR
+from tests.netns import ip, two_hosts
 from tests.tiers import some
 from tfdist import native
 from tfdist.options import NativeOptions
@@ -27,32 +28,10 @@ ROOT = Path(tfdist.__file__).parents[1]
 UNAVAILABLE = 3
 
 
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
-
-
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Two network namespaces with one cable between them."""
-    names = [f"cut{os.getpid()}h{i}" for i in range(2)]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-            ends = ("link", "add", "eth0", "netns", names[0], "type", "veth")
-            ip(*ends, "peer", "name", "eth0", "netns", names[1])
-        except RuntimeError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
-        for i, name in enumerate(names):
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "addr", "add", f"10.78.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
+    with two_hosts("cut", "10.78.0") as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
 
 
 def start(host: str, rank: int) -> subprocess.Popen[str]:

@@ -48,7 +48,7 @@ def reopen_local_communicators(
     meshes = _connected(name, ranks)
     try:
         for communicator, mesh in zip(communicators, meshes, strict=True):
-            communicator.membership.enter(mesh, options, None)
+            communicator.context.open(mesh, options, None)
     finally:
         for mesh in meshes:
             mesh.close()

@@ -14,8 +14,8 @@ from tfdist import native
 from tfdist.cluster import Mesh, Session, connect
 from tfdist.collective import dtypes, flight_log, native_ops, registry, tokens, traces
 from tfdist.collective.buckets import plan
+from tfdist.collective.context import Context, check, closed
 from tfdist.collective.group_shape import rank_and_size
-from tfdist.collective.membership import Membership, check, nowhere
 from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
@@ -36,16 +36,16 @@ class NativeCommunicator:
 
     Args:
         name: the group's name.
-        membership: this process's place in it, shared by all copies.
+        context: this process's place in it, shared by all copies.
         options: the settings.
 
     Attributes:
         bucket_bytes: tensors are reduced in collectives of about this size.
     """
 
-    def __init__(self, name: str, membership: Membership, options: Options) -> None:
+    def __init__(self, name: str, context: Context, options: Options) -> None:
         self.name = name
-        self.membership = membership
+        self.context = context
         self._options = options
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
@@ -57,27 +57,27 @@ class NativeCommunicator:
     @property
     def size(self) -> int:
         self._note_read()
-        return self.membership.size
+        return self.context.size
 
     @property
     def rank(self) -> int:
         self._note_read()
-        return self.membership.rank
+        return self.context.rank
 
     @property
     def hosts(self) -> tuple[int, ...]:
         """For each rank, the number of its host."""
         self._note_read()
-        return self.membership.hosts
+        return self.context.hosts
 
     def place(self) -> tuple[Any, Any]:
-        if tf.executing_eagerly() or self.membership.session is None:
-            return self.membership.rank, self.membership.size
+        if tf.executing_eagerly() or self.context.session is None:
+            return self.context.rank, self.context.size
         with tf.device(self.host):
             return rank_and_size(self.name)
 
     def _note_read(self) -> None:
-        if self.membership.session is not None:  # The threads of a process do not change.
+        if self.context.session is not None:  # The threads of a process do not change.
             traces.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
@@ -170,14 +170,14 @@ class NativeCommunicator:
             UnsupportedError: the ranks are threads of this process.
             ValueError: a process of the group already has a communicator of this name.
         """
-        if self.membership.session is None:
+        if self.context.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
-        return open_communicator(self.membership.session, name, members, self._options)
+        return open_communicator(self.context.session, name, members, self._options)
 
     def traffic(self) -> Traffic:
         """This communicator's traffic so far."""
         statistics = Statistics()
-        number = self.membership.number
+        number = self.context.number
         check(self._core, self._core.tfd_get_statistics(number, ctypes.byref(statistics)))
         return Traffic(
             statistics.collectives,
@@ -188,25 +188,25 @@ class NativeCommunicator:
 
     def links(self) -> list[Link]:
         """The kernel's counts of the connection to each rank; all zero for ranks of this host."""
-        links = (Link * self.membership.size)()
-        check(self._core, self._core.tfd_get_links(self.membership.number, links))
+        links = (Link * self.context.size)()
+        check(self._core, self._core.tfd_get_links(self.context.number, links))
         return list(links)
 
     def abort(self, message: str) -> None:
         """Fails all pending and later operations, on all ranks, with this message."""
-        self._core.tfd_abort(self.membership.number, message.encode())
+        self._core.tfd_abort(self.context.number, message.encode())
 
     def step_failed(self, message: str) -> None:
         """Reports that this rank's step failed: ranks that wait for it fail with this message.
 
         If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
-        self._core.tfd_step_failed(self.membership.number, message.encode())
+        self._core.tfd_step_failed(self.context.number, message.encode())
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
         registry.remove(self.name, self)
-        self.membership.leave()
+        self.context.close()
 
     def reopen(self, session: Session, options: Options) -> None:
         """Connects all ranks of a session under the name of this communicator, which is closed.
@@ -219,7 +219,7 @@ class NativeCommunicator:
         """
         mesh = _connect(session, self.name, range(session.size), options)
         assert mesh is not None
-        self.membership.enter(mesh, options, session)
+        self.context.open(mesh, options, session)
         registry.put(self.name, self)
 
 
@@ -266,6 +266,6 @@ def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> N
         NativeUnavailableError: the core cannot be compiled or loaded.
         ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
     """
-    membership = nowhere()
-    membership.enter(mesh, options, session)
-    return NativeCommunicator(mesh.name, membership, options)
+    context = closed()
+    context.open(mesh, options, session)
+    return NativeCommunicator(mesh.name, context, options)

@@ -82,12 +82,12 @@ class Compressor:
         exchange = self._exchanges[self._policy.within_hosts][0]
         if exchange.compresses:
             self._choice = Choice(self._policy.codec, exchange, self._devices[0])
-        elif exchange.workers.membership.rank == 0:
+        elif exchange.workers.context.rank == 0:
             say("tfdist: compression: chose none, since all workers are on one host.")
 
     def _owner(self) -> str:
         assert self._policy is not None
-        here = self._exchanges[self._policy.within_hosts][0].workers.membership
+        here = self._exchanges[self._policy.within_hosts][0].workers.context
         return f"{here.rank} of {here.size}"
 
     def _routes(self) -> Iterator[Route]:

@@ -55,7 +55,7 @@ class Exchange:
         self.host = HostLeaders()
         self.leaders: NativeCommunicator | None = workers
         hosts: dict[int, list[int]] = {}
-        here = workers.membership
+        here = workers.context
         for rank, host in enumerate(here.hosts):
             hosts.setdefault(host, []).append(rank)
         self.compresses = len(hosts) > 1 or (within_hosts and len(here.hosts) > 1)

@@ -50,7 +50,7 @@ class Communicators:
             options = self._with(timeout)
             communicator = open_communicator(session, name, range(session.size), options)
             assert communicator is not None
-            session.on_peer_lost(communicator.membership.aborter())
+            session.on_peer_lost(communicator.context.aborter())
             self._named[name] = communicator
             observe(session, self._options)
             self._timeouts[name] = options.collective_timeout
@@ -66,7 +66,7 @@ class Communicators:
         if key not in self._parts:
             part = open_communicator(session, name, members, self._with(timeout))
             if part is not None:
-                session.on_peer_lost(part.membership.aborter())
+                session.on_peer_lost(part.context.aborter())
             self._parts[key] = part
         return self._parts[key]
 
@@ -116,13 +116,13 @@ class Communicators:
                 continue
             self._named[name] = communicator
             communicator.reopen(session, self._with(timeout))
-            session.on_peer_lost(communicator.membership.aborter())
+            session.on_peer_lost(communicator.context.aborter())
         self._timeouts = chiefs
         observe(session, self._options)
 
     def _watch_devices(self, session: Session) -> None:
         for communicator in self._devices:
-            session.on_peer_lost(communicator.membership.aborter())
+            session.on_peer_lost(communicator.context.aborter())
 
     def _with(self, timeout: float | None) -> Options:
         if not timeout:

@@ -16,24 +16,24 @@ from tfdist.cluster.membership.composition import Evidence, Patience, State, com
 from tfdist.cluster.membership.consensus import (
     Accept,
     Accepted,
+    AcceptorState,
     Ballot,
     Decided,
     Prepare,
     Promise,
     Refused,
-    Standing,
     Vote,
 )
 from tfdist.cluster.membership.place import here, is_dead, is_visible
 from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
 from tfdist.cluster.membership.view import Member, Place, View, decode_view, encode_view
 from tfdist.cluster.membership.wire import (
+    decode_acceptor,
     decode_reply,
     decode_request,
-    decode_standing,
+    encode_acceptor,
     encode_reply,
     encode_request,
-    encode_standing,
 )
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.spec.topology import Topology, Worker
@@ -132,7 +132,11 @@ def test_the_line_about_a_new_group():
 
 
 VOTE = Vote(Ballot(3, 1), view("ab", 2))
-STANDINGS = [Standing(), Standing(view("ab")), Standing(view("ab"), Ballot(4, 0), VOTE, view("a"))]
+ACCEPTOR_STATES = [
+    AcceptorState(),
+    AcceptorState(view("ab")),
+    AcceptorState(view("ab"), Ballot(4, 0), VOTE, view("a")),
+]
 
 
 @exhaustive
@@ -150,8 +154,8 @@ def test_messages_survive_the_wire():
         Decided(view("a")),
     ):
         assert decode_reply(sent(encode_reply(reply))) == reply
-    for standing in STANDINGS:
-        assert decode_standing(sent(encode_standing(standing))) == standing
+    for acceptor in ACCEPTOR_STATES:
+        assert decode_acceptor(sent(encode_acceptor(acceptor))) == acceptor
     assert decode_reply({"kind": "member"}) is None
 
 
@@ -170,7 +174,7 @@ def test_malformed_messages_are_refused():
     with pytest.raises(WireError):
         decode_reply({"kind": "promise", "ballot": [0, 0], "accepted": 3})
     with pytest.raises(WireError):
-        decode_standing([])
+        decode_acceptor([])
 
 
 @exhaustive
@@ -215,17 +219,17 @@ def test_deaths_are_proven(child):
 def test_a_record_is_the_last_word(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
     one = record.Record("one")
-    for standing in STANDINGS:
-        one.write(standing)
-        assert record.read(one.path) == standing
+    for acceptor in ACCEPTOR_STATES:
+        one.write(acceptor)
+        assert record.read(one.path) == acceptor
     other = record.Record("other")
     other.remove()
-    assert record.read(one.path) == STANDINGS[-1]
+    assert record.read(one.path) == ACCEPTOR_STATES[-1]
     with open(one.path, "w") as file:
         file.write("{")
     assert record.read(one.path) is None
     elsewhere = tmp_path / "elsewhere"
-    elsewhere.write_text(json.dumps(encode_standing(Standing())))
+    elsewhere.write_text(json.dumps(encode_acceptor(AcceptorState())))
     assert record.read(str(elsewhere)) is None
     record.remove(str(elsewhere))
     assert elsewhere.exists()
@@ -239,6 +243,6 @@ def test_without_a_folder_there_is_no_record(tmp_path, monkeypatch):
     record.folder().write_text("")
     one = record.Record("one")
     assert one.path == ""
-    one.write(Standing())
+    one.write(AcceptorState())
     assert record.read(one.path) is None
     assert os.listdir(tmp_path) == [record.folder().name]

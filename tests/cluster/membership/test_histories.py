@@ -6,7 +6,7 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist.cluster.membership import consensus, quorum
-from tfdist.cluster.membership.consensus import Standing
+from tfdist.cluster.membership.consensus import AcceptorState
 
 from .world import World
 
@@ -55,7 +55,7 @@ class Unread(World):
     """Deaths count without the last word of the dead."""
 
     def bury_one(self, proposer, dead):
-        proposer.bury(dead.name, Standing(proposer.view))
+        proposer.bury(dead.name, AcceptorState(proposer.view))
 
 
 def half_is_enough(view, present, dead):

@@ -2,12 +2,12 @@
 
 import os
 import signal
-import subprocess
 import time
 
 import pytest
 
 from tests.certificates import variables
+from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive, some
 from tfdist.cluster import from_tf_config
 from tfdist.cluster.auth.handshake import MAGIC, handshake
@@ -243,30 +243,8 @@ def test_records_are_removed(group, start, addresses):
 
 @pytest.fixture
 def hosts():
-    """Two network namespaces with one cable between them."""
-    names = [f"split{os.getpid()}h{i}" for i in range(2)]
-    try:
-        try:
-            for name in names:
-                ip("netns", "add", name)
-            ends = ("link", "add", "eth0", "netns", names[0], "type", "veth")
-            ip(*ends, "peer", "name", "eth0", "netns", names[1])
-        except RuntimeError as error:
-            pytest.skip(f"network namespaces cannot be made here: {error}")
-        for i, name in enumerate(names):
-            ip("-n", name, "link", "set", "lo", "up")
-            ip("-n", name, "addr", "add", f"10.79.0.{i + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
+    with two_hosts("split", "10.79.0") as names:
         yield names
-    finally:
-        for name in names:
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-
-def ip(*words):
-    done = subprocess.run(["ip", *words], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"ip {' '.join(words)}: {done.stderr.strip()}")
 
 
 @exhaustive

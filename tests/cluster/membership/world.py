@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from tfdist.cluster.membership.composition import compose
 from tfdist.cluster.membership.consensus import (
     NONE,
+    AcceptorState,
     Ballot,
     Decided,
     Proposer,
     Reply,
     Request,
-    Standing,
     next_ballot,
 )
 from tfdist.cluster.membership.quorum import may_go_on
@@ -34,7 +34,7 @@ class Process:
     """
 
     member: Member
-    standing: Standing
+    acceptor: AcceptorState
     alive: bool = True
     stopped: bool = False
     side: int = 0
@@ -70,7 +70,7 @@ class World:
         first = View(0, members)
         self.decided[0] = first
         for member in members:
-            process = Process(member, Standing(first), inside=first, entered=0)
+            process = Process(member, AcceptorState(first), inside=first, entered=0)
             self.processes[member.incarnation] = process
 
     def new_member(self, address: str) -> Member:
@@ -83,18 +83,18 @@ class World:
     def learn(self, process: Process, view: View) -> None:
         known = self.decided.setdefault(view.generation, view)
         assert known == view, f"two views of generation {view.generation} are decided"
-        self.set_standing(process, process.standing.learn(view, process.name))
+        self.set_acceptor(process, process.acceptor.learn(view, process.name))
 
-    def set_standing(self, process: Process, standing: Standing) -> None:
-        if standing.view is not process.standing.view or standing.excluded:
+    def set_acceptor(self, process: Process, acceptor: AcceptorState) -> None:
+        if acceptor.view is not process.acceptor.view or acceptor.excluded:
             process.inside = None  # it leaves what it was in
             process.proposer = None
-        process.standing = standing
+        process.acceptor = acceptor
 
     def enter(self, process: Process) -> None:
         """What a worker does once it has left its old session: it meets the others of its view."""
-        view = process.standing.view
-        if view is None or process.standing.excluded or view.generation <= process.entered:
+        view = process.acceptor.view
+        if view is None or process.acceptor.excluded or view.generation <= process.entered:
             return
         process.inside, process.entered = view, view.generation
         self.check()
@@ -111,8 +111,8 @@ class World:
 
     def attempt(self, process: Process) -> None:
         """Begins to have the next view decided, with a higher ballot than any it knows."""
-        view = process.standing.view
-        if view is None or process.standing.excluded:
+        view = process.acceptor.view
+        if view is None or process.acceptor.excluded:
             return
         rank = view.rank(process.name)
         assert rank is not None
@@ -140,7 +140,7 @@ class World:
         waiting = [
             one.member
             for one in self.processes.values()
-            if one.runs and one.standing.view is None and one.side == process.side
+            if one.runs and one.acceptor.view is None and one.side == process.side
         ]
         self.random.shuffle(waiting)
         welcome = self.random.random() < 0.7
@@ -160,7 +160,7 @@ class World:
         self.conclude(process)
 
     def bury_one(self, proposer: Proposer, dead: Process) -> None:
-        proposer.bury(dead.name, dead.standing)
+        proposer.bury(dead.name, dead.acceptor)
 
     def is_proven(self, process: Process, dead: Process) -> bool:
         """Whether somebody whom a process can reach runs where the dead one did."""
@@ -194,8 +194,8 @@ class World:
             self.learn(process, content.view)
             self.conclude(process)
         elif hasattr(content, "view"):
-            standing, reply = process.standing.answer(content, process.name)
-            self.set_standing(process, standing)
+            acceptor, reply = process.acceptor.answer(content, process.name)
+            self.set_acceptor(process, acceptor)
             if reply is not None:
                 self.messages.append((target, source, reply))
         elif process.proposer is not None:
@@ -221,7 +221,7 @@ class World:
         fresh = f"w{len(self.processes)}"
         address = self.random.choice(dead) if dead and self.random.random() < 0.5 else fresh
         member = self.new_member(address)
-        self.processes[member.incarnation] = Process(member, Standing())
+        self.processes[member.incarnation] = Process(member, AcceptorState())
 
     def act(self) -> None:
         """One random event."""
@@ -258,13 +258,13 @@ class World:
 
     def latest(self) -> View:
         """The last view that a living worker knows."""
-        views = [p.standing.view for p in self.processes.values() if p.alive and p.standing.view]
+        views = [p.acceptor.view for p in self.processes.values() if p.alive and p.acceptor.view]
         return max(views, key=lambda view: view.generation, default=self.decided[0])
 
     def can_go_on(self) -> bool:
         view = self.latest()
         members = [self.processes[name] for name in view.incarnations]
-        alive = {one.name for one in members if one.alive and not one.standing.excluded}
+        alive = {one.name for one in members if one.alive and not one.acceptor.excluded}
         dead = {one.name for one in members if not one.alive}
         proven = {n for n in dead if any(self.is_proven(o, self.processes[n]) for o in members)}
         return may_go_on(view.incarnations, alive, proven)
@@ -288,7 +288,7 @@ class World:
                 if self.processes[name].alive:
                     self.learn(self.processes[name], view)
             ours = [self.processes[name] for name in view.incarnations]
-            lead = next(one for one in ours if one.alive and not one.standing.excluded)
+            lead = next(one for one in ours if one.alive and not one.acceptor.excluded)
             self.attempt(lead)
             self.drain()
             self.bury(lead)

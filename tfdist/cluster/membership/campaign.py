@@ -157,8 +157,8 @@ class Campaign:
                 if proposer.overruled:
                     node.heard_of(proposer.overruled)
                     return False
-                if node.standing.excluded or view is None or view != self._view:
-                    proposer.decided = node.standing.excluded or view
+                if node.acceptor.excluded or view is None or view != self._view:
+                    proposer.decided = node.acceptor.excluded or view
                     return False
                 if condition():
                     return True

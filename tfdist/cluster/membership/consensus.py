@@ -1,9 +1,9 @@
 """How the members of a view decide on the next one: single-decree Paxos for each generation.
 
 Nothing here has a socket, a thread, a clock or a random number: messages in, messages out. The
-acceptor is what each member has promised and accepted (`Standing`); the proposer is one attempt of
-a member to have a view decided (`Proposer`). What a dead member has promised and accepted last is
-read from its record, and counts as an answer that can no longer change.
+acceptor is what each member has promised and accepted (`AcceptorState`); the proposer is one
+attempt of a member to have a view decided (`Proposer`). What a dead member has promised and
+accepted last is read from its record, and counts as an answer that can no longer change.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ Reply = Promise | Accepted | Refused | Decided
 
 
 @dataclass(frozen=True)
-class Standing:
+class AcceptorState:
     """The state of a process as an acceptor; a new one replaces it at each change.
 
     Attributes:
@@ -113,7 +113,7 @@ class Standing:
     accepted: Vote | None = None
     excluded: View | None = None
 
-    def learn(self, view: View, me: str) -> Standing:
+    def learn(self, view: View, me: str) -> AcceptorState:
         """The state once a process has learned of a decided view."""
         if view.rank(me) is None:
             known = self.excluded or self.view
@@ -123,9 +123,9 @@ class Standing:
             return replace(self, excluded=view)
         if self.view is not None and self.view.generation >= view.generation:
             return self
-        return Standing(view)
+        return AcceptorState(view)
 
-    def answer(self, request: Request, me: str) -> tuple[Standing, Reply | None]:
+    def answer(self, request: Request, me: str) -> tuple[AcceptorState, Reply | None]:
         """Answers a proposer.
 
         Args:
@@ -226,11 +226,11 @@ class Proposer:
             self.accepted.add(member)
             self._check()
 
-    def bury(self, member: str, last_word: Standing) -> None:
+    def bury(self, member: str, last_word: AcceptorState) -> None:
         """Notes that a member is dead for certain, and what its state was."""
         view = last_word.view
         if view is None or view.generation < self.view.generation:
-            last_word = Standing(self.view)  # it has never heard of the view
+            last_word = AcceptorState(self.view)  # it has never heard of the view
         elif view.generation > self.view.generation:
             self._decide(view)
             return

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 from tfdist.cluster.membership.calls import Call, Calls
 from tfdist.cluster.membership.composition import Evidence
-from tfdist.cluster.membership.consensus import Standing
+from tfdist.cluster.membership.consensus import AcceptorState
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
 from tfdist.cluster.membership.record import read
 from tfdist.cluster.membership.view import Member, decode_member, encode_member
-from tfdist.cluster.membership.wire import decode_standing
+from tfdist.cluster.membership.wire import decode_acceptor
 from tfdist.cluster.net.framing import Header, WireError
 from tfdist.errors import TfdistError
 
@@ -58,7 +58,7 @@ class Contact:
     ) -> None:
         self.member = member
         self.answer: Header | None = None
-        self.last_word: Standing | None = None
+        self.last_word: AcceptorState | None = None
         self.call: Call | None = None
         now = time.monotonic()
         self.evidence = Evidence(silent_since=now)
@@ -153,13 +153,13 @@ class Contact:
             self._note_death(word)
         return dead
 
-    def _inspected_by(self, witness: Member) -> tuple[bool, Standing | None]:
+    def _inspected_by(self, witness: Member) -> tuple[bool, AcceptorState | None]:
         header = {"kind": "inspect", "member": encode_member(self.member)}
         try:
             seen = self._calls.ask(witness.worker.address, header, _INSPECT_SECONDS)
-            word = seen.get("standing")
+            word = seen.get("acceptor")
             if seen["kind"] == "inspected" and seen.get("dead") is True:
-                return True, decode_standing(word) if word is not None else None
+                return True, decode_acceptor(word) if word is not None else None
         except (OSError, WireError, TfdistError):
             pass
         return False, None
@@ -178,7 +178,7 @@ class Contact:
         self._note_death(word)
         return word is not None
 
-    def _note_death(self, word: Standing | None) -> None:
+    def _note_death(self, word: AcceptorState | None) -> None:
         with self._node.changed:
             self.last_word = word
             self.evidence = replace(self.evidence, dead=True, last_word=word is not None)

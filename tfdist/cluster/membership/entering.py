@@ -159,8 +159,8 @@ class Entering:
 
     def _is_over(self) -> bool:
         """Whether another member already forms the next group."""
-        standing = self._node.standing
-        return standing.view != self._view or standing.promised != NONE or bool(standing.excluded)
+        acceptor = self._node.acceptor
+        return acceptor.view != self._view or acceptor.promised != NONE or bool(acceptor.excluded)
 
     def _wait(self, whom: Callable[[], str]) -> None:
         if time.monotonic() >= self._deadline:

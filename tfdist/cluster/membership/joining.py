@@ -19,7 +19,7 @@ from tfdist.cluster.membership.view import Member, decode_member, decode_view, e
 from tfdist.cluster.net.bind_address import check_own
 from tfdist.cluster.net.framing import Header, WireError
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, say
-from tfdist.cluster.rendezvous.reception import Reception
+from tfdist.cluster.rendezvous.shared_listener import SharedListener
 from tfdist.cluster.session.session import Session
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import RendezvousError, TfdistError
@@ -89,9 +89,9 @@ class Joiner:
         self._known = {found.worker.address: None}
         self._target: Member | None = found
         self._node = Node(topology, options)
-        self._reception = Reception(topology, options, WHAT, announce)
-        listen(self._reception, self._node, topology)
-        self._reception.resume()
+        self._listener = SharedListener(topology, options, WHAT, announce)
+        listen(self._listener, self._node, topology)
+        self._listener.resume()
 
     def wait(self, timeout: float | None = None) -> Session:
         """Waits until this process has been admitted, and has met the other members.
@@ -121,15 +121,15 @@ class Joiner:
             self.close()
             raise
         node.regrouping, node.leader = False, None
-        session.address.let(self._reception)
+        session.address.let(self._listener)
         self.membership = Membership.admitted(
-            session, view, node, self._reception, self._calls, self._options, self._announce
+            session, view, node, self._listener, self._calls, self._options, self._announce
         )
         return session
 
     def close(self) -> None:
         """Waits no longer."""
-        self._reception.end(REGROUP)
+        self._listener.end(REGROUP)
         self._node.close(keep_record=self._node.view is not None)
 
     def _await_admission(self, seconds: float) -> None:

@@ -15,16 +15,16 @@ from tfdist.cluster.membership import record
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.campaign import Terms
 from tfdist.cluster.membership.composition import Patience
-from tfdist.cluster.membership.consensus import Standing
-from tfdist.cluster.membership.desk import EXPECTED, RegroupDesk
+from tfdist.cluster.membership.consensus import AcceptorState
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
 from tfdist.cluster.membership.regrouping import Regrouping
+from tfdist.cluster.membership.service import EXPECTED, MembershipService
 from tfdist.cluster.membership.view import Member, View, decode_member, encode_member
-from tfdist.cluster.membership.wire import encode_standing
+from tfdist.cluster.membership.wire import encode_acceptor
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.wait_messages import Announce, say
-from tfdist.cluster.rendezvous.reception import Reception, Wake, reception_of
+from tfdist.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
 from tfdist.cluster.session.session import Session
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import ClusterError, TfdistError
@@ -73,12 +73,12 @@ class Membership:
                 "cluster. Set TF_CONFIG, with this process as a worker."
             )
         node = Node(session.topology, options)
-        reception = reception_of(session, options, WHAT, announce)
+        listener = shared_listener_of(session, options, WHAT, announce)
         calls = Calls(session.topology, options)
         self._view = View(session.generation, (node.member,))  # until all have said who they are
-        self._take(session, node, reception, calls, options, announce)
-        listen(reception, node, session.topology)
-        session.address.let(reception)
+        self._take(session, node, listener, calls, options, announce)
+        listen(listener, node, session.topology)
+        session.address.let(listener)
         try:
             payload = json.dumps(encode_member(node.member)).encode()
             members = tuple(map(_decode, session.exchange("members", payload)))
@@ -94,7 +94,7 @@ class Membership:
         session: Session,
         view: View,
         node: Node,
-        reception: Reception,
+        listener: SharedListener,
         calls: Calls,
         options: Options,
         announce: Announce,
@@ -102,14 +102,14 @@ class Membership:
         """The membership of a process that has been admitted to a running job."""
         membership = cls.__new__(cls)
         membership._view = view
-        membership._take(session, node, reception, calls, options, announce)
+        membership._take(session, node, listener, calls, options, announce)
         return membership
 
     def _take(
         self,
         session: Session,
         node: Node,
-        reception: Reception,
+        listener: SharedListener,
         calls: Calls,
         options: Options,
         announce: Announce,
@@ -117,7 +117,7 @@ class Membership:
         self.session = session
         self.on_waiting: Callable[[], object] = lambda: None
         self._node = node
-        self._reception = reception
+        self._listener = listener
         self._calls = calls
         self._options = options
         self._announce = announce
@@ -177,7 +177,7 @@ class Membership:
         )
         reason = f"{node.member} forms a new group: {failure or 'workers join'}"
         node.regrouping = True
-        self._reception.resume()  # if the session has been closed
+        self._listener.resume()  # if the session has been closed
         try:
             regrouping = Regrouping(
                 node, self._calls, terms, failure is None, reason, self._announce
@@ -189,10 +189,10 @@ class Membership:
             self._view = view
         finally:
             node.regrouping, node.leader = False, None
-        if self._reception.serves(OBSERVE):
-            self._reception.end(OBSERVE)  # by the old session
+        if self._listener.serves(OBSERVE):
+            self._listener.end(OBSERVE)  # by the old session
         old.address.release()
-        self.session.address.let(self._reception)
+        self.session.address.let(self._listener)
         # The connections to those that are lost linger.
         threading.Thread(target=old.close, name="tfdist-old-session", daemon=True).start()
         self._clean_up(before, view)
@@ -210,16 +210,16 @@ class Membership:
         last_word = self._node.finish()
         # The others may leave, too: it listens for their last words until they have this one.
         is_known = self._say_farewell(last_word)
-        self._reception.end(REGROUP)
+        self._listener.end(REGROUP)
         self._node.close(keep_record=not is_known)
 
-    def _say_farewell(self, last_word: Standing) -> bool:
+    def _say_farewell(self, last_word: AcceptorState) -> bool:
         """Returns whether nobody needs to read the last word of this process."""
         node = self._node
         header = {
             "kind": "farewell",
             "member": encode_member(node.member),
-            "standing": encode_standing(last_word),
+            "acceptor": encode_acceptor(last_word),
         }
         for other in node.others[:_FAREWELLS]:
             try:
@@ -241,14 +241,14 @@ class Membership:
                         record.remove(member.place.record)
 
 
-def listen(reception: Reception, node: Node, topology: Topology) -> None:
-    """Has a reception answer other members from now on, whenever it listens."""
+def listen(listener: SharedListener, node: Node, topology: Topology) -> None:
+    """Has a listener answer other members from now on, whenever it listens."""
 
-    def open_desk(selector: selectors.BaseSelector, wake: Wake) -> RegroupDesk:
-        return RegroupDesk(selector, node, topology)
+    def open_service(selector: selectors.BaseSelector, wake: Wake) -> MembershipService:
+        return MembershipService(selector, node, topology)
 
-    node.wake = reception.wake
-    reception.serve(REGROUP, open_desk, EXPECTED)
+    node.wake = listener.wake
+    listener.serve(REGROUP, open_service, EXPECTED)
 
 
 def make_terms(

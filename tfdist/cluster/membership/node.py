@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from socket import socket
 
-from tfdist.cluster.membership.consensus import NONE, Ballot, Reply, Request, Standing
+from tfdist.cluster.membership.consensus import NONE, AcceptorState, Ballot, Reply, Request
 from tfdist.cluster.membership.place import here
 from tfdist.cluster.membership.record import Record
 from tfdist.cluster.membership.view import Member, View
@@ -48,10 +48,10 @@ class Node:
         self.on_disturbed: Callable[[str], object] = lambda message: None
         self.on_waiting: Callable[[], object] = lambda: None
         self.wake: Callable[[], object] = lambda: None
-        self._standing = Standing()
+        self._acceptor = AcceptorState()
         self._seen = NONE
         self._final = False
-        self._last_words: dict[str, Standing] = {}
+        self._last_words: dict[str, AcceptorState] = {}
         self._waiting: dict[str, tuple[Member, float | None]] = {}
         self.entrants: tuple[View | None, frozenset[str]] = (None, frozenset())
         self.go: View | None = None
@@ -63,14 +63,14 @@ class Node:
         return self.member.incarnation
 
     @property
-    def standing(self) -> Standing:
+    def acceptor(self) -> AcceptorState:
         """The state of this process as an acceptor."""
-        return self._standing
+        return self._acceptor
 
     @property
     def view(self) -> View | None:
         """The last view to which this process belongs."""
-        return self._standing.view
+        return self._acceptor.view
 
     @property
     def seen(self) -> Ballot:
@@ -78,7 +78,7 @@ class Node:
         return self._seen
 
     def answer(self, request: Request) -> Reply | None:
-        """Answers a proposer, as `Standing.answer`; what it promises is recorded before.
+        """Answers a proposer, as `AcceptorState.answer`; what it promises is recorded before.
 
         Raises:
             OSError: it cannot be recorded, or this process has said its last word.
@@ -86,44 +86,44 @@ class Node:
         with self.changed:
             if self._final:
                 raise ConnectionError("this member leaves")
-            standing, reply = self._standing.answer(request, self.me)
+            acceptor, reply = self._acceptor.answer(request, self.me)
             self._seen = max(self._seen, request.ballot)
-            self._replace(standing)
+            self._replace(acceptor)
             return reply
 
     def learn(self, view: View) -> None:
         """Learns of a decided view."""
         with self.changed:
             if not self._final:
-                self._replace(self._standing.learn(view, self.me))
+                self._replace(self._acceptor.learn(view, self.me))
 
     def heard_of(self, ballot: Ballot) -> None:
         """Notes a ballot that others have heard of."""
         with self.changed:
             self._seen = max(self._seen, ballot)
 
-    def _replace(self, standing: Standing) -> None:
-        if standing == self._standing:
+    def _replace(self, acceptor: AcceptorState) -> None:
+        if acceptor == self._acceptor:
             return
-        self._record.write(standing)
-        if standing.view != self._standing.view and standing.view:
-            for incarnation in standing.view.incarnations:
+        self._record.write(acceptor)
+        if acceptor.view != self._acceptor.view and acceptor.view:
+            for incarnation in acceptor.view.incarnations:
                 self._waiting.pop(incarnation, None)
             self._seen = NONE
             self.go = self.leader = None
-        self._standing = standing
+        self._acceptor = acceptor
         self.changed.notify_all()
         self.wake()
 
     # Those that leave.
 
-    def say_last_word(self, incarnation: str, last_word: Standing) -> None:
+    def say_last_word(self, incarnation: str, last_word: AcceptorState) -> None:
         """Keeps the last word of a member that has left."""
         with self.changed:
             self._last_words[incarnation] = last_word
             self.changed.notify_all()
 
-    def last_word(self, incarnation: str) -> Standing | None:
+    def last_word(self, incarnation: str) -> AcceptorState | None:
         """The last word of a member that has left, if it has told this process."""
         return self._last_words.get(incarnation)
 
@@ -134,11 +134,11 @@ class Node:
         here = (self.me, *self._last_words)
         return [member for member in members if member.incarnation not in here]
 
-    def finish(self) -> Standing:
+    def finish(self) -> AcceptorState:
         """The last word of this process: it takes part in nothing more."""
         with self.changed:
             self._final = True
-            return self._standing
+            return self._acceptor
 
     def close(self, *, keep_record: bool) -> None:
         """Ends the membership; the record is kept where nobody has heard the last word."""

@@ -13,8 +13,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tfdist.cluster.membership.consensus import Standing
-from tfdist.cluster.membership.wire import decode_standing, encode_standing
+from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist.cluster.net.framing import WireError
 
 _MEMORY = "/dev/shm"
@@ -47,13 +47,13 @@ class Record:
                 if place.stat().st_uid != os.getuid():
                     return
                 self.path = str(place / incarnation)
-                self.write(Standing())
+                self.write(AcceptorState())
                 _remove_stale(place)
                 return
             except OSError:
                 self.path = ""
 
-    def write(self, standing: Standing) -> None:
+    def write(self, acceptor: AcceptorState) -> None:
         """Replaces the record, at once and as a whole.
 
         Raises:
@@ -63,7 +63,7 @@ class Record:
             return
         fresh = f"{self.path}.new"
         with open(fresh, "w") as file:
-            json.dump(encode_standing(standing), file)
+            json.dump(encode_acceptor(acceptor), file)
         os.replace(fresh, self.path)
 
     def remove(self) -> None:
@@ -72,14 +72,14 @@ class Record:
         self.path = ""
 
 
-def read(path: str) -> Standing | None:
+def read(path: str) -> AcceptorState | None:
     """The last word of a dead process; None if it has left none."""
     # Nobody else writes there, and a path from another process must lead nowhere else.
     if not path or Path(path).parent != folder():
         return None
     try:
         with open(path) as file:
-            return decode_standing(json.load(file))
+            return decode_acceptor(json.load(file))
     except (OSError, ValueError, WireError):
         return None
 

@@ -64,10 +64,10 @@ class Regrouping:
         node = self._node
         attempts = 0
         while True:
-            standing = node.standing
-            if standing.excluded is not None:
-                raise given_up(node.member, standing.excluded)
-            view = standing.view
+            acceptor = node.acceptor
+            if acceptor.excluded is not None:
+                raise given_up(node.member, acceptor.excluded)
+            view = acceptor.view
             assert view is not None
             if view.generation > base:
                 sockets = Entering(
@@ -152,8 +152,8 @@ class Regrouping:
             contact.stop()
 
     def _has_moved_on(self, view: View) -> bool:
-        standing = self._node.standing
-        return standing.view != view or standing.excluded is not None
+        acceptor = self._node.acceptor
+        return acceptor.view != view or acceptor.excluded is not None
 
 
 def given_up(member: Member, view: View) -> GroupLostError:

@@ -8,6 +8,7 @@ from typing import Any
 from tfdist.cluster.membership.consensus import (
     Accept,
     Accepted,
+    AcceptorState,
     Ballot,
     Decided,
     Prepare,
@@ -15,7 +16,6 @@ from tfdist.cluster.membership.consensus import (
     Refused,
     Reply,
     Request,
-    Standing,
     Vote,
 )
 from tfdist.cluster.membership.view import decode_view, encode_view
@@ -77,17 +77,17 @@ def decode_reply(header: Header) -> Reply | None:
     return Accepted(ballot)
 
 
-def encode_standing(standing: Standing) -> dict[str, Any]:
+def encode_acceptor(acceptor: AcceptorState) -> dict[str, Any]:
     """What a process has promised and accepted."""
     return {
-        "view": encode_view(standing.view),
-        "promised": _ballot(standing.promised),
-        "accepted": _vote(standing.accepted),
-        "excluded": encode_view(standing.excluded),
+        "view": encode_view(acceptor.view),
+        "promised": _ballot(acceptor.promised),
+        "accepted": _vote(acceptor.accepted),
+        "excluded": encode_view(acceptor.excluded),
     }
 
 
-def decode_standing(data: object) -> Standing:
+def decode_acceptor(data: object) -> AcceptorState:
     """What a process has promised and accepted.
 
     Raises:
@@ -96,7 +96,7 @@ def decode_standing(data: object) -> Standing:
     if not isinstance(data, Mapping):
         raise WireError("it sent no record")
     view, excluded = data.get("view"), data.get("excluded")
-    return Standing(
+    return AcceptorState(
         decode_view(view) if view is not None else None,
         _decode_ballot(data.get("promised")),
         _decode_vote(data.get("accepted")),

@@ -8,7 +8,7 @@ from tfdist.cluster.auth.identity import OBSERVE
 from tfdist.cluster.auth.trust import is_closed
 from tfdist.cluster.net.wait_messages import Announce, say
 from tfdist.cluster.observation.answering import MOST, Answering
-from tfdist.cluster.rendezvous.reception import Wake, reception_of
+from tfdist.cluster.rendezvous.shared_listener import Wake, shared_listener_of
 from tfdist.cluster.session.session import Session
 from tfdist.options import Options
 
@@ -31,12 +31,12 @@ def observe(session: Session, options: Options, announce: Announce = say) -> Non
     if session.rank != 0 or session.size == 1 or not is_closed(session.topology, options):
         return
     what = "`tfdist doctor --job` cannot ask this job"
-    reception = reception_of(session, options, what, announce)
-    if reception.serves(OBSERVE):
+    listener = shared_listener_of(session, options, what, announce)
+    if listener.serves(OBSERVE):
         return
 
     def answering(selector: selectors.BaseSelector, wake: Wake) -> Answering:
         return Answering(selector, session, wake)
 
-    reception.serve(OBSERVE, answering, MOST)
-    session.address.let(reception)
+    listener.serve(OBSERVE, answering, MOST)
+    session.address.let(listener)

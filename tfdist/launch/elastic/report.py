@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.hosts.standing import Standing
+from tfdist.launch.hosts.worker_counts import WorkerCounts
 from tfdist.launch.job.failure import Failure
 from tfdist.launch.job.losses import Loss
 from tfdist.launch.job.report import clause, date
@@ -46,7 +46,7 @@ def mark(rank: int, number: int, limit: int) -> str:
     return f"--- tfdist run: replacement {number} of {limit} of worker {rank} starts at {now} ---"
 
 
-def describe_end(losses: Sequence[Loss], job: Standing, code: int) -> str:
+def describe_end(losses: Sequence[Loss], job: WorkerCounts, code: int) -> str:
     """How the job has ended, with every loss; "" if nothing was lost.
 
     Args:

@@ -13,10 +13,10 @@ from tfdist.errors import LaunchError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
 from tfdist.launch.elastic.report import describe_leave, describe_loss, mark
-from tfdist.launch.elastic.roll import Roll, State
 from tfdist.launch.elastic.spares import Spares
+from tfdist.launch.elastic.worker_states import State, WorkerStates
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts
-from tfdist.launch.hosts.standing import Standing
+from tfdist.launch.hosts.worker_counts import WorkerCounts
 from tfdist.launch.job.failure import Failure, stopped_by, worker_failure
 from tfdist.launch.job.log_routing import Output
 from tfdist.launch.job.losses import Loss
@@ -43,7 +43,7 @@ class ElasticOutcome:
 
     code: int
     losses: tuple[Loss, ...]
-    job: Standing
+    job: WorkerCounts
     stopped: Failure | None = None
 
 
@@ -88,7 +88,7 @@ class ElasticSupervisor:
         self._limit = limit
         self._spares = spares
         ranks = [worker.rank for worker in plan(None)]
-        self._roll = Roll(ranks, limit, time.monotonic(), joining=joining)
+        self._states = WorkerStates(ranks, limit, time.monotonic(), joining=joining)
         self._running: dict[int, WorkerProcess] = {}
         self._progress: dict[int, ProgressMemory] = {}
         self._stopping: dict[int, SignalEscalation] = {}
@@ -103,9 +103,9 @@ class ElasticSupervisor:
         """
         with Signals() as signals:
             try:
-                for rank in self._roll.of(State.MEMBER, State.JOINING):
+                for rank in self._states.of(State.MEMBER, State.JOINING):
                     self._start(rank)
-                self._hosts.update(self._roll.standing)
+                self._hosts.update(self._states.counts)
                 self._tend_spares()
                 while not self._finished():
                     self._wait(signals)
@@ -151,9 +151,9 @@ class ElasticSupervisor:
         if stuck:
             say(f"still running after SIGKILL: worker {', '.join(stuck)}; giving up")
             for rank in [rank for rank in self._stopping if self._running.pop(rank, None)]:
-                self._roll.given_up(rank)
+                self._states.given_up(rank)
                 self._codes.add(-signal.SIGKILL)
-        if self._running or not self._roll.standing.ended:
+        if self._running or not self._states.counts.ended:
             return False
         return self._stopped is not None or self._hosts.code is not None
 
@@ -163,7 +163,7 @@ class ElasticSupervisor:
         poll.register(signals, select.POLLIN)
         for descriptor in [*self._output.pipes().values(), *self._hosts.descriptors()]:
             poll.register(descriptor, select.POLLIN)
-        times = [self._roll.next_time, *(e.next_time for e in self._stopping.values())]
+        times = [self._states.next_time, *(e.next_time for e in self._stopping.values())]
         due = min((at for at in times if at is not None), default=None)
         poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
 
@@ -188,8 +188,8 @@ class ElasticSupervisor:
     def _stop(self, first: signal.Signals, now: float) -> None:
         assert self._stopped is not None
         grace = self._grace.preemption if self._stopped.preemption else self._grace.failure
-        self._roll.stop()
-        self._codes = {PREEMPTED} if self._roll.of(State.LEFT) else set()
+        self._states.stop()
+        self._codes = {PREEMPTED} if self._states.of(State.LEFT) else set()
         for rank in self._running:
             self._stopping[rank] = SignalEscalation(first, grace, now)
 
@@ -211,8 +211,8 @@ class ElasticSupervisor:
             self._output.finish(rank)
             progress = self._progress.pop(rank).take()
             if progress.steps:
-                self._roll.trains(rank)
-            if rank in self._roll.of(State.MEMBER):
+                self._states.trains(rank)
+            if rank in self._states.of(State.MEMBER):
                 self._codes.add(status)  # One that never joined has nothing to save.
             failure = None
             if status != 0:
@@ -225,11 +225,11 @@ class ElasticSupervisor:
                     progress=progress,
                     time=time.time(),
                 )
-            loss = self._roll.ended(rank, failure, self._hosts.job, now)
+            loss = self._states.ended(rank, failure, self._hosts.job, now)
             if loss is not None:
                 self._hosts.lose(loss)
                 say(describe_loss(loss, others=self._others()), below_output=True)
-            elif failure is not None and rank in self._roll.of(State.LEFT):
+            elif failure is not None and rank in self._states.of(State.LEFT):
                 say(describe_leave(failure, others=self._others()), below_output=True)
 
     def _others(self) -> bool:
@@ -244,33 +244,33 @@ class ElasticSupervisor:
             self._stopped = self._hosts.stop
             say(f"{self._stopped} Stopping the workers.", below_output=True)
             self._stop(signal.SIGTERM, now)
-        for rank in self._roll.of(State.JOINING):
+        for rank in self._states.of(State.JOINING):
             if rank in self._progress and self._progress[rank].read().steps:
-                self._roll.trains(rank)
-        self._hosts.update(self._roll.standing)
-        for rank in self._roll.heed(self._hosts.job):
+                self._states.trains(rank)
+        self._hosts.update(self._states.counts)
+        for rank in self._states.heed(self._hosts.job):
             if rank in self._running:
                 escalation = SignalEscalation(signal.SIGTERM, self._grace.failure, now)
                 self._stopping.setdefault(rank, escalation)
-        for rank in self._roll.due(now):
+        for rank in self._states.due(now):
             self._replace(rank, now)
-        self._hosts.update(self._roll.standing)
+        self._hosts.update(self._states.counts)
         self._tend_spares()
 
     def _replace(self, rank: int, now: float) -> None:
         try:
-            self._start(rank, mark(rank, self._roll.number(rank), self._limit))
+            self._start(rank, mark(rank, self._states.number(rank), self._limit))
         except LaunchError as error:
             self._progress.pop(rank).take()
             self._output.finish(rank)
-            loss = self._roll.unavailable(rank, str(error))
+            loss = self._states.unavailable(rank, str(error))
             self._hosts.lose(loss)
             say(describe_loss(loss, others=self._others()), below_output=True)
         else:
-            self._roll.started(rank, now)
+            self._states.started(rank, now)
 
     def _tend_spares(self) -> None:
-        over = self._hosts.job.completed or self._roll.standing.ended
+        over = self._hosts.job.completed or self._states.counts.ended
         if self._stopped is not None or over:
             self._spares.close()
         elif problem := self._spares.tend():

@@ -13,7 +13,7 @@ from typing import Any
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.hosts.channel import Channel, ChannelError, Message
 from tfdist.launch.hosts.late_hosts import LateHosts
-from tfdist.launch.hosts.standing import Standing, total
+from tfdist.launch.hosts.worker_counts import WorkerCounts, total
 from tfdist.launch.job.failure import Failure, lost_host
 from tfdist.launch.job.losses import Loss, decisive
 
@@ -29,7 +29,7 @@ class ElasticHosts:
         late_hosts: on host 0, admits launchers that come again.
 
     Attributes:
-        job: the standing of all hosts, as far as this one knows.
+        job: the counts of all hosts, as far as this one knows.
         losses: those of this host; on host 0, those of all hosts, in the order of arrival.
         addresses: the addresses of all workers, once a host has come again with others.
         stop: why the whole job is to stop, if it is.
@@ -43,11 +43,11 @@ class ElasticHosts:
         self._channels = dict(channels)
         self._late = late_hosts
         # Whoever has not told yet runs.
-        self._standings = {number: Standing(members=1) for number in (host, *self._channels)}
+        self._counts = {number: WorkerCounts(members=1) for number in (host, *self._channels)}
         self._left: set[int] = set()
         self._news: list[str] = []
         self._told = False
-        self.job = total(self._standings.values())
+        self.job = total(self._counts.values())
         self.losses: list[Loss] = []
         self.addresses: tuple[str, ...] = ()
         self.stop: Failure | None = None
@@ -76,16 +76,16 @@ class ElasticHosts:
         news, self._news = self._news, []
         return news
 
-    def update(self, standing: Standing) -> None:
+    def update(self, counts: WorkerCounts) -> None:
         """Tells what has become of this host's workers."""
-        if self._told and self._standings[self._host] == standing:
+        if self._told and self._counts[self._host] == counts:
             return
         self._told = True
-        self._standings[self._host] = standing
+        self._counts[self._host] = counts
         if self._decides:
             self._merge()
         else:
-            self._send({"standing": standing.to_message()})
+            self._send({"counts": counts.to_message()})
 
     def lose(self, loss: Loss) -> None:
         """Tells of a failure on this host."""
@@ -116,7 +116,7 @@ class ElasticHosts:
         self._send({"addresses": self.addresses})
         for host, channel in admitted.items():
             self._left.discard(host)
-            self._standings[host] = Standing(joining=1)
+            self._counts[host] = WorkerCounts(joining=1)
             self.losses = [_come_again(loss, host) for loss in self.losses]
             self._news.append(f"host {host} ({channel.peer}) has come again; its workers join.")
         self._merge()
@@ -139,10 +139,10 @@ class ElasticHosts:
     def _lost(self, host: int) -> None:
         channel = self._channels.pop(host)
         channel.close()
-        self._standings[host] = self._standings[host].gone
+        self._counts[host] = self._counts[host].gone
         quiet = host in self._left or self.stop is not None or self.code is not None
         if self._host != _HOST_0:
-            self._standings = {self._host: self._standings[self._host]}
+            self._counts = {self._host: self._counts[self._host]}
             if not quiet or host in self._left:
                 self._news.append(self._without_host_0(channel, left=host in self._left))
         elif not quiet:
@@ -173,15 +173,15 @@ class ElasticHosts:
         elif self._host == _HOST_0:
             self._read_report(host, message)
         elif "job" in message:
-            self.job = Standing.from_message(message["job"])
+            self.job = WorkerCounts.from_message(message["job"])
         elif "addresses" in message:
             self.addresses = tuple(str(address) for address in message["addresses"])
         elif "end" in message:
             self.code = min(max(int(message["end"]), 0), 255)
 
     def _read_report(self, host: int, message: Message) -> None:
-        if "standing" in message:
-            self._standings[host] = Standing.from_message(message["standing"])
+        if "counts" in message:
+            self._counts[host] = WorkerCounts.from_message(message["counts"])
             self._merge()
         elif "loss" in message:
             self.losses.append(Loss.from_message(message["loss"]))
@@ -190,7 +190,7 @@ class ElasticHosts:
         """Adds up what is known, and tells the others."""
         if not self._decides:
             return
-        self.job = total(self._standings.values())
+        self.job = total(self._counts.values())
         self._send({"job": self.job.to_message()})
         if self.job.ended and self.code is None:
             self.code = job_code(self.losses, self.job)
@@ -211,11 +211,11 @@ def _come_again(loss: Loss, host: int) -> Loss:
     return loss
 
 
-def job_code(losses: list[Loss], job: Standing) -> int:
+def job_code(losses: list[Loss], job: WorkerCounts) -> int:
     """The exit code of a job that was not stopped.
 
     Example:
-        >>> job_code([], Standing(completed=1, left=1))
+        >>> job_code([], WorkerCounts(completed=1, left=1))
         0
     """
     failure = decisive(losses, completed=bool(job.completed), left=bool(job.left))

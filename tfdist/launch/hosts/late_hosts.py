@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from tfdist.launch.hosts.channel import Channel
-from tfdist.launch.hosts.door import Door, send_last
 from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
+from tfdist.launch.hosts.listener import HostListener, send_last
 
 # Host number -> its address and the ports of its workers.
 Layout = Mapping[int, tuple[str, tuple[int, ...]]]
@@ -16,21 +16,23 @@ class LateHosts:
     """Admits the launchers of hosts that were lost.
 
     Args:
-        door: the listener.
+        listener: the listener.
         this_host: host 0.
         layout: where the workers of all hosts are.
         secret: what is sent to them; "" if the user has set the secret on all hosts.
     """
 
-    def __init__(self, door: Door, this_host: HostInfo, layout: Layout, secret: str) -> None:
-        self._door = door
+    def __init__(
+        self, listener: HostListener, this_host: HostInfo, layout: Layout, secret: str
+    ) -> None:
+        self._listener = listener
         self._this_host = this_host
         self._layout = dict(layout)
         self._secret = secret
 
     def fileno(self) -> int:
         """The descriptor to wait on before `admit`."""
-        return self._door.fileno()
+        return self._listener.fileno()
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -51,7 +53,7 @@ class LateHosts:
         """
         admitted: dict[int, Channel] = {}
         refusals = []
-        for host, channel in self._door.newcomers():
+        for host, channel in self._listener.newcomers():
             peers = {number: self._layout[number][0] for number in {*connected, *admitted}}
             layout = {**self._layout, host.number: (host.address or channel.peer, host.ports)}
             problem = late_rejection(host, channel.peer, self._this_host, peers, self._layout)
@@ -72,7 +74,7 @@ class LateHosts:
 
     def close(self) -> None:
         """Stops listening."""
-        self._door.close()
+        self._listener.close()
 
 
 def late_rejection(

@@ -13,9 +13,9 @@ from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
 from tfdist.launch.hosts.channel import Channel, ChannelError, Message
-from tfdist.launch.hosts.door import Door, send_last
 from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
 from tfdist.launch.hosts.late_hosts import LateHosts
+from tfdist.launch.hosts.listener import HostListener, send_last
 from tfdist.launch.hosts.rendezvous import Deadline, Rendezvous, format_hosts
 
 
@@ -33,9 +33,9 @@ def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret:
         LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
             connected hosts are sent the same message.
     """
-    door = Door(_listen(*address), secret)
+    listener = HostListener(_listen(*address), secret)
     try:
-        with _Server(door, this_host, secret) as server:
+        with _Server(listener, this_host, secret) as server:
             try:
                 return server.run(Deadline(seconds), f"{address[0]}:{address[1]}")
             except LaunchError as error:
@@ -43,22 +43,22 @@ def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret:
                 server.close_hosts()
                 raise
     except BaseException:
-        door.close()
+        listener.close()
         raise
     finally:
         if not this_host.elastic:
-            door.close()
+            listener.close()
 
 
 class _Server:
-    """The connections on host 0 of authenticated hosts, and the door to more."""
+    """The connections on host 0 of authenticated hosts, and the listener to more."""
 
-    def __init__(self, door: Door, this_host: HostInfo, secret: str) -> None:
+    def __init__(self, listener: HostListener, this_host: HostInfo, secret: str) -> None:
         self._this_host = this_host
         self._secret = secret
-        self._door = door
+        self._listener = listener
         self._selector = selectors.DefaultSelector()
-        self._selector.register(door, selectors.EVENT_READ)
+        self._selector.register(listener, selectors.EVENT_READ)
         self._hosts: dict[int, tuple[HostInfo, Channel]] = {}
 
     def __enter__(self) -> _Server:
@@ -79,9 +79,9 @@ class _Server:
                     f"{missing[0]}, or raise TFDIST_START_TIMEOUT"
                 )
             for key, _ in self._selector.select(min(1.0, deadline.next_check)):
-                if key.fileobj is not self._door:
+                if key.fileobj is not self._listener:
                     self._notice(key.data)
-            for host, channel in self._door.newcomers():
+            for host, channel in self._listener.newcomers():
                 self._admit(channel, host)
         return self._start()
 
@@ -149,7 +149,7 @@ class _Server:
         channels = {number: channel for number, (_, channel) in self._hosts.items()}
         late = None
         if self._this_host.elastic:
-            late = LateHosts(self._door, self._this_host, layout, sent_secret)
+            late = LateHosts(self._listener, self._this_host, layout, sent_secret)
         return Rendezvous(
             tuple(addresses), first=0, channels=channels, secret=secret, late_hosts=late
         )

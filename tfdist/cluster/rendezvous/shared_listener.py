@@ -30,7 +30,7 @@ _ATTENTIVE_SECONDS = 30.0
 _STOP_SECONDS = 2.0
 
 
-class Desk(Protocol):
+class Service(Protocol):
     """Serves the connections of one purpose during one period of listening, in its thread."""
 
     @property
@@ -52,11 +52,11 @@ class Desk(Protocol):
 
 
 Wake = Callable[[], object]
-OpenDesk = Callable[[selectors.BaseSelector, Wake], Desk]
-"""Opens a desk: is passed the selector of the period, and a function that ends the wait for it."""
+OpenService = Callable[[selectors.BaseSelector, Wake], Service]
+"""Opens a service, given the selector of the period and a function that ends the wait for it."""
 
 
-class Reception:
+class SharedListener:
     """A listener at this process's address, served by a thread that sleeps while nobody comes.
 
     Args:
@@ -71,46 +71,46 @@ class Reception:
         self._options = options
         self._what = what
         self._announce = announce
-        self._desks: dict[str, OpenDesk] = {}
+        self._services: dict[str, OpenService] = {}
         self._expected = 0
         self._thread: threading.Thread | None = None
         self._wake_sender: socket.socket | None = None
         self._stopped = threading.Event()
         self._lock = threading.RLock()
 
-    def serve(self, purpose: str, open_desk: OpenDesk, expected: int) -> None:
-        """Opens a desk for a purpose from now on, in place of an earlier one.
+    def serve(self, purpose: str, open_service: OpenService, expected: int) -> None:
+        """Opens a service for a purpose from now on, in place of an earlier one.
 
         Args:
             purpose: that of the connections.
-            open_desk: called at the beginning of each period of listening.
+            open_service: called at the beginning of each period of listening.
             expected: how many workers may connect to it at the same time.
         """
         with self._lock:
             listens = self._thread is not None
             self.pause()
-            self._desks[purpose] = open_desk
+            self._services[purpose] = open_service
             self._expected = max(self._expected, expected)
             if listens:
                 self.resume()
 
     def end(self, purpose: str) -> None:
-        """Closes the desk for a purpose; without any, nobody listens."""
+        """Closes the service for a purpose; without any, nobody listens."""
         with self._lock:
             listens = self._thread is not None
             self.pause()
-            self._desks.pop(purpose, None)
-            if listens and self._desks:
+            self._services.pop(purpose, None)
+            if listens and self._services:
                 self.resume()
 
     def serves(self, purpose: str) -> bool:
-        """Whether there is a desk for a purpose."""
-        return purpose in self._desks
+        """Whether there is a service for a purpose."""
+        return purpose in self._services
 
     def resume(self) -> None:
         """Starts to listen. If that is impossible, a line says so, and the job goes on."""
         with self._lock:
-            if self._thread is None and self._desks:
+            if self._thread is None and self._services:
                 self._resume()
 
     def _resume(self) -> None:
@@ -135,13 +135,13 @@ class Reception:
         self._thread = threading.Thread(
             target=self._serve,
             args=(listeners, wake_receiver, tls, self._stopped),
-            name="tfdist-reception",
+            name="tfdist-listener",
             daemon=True,
         )
         self._thread.start()
 
     def pause(self) -> None:
-        """Stops listening, and drops the connections that no desk keeps."""
+        """Stops listening, and drops the connections that no service keeps."""
         with self._lock:
             thread, self._thread = self._thread, None
             if thread is None:
@@ -154,7 +154,7 @@ class Reception:
                 self._wake_sender.close()
 
     def wake(self) -> None:
-        """Has the desks called, from any thread."""
+        """Has the services called, from any thread."""
         with contextlib.suppress(OSError):  # it is full, or closed after the end
             if self._wake_sender:
                 self._wake_sender.send(b"!")
@@ -168,17 +168,17 @@ class Reception:
     ) -> None:
         try:
             with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
-                desks: dict[str, Desk] = {}
-                for purpose, open_desk in self._desks.items():
-                    desks[purpose] = desk = open_desk(selector, self.wake)
-                    stack.callback(desk.close)
-                acceptor = self._acceptor(selector, desks, tls)
+                services: dict[str, Service] = {}
+                for purpose, open_service in self._services.items():
+                    services[purpose] = service = open_service(selector, self.wake)
+                    stack.callback(service.close)
+                acceptor = self._acceptor(selector, services, tls)
                 stack.callback(acceptor.close)
                 for sock in listeners:
                     selector.register(sock, selectors.EVENT_READ, partial(acceptor.accept, sock))
                 woken = partial(wake_receiver.recv, 4096)
                 selector.register(wake_receiver, selectors.EVENT_READ, woken)
-                _loop(selector, acceptor, list(desks.values()), stopped)
+                _loop(selector, acceptor, list(services.values()), stopped)
         except Exception as error:  # the job goes on
             self._announce(f"tfdist: {self._what} any longer: {error!r}")
         finally:
@@ -186,16 +186,16 @@ class Reception:
                 sock.close()
 
     def _acceptor(
-        self, selector: selectors.BaseSelector, desks: dict[str, Desk], tls: Tls | None
+        self, selector: selectors.BaseSelector, services: dict[str, Service], tls: Tls | None
     ) -> Acceptor:
         def screen(hello: Identity) -> None:
-            if hello.purpose not in desks:
+            if hello.purpose not in services:
                 raise WireError(
                     f"{hello} connected for {hello.purpose!r}, but this job is running already"
                 )
 
         def admit(sock: socket.socket, hello: Identity) -> None:
-            desks[hello.purpose].admit(sock, hello)
+            services[hello.purpose].admit(sock, hello)
 
         return Acceptor(
             selector,
@@ -207,40 +207,44 @@ class Reception:
             admit,
             self._announce,
             _STRANGERS,
-            lambda hello: desks[hello.purpose].identity,
+            lambda hello: services[hello.purpose].identity,
             hang_ups=False,  # a member that has heard enough
         )
 
 
-def reception_of(session: Session, options: Options, what: str, announce: Announce) -> Reception:
-    """The reception at a session's address, which is made if there is none; it does not listen yet.
+def shared_listener_of(
+    session: Session, options: Options, what: str, announce: Announce
+) -> SharedListener:
+    """The listener at a session's address, which is made if there is none; it does not listen yet.
 
     Args:
         session: the session.
-        options: see `Reception`.
-        what: see `Reception`.
-        announce: see `Reception`.
+        options: see `SharedListener`.
+        what: see `SharedListener`.
+        announce: see `SharedListener`.
     """
     tenant = session.address.tenant
-    if isinstance(tenant, Reception):
+    if isinstance(tenant, SharedListener):
         return tenant
-    return Reception(session.topology, options, what, announce)
+    return SharedListener(session.topology, options, what, announce)
 
 
 def _loop(
     selector: selectors.BaseSelector,
     acceptor: Acceptor,
-    desks: list[Desk],
+    services: list[Service],
     stopped: threading.Event,
 ) -> None:
     attentive_until = 0.0
     while not stopped.is_set():
-        attentive = time.monotonic() < attentive_until or any(desk.is_busy for desk in desks)
+        attentive = time.monotonic() < attentive_until or any(
+            service.is_busy for service in services
+        )
         events = selector.select(_TICK_SECONDS if attentive else None)
         if events:
             attentive_until = time.monotonic() + _ATTENTIVE_SECONDS
         for key, _ in events:
             key.data()
-        for desk in desks:
-            desk.tick()
+        for service in services:
+            service.tick()
         acceptor.tick()

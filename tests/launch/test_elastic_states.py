@@ -12,11 +12,11 @@ from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.elastic.job import spare_settings
 from tfdist.launch.elastic.replacements import GoOnWithout, Replace, decide_replacement
 from tfdist.launch.elastic.report import describe_end, describe_loss
-from tfdist.launch.elastic.roll import Roll, State
+from tfdist.launch.elastic.worker_states import State, WorkerStates
 from tfdist.launch.hosts.elastic_hosts import job_code
 from tfdist.launch.hosts.host_info import HostInfo
 from tfdist.launch.hosts.late_hosts import late_rejection
-from tfdist.launch.hosts.standing import Standing, total
+from tfdist.launch.hosts.worker_counts import WorkerCounts, total
 from tfdist.launch.job.failure import worker_failure
 from tfdist.launch.job.losses import Loss, decisive
 from tfdist.launch.job.plan import WorkerPlan
@@ -67,67 +67,67 @@ def test_who_is_replaced_and_when():
 
 
 def test_a_worker_is_replaced_and_joins():
-    roll = Roll([0, 1], LIMIT, now=0.0)
-    loss = roll.ended(1, failed(7, status=-9), Standing(), now=5.0)
+    states = WorkerStates([0, 1], LIMIT, now=0.0)
+    loss = states.ended(1, failed(7, status=-9), WorkerCounts(), now=5.0)
     assert loss == Loss(failed(7, status=-9), "replaced at once (1 of 3)", final=False)
-    assert roll.standing == Standing(members=1, waiting=1)
-    assert roll.due(5.0) == [1]
-    roll.started(1, 5.0)
-    assert roll.standing == Standing(members=1, joining=1)
-    loss = roll.ended(1, failed(6), Standing(), now=9.0)
+    assert states.counts == WorkerCounts(members=1, waiting=1)
+    assert states.due(5.0) == [1]
+    states.started(1, 5.0)
+    assert states.counts == WorkerCounts(members=1, joining=1)
+    loss = states.ended(1, failed(6), WorkerCounts(), now=9.0)
     assert loss is not None and loss.fate == "replaced in 1 s (2 of 3)"
-    assert (roll.due(9.9), roll.next_time, roll.due(10.0)) == ([], 10.0, [1])
-    roll.started(1, 10.0)
-    roll.trains(1)
-    assert roll.standing == Standing(members=2)
-    assert roll.ended(0, None, Standing(), now=11.0) is None
-    assert roll.heed(Standing(members=1, completed=1)) == []
-    assert roll.ended(1, None, Standing(), now=12.0) is None
-    assert roll.standing == Standing(completed=2) and roll.standing.ended
+    assert (states.due(9.9), states.next_time, states.due(10.0)) == ([], 10.0, [1])
+    states.started(1, 10.0)
+    states.trains(1)
+    assert states.counts == WorkerCounts(members=2)
+    assert states.ended(0, None, WorkerCounts(), now=11.0) is None
+    assert states.heed(WorkerCounts(members=1, completed=1)) == []
+    assert states.ended(1, None, WorkerCounts(), now=12.0) is None
+    assert states.counts == WorkerCounts(completed=2) and states.counts.ended
 
 
 @exhaustive
 def test_a_replacement_that_never_joined_is_of_no_use_in_the_end():
-    roll = Roll([0, 1, 2], LIMIT, now=0.0)
+    states = WorkerStates([0, 1, 2], LIMIT, now=0.0)
     for rank in (1, 2):
-        roll.ended(rank, failed(7, rank=rank), Standing(), now=1.0)
-    roll.started(1, 1.0)
-    roll.ended(0, None, Standing(), now=2.0)
+        states.ended(rank, failed(7, rank=rank), WorkerCounts(), now=1.0)
+    states.started(1, 1.0)
+    states.ended(0, None, WorkerCounts(), now=2.0)
     # Another host still trains: the replacement may still join, but no other one starts.
-    assert roll.heed(Standing(members=1, joining=1, completed=1)) == []
-    assert roll.due(99.0) == [] and roll.of(State.UNNEEDED) == [2]
-    assert roll.heed(Standing(joining=1, completed=1)) == [1]
-    assert roll.ended(1, failed(status=-15), Standing(completed=1), now=3.0) is None
-    assert roll.standing == Standing(completed=1)
+    assert states.heed(WorkerCounts(members=1, joining=1, completed=1)) == []
+    assert states.due(99.0) == [] and states.of(State.UNNEEDED) == [2]
+    assert states.heed(WorkerCounts(joining=1, completed=1)) == [1]
+    assert states.ended(1, failed(status=-15), WorkerCounts(completed=1), now=3.0) is None
+    assert states.counts == WorkerCounts(completed=1)
 
 
 @exhaustive
 def test_who_leaves_on_request_is_not_replaced():
-    roll = Roll([0, 1], LIMIT, now=0.0)
-    assert roll.ended(1, failed(7, status=PREEMPTED), Standing(), now=1.0) is None
-    assert roll.standing == Standing(members=1, left=1)
-    assert roll.due(99.0) == []
+    states = WorkerStates([0, 1], LIMIT, now=0.0)
+    assert states.ended(1, failed(7, status=PREEMPTED), WorkerCounts(), now=1.0) is None
+    assert states.counts == WorkerCounts(members=1, left=1)
+    assert states.due(99.0) == []
 
 
 @exhaustive
 def test_a_failure_after_the_training_is_complete_counts():
-    for job, own in [(Standing(completed=1), False), (Standing(), True)]:
-        roll = Roll([0, 1], LIMIT, now=0.0)
+    for job, own in [(WorkerCounts(completed=1), False), (WorkerCounts(), True)]:
+        states = WorkerStates([0, 1], LIMIT, now=0.0)
         if own:
-            roll.ended(0, None, Standing(), now=1.0)
-        loss = roll.ended(1, failed(7), job, now=2.0)
+            states.ended(0, None, WorkerCounts(), now=1.0)
+        loss = states.ended(1, failed(7), job, now=2.0)
         assert loss is not None and loss.late and loss.final
-        assert job_code([loss], Standing(completed=1, lost=1)) == 1
+        assert job_code([loss], WorkerCounts(completed=1, lost=1)) == 1
 
 
 @exhaustive
 def test_nobody_is_replaced_once_the_command_is_stopped():
-    roll = Roll([0, 1], LIMIT, now=0.0)
-    roll.ended(1, failed(7), Standing(), now=1.0)
-    roll.stop()
-    assert roll.due(99.0) == []
-    assert roll.ended(0, failed(8, status=-15), Standing(), now=2.0) is None
-    assert roll.standing.ended
+    states = WorkerStates([0, 1], LIMIT, now=0.0)
+    states.ended(1, failed(7), WorkerCounts(), now=1.0)
+    states.stop()
+    assert states.due(99.0) == []
+    assert states.ended(0, failed(8, status=-15), WorkerCounts(), now=2.0) is None
+    assert states.counts.ended
 
 
 OOM, PEER = failed(7, status=-9), failed(7, "PeerLostError", status=1)
@@ -137,16 +137,16 @@ LATE = Loss(failed(9, status=4), "", final=True, late=True)
 
 # What was lost, how the others ended, and the job's exit code.
 CODES = [
-    ([], Standing(completed=2), 0),
-    ([HEALED], Standing(completed=2), 0),
-    ([KILLED], Standing(completed=1, lost=1), 0),
-    ([KILLED], Standing(completed=1, left=1, lost=1), 0),
-    ([KILLED, LATE], Standing(completed=1, lost=2), 4),
-    ([], Standing(left=2), PREEMPTED),
-    ([KILLED], Standing(left=1, lost=1), PREEMPTED),
-    ([KILLED, VICTIM], Standing(lost=2), 137),
-    ([VICTIM, KILLED], Standing(lost=2), 137),
-    ([HEALED, VICTIM], Standing(lost=2), 1),
+    ([], WorkerCounts(completed=2), 0),
+    ([HEALED], WorkerCounts(completed=2), 0),
+    ([KILLED], WorkerCounts(completed=1, lost=1), 0),
+    ([KILLED], WorkerCounts(completed=1, left=1, lost=1), 0),
+    ([KILLED, LATE], WorkerCounts(completed=1, lost=2), 4),
+    ([], WorkerCounts(left=2), PREEMPTED),
+    ([KILLED], WorkerCounts(left=1, lost=1), PREEMPTED),
+    ([KILLED, VICTIM], WorkerCounts(lost=2), 137),
+    ([VICTIM, KILLED], WorkerCounts(lost=2), 137),
+    ([HEALED, VICTIM], WorkerCounts(lost=2), 1),
 ]
 
 
@@ -160,27 +160,31 @@ def test_the_exit_code():
 def test_what_is_told():
     line = describe_loss(Loss(OOM, "not replaced: why", final=True), others=True)
     assert line.endswith("after step 7; not replaced: why. The others go on. Its log: log")
-    assert describe_end([], Standing(completed=2), 0) == ""
-    text = describe_end([HEALED, KILLED], Standing(completed=1, lost=1), 0)
+    assert describe_end([], WorkerCounts(completed=2), 0) == ""
+    text = describe_end([HEALED, KILLED], WorkerCounts(completed=1, lost=1), 0)
     first, *lines = text.splitlines()
     assert first == "The training is complete. It was completed without worker 1. Failures:"
     assert lines[0].endswith(
         "worker 1 was killed by SIGSEGV, after step 3; replaced at once (1 of 3)"
     )
-    assert "continues it" in describe_end([], Standing(left=2), PREEMPTED)
-    assert describe_end([KILLED], Standing(lost=1), 137).startswith("The job has failed. Failures:")
+    assert "continues it" in describe_end([], WorkerCounts(left=2), PREEMPTED)
+    assert describe_end([KILLED], WorkerCounts(lost=1), 137).startswith(
+        "The job has failed. Failures:"
+    )
 
 
 @exhaustive
 def test_what_the_hosts_tell_each_other():
-    for message in (Standing(members=2, lost=1), KILLED, LATE):
+    for message in (WorkerCounts(members=2, lost=1), KILLED, LATE):
         sent = json.loads(json.dumps(message.to_message()))
         assert type(message).from_message(sent) == message
         for name in sent:
             with pytest.raises(ValueError):
                 type(message).from_message({key: sent[key] for key in sent if key != name})
-    assert total([Standing(members=2), Standing(left=1)]) == Standing(members=2, left=1)
-    assert Standing(members=1, waiting=1, completed=1, lost=1).gone == Standing(completed=1, lost=3)
+    assert total([WorkerCounts(members=2), WorkerCounts(left=1)]) == WorkerCounts(members=2, left=1)
+    assert WorkerCounts(members=1, waiting=1, completed=1, lost=1).gone == WorkerCounts(
+        completed=1, lost=3
+    )
 
 
 @exhaustive
@@ -225,36 +229,36 @@ def test_every_job_ends_with_a_code_that_its_history_explains(count):
     for seed in range(count):
         rng = random.Random(seed)
         limit = rng.randrange(4)
-        roll = Roll(range(rng.randrange(1, 4)), limit, now=0.0)
-        losses, now, starts = [], 0.0, dict.fromkeys(roll.of(State.MEMBER), 1)
+        states = WorkerStates(range(rng.randrange(1, 4)), limit, now=0.0)
+        losses, now, starts = [], 0.0, dict.fromkeys(states.of(State.MEMBER), 1)
         running = set(starts)
         for _ in range(1000):
-            for rank in roll.heed(roll.standing):
+            for rank in states.heed(states.counts):
                 running.discard(rank)
-                assert roll.ended(rank, failed(status=-15), Standing(), now) is None
-            if roll.standing.ended:
+                assert states.ended(rank, failed(status=-15), WorkerCounts(), now) is None
+            if states.counts.ended:
                 break
             now += rng.choice([0.1, 1.0, 700.0])
-            for rank in roll.due(now):
-                assert not roll.standing.completed
-                roll.started(rank, now)
+            for rank in states.due(now):
+                assert not states.counts.completed
+                states.started(rank, now)
                 starts[rank] += 1
                 running.add(rank)
             if not running:
                 continue
             rank = rng.choice(sorted(running))
             if rng.random() < 0.5:
-                roll.trains(rank)
+                states.trains(rank)
                 continue
             status = rng.choice([0, 1, 1, 1, 2, -9, PREEMPTED])
             failure = failed(rng.randrange(9), rank=rank, status=status) if status else None
             running.discard(rank)
-            loss = roll.ended(rank, failure, roll.standing, now)
+            loss = states.ended(rank, failure, states.counts, now)
             if loss is not None:
                 losses.append(loss)
-        assert roll.standing.ended and not running
+        assert states.counts.ended and not running
         assert all(number <= limit + 1 for number in starts.values())
-        job = roll.standing
+        job = states.counts
         code = job_code(losses, job)
         assert (code == 0) == (job.completed > 0 and not any(loss.late for loss in losses))
         if code == PREEMPTED:

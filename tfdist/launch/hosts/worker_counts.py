@@ -8,7 +8,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Standing:
+class WorkerCounts:
     """How many workers of a host, or of the job, are in which state.
 
     Attributes:
@@ -20,8 +20,8 @@ class Standing:
         lost: those that failed and are not replaced.
 
     Example:
-        >>> Standing(members=2) + Standing(joining=1, lost=1)
-        Standing(members=2, joining=1, waiting=0, completed=0, left=0, lost=1)
+        >>> WorkerCounts(members=2) + WorkerCounts(joining=1, lost=1)
+        WorkerCounts(members=2, joining=1, waiting=0, completed=0, left=0, lost=1)
     """
 
     members: int = 0
@@ -31,8 +31,8 @@ class Standing:
     left: int = 0
     lost: int = 0
 
-    def __add__(self, other: Standing) -> Standing:
-        return Standing(**{name: asdict(self)[name] + n for name, n in asdict(other).items()})
+    def __add__(self, other: WorkerCounts) -> WorkerCounts:
+        return WorkerCounts(**{name: asdict(self)[name] + n for name, n in asdict(other).items()})
 
     @property
     def ended(self) -> bool:
@@ -45,7 +45,7 @@ class Standing:
         return self.completed > 0 and not self.members
 
     @property
-    def gone(self) -> Standing:
+    def gone(self) -> WorkerCounts:
         """The same after the loss of the host."""
         lost = self.members + self.joining + self.waiting + self.lost
         return replace(self, members=0, joining=0, waiting=0, lost=lost)
@@ -55,7 +55,7 @@ class Standing:
         return asdict(self)
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Standing:
+    def from_message(cls, message: Mapping[str, Any]) -> WorkerCounts:
         """The inverse of `to_message`.
 
         Raises:
@@ -64,14 +64,14 @@ class Standing:
         try:
             return cls(**{field.name: int(message[field.name]) for field in fields(cls)})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid standing: {error!r}") from error
+            raise ValueError(f"sent an invalid counts: {error!r}") from error
 
 
-def total(standings: Iterable[Standing]) -> Standing:
+def total(counts: Iterable[WorkerCounts]) -> WorkerCounts:
     """The sum.
 
     Example:
-        >>> total([Standing(members=2), Standing(members=1)]).members
+        >>> total([WorkerCounts(members=2), WorkerCounts(members=1)]).members
         3
     """
-    return sum(standings, Standing())
+    return sum(counts, WorkerCounts())

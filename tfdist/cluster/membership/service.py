@@ -23,10 +23,10 @@ from tfdist.cluster.membership.view import (
 )
 from tfdist.cluster.membership.wire import (
     FRAME_LIMIT,
+    decode_acceptor,
     decode_request,
-    decode_standing,
+    encode_acceptor,
     encode_reply,
-    encode_standing,
 )
 from tfdist.cluster.net.framing import Decoder, Header, WireError, encode
 from tfdist.cluster.net.sockets import send_at_once
@@ -55,7 +55,7 @@ class _Caller:
         self.joiner: Member | None = None
 
 
-class RegroupDesk:
+class MembershipService:
     """Serves the connections of one period of listening.
 
     Each begins with one request. Most are answered at once; whoever waits for a decision, for the
@@ -175,11 +175,11 @@ class RegroupDesk:
         return None
 
     def _who(self) -> Header:
-        standing = self._node.standing
+        acceptor = self._node.acceptor
         return {
             "kind": "member",
             "member": encode_member(self._node.member),
-            "view": encode_view(standing.view),
+            "view": encode_view(acceptor.view),
         }
 
     def _inspect(self, caller: _Caller, header: Header) -> Header:
@@ -189,12 +189,12 @@ class RegroupDesk:
         return {
             "kind": "inspected",
             "dead": dead or word is not None,
-            "standing": encode_standing(word) if word else None,
+            "acceptor": encode_acceptor(word) if word else None,
         }
 
     def _farewell(self, caller: _Caller, header: Header) -> Header:
         member = decode_member(header.get("member"))
-        self._node.say_last_word(member.incarnation, decode_standing(header.get("standing")))
+        self._node.say_last_word(member.incarnation, decode_acceptor(header.get("acceptor")))
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:
@@ -208,7 +208,7 @@ class RegroupDesk:
     def _redirection(self, joiner: Member) -> Header | None:
         """Where one who wants to join has to go; None if it is here."""
         view = self._node.view
-        if view is None or self._node.standing.excluded:
+        if view is None or self._node.acceptor.excluded:
             return {"kind": "none"}
         first = self._node.leader or view.members[0]
         # At the address of a dead rank 0, it would find itself.
@@ -219,14 +219,14 @@ class RegroupDesk:
     def _advance(self, caller: _Caller, now: float) -> None:
         if caller.sock not in self._callers:
             return
-        standing = self._node.standing
+        acceptor = self._node.acceptor
         if caller.after is not None:
-            later = standing.excluded or standing.view
+            later = acceptor.excluded or acceptor.view
             if later and later.generation > caller.after.generation:
                 self._reply(caller, {"kind": "decided", "view": encode_view(later)})
                 return
         if caller.joiner is not None:
-            view = standing.view
+            view = acceptor.view
             if view and view.rank(caller.joiner.incarnation) is not None:
                 self._reply(caller, {"kind": "decided", "view": encode_view(view)})
                 return

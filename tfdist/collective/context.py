@@ -20,7 +20,7 @@ _INVALID_ARGUMENT = 1
 
 
 @dataclass
-class Membership:
+class Context:
     """This process's place in an open communicator of the core.
 
     Attributes:
@@ -37,7 +37,7 @@ class Membership:
     hosts: tuple[int, ...]
     session: Session | None
 
-    def enter(self, mesh: Mesh, options: Options, session: Session | None) -> None:
+    def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
         """Opens a communicator of the core over a mesh, and takes over its descriptors.
 
         Raises:
@@ -68,15 +68,15 @@ class Membership:
 
         return abort
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Waits for pending operations and closes the communicator; idempotent."""
         at_exit.discard(self.number)
         native.load().library.tfd_close(self.number)
 
 
-def nowhere() -> Membership:
-    """A membership that has not been entered."""
-    return Membership(CLOSED, 0, 1, (0,), None)
+def closed() -> Context:
+    """A context that has not been opened."""
+    return Context(CLOSED, 0, 1, (0,), None)
 
 
 def check(core: Any, code: int) -> None:

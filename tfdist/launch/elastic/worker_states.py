@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.elastic.replacements import GoOnWithout, Replace, decide_replacement
-from tfdist.launch.hosts.standing import Standing
+from tfdist.launch.hosts.worker_counts import WorkerCounts
 from tfdist.launch.job.failure import Failure
 from tfdist.launch.job.losses import Loss
 from tfdist.launch.job.restarts import Ended
 
 
 class State(enum.Enum):
-    """What a worker does; those of `Standing`, and two more at the end."""
+    """What a worker does; those of `WorkerCounts`, and two more at the end."""
 
     MEMBER = "members"
     JOINING = "joining"
@@ -38,7 +38,7 @@ class _Worker:
     history: list[Ended] = field(default_factory=list)
 
 
-class Roll:
+class WorkerStates:
     """Keeps the states of this host's workers.
 
     Args:
@@ -48,10 +48,10 @@ class Roll:
         joining: whether they come to a job that runs already.
 
     Example:
-        >>> roll = Roll([0, 1], limit=3, now=0.0)
-        >>> roll.ended(0, None, Standing(), now=9.0)
-        >>> roll.standing
-        Standing(members=1, joining=0, waiting=0, completed=1, left=0, lost=0)
+        >>> states = WorkerStates([0, 1], limit=3, now=0.0)
+        >>> states.ended(0, None, WorkerCounts(), now=9.0)
+        >>> states.counts
+        WorkerCounts(members=1, joining=0, waiting=0, completed=1, left=0, lost=0)
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Roll:
         self._stopping = False
 
     @property
-    def standing(self) -> Standing:
+    def counts(self) -> WorkerCounts:
         """Their states, in numbers."""
-        numbers = dict.fromkeys(Standing.__dataclass_fields__, 0)
+        numbers = dict.fromkeys(WorkerCounts.__dataclass_fields__, 0)
         for worker in self._workers.values():
             if worker.state.value in numbers:
                 numbers[worker.state.value] += 1
-        return Standing(**numbers)
+        return WorkerCounts(**numbers)
 
     def of(self, *states: State) -> list[int]:
         """The ranks that are in one of these states."""
@@ -80,20 +80,22 @@ class Roll:
         if self._workers[rank].state == State.JOINING:
             self._workers[rank].state = State.MEMBER
 
-    def ended(self, rank: int, failure: Failure | None, job: Standing, now: float) -> Loss | None:
+    def ended(
+        self, rank: int, failure: Failure | None, job: WorkerCounts, now: float
+    ) -> Loss | None:
         """A worker has ended.
 
         Args:
             rank: its rank.
             failure: None if it ended with 0.
-            job: the standing of all hosts before.
+            job: the counts of all hosts before.
             now: the current time.
 
         Returns:
             What was lost; None if it was not a failure.
         """
         worker = self._workers[rank]
-        completed = bool(job.completed or self.standing.completed)
+        completed = bool(job.completed or self.counts.completed)
         if self._stopping:
             worker.state = State.STOPPED
         elif failure is None:
@@ -146,7 +148,7 @@ class Roll:
         worker.state = State.LOST
         return Loss(worker.history[-1].failure, f"not replaced: {why}", final=True)
 
-    def heed(self, job: Standing) -> list[int]:
+    def heed(self, job: WorkerCounts) -> list[int]:
         """Follows what has become of the job.
 
         Returns:

@@ -15,7 +15,7 @@ _HELLO_SECONDS = 10.0
 _MAX_PENDING = 64
 
 
-class Door:
+class HostListener:
     """The listener, and the connections that have not proved themselves yet.
 
     Args:
