@@ -18,6 +18,8 @@ class Communicator(Protocol):
     Attributes:
         size: the number of participants.
         rank: this participant's index, starting at 0.
+        lasting_name: the name by which the core finds the group when its members have changed; ""
+            if they do not change.
     """
 
     @property
@@ -25,6 +27,9 @@ class Communicator(Protocol):
 
     @property
     def rank(self) -> int: ...
+
+    @property
+    def lasting_name(self) -> str: ...
 
     def place(self) -> tuple[Any, Any]:
         """This participant's index and the number of participants, as a graph finds them.
@@ -68,6 +73,7 @@ class Alone:
 
     size = 1
     rank = 0
+    lasting_name = ""
 
     def place(self) -> tuple[Any, Any]:
         return 0, 1

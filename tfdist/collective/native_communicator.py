@@ -76,6 +76,10 @@ class NativeCommunicator:
         with tf.device(self.host):
             return rank_and_size(self.name)
 
+    @property
+    def lasting_name(self) -> str:
+        return "" if self.context.session is None else self.name
+
     def _note_read(self) -> None:
         if self.context.session is not None:  # The threads of a process do not change.
             traces.note_read()

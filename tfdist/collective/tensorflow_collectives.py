@@ -65,6 +65,10 @@ class TensorFlowCommunicator:
     def rank(self) -> int:
         return self._rank
 
+    @property
+    def lasting_name(self) -> str:
+        return ""
+
     def place(self) -> tuple[Any, Any]:
         return self._rank, self._size
 

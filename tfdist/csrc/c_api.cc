@@ -15,6 +15,7 @@
 #include "control/communicator_state.h"
 #include "control/flight_log.h"
 #include "control/recorder.h"
+#include "control/replay.h"
 #include "control/spans.h"
 #include "registry.h"
 #include "vector_unit.h"
@@ -414,6 +415,22 @@ int tfd_barrier(int64_t number, const char* name) {
   return Guarded([&] {
     tfdist::Find(number)->Run(Make(Kind::kBarrier, name, static_cast<int>(DType::kUint8)));
   });
+}
+
+int tfd_replay_create(int64_t* number) {
+  return Guarded([&] { *number = tfdist::RegisterReplay(); });
+}
+
+int tfd_replay_request(int64_t number) {
+  return Guarded([&] { tfdist::FindReplay(number)->Request(); });
+}
+
+int tfd_replay_given(int64_t number, int64_t* given) {
+  return Guarded([&] { *given = tfdist::FindReplay(number)->given(); });
+}
+
+int tfd_replay_close(int64_t number) {
+  return Guarded([&] { tfdist::RemoveReplay(number); });
 }
 
 int tfd_encoded_bytes(const tfd_codec* codec, size_t count, size_t* bytes) {

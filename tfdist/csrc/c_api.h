@@ -168,6 +168,16 @@ int tfd_send(int64_t number, const char* name, const void* in, size_t count, int
 int tfd_receive(int64_t number, const char* name, void* out, size_t count, int dtype, int from);
 int tfd_barrier(int64_t number, const char* name);
 
+/* What datasets pass through that can give their last batch again; *number is its number in this
+   process, from 1, never used again. */
+int tfd_replay_create(int64_t* number);
+/* Has the next batch be the last one again. */
+int tfd_replay_request(int64_t number);
+/* The number of batches so far, without repetitions. */
+int tfd_replay_given(int64_t number, int64_t* given);
+/* Datasets that have passed through it keep what they need. */
+int tfd_replay_close(int64_t number);
+
 /* A lossy encoding of float32; see codec/codec.h for what each field means. */
 typedef struct {
   int form;

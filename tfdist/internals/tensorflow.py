@@ -9,7 +9,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import numpy as np
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute import distribute_lib, distribute_utils
 from tensorflow.python.distribute.cross_device_ops import simple_broadcast
@@ -49,8 +48,6 @@ __all__ = [
     "ResourceVariable",
     "SyncOnReadVariable",
     "abort_collectives",
-    "dataset_operations",
-    "dataset_sources",
     "default_variable_creator",
     "discard_next",
     "distribute_lib",
@@ -210,44 +207,6 @@ def traced_stack() -> list[tuple[str, int]]:
 def global_seed() -> Any:
     """The seed passed to `tf.random.set_seed`, or None."""
     return _context.global_seed()
-
-
-def dataset_operations(dataset: Any) -> set[str]:
-    """The names of a pipeline's dataset classes and operations."""
-    names: set[str] = set()
-    pending = [dataset]
-    while pending:
-        part = pending.pop()
-        names.add(type(part).__name__)
-        pending.extend(part._inputs())
-        for function in part._functions():
-            graph = function.function.graph.as_graph_def()
-            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
-            names.update(node.op for node in nodes)
-    return names
-
-
-def dataset_sources(dataset: Any) -> list[Any]:
-    """The strings that a pipeline begins with, such as names of files, and the shards it takes.
-
-    Returns:
-        A list of strings for each source, and a number for each `Dataset.shard`, the last first.
-    """
-    found: list[Any] = []
-    pending = [dataset]
-    while pending:
-        part = pending.pop()
-        pending.extend(part._inputs())
-        files = getattr(part, "_filenames", None)
-        if hasattr(files, "_inputs"):
-            pending.append(files)
-        for tensor in (files, *getattr(part, "_tensors", ())):
-            if getattr(tensor, "dtype", None) == "string" and hasattr(tensor, "numpy"):
-                names = np.ravel(tensor.numpy()).tolist()
-                found.append([str(name, errors="replace") for name in names])
-        if hasattr(part, "_num_shards") and hasattr(index := part._index, "numpy"):
-            found.append(index.numpy().item())
-    return found
 
 
 def end_in_background(iterator: Any) -> None:

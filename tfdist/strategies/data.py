@@ -16,8 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.internals.datasets import dataset_operations
 from tfdist.internals.tensorflow import (
-    dataset_operations,
     distribute_lib,
     get_distributed_dataset,
     get_distributed_datasets_from_function,
@@ -69,7 +69,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
     shares = split_batches(
         watched,
-        extended.place,
+        extended.workers,
         len(extended.worker_devices),
         None if extended.group.elastic else extended.replica_count,
     )

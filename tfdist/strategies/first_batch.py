@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
-from tfdist.internals.tensorflow import dataset_operations, discard_next
+from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.tensorflow import discard_next
 from tfdist.strategies.fingerprint import fingerprint, matches, spec_of
 from tfdist.strategies.group import Group
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.errors import ProgramMismatchError
-from tfdist.internals.tensorflow import dataset_sources
+from tfdist.internals.datasets import dataset_sources
 from tfdist.strategies.group import Group
 
 

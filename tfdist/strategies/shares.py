@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.replay import current_replay
+from tfdist import native
+from tfdist.collective.communicator_interface import Communicator
+from tfdist.internals.datasets import derived_dataset
+from tfdist.strategies.replay import Replay, current_replay
 
 # Autograph takes longer to convert such functions than TensorFlow to trace them.
 _as_written = tf.autograph.experimental.do_not_convert
 
 
-def split_batches(
-    dataset: Any, place: Callable[[Any], tuple[Any, Any]], count: int, fixed: int | None
-) -> Any:
+def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
     """Splits every batch for this worker's replicas.
 
     Batches are prefetched before they are split, so that an iterator follows a change of the group:
@@ -23,29 +24,78 @@ def split_batches(
 
     Args:
         dataset: yields global batches; the first axis of every component is the rows.
-        place: for one of this worker's replicas, its number among all, and their number.
+        workers: the communicator with one participant per worker.
         count: the number of this worker's replicas.
         fixed: the number of all replicas if it does not change.
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
     """
+    batches, replay = dataset.prefetch(1), current_replay()
+    tensors = all(map(_is_tensor, tf.nest.flatten(dataset.element_spec)))
+    if native.has_ops() and (tensors or replay is not None):
+        split = functools.partial(_natively, batches, workers, count, replay)
+        if tensors:
+            spec = tf.nest.map_structure(lambda one: _of_share(one, fixed), dataset.element_spec)
+            return _not_ahead(split(spec, splits=True))
+        batches = split(dataset.element_spec, splits=False)
+    return _not_ahead(_in_functions(batches, workers, count, fixed))
+
+
+def _is_tensor(spec: Any) -> bool:
+    return isinstance(spec, tf.TensorSpec) or spec.value_type is type(None)
+
+
+def _of_share(spec: Any, fixed: int | None) -> Any:
+    """The spec of a share of a component."""
+    if not isinstance(spec, tf.TensorSpec) or not spec.shape.rank:
+        return spec
+    return tf.TensorSpec([_static_rows(spec, fixed), *spec.shape[1:]], spec.dtype)
+
+
+def _natively(
+    batches: Any,
+    workers: Communicator,
+    count: int,
+    replay: Replay | None,
+    spec: Any,
+    *,
+    splits: bool,
+) -> Any:
+    """Has our operation give whole batches, or each replica's rows of every component."""
+    name = workers.lasting_name
+    return derived_dataset(
+        batches,
+        native.load_ops().tfdist_shares_dataset,
+        spec,
+        communicator=name,
+        worker=0 if name else workers.rank,
+        workers=1 if name else workers.size,
+        replicas=count if splits else 1,
+        splits=splits,
+        replay=0 if replay is None else replay.number,
+    )
+
+
+def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
+    """Splits components of every type.
+
+    TensorFlow runs the functions ahead of time, unless they read a place that may change.
+    """
 
     def cut(own: Any, *batch: Any) -> Any:
-        element = batch if isinstance(dataset.element_spec, tuple) else batch[0]
-        return take_share(element, *place(own), fixed)
+        element = batch if isinstance(batches.element_spec, tuple) else batch[0]
+        worker, size = workers.place()
+        return take_share(element, worker * count + own, size * count, fixed)
 
-    batches, replay = dataset.prefetch(1), current_replay()
-    if replay is not None:
-        batches = replay.of(batches)
     if count == 1:
-        return _not_ahead(batches.map(_as_written(lambda *batch: cut(0, *batch))))
+        return batches.map(_as_written(lambda *batch: cut(0, *batch)))
 
     def cut_all(*batch: Any) -> Any:
         local = tf.data.Dataset.range(count, output_type=tf.int32)
         return local.map(_as_written(lambda own: cut(own, *batch)))
 
-    return _not_ahead(batches.flat_map(_as_written(cut_all)))
+    return batches.flat_map(_as_written(cut_all))
 
 
 def _not_ahead(dataset: Any) -> Any:
@@ -75,7 +125,7 @@ def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> An
         share = component[start:stop]
         if isinstance(component, tf.RaggedTensor):
             return share
-        known = None if fixed is None else fixed_rows(component.shape[0], fixed)
+        known = _static_rows(component, fixed)
         if known is None:
             return with_any_rows(share)
         share.set_shape([known, *component.shape[1:]])
@@ -118,6 +168,11 @@ def with_any_rows(tensor: tf.Tensor) -> tf.Tensor:
         return tensor
     shape = [None, *tensor.shape[1:]]
     return tf.raw_ops.PlaceholderWithDefault(input=tensor, shape=shape)
+
+
+def _static_rows(component: Any, fixed: int | None) -> int | None:
+    """What the model may know of the number of rows of a share."""
+    return None if fixed is None else fixed_rows(component.shape[0], fixed)
 
 
 def _rows(component: Any) -> Any:

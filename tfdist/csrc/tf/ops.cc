@@ -214,6 +214,23 @@ REGISTER_OP("TfdistGroupShape")
       return Result();
     });
 
+// Each replica's rows of every batch; the first replicas take one row more if need be. With `replicas`
+// of them in this process, a batch has as many elements. The place of this process, `worker` of
+// `workers`, is that in `communicator` if there is one, whenever a batch is read. Whole batches without
+// `splits`. `replay` is the number of what makes a batch be given again; 0 for none.
+REGISTER_OP("TfdistSharesDataset")
+    .Input("input_dataset: variant")
+    .Output("handle: variant")
+    .Attr("communicator: string = ''")
+    .Attr("worker: int = 0")
+    .Attr("workers: int = 1")
+    .Attr("replicas: int >= 1 = 1")
+    .Attr("splits: bool = true")
+    .Attr("replay: int = 0")
+    .Attr("output_types: list(type) >= 1")
+    .Attr("output_shapes: list(shape) >= 1")
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // What follows tells the recorder how far a step has come. Each kind has a resource of its own, `order`,
 // since TensorFlow runs operations with side effects, but without a resource, one after the other:
 // they would wait for each other, and those of the user for them.

@@ -1,0 +1,186 @@
+"""Each replica's rows of every batch, in datasets of our operation and in functions."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.tiers import some
+from tfdist import native
+from tfdist.collective.communicator_interface import Alone
+from tfdist.strategies.replay import Replay, replaying
+from tfdist.strategies.shares import split_batches
+
+ROWS = 14
+BATCH = 5  # the last one has four rows
+
+
+class Worker(Alone):
+    """One of three."""
+
+    size = 3
+
+    def __init__(self, rank):
+        self.rank = rank
+
+        self._place = tf.Variable([rank, self.size])
+
+    def place(self):
+        """As a group's does that may change: read whenever the graph runs."""
+        place = tf.raw_ops.ReadVariableOp(resource=self._place.handle, dtype=tf.int32)
+        return place[0], place[1]
+
+
+def ragged(values):
+    return tf.RaggedTensor.from_row_lengths(np.repeat(values, 2), [2] * len(values))
+
+
+COMPONENTS = {
+    "tensor": np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3),
+    "aligned": np.arange(ROWS * 16, dtype="float32").reshape(ROWS, 16),
+    "text": np.array([f"row {i}" for i in range(ROWS)]),
+    "bool": np.arange(ROWS) % 3 == 0,
+    "structure": {"a": np.arange(ROWS), "b": (np.arange(ROWS) * 2, np.arange(ROWS) * 3)},
+    "ragged": ragged(np.arange(ROWS)),
+    "sparse": tf.sparse.from_dense(np.eye(ROWS, dtype="int32")),
+    "with_none": (np.arange(ROWS), None),
+}
+
+
+@pytest.fixture(autouse=True)
+def operations():
+    native.load_ops()
+
+
+def batches(kind="tensor"):
+    return tf.data.Dataset.from_tensor_slices(COMPONENTS[kind]).batch(BATCH)
+
+
+def dense(element):
+    """Its components as arrays, or lists where rows differ in length."""
+    leaves = []
+    for leaf in tf.nest.flatten(element):
+        if isinstance(leaf, tf.SparseTensor):
+            leaves.append(tf.sparse.to_dense(leaf).numpy().tolist())
+        elif isinstance(leaf, tf.RaggedTensor):
+            leaves.append(leaf.to_list())
+        elif isinstance(leaf, tf.Tensor):
+            leaves.append(leaf.numpy().tolist())
+    return leaves
+
+
+def elements(dataset):
+    return [dense(element) for element in dataset]
+
+
+@pytest.mark.parametrize("with_operation", [True, False], ids=["operation", "functions"])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("kind", some(COMPONENTS, always=["structure", "sparse"]))
+def test_all_shares_together_are_the_batches(kind, replicas, with_operation, monkeypatch):
+    if not with_operation:
+        monkeypatch.setattr(native, "has_ops", lambda: False)
+    shares = [elements(split_batches(batches(kind), Worker(r), replicas, None)) for r in range(3)]
+    whole = elements(batches(kind))
+    for number, batch in enumerate(whole):
+        own = range(number * replicas, (number + 1) * replicas)
+        parts = [worker[i] for worker in shares for i in own]
+        for component, rows in enumerate(batch):
+            assert [row for part in parts for row in part[component]] == rows
+            sizes = [len(part[component]) for part in parts]
+            assert max(sizes) - min(sizes) <= 1
+            assert sizes == sorted(sizes, reverse=True)
+    assert all(len(worker) == len(whole) * replicas for worker in shares)
+
+
+def test_shares_can_be_computed_with():
+    """TensorFlow's kernels take memory that begins where they want it."""
+    for kind in ("tensor", "aligned"):
+        for element in split_batches(batches(kind), Worker(1), 1, None):
+            product = tf.matmul(element, element, transpose_b=True).numpy()
+            np.testing.assert_allclose(product, element.numpy() @ element.numpy().T)
+
+
+def test_what_is_known_of_the_shapes():
+    exact = tf.data.Dataset.from_tensor_slices(COMPONENTS["tensor"]).batch(6, drop_remainder=True)
+    for dataset, fixed, rows in (
+        (exact, 3, 2),
+        (exact, None, None),
+        (exact, 4, None),
+        (batches(), 3, None),
+    ):
+        assert split_batches(dataset, Worker(0), 1, fixed).element_spec.shape == [rows, 3]
+
+
+def test_the_number_of_batches():
+    assert int(split_batches(batches(), Worker(0), 2, None).cardinality()) == 6
+    endless = split_batches(batches().repeat(), Worker(0), 2, None)
+    assert int(endless.cardinality()) == tf.data.INFINITE_CARDINALITY
+
+
+def test_rows_of_a_scalar():
+    dataset = split_batches(
+        tf.data.Dataset.from_generator(
+            lambda: iter([1.0]), output_signature=tf.TensorSpec(None, tf.float32)
+        ),
+        Worker(0),
+        1,
+        None,
+    )
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must yield batches"):
+        next(iter(dataset))
+
+
+@pytest.mark.parametrize("kind", some(COMPONENTS, always=["structure", "sparse"]))
+def test_a_batch_is_given_again(kind):
+    replay = Replay()
+    with replaying(replay):
+        iterator = iter(split_batches(batches(kind), Worker(0), 1, None))
+    expected = elements(split_batches(batches(kind), Worker(0), 1, None))
+    assert dense(next(iterator)) == expected[0]
+    replay.request()
+    assert dense(next(iterator)) == expected[0]
+    assert dense(next(iterator)) == expected[1]
+    assert replay.given == 2
+    assert dense(next(iterator)) == expected[2]
+    replay.request()
+    assert dense(next(iterator)) == expected[2]
+    assert replay.given == 3
+    with pytest.raises(StopIteration):
+        next(iterator)
+
+
+def test_nothing_is_given_again_before_the_first():
+    replay = Replay()
+    replay.request()
+    with replaying(replay):
+        assert len(elements(split_batches(batches(), Worker(0), 1, None))) == 3
+    assert replay.given == 3
+
+
+@pytest.mark.parametrize(
+    ("taken", "replicas", "replays"), [(1, 1, True), (3, 1, False), (1, 2, True), (4, 2, True)]
+)
+def test_an_iterator_is_saved_and_restored(taken, replicas, replays, tmp_path):
+    replay = Replay() if replays else None
+    with replaying(replay):
+        dataset = split_batches(batches("structure"), Worker(1), replicas, None)
+    expected = elements(dataset)
+    iterator = iter(dataset)
+    for _ in range(taken):
+        next(iterator)
+    path = tf.train.Checkpoint(iterator=iterator).write(str(tmp_path / "iterator"))
+    other = iter(dataset)
+    tf.train.Checkpoint(iterator=other).read(path).assert_consumed()
+    again = 0
+    if replay is not None and taken % replicas == 0:
+        replay.request()
+        again = replicas
+    assert [dense(element) for element in other] == expected[taken - again :]
+
+
+def test_a_replay_that_is_gone():
+    replay = Replay()
+    with replaying(replay):
+        dataset = split_batches(batches(), Worker(0), 1, None)
+    del replay
+    with pytest.raises(tf.errors.OpError, match="does not exist in this process"):
+        next(iter(dataset))

@@ -1,0 +1,78 @@
+"""Private APIs of tf.data: datasets of our operations, and what a pipeline consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from tensorflow.python.data.ops.dataset_ops import UnaryDataset
+from tensorflow.python.data.util import structure
+
+
+def derived_dataset(
+    dataset: Any, operation: Callable[..., Any], element_spec: Any, **attributes: Any
+) -> Any:
+    """A dataset that an operation makes from another one.
+
+    Args:
+        dataset: the other one.
+        operation: takes its variant tensor, `output_types`, `output_shapes` and `attributes`.
+        element_spec: the structure of an element.
+        attributes: others of the operation's.
+    """
+    variant = operation(
+        dataset._variant_tensor,
+        output_types=structure.get_flat_tensor_types(element_spec),
+        output_shapes=structure.get_flat_tensor_shapes(element_spec),
+        **attributes,
+    )
+    return _Derived(dataset, variant, element_spec)
+
+
+class _Derived(UnaryDataset):  # type: ignore[misc]
+    def __init__(self, dataset: Any, variant: Any, element_spec: Any) -> None:
+        self._element_spec = element_spec
+        super().__init__(dataset, variant)
+
+    @property
+    def element_spec(self) -> Any:
+        return self._element_spec
+
+
+def dataset_operations(dataset: Any) -> set[str]:
+    """The names of a pipeline's dataset classes and operations."""
+    names: set[str] = set()
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        names.add(type(part).__name__)
+        pending.extend(part._inputs())
+        for function in part._functions():
+            graph = function.function.graph.as_graph_def()
+            nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+            names.update(node.op for node in nodes)
+    return names
+
+
+def dataset_sources(dataset: Any) -> list[Any]:
+    """The strings that a pipeline begins with, such as names of files, and the shards it takes.
+
+    Returns:
+        A list of strings for each source, and a number for each `Dataset.shard`, the last first.
+    """
+    found: list[Any] = []
+    pending = [dataset]
+    while pending:
+        part = pending.pop()
+        pending.extend(part._inputs())
+        files = getattr(part, "_filenames", None)
+        if hasattr(files, "_inputs"):
+            pending.append(files)
+        for tensor in (files, *getattr(part, "_tensors", ())):
+            if getattr(tensor, "dtype", None) == "string" and hasattr(tensor, "numpy"):
+                names = np.ravel(tensor.numpy()).tolist()
+                found.append([str(name, errors="replace") for name in names])
+        if hasattr(part, "_num_shards") and hasattr(index := part._index, "numpy"):
+            found.append(index.numpy().item())
+    return found
