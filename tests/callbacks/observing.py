@@ -24,6 +24,7 @@ from tests.strategies.behaviours.common import (
 )
 from tfdist.callbacks import straggler_monitor, timeline
 from tfdist.collective import activity
+from tfdist.elastic import atomic_file
 from tfdist.monitoring import op_profile
 
 CODECS = {
@@ -242,9 +243,9 @@ def killed_while_writing(strategy, path, moment):
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_FSIZE, (500_000, 500_000))
         else:
-            setattr(timeline.os, moment, end)
+            setattr(atomic_file.os, moment, end)
         try:
-            timeline._replace(Path(path), b"x" * 1_000_000)
+            atomic_file.write_atomically(Path(path), lambda file: file.write(b"x" * 1_000_000))
         finally:
             os._exit(0)
     return os.WTERMSIG(os.waitpid(child, 0)[1])

@@ -219,6 +219,7 @@ def test_a_timeline_shows_a_slow_link(hosts, direction, tmp_path):
         steps = sum(e["dur"] for e in slices_of(trace, rank, "step"))
         moving = sum(e["dur"] for e in slices_of(trace, rank, "workers") if e["name"] == "move")
         assert moving > 0.3 * steps
+    assert re.match(said_of(len(names), 1, direction), trace["otherData"]["straggler"])
 
 
 def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):

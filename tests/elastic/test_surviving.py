@@ -1,5 +1,7 @@
 """Workers are lost and others come; what is trained is what one undisturbed process trains."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -124,8 +126,11 @@ def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victi
 @exhaustive
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("phase", ["backward", "epoch end"])
-def test_callbacks_that_communicate(start, victim, phase):
-    lose(start, 3, {victim: (phase, 10, "kill")}, {"watched": True}, alike=["weights", "epochs"])
+def test_callbacks_that_communicate(start, tmp_path, victim, phase):
+    trace = tmp_path / "trace.json"
+    settings, alike = {"watched": str(trace)}, ["weights", "epochs"]
+    lose(start, 3, {victim: (phase, 10, "kill")}, settings, alike=alike)
+    assert workers_of(trace) == {0, 1}
 
 
 @exhaustive
@@ -177,3 +182,22 @@ def test_a_worker_comes(start, tmp_path, step):
     results, _ = check(answers, [0, 1, 2])
     assert results[0]["changes"] == [(2, 3)]
     assert np.isfinite(results[2]["weights"][0]).all()
+
+
+@exhaustive
+@pytest.mark.parametrize("step", [4, 7, 14])
+def test_a_worker_comes_where_callbacks_communicate(start, tmp_path, step):
+    """The newcomer takes part in what the others do every so many steps."""
+    trace = tmp_path / "trace.json"
+    ranks = start(3, strategy=False)
+    settings = {"watched": str(trace)}
+    arguments = [0, 1], step, {}, str(tmp_path / "come"), settings
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments)
+    check(answers, [0, 1, 2], settings, alike=["weights", "epochs"])
+    assert workers_of(trace) == {0, 1, 2}
+
+
+def workers_of(trace):
+    """The workers with steps in a timeline."""
+    events = json.loads(trace.read_text())["traceEvents"]
+    return {event["pid"] for event in events if event.get("cat") == "step"}

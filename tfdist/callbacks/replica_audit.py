@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.callbacks.step_count import StepCount
 from tfdist.errors import ReplicaMismatchError
 from tfdist.pipeline.variable_names import copies_of
 from tfdist.strategies.extended import ReplicatedExtended
@@ -48,18 +49,33 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
                 "Pass an integer such as 100."
             )
         self._every = every
-        self._batches = 0
+        self._count = StepCount()
 
     def __repr__(self) -> str:
         return f"ReplicaAudit(every={self._every})"
 
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._count = StepCount()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count.end_epoch()
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count.begin_batch(batch)
+
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._batches += 1
-        if self._batches % self._every == 0:
+        self._count.end_batch(batch)
+        if self._count.completes(self._every):
             self._compare()
 
     def on_train_end(self, logs: Any = None) -> None:
         self._compare()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._count.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count.load_state_dict(state)
 
     def _compare(self) -> None:
         strategy = self.model.distribute_strategy
@@ -82,10 +98,10 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
             for other in others:
                 if other.hash != first.hash:
                     raise ReplicaMismatchError(
-                        f"After {self._batches} batches the replicas are not equal: the variable "
-                        f"{first.path!r} differs between worker {first.rank} and {other}. Look "
-                        "for code that changes weights on one worker only, or draws random numbers "
-                        "separately on each."
+                        f"After {self._count.done} batches the replicas are not equal: the "
+                        f"variable {first.path!r} differs between worker {first.rank} and "
+                        f"{other}. Look for code that changes weights on one worker only, or draws "
+                        "random numbers separately on each."
                     )
 
 

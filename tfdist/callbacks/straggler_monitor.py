@@ -9,14 +9,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.callbacks.measured_steps import MeasuredSteps
+from tfdist.callbacks.step_count import StepCount
 from tfdist.cluster.net.wait_messages import say
-from tfdist.collective.activity import Activity
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.monitoring import links
-from tfdist.monitoring.links import Counts
-from tfdist.monitoring.step_timer import StepFigures, StepTimer
-from tfdist.monitoring.stragglers import Measurement, Straggler, describe, describe_end, find
-from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.monitoring.stragglers import (
+    USUAL_FACTOR,
+    Measurement,
+    Straggler,
+    describe,
+    describe_end,
+    find,
+)
 from tfdist.strategies.group import Group
 
 
@@ -53,7 +57,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
 
     same_on_all_workers = True
 
-    def __init__(self, every: int = 100, factor: float = 1.3) -> None:
+    def __init__(self, every: int = 100, factor: float = USUAL_FACTOR) -> None:
         super().__init__()
         if not isinstance(every, int) or every < 1:
             raise ValueError(
@@ -66,64 +70,54 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
             )
         self._every = every
         self._factor = factor
-        self._timer = StepTimer()
-        self._calls = 0
+        self._count = StepCount()
+        self._steps: MeasuredSteps | None = None
         self._hosts: list[str] = []
-        self._links: dict[int, Counts] = {}
         self._named: Straggler | None = None
 
     def __repr__(self) -> str:
         return f"StragglerMonitor(every={self._every}, factor={self._factor})"
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._timer.begin_training()
-        self._calls, self._named = 0, None
-        if self._communicator() is not None:
-            self._hosts = self._group.exchange("hosts", socket.gethostname())
-            self._links = self._counts()
+        self._count = StepCount()
+        self._steps = MeasuredSteps(self.model)
+        self._hosts, self._named = [], None
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self._hosts, self._named = [], None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._timer.begin_epoch()
+        self._measured.timer.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count.end_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._timer.begin_batch()
+        self._count.begin_batch(batch)
+        self._measured.timer.begin_batch()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._timer.end_batch(batch)
-        self._calls += 1
-        if self._calls % self._every:
+        self._count.end_batch(batch)
+        self._measured.timer.end_batch(batch)
+        if not self._count.completes(self._every):
             return
-        figures, communicator = self._timer.figures(), self._communicator()
-        if communicator is not None and figures is not None and figures.activity is not None:
-            measured = self._gather(communicator, figures, figures.activity)
-            self._report(find(measured, self._factor, communicator.hosts))
-        self._timer.restart()
+        mine, communicator = self._measured.measure(), self._measured.communicator
+        if mine is not None and communicator is not None:
+            self._report(find(self._gather(mine, communicator), self._factor, communicator.hosts))
 
-    def _gather(
-        self, communicator: NativeCommunicator, figures: StepFigures, counted: Activity
-    ) -> list[Measurement]:
-        before, self._links = self._links, self._counts()
-        steps = max(1, figures.steps)
-        mine = Measurement.with_links(
-            figures.seconds / steps,
-            counted.input / steps,
-            counted.workers / steps,
-            counted.network / steps,
-            links.sent(before, self._links),
-            communicator.hosts,
-        )
+    def state_dict(self) -> dict[str, Any]:
+        return self._count.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count.load_state_dict(state)
+
+    def _gather(self, mine: Measurement, communicator: NativeCommunicator) -> list[Measurement]:
+        if not self._hosts:
+            self._hosts = self._group.exchange("hosts", socket.gethostname())
         row = tf.constant([dataclasses.astuple(mine)], tf.float64)
         with self._group.naming_lost_workers():
             rows = communicator.all_gather(row, "stragglers").numpy()
-        return [
-            Measurement(step, data, workers, network, best, int(peer), rate, int(hosts))
-            for step, data, workers, network, best, peer, rate, hosts in rows.tolist()
-        ]
-
-    def _counts(self) -> dict[int, Counts]:
-        workers = self._group.topology.workers
-        ranks = {str(worker): rank for rank, worker in enumerate(workers)}
-        return links.by_rank(links.communicators(), ranks)
+        return [Measurement.of(row) for row in rows.tolist()]
 
     def _report(self, straggler: Straggler | None) -> None:
         before, self._named = self._named, straggler
@@ -141,12 +135,7 @@ class StragglerMonitor(keras.callbacks.Callback):  # type: ignore[misc]
     def _group(self) -> Group:
         return self.model.distribute_strategy.extended.group  # type: ignore[no-any-return]
 
-    def _communicator(self) -> NativeCommunicator | None:
-        """The communicator of all workers, if the native core measures what they wait for."""
-        strategy = self.model.distribute_strategy
-        extended = None if strategy is None else strategy.extended
-        if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
-            return None
-        if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
-            return extended.group.native()
-        return None
+    @property
+    def _measured(self) -> MeasuredSteps:
+        assert self._steps is not None, "training has begun"
+        return self._steps

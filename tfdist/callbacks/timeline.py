@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gzip
 import json
 import os
 import socket
-import tempfile
 import time
 import zlib
 from collections.abc import Callable
@@ -18,10 +18,15 @@ import keras
 
 from tfdist import native
 from tfdist._version import __version__
+from tfdist.callbacks.measured_steps import MeasuredSteps
+from tfdist.callbacks.step_count import StepCount
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.session import MAX_BYTES
+from tfdist.elastic.atomic_file import write_atomically
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
+from tfdist.monitoring.clock_offsets import clock_offsets
 from tfdist.monitoring.op_profile import OpProfile
+from tfdist.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
 from tfdist.pipeline.model import PipelineModel
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
@@ -38,7 +43,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
     worker, moving, and the parts of hierarchical ones), compression, and the optimizer's updates.
     Arrows lead from sends to receives. The clocks of hosts are compared by the messages between
     workers: `otherData.clocks` in the file tells each worker's offset and its uncertainty; workers
-    of one host share a clock.
+    of one host share a clock. `otherData.straggler` says who keeps the others waiting in these
+    steps and why, as `StragglerMonitor` does; null if nobody.
 
     While steps are recorded, all workers keep spans in memory; after the last one they send them to
     the chief, which writes the file. Otherwise the callback costs nothing. A communicator keeps its
@@ -82,8 +88,8 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         self._path = Path(os.fspath(path))
         self._profile = OpProfile() if profiler else None
         self._first, self._end = first, last
-        self._done = 0  # steps
-        self._before_epoch = 0
+        self._count = StepCount()
+        self._steps: MeasuredSteps | None = None  # those that are recorded
         self._since: int | None = None  # when recording began
         self._written = False
         self._actions: Callable[[], list[tuple[str, float, float]]] | None = None
@@ -94,32 +100,43 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         native.load_ops()
-        self._done = self._before_epoch = 0
+        self._count, self._steps = StepCount(), None
         self._since, self._written = None, False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        self._before_epoch = self._done
+        if self._steps is not None:
+            self._steps.timer.begin_epoch()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self._count.end_epoch()
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._count.begin_batch(batch)
         if self._written:
             return
-        if self._actions is None and self._done >= self._first - 1:
+        if self._actions is None and self._count.begun >= self._first - 1:
             self._time_actions()
-        if self._since is None and self._done >= self._first:
+        if self._since is None and self._count.begun >= self._first:
             if self._profile is not None:
                 self._profile.start()
             self._core.tfd_record_spans(1)
             self._since = self._core.tfd_clock()
+            self._steps = MeasuredSteps(self.model)
+        if self._steps is not None:
+            self._steps.timer.begin_batch()
         self._step_begun = self._core.tfd_clock()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        first, self._done = self._done, self._before_epoch + batch + 1
+        self._count.end_batch(batch)
         if self._since is None or self._written:
             return
-        name = f"step {first}" if self._done == first + 1 else f"steps {first} to {self._done - 1}"
+        first, last = self._count.begun, self._count.done - 1
+        name = f"step {first}" if last == first else f"steps {first} to {last}"
         self._add("step", name, self._step_begun, self._core.tfd_clock())
         self._add_actions()
-        if self._done >= self._end:
+        if self._steps is not None:
+            self._steps.timer.end_batch(batch)
+        if self._count.done >= self._end:
             self._finish()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -127,9 +144,16 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
             self._finish()
         elif not self._written and self._is_chief:
             say(
-                f"tfdist: no timeline: training ended after {self._done} steps, before step "
+                f"tfdist: no timeline: training ended after {self._count.done} steps, before step "
                 f"{self._first}. Choose earlier `steps`."
             )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**self._count.state_dict(), "written": self._written}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._count.load_state_dict(state)
+        self._written = bool(state["written"])
 
     @property
     def _core(self) -> Any:
@@ -173,7 +197,9 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         """Sends what this worker has recorded to the chief, which writes the file."""
         self._written = True
         steady, unix = self._clocks()
+        measured = None if self._steps is None else self._steps.measure()
         record = {
+            "measured": None if measured is None else dataclasses.astuple(measured),
             "host": socket.gethostname(),
             "clock": [steady, unix],
             "ops": [] if self._profile is None else self._profile.stop(steady - unix),
@@ -182,7 +208,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         }
         self._core.tfd_record_spans(0)
         self._timed.close()
-        self._actions = None
+        self._actions = self._steps = None
         group = self._group
         records = [record] if group is None else _gather(group, record)
         if self._is_chief:
@@ -192,6 +218,7 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
         group = self._group
         workers = [] if group is None else group.topology.workers
         offsets = clock_offsets(records)
+        straggler = self._straggler(records)
         trace = build(
             [
                 WorkerRecord(
@@ -205,10 +232,17 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
                 )
                 for rank, record in enumerate(records)
             ],
-            {"tfdist": __version__, "steps": [self._first, self._done]},
+            {
+                "tfdist": __version__,
+                "steps": [self._first, self._count.done],
+                "straggler": straggler,
+            },
         )
         try:
-            _replace(self._path, json.dumps(trace).encode())
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            text = json.dumps(trace).encode()
+            data = gzip.compress(text, 6) if self._path.suffix == ".gz" else text
+            write_atomically(self._path, lambda file: file.write(data))
         except OSError as error:
             say(
                 f"tfdist: the timeline {self._path} could not be written: {error}. Choose another "
@@ -216,34 +250,25 @@ class Timeline(keras.callbacks.Callback):  # type: ignore[misc]
             )
             return
         say(
-            f"tfdist: the timeline of steps {self._first} to {self._done - 1} is in {self._path}; "
-            "open it in https://ui.perfetto.dev"
+            f"tfdist: the timeline of steps {self._first} to {self._count.done - 1} is in "
+            f"{self._path}; open it in https://ui.perfetto.dev"
         )
+        if straggler is not None:
+            say(f"tfdist: {straggler}")
 
-
-def clock_offsets(records: list[dict[str, Any]]) -> list[tuple[int, int | None]]:
-    """Each worker's clock minus the chief's and the uncertainty of that, in nanoseconds.
-
-    Where the two have not compared their clocks, the hosts' time of day is used, with an unknown
-    uncertainty (None).
-
-    Args:
-        records: of each worker, by rank; see `Timeline`.
-    """
-    chief = records[0]
-    measured = {0: (0, 0)}
-    for communicator in chief["communicators"]:
-        if communicator["size"] != len(records):
-            continue
-        for peer in communicator["peers"]:
-            found = peer["clock_offset_ns"], peer["clock_uncertainty_ns"]
-            if None not in found and found[1] <= measured.get(peer["rank"], found)[1]:
-                measured[peer["rank"]] = found
-    steady, unix = chief["clock"]
-    return [
-        measured.get(rank, (record["clock"][0] - record["clock"][1] - (steady - unix), None))
-        for rank, record in enumerate(records)
-    ]
+    def _straggler(self, records: list[dict[str, Any]]) -> str | None:
+        """Who keeps the others waiting in these steps, and why, in sentences."""
+        group, communicator = self._group, MeasuredSteps(self.model).communicator
+        measured = [record["measured"] for record in records]
+        if group is None or communicator is None or None in measured:
+            return None
+        straggler = find(
+            [Measurement.of(one) for one in measured], USUAL_FACTOR, communicator.hosts
+        )
+        if straggler is None:
+            return None
+        workers = group.topology.workers
+        return describe(straggler, lambda rank: f"{workers[rank]} on host {records[rank]['host']}")
 
 
 def _encode(record: dict[str, Any]) -> bytes:
@@ -271,21 +296,3 @@ def _gather(group: Group, record: dict[str, Any]) -> list[dict[str, Any]]:
 
     group.session.coordinate("timeline", payload, keep)
     return [json.loads(zlib.decompress(one)) for one in received]
-
-
-def _replace(path: Path, data: bytes) -> None:
-    """Writes a file at once or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".gz":
-        data = gzip.compress(data, 6)
-    handle, unfinished = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(unfinished, 0o644)
-        os.replace(unfinished, path)
-    except BaseException:
-        os.unlink(unfinished)
-        raise

@@ -10,6 +10,8 @@ from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 # Errors of iterators that cannot be serialized, such as those of Python generators.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
 _IGNORE_EXTERNAL_STATE = 1
+# The name under which an iterator saves how many numbers a shuffle has drawn.
+_DRAWN = b"num_random_samples"
 
 
 def position_of(iterator: Any) -> bytes | None:
@@ -51,6 +53,11 @@ def set_position(iterator: Any, position: bytes) -> None:
         raise ValueError(
             f"The position belongs to another dataset: {str(error).splitlines()[0]}"
         ) from error
+
+
+def has_seeds(position: bytes) -> bool:
+    """Whether a position has the seeds of shuffles; once all data has been read, it lacks them."""
+    return _DRAWN in position
 
 
 def _plain(iterator: Any) -> OwnedIterator | None:

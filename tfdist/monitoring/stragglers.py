@@ -7,6 +7,9 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+USUAL_FACTOR = 1.3
+"""How many times the median of the others counts as slow, unless somebody asks for another."""
+
 # A delay below this share of a step is not worth a line.
 _NOTICEABLE = 0.05
 # Below this time with data on its way, a link's rate says little; the same holds for a link that
@@ -97,6 +100,12 @@ class Measurement:
         rate, peer = min(fastest.values(), default=(0.0, -1))
         best = max(fastest.values(), default=(0.0, -1))[0]
         return cls(step, data, workers, network, best, peer, rate, len(fastest))
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Measurement:
+        """The same, from its values in order, all of which may have become floats."""
+        step, data, workers, network, best, peer, rate, hosts = values
+        return cls(step, data, workers, network, best, int(peer), rate, int(hosts))
 
     @property
     def compute(self) -> float:

@@ -183,8 +183,9 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
         callbacks += [
             tfdist.callbacks.StragglerMonitor(every=2),
             tfdist.callbacks.ThroughputLogger(every=2),
-            tfdist.callbacks.ReplicaAudit(),
+            tfdist.callbacks.ReplicaAudit(every=3),
             tfdist.callbacks.TrafficLogger(),
+            tfdist.callbacks.Timeline(settings["watched"], steps=(14, 17)),
         ]
     if settings.get("files"):
         folder = pathlib.Path(settings["files"])
@@ -222,7 +223,14 @@ def _outcome(model: keras.Model, history: Any, journal: Journal) -> dict[str, An
     }
 
 
-def coming(_: Any, first: list[int], step: int, faults: dict[int, Any], sign: str) -> Any:
+def coming(
+    _: Any,
+    first: list[int],
+    step: int,
+    faults: dict[int, Any],
+    sign: str,
+    settings: dict[str, Any] | None = None,
+) -> Any:
     """Trains on some of the workers, to which another one comes."""
     everyone = cluster.from_environment()
     if everyone.rank in first:
@@ -238,8 +246,8 @@ def coming(_: Any, first: list[int], step: int, faults: dict[int, Any], sign: st
         _await(pathlib.Path(sign).exists)
         os.environ["TFDIST_ELASTIC"] = "1"
         strategy = tfdist.MultiWorkerMirroredStrategy()
-    settings = {"more": lambda: [AwaitNewcomer(step, sign)]}
-    return trained(strategy, settings, faults)
+    more = {"more": lambda: [AwaitNewcomer(step, sign)]}
+    return trained(strategy, {**(settings or {}), **more}, faults)
 
 
 def _await(condition: Any) -> None:

@@ -7,6 +7,34 @@
 #include <utility>
 
 namespace tfdist {
+namespace {
+
+template <typename T>
+void Set(std::atomic<T>* value, T to) {
+  value->store(to, std::memory_order_relaxed);
+}
+
+template <typename T>
+T Get(const std::atomic<T>& value) {
+  return value.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+void Recorder::Changing::Clear() {
+  Set<uint8_t>(&algorithm, 0);
+  Set(&last, -1);
+  for (auto* time : {&last_arrived, &between_begun, &between_ended, &coding}) Set<int64_t>(time, 0);
+}
+
+void Recorder::Changing::CopyTo(Record* record) const {
+  record->algorithm = Get(algorithm);
+  record->last = Get(last);
+  record->last_arrived = Get(last_arrived);
+  record->between_begun = Get(between_begun);
+  record->between_ended = Get(between_ended);
+  record->coding = Get(coding);
+}
 
 uint64_t HashOf(const Fingerprint& fingerprint) {
   const size_t length = strnlen(fingerprint.name, sizeof(fingerprint.name));
@@ -75,7 +103,8 @@ void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning)
       marks_[i].name = 0;
     }
   }
-  std::fill_n(arrivals(), hosts_, 0u);
+  changing_.Clear();
+  for (size_t host = 0; host < hosts_; ++host) Set(&arrivals()[host], 0u);
   stalls_ = beginning.stalls;
   if (!stalls_ && overlapping_) {
     --overlapping_;
@@ -85,41 +114,33 @@ void Recorder::Begin(const Fingerprint& fingerprint, const Beginning& beginning)
   open_ = true;
 }
 
-void Recorder::Chose(uint8_t algorithm) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  current().algorithm = algorithm;
-}
+void Recorder::Chose(uint8_t algorithm) { Set(&changing_.algorithm, algorithm); }
 
 void Recorder::BetweenHosts(bool begins) {
-  const int64_t now = Nanoseconds();
-  const std::lock_guard<std::mutex> lock(mutex_);
-  (begins ? current().between_begun : current().between_ended) = now;
+  Set(begins ? &changing_.between_begun : &changing_.between_ended, Nanoseconds());
 }
 
 void Recorder::Coded(int64_t duration) {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  current().coding += duration;
+  Set(&changing_.coding, Get(changing_.coding) + duration);
 }
 
 void Recorder::Arrived(int rank, bool waited) {
-  // Only the thread that runs the operation writes these and the arrivals.
+  // Only this thread writes these.
   if (!open_) return;
   uint64_t& seen = seen_[static_cast<size_t>(rank)];
   if (seen == written_ + 1) return;
   seen = written_ + 1;
-  uint32_t& arrival = arrivals()[host_of_[static_cast<size_t>(rank)]];
-  if (arrival && !waited) return;
-  const int64_t now = waited ? Nanoseconds() : 0;
-  const std::lock_guard<std::mutex> lock(mutex_);
-  if (waited) looked_ = now;
-  Record& record = current();
-  if (!arrival) {
+  std::atomic<uint32_t>& arrival = arrivals()[host_of_[static_cast<size_t>(rank)]];
+  const bool first = Get(arrival) == 0;
+  if (waited) looked_ = Nanoseconds();
+  if (first) {
     constexpr int64_t kMost = std::numeric_limits<uint32_t>::max();
-    arrival = static_cast<uint32_t>(std::min((looked_ - record.begun) / 1000 + 1, kMost));
+    const int64_t microseconds = (looked_ - current().begun) / 1000 + 1;
+    Set(&arrival, static_cast<uint32_t>(std::min(microseconds, kMost)));
   }
   if (!waited) return;
-  record.last = rank;
-  record.last_arrived = looked_;
+  Set(&changing_.last, rank);
+  Set(&changing_.last_arrived, looked_);
 }
 
 void Recorder::End(bool failed, uint64_t bytes) {
@@ -127,6 +148,7 @@ void Recorder::End(bool failed, uint64_t bytes) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (!open_) return;
   Record& record = current();
+  changing_.CopyTo(&record);
   record.failed = failed;
   record.bytes = std::max(record.bytes, bytes);
   record.ended = now;
@@ -150,10 +172,12 @@ Recorder::Log Recorder::Read(size_t most, int64_t since) {
     const Record& record = records_[at];
     if (record.ended && record.ended < since) continue;
     log.records.push_back(record);
+    if (i == written_) changing_.CopyTo(&log.records.back());
     std::vector<int64_t> arrivals;
     arrivals.reserve(hosts_);
     for (size_t host = 0; host < hosts_; ++host) {
-      arrivals.push_back(static_cast<int64_t>(arrivals_[at * hosts_ + host]) - 1);
+      const uint32_t arrival = Get(arrivals_[at * hosts_ + host]);
+      arrivals.push_back(static_cast<int64_t>(arrival) - 1);
     }
     log.arrivals.push_back(std::move(arrivals));
   }

@@ -82,18 +82,34 @@ class Recorder {
   };
   static constexpr size_t kMarks = 64;
 
+  // What changes in the current record until its end: written without the mutex, by the thread that
+  // runs the operation.
+  struct Changing {
+    std::atomic<uint8_t> algorithm{0};
+    std::atomic<int32_t> last{-1};
+    std::atomic<int64_t> last_arrived{0};
+    std::atomic<int64_t> between_begun{0};
+    std::atomic<int64_t> between_ended{0};
+    std::atomic<int64_t> coding{0};
+
+    void Clear();
+    void CopyTo(Record* record) const;
+  };
+
   void ForgetLocked();
 
   inline static std::atomic<bool> recording_{true};
 
   Record& current() { return records_[written_ % kRecords]; }
-  uint32_t* arrivals() { return &arrivals_[written_ % kRecords * hosts_]; }
+  std::atomic<uint32_t>* arrivals() { return &arrivals_[written_ % kRecords * hosts_]; }
 
   const std::vector<int> host_of_;
   const size_t hosts_;
   std::mutex mutex_;
   std::vector<Record> records_;
-  std::vector<uint32_t> arrivals_;  // hosts_ of them for each record: 1 + microseconds, 0 for none
+  // hosts_ of them for each record: 1 + microseconds, 0 for none; written as what is in `Changing`.
+  std::vector<std::atomic<uint32_t>> arrivals_;
+  Changing changing_;
   uint64_t written_ = 0;            // records before the current one
   bool open_ = false;
   std::vector<uint64_t> seen_;      // for each rank the last record that it has arrived in

@@ -14,6 +14,7 @@ from typing import Any
 from tfdist.errors import SnapshotError
 from tfdist.internals.iterators import (
     batches_seen,
+    has_seeds,
     lasting_iterator,
     new_iterator,
     position_of,
@@ -240,7 +241,7 @@ class TrainingData:
     def _move(self, iterator: Any, position: Position) -> None:
         if position.state is not None:
             _set_position(iterator, position.state)
-            if position.fresh is not None:
+            if position.fresh is not None and not has_seeds(position.state):
                 _set_position(new_iterator(self._epochs), position.fresh)
             return
         # Each iterator goes on with the same Python generator.

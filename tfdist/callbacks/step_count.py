@@ -1,0 +1,59 @@
+"""Counts the batches of a training over its epochs, also for a worker that has joined later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class StepCount:
+    """The batches before and after a call of the training function, from the training's beginning.
+
+    What is counted follows from the numbers that Keras gives the batches of an epoch, so it is the
+    same on all workers, also if one of them has not been told of each batch.
+
+    Attributes:
+        begun: the number of batches before the current or last call.
+        done: the number of batches up to its end.
+
+    Example:
+        >>> count = StepCount()
+        >>> count.begin_batch(0)
+        >>> count.end_batch(4)
+        >>> count.completes(5)
+        True
+    """
+
+    def __init__(self) -> None:
+        self.begun = self.done = self._before_epoch = 0
+
+    def begin_batch(self, batch: int) -> None:
+        """A call begins.
+
+        Args:
+            batch: the index of its first batch in the epoch.
+        """
+        self.begun = self._before_epoch + batch
+
+    def end_batch(self, batch: int) -> None:
+        """A call has ended.
+
+        Args:
+            batch: the index of its last batch in the epoch.
+        """
+        self.done = self._before_epoch + batch + 1
+
+    def end_epoch(self) -> None:
+        """The epoch has ended."""
+        self._before_epoch = self.begun = self.done
+
+    def completes(self, every: int) -> bool:
+        """Whether the last call has completed another `every` batches."""
+        return self.done // every > self.begun // every
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a worker that joins, or goes on from a snapshot, has to know."""
+        return {"before_epoch": self._before_epoch}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes over the state of another worker, or of an earlier process."""
+        self._before_epoch = self.begun = self.done = int(state["before_epoch"])
