@@ -138,6 +138,9 @@ OPTIMIZERS = {
     "loss scaling": lambda: keras.optimizers.LossScaleOptimizer(
         keras.optimizers.Adam(0.02), initial_scale=1024.0, dynamic_growth_steps=3
     ),
+    "scaled accumulation": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.02, gradient_accumulation_steps=3), initial_scale=1024.0
+    ),
     "schedule": lambda: keras.optimizers.AdamW(
         keras.optimizers.schedules.CosineDecay(0.02, 15), clipnorm=1.0
     ),

@@ -141,6 +141,18 @@ def test_another_number_of_workers_takes_what_has_a_meaning(tmp_path, before, af
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("optimizer", ["accumulation", "scaled accumulation"])
+@pytest.mark.parametrize("after", ["1", "3"])
+def test_another_number_of_workers_takes_accumulated_gradients(tmp_path, after, optimizer):
+    stop("2", tmp_path / "a", every=5, at=8, optimizer=optimizer)
+    results = go_on(after, tmp_path / "a", every=5, optimizer=optimizer)
+    undisturbed = go_on(after, tmp_path / "b", every=5, optimizer=optimizer)
+    for (resumed, _), (whole, _) in zip(results, undisturbed, strict=True):
+        assert resumed["weights"] == results[0][0]["weights"]
+        assert resumed["history"]["loss"] == pytest.approx(whole["history"]["loss"], rel=1e-4)
+
+
+@pytest.mark.exhaustive
 def test_hosts_with_disks_of_their_own_pass_parts_on(tmp_path):
     """And the ranks have changed places, so that each has another one's part."""
     stop("3 on 2 hosts", tmp_path / "{}", at=9)

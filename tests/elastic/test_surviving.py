@@ -91,6 +91,8 @@ def test_at_any_step(start, phase, step):
         {"optimizer": {"clipnorm": 0.1}},
         {"optimizer": {"use_ema": True}},
         {"optimizer": {"weight_decay": 0.01}},
+        {"optimizer": {"gradient_accumulation_steps": 3}},
+        {"optimizer": {"gradient_accumulation_steps": 3, "global_clipnorm": 0.1}},
     ],
 )
 def test_ways_to_train(start, settings):
@@ -98,8 +100,11 @@ def test_ways_to_train(start, settings):
 
 
 @exhaustive
-def test_mixed_precision(start):
+@pytest.mark.parametrize("accumulation", [None, 3])
+def test_mixed_precision(start, accumulation):
     settings = {"policy": "mixed_float16"}
+    if accumulation:
+        settings["optimizer"] = {"gradient_accumulation_steps": accumulation}
     lose(start, 3, {1: ("backward", 10, "kill")}, settings, tolerance=2e-3)
 
 
@@ -174,12 +179,21 @@ def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
 
 
 @exhaustive
-@pytest.mark.parametrize("step", [1, 6, 7, 8])
-def test_a_worker_comes(start, tmp_path, step):
+@pytest.mark.parametrize(
+    ("step", "settings"),
+    [
+        (1, {}),
+        (6, {}),
+        (7, {}),
+        (8, {}),
+        (7, {"optimizer": {"gradient_accumulation_steps": 3}}),
+    ],
+)
+def test_a_worker_comes(start, tmp_path, step, settings):
     ranks = start(3, strategy=False)
-    arguments = [0, 1], step, {}, str(tmp_path / "come")
+    arguments = [0, 1], step, {}, str(tmp_path / "come"), settings
     answers = ranks.answers(f"{SURVIVING}:coming", *arguments)
-    results, _ = check(answers, [0, 1, 2])
+    results, _ = check(answers, [0, 1, 2], settings)
     assert results[0]["changes"] == [(2, 3)]
     assert np.isfinite(results[2]["weights"][0]).all()
 

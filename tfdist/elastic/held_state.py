@@ -20,6 +20,7 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.sharding.full_state import FullSlot, FullState
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.saving.files import in_stages
 
 
@@ -98,7 +99,9 @@ def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
 
 def _model_state(model: keras.Model) -> Iterator[Held]:
     optimizer = getattr(model, "optimizer", None)
-    own = {id(v) for o in _updating(optimizer) for v in accumulators(o)}
+    own = set()
+    if optimizer is not None and accumulates_own(optimizer, model.distribute_strategy.extended):
+        own = {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
     if in_stages(model):
         weights, slots = model.held_variables()
     else:
@@ -122,10 +125,6 @@ def _full_variables(optimizer: Any) -> list[Any]:
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return FullState(optimizer).variables
-
-
-def _updating(optimizer: Any) -> list[Any]:
-    return [] if optimizer is None else updating_optimizers(optimizer)
 
 
 def _metrics(model: keras.Model) -> Iterator[Held]:

@@ -23,6 +23,7 @@ from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
+from tfdist.trainer.optimizers.accumulation import accumulate_sums
 from tfdist.trainer.saving.callbacks import become_writer
 
 _MOST_CHANGES = 8
@@ -74,6 +75,7 @@ class Recovery:
         self._admits = admits
         self._data.live = self._live = LiveData()
         self._totals = keep_totals(model)
+        accumulate_sums(model, joins=membership is None)
         self._steps_before: dict[int, int] = {}  # epochs
         self._known = self._group.topology  # what callbacks know
         self._changed_at = (-1, 0)  # after which step, and how often

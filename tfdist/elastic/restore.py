@@ -186,25 +186,34 @@ def _value_of(held: Held, parts: Parts, workers: Workers, is_own: bool) -> Array
     Raises:
         KeyError: the snapshot lacks it.
     """
-    if not held.is_own:
-        if held.start is None:
-            return parts.whole(held.key, held.shape)
-        return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
-    if is_own and own_key(held, workers.rank) in parts:
+    if held.is_own and is_own and own_key(held, workers.rank) in parts:
         return parts.whole(own_key(held, workers.rank))
-    if held.sum_here is None:
+    if held.start is not None:
+        return parts.elements(held.key, held.start, held.start + int(np.prod(held.shape)))
+    if held.is_own and held.sum_here is None:
         return None
+    total = _total(held, parts)
     # What has been added up on all workers goes to one of them.
-    dtype = held.variable.dtype.as_numpy_dtype
-    total = np.zeros(held.shape, dtype)
-    if not held.sum_here:
-        return total
+    return np.zeros_like(total) if held.is_own and not held.sum_here else total
+
+
+def _total(held: Held, parts: Parts) -> Array:
+    """The value that all workers held, or the sum of what each of them held.
+
+    Raises:
+        KeyError: the snapshot has neither, where it must.
+    """
+    if held.key in parts:
+        return parts.whole(held.key, held.shape)
+    total, found = np.zeros(held.shape, held.variable.dtype.as_numpy_dtype), held.is_own
     for rank in parts.ranks:
         device = 0
         while (key := f"{held.key} of worker {rank}, device {device}") in parts:
-            total = total + parts.whole(key)
+            total, found = total + parts.whole(key), True
             device += 1
-    return total.astype(dtype)
+    if not found:
+        raise KeyError(held.key)
+    return total.astype(held.variable.dtype.as_numpy_dtype)
 
 
 def _sources(folder: SnapshotFolder, candidate: Candidate, workers: Workers) -> dict[int, Any]:

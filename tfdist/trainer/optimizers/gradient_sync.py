@@ -13,7 +13,7 @@ which optimizers a loss has passed through:
 - The gradients of a pipeline are already weighted by the rows of each microbatch.
 
 Gradients are weighted before accumulation, since the shares differ from step to step, and summed
-after it, so that they cross the network once per update.
+after it, so that they cross the network once per update; `accumulation.py` tells when not.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from tfdist.internals.optimizer import (
 from tfdist.sharding.sharded import is_sharded, sharded_by
 from tfdist.strategies import reduction
 from tfdist.strategies.step import current_step
+from tfdist.trainer.optimizers.accumulation import accumulates_sums
 from tfdist.trainer.optimizers.applying import (
     begin_update,
     check_alone,
@@ -111,6 +112,9 @@ def _scaling_by_rows(apply_gradients: Method) -> Method:
     def apply_scaled_by_rows(self: Any, grads: Any, trainable_variables: Any) -> Any:
         grads = scale_by_rows(grads) if in_replica() else grads
         with updating(trainable_variables) as update, gradients_are(scaled=True):
+            if in_replica() and accumulates_sums(self) and not are_summed():
+                grads = sum_over_replicas(self, grads, trainable_variables)
+                note_summed()
             result = apply_gradients(self, grads, trainable_variables)
             update.end()
             return result

@@ -1,0 +1,70 @@
+"""Whether an optimizer accumulates the sums over all replicas, or each replica's own gradients.
+
+Usually each replica accumulates its own, so that gradients cross the network once per update. What
+one worker alone has accumulated would be lost with it, so where the group of workers may change,
+the gradients of every batch are summed first, and all replicas accumulate the same.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.sharding.sharded import is_sharded
+from tfdist.strategies.extended import ReplicatedExtended
+
+_sums: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def accumulates_sums(optimizer: Any) -> bool:
+    """Whether a step sums gradients before the optimizer accumulates them."""
+    return optimizer in _sums
+
+
+def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
+    """Whether each replica has accumulated something else.
+
+    Args:
+        outermost: the model's optimizer.
+        extended: the engine of the model's strategy.
+    """
+    optimizers = updating_optimizers(outermost)
+    if extended.in_stages:
+        return True
+    # Before an optimizer that scales the loss, gradients are summed unless they are compressed.
+    scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
+    compresses = extended.compressor is not None and extended.compressor.active
+    if scales and not compresses and not any(map(is_sharded, optimizers)):
+        return False
+    return not all(map(accumulates_sums, optimizers))
+
+
+def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
+    """Has the model's optimizer accumulate sums from now on; called by all workers.
+
+    Args:
+        model: about to be trained, in a step that is traced anew.
+        joins: whether this worker is about to join others, which do not call this.
+    """
+    if model.optimizer is None:
+        return
+    extended = model.distribute_strategy.extended
+    own = accumulates_own(model.optimizer, extended)
+    for optimizer in updating_optimizers(model.optimizer):
+        if not optimizer.gradient_accumulation_steps or accumulates_sums(optimizer):
+            continue
+        _sums.add(optimizer)
+        if own and not joins:
+            for accumulator in accumulators(optimizer):
+                _sum(accumulator, extended)
+
+
+def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:
+    value = getattr(accumulator, "value", accumulator)
+    copies = list(getattr(value, "values", [value]))
+    here = tf.add_n([copy.read_value() for copy in copies])
+    accumulator.assign(extended.workers.all_reduce([here])[0])
