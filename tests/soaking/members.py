@@ -158,7 +158,12 @@ class Members:
         with self.log.open("ab") as log:
             process = subprocess.Popen(
                 [sys.executable, "-m", "tests.soaking.worker", self.training.argument()],
-                env={**os.environ, **self.environment, "TF_CONFIG": config},
+                env={
+                    **os.environ,
+                    **self.environment,
+                    "TF_CONFIG": config,
+                    "TFDIST_ELASTIC": "1",
+                },
                 cwd=ROOT,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
