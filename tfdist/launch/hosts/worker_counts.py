@@ -64,7 +64,7 @@ class WorkerCounts:
         try:
             return cls(**{field.name: int(message[field.name]) for field in fields(cls)})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid counts: {error!r}") from error
+            raise ValueError(f"sent invalid counts of workers: {error!r}") from error
 
 
 def total(counts: Iterable[WorkerCounts]) -> WorkerCounts:
