@@ -23,6 +23,7 @@ from tests.strategies.behaviours.common import (
     rows,
 )
 from tfdist.callbacks import straggler_monitor, timeline
+from tfdist.callbacks.measured_steps import MeasuredSteps
 from tfdist.collective import activity
 from tfdist.elastic import atomic_file
 from tfdist.monitoring import op_profile
@@ -56,13 +57,11 @@ def straggling(strategy, kind, place, slow_rank, fault="sleeps"):
 def links_counted(strategy, kind):
     """Bytes to other hosts in a training: as the monitor counts them, and over one communicator."""
     model, data, _ = faults.training(strategy, kind, "compute", 0, faults.nothing, steps=40)
-    monitor = tfdist.callbacks.StragglerMonitor()
-    monitor.set_model(model)
-    workers = monitor._communicator()
+    steps = MeasuredSteps(model)
 
     def counted():
-        in_all = sum(one.acknowledged_bytes for one in monitor._counts().values())
-        return in_all, sum(link.acknowledged_bytes for link in workers.links())
+        in_all = sum(one.acknowledged_bytes for one in steps.counts().values())
+        return in_all, sum(link.acknowledged_bytes for link in steps.communicator.links())
 
     model.fit(data.take(1), epochs=1, verbose=0)
     before = counted()

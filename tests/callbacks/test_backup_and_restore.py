@@ -208,7 +208,7 @@ def test_a_full_disk_costs_snapshots_and_no_training(tmp_path):
     for (weights, said), (undisturbed, _) in zip(answers, whole, strict=True):
         assert weights == undisturbed["weights"]
         lines = [line for line in said.splitlines() if line.startswith("tfdist: the snapshot of")]
-        assert "could not be written: [Errno 28] No space left on device" in lines[0]
+        assert "could not be written: OSError: [Errno 28] No space left on device" in lines[0]
 
 
 @pytest.mark.exhaustive

@@ -175,13 +175,14 @@ def said_of(hosts: int, each: int, direction: str) -> str:
             rf"worker {last} \({re.escape(end[last])}\) on (host )?\S+ keeps the others waiting: "
             "its connections to other hosts carry"
         )
-    # Which of the two is slow, nobody can tell.
+    # Which of the two has the slow network, nobody can tell.
     ranks = [range(last), range(last, last + each)]
     sender, receiver = (
         "|".join(rf"worker {r} \({re.escape(end[r])}\) on (host )?\S+" for r in of_host)
         for of_host in (ranks if direction == "receiving" else ranks[::-1])
     )
-    return f"The connections from ({sender}) to ({receiver}) keep the others waiting: they carry"
+    subject = f"The connections from ({sender}) to ({receiver})"
+    return f"{subject} keep the others waiting: (they carry|data queues)"
 
 
 @pytest.mark.parametrize("direction", ["sending", "receiving"])
@@ -195,7 +196,7 @@ def test_the_monitor_names_a_slow_link(hosts, each, kind, direction, tmp_path):
     *names, _ = hosts
     errors = train(names, kind, 20, tmp_path / "trace.json", each=each)
     # On a busy machine a worker may be named for its computation in some steps.
-    begins = ("keep the others waiting: they", "keeps the others waiting: its connections")
+    begins = ("keep the others waiting", "keeps the others waiting: its connections")
     lines = [line for line in errors[0].splitlines() if any(begin in line for begin in begins)]
     assert lines, errors[0]
     said = f"tfdist: {said_of(len(names), each, direction)}"
@@ -255,6 +256,7 @@ def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
         (3, 1, "fit", "receiving", "30mbit"),
         (3, 1, "fit", "sending", "2mbit"),
         (2, 1, "1f1b", "sending", "30mbit"),
+        (2, 2, "fit", "receiving", "30mbit"),
     ],
     indirect=["hosts"],
 )

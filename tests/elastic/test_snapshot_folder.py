@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import shutil
+
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
 
 
@@ -34,3 +37,19 @@ def test_the_newest_are_kept(tmp_path):
     assert list(folder.parts()) == several[2:3]
     folder.clear()
     assert not tmp_path.exists()
+
+
+def test_another_worker_may_delete_them_at_any_time(tmp_path, monkeypatch):
+    folder = SnapshotFolder(tmp_path / "snapshots")
+    fill(folder, SnapshotId(9, "0a", 2))
+    listed = pathlib.Path.iterdir
+
+    def deleted_before(path):
+        shutil.rmtree(path if path.name.startswith("step-") else "nothing", ignore_errors=True)
+        return listed(path)
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", deleted_before)
+    assert folder.parts() == {}
+    shutil.rmtree(folder.path)
+    assert folder.parts() == {}
+    folder.clear()

@@ -17,7 +17,9 @@ def test_the_step_of_the_one_that_is_furthest_stands():
         Standing(is_new=True),
     ]
     takers = frozenset({0, 1, 4})
-    assert agree(standings) == Agreement(steps=8, source=2, takers=takers, epoch=1, seen=3)
+    assert agree(standings) == Agreement(
+        steps=8, source=2, takers=takers, newcomers=frozenset({4}), epoch=1, seen=3
+    )
     assert agree([Standing.from_json(one.to_json()) for one in standings]) == agree(standings)
 
 

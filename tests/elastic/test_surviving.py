@@ -165,6 +165,44 @@ def test_two_of_four(start, faults):
     lose(start, 4, faults)
 
 
+@exhaustive
+@pytest.mark.parametrize(
+    ("phase", "step", "saved"),
+    [("backward", 9, 9), ("after", 8, 8), ("before", 7, 7), ("epoch end", 7, None)],
+)
+def test_what_too_few_have_is_saved_before_they_wait_and_give_up(
+    start, tmp_path, phase, step, saved
+):
+    settings = {"snapshots": str(tmp_path / "snapshots"), "elastic": {"min_workers": 2}}
+    few = {**settings, "patience": 10.0}
+    [(done, said), _] = start(2).answers(
+        f"{SURVIVING}:trained", few, {1: (phase, step, "kill")}, silent={1}
+    )
+    assert not done
+    assert "GroupLostError" in said
+    assert "1 of at least 2 workers are left" in said
+    # Not in the middle of an epoch's end, which some callbacks have seen.
+    if saved is not None:
+        [snapshot] = (tmp_path / "snapshots").iterdir()
+        assert snapshot.name.startswith(f"step-{saved:010d}-")
+    check(start(2).answers(f"{SURVIVING}:trained", settings, {}), [0, 1])
+
+
+@exhaustive
+def test_what_too_few_have_is_saved_before_another_one_comes(start, tmp_path):
+    ranks = start(3, strategy=False)
+    settings = {
+        "snapshots": str(tmp_path / "snapshots"),
+        "elastic": {"min_workers": 2, "max_workers": 2},
+    }
+    faults = {1: ("backward", 8, "kill")}
+    arguments = [0, 1], 5, faults, str(tmp_path / "come"), settings
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={1})
+    results, expected = check(answers, [0, 2])
+    assert results[0]["changes"][:2] == [(2, 1), (1, 2)]
+    assert results[0]["events"] == expected["events"]
+
+
 def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
     ranks = start(4, strategy=False)
     arguments = [0, 1, 2], 12, {1: ("backward", 8, "kill")}, str(tmp_path / "come")

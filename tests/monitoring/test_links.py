@@ -6,8 +6,8 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.tiers import exhaustive
-from tfdist.monitoring.links import Counts, by_rank, leader, sent
-from tfdist.monitoring.stragglers import Cause, Measurement, Sent, find
+from tfdist.monitoring.links import Counts, by_rank, leader, traffic
+from tfdist.monitoring.stragglers import Cause, Measurement, Traffic, find
 
 pytestmark = exhaustive
 RANKS = {f"worker {n}": n for n in range(4)}
@@ -21,6 +21,7 @@ def communicator(own, ranks, hosts, links):
         "ranks": [f"worker {n}" for n in ranks],
         "hosts": hosts,
         "links": [dict(zip(keys, link, strict=True)) for link in links],
+        "peers": [{"rank": r, "frames": r, "delay_us": 10 * r} for r in range(len(ranks))],
     }
 
 
@@ -32,7 +33,7 @@ STATE = [
 
 
 def test_the_counts_of_all_communicators_are_added_up_by_the_jobs_rank():
-    expected = {2: Counts(10, 1, 0, 0), 3: Counts(420, 42, 11, 60)}
+    expected = {2: Counts(10, 1, 0, 0, 2, 20), 3: Counts(420, 42, 11, 60, 4, 40)}
     assert by_rank(STATE, RANKS) == expected
     assert by_rank(STATE, {"worker 2": 2}) == {2: expected[2]}
     assert leader(STATE, RANKS, 1) == 0
@@ -40,16 +41,20 @@ def test_the_counts_of_all_communicators_are_added_up_by_the_jobs_rank():
 
 
 def test_what_is_sent_between_two_moments():
-    before = {1: Counts(10, 1_000_000), 2: Counts(50, 1_000_000)}
-    now = {1: Counts(30, 1_500_000), 2: Counts(20, 1_200_000), 3: Counts(7, 250_000)}
-    assert sent(before, now) == {1: Sent(20, 0.5), 3: Sent(7, 0.25)}
+    before = {1: Counts(10, 1_000_000, frames=5, delay_us=1_000), 2: Counts(50, 1_000_000)}
+    now = {
+        1: Counts(30, 1_500_000, frames=9, delay_us=9_000),
+        2: Counts(20, 1_200_000),
+        3: Counts(7, 250_000),
+    }
+    assert traffic(before, now) == {1: Traffic(20, 0.5, 0.002), 3: Traffic(7, 0.25)}
 
 
 def test_a_slow_link_of_any_communicator_is_found():
     # All three send to each other over one communicator, and rank 1 sends to rank 2, slowly, over
     # another one: what crosses it is the most.
     def measured(rank, communicators):
-        links = sent({}, by_rank(communicators, RANKS))
+        links = traffic({}, by_rank(communicators, RANKS))
         return Measurement.with_links(0.1, 0.01, 0.01, 0.05, links, [0, 1, 2])
 
     def of(own, *channels):

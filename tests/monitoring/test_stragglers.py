@@ -8,13 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist.monitoring.straggler_messages import describe, describe_end
 from tfdist.monitoring.stragglers import (
     Cause,
     Measurement,
-    Sent,
     Straggler,
-    describe,
-    describe_end,
+    Traffic,
     find,
 )
 
@@ -32,6 +31,11 @@ def linked(best, peer, rate, network=0.05, hosts=2):
 def to_one(peer, rate):
     """A worker that sends to one host only."""
     return linked(rate, peer, rate, hosts=1)
+
+
+def queued(peer, rate, delay):
+    """The same, where small messages from there take so long."""
+    return replace(to_one(peer, rate), delay=delay)
 
 
 CASES = {
@@ -71,6 +75,13 @@ CASES = {
     # What one of them sends slowly, the other one receives slowly: either may be the reason.
     "two hosts": ([to_one(1, 1e7), to_one(0, 1e9)], (0, Cause.NETWORK, 1)),
     "two hosts, equally slow": ([to_one(1, 1e7), to_one(0, 1e7)], None),
+    # Acknowledgments wait behind the data from 0 to 1, and by chance even longer than that.
+    "a queue between two hosts": (
+        [queued(1, 1.2e7, 0.001), queued(0, 1e7, 0.04)],
+        (0, Cause.NETWORK, 1),
+    ),
+    "queues both ways": ([queued(1, 1e7, 0.04), queued(0, 1e7, 0.05)], None),
+    "a queue of 4 ms in 100 ms": ([queued(1, 1e7, 0.0), queued(0, 1e7, 0.004)], None),
     "a ring": ([to_one(1, 1e9), to_one(2, 1e7), to_one(0, 1e9)], (1, Cause.NETWORK, 2)),
     "a pipeline": ([to_one(1, 1e9), linked(1e9, 2, 1e7), to_one(1, 1e9)], (1, Cause.NETWORK, 2)),
     "no links": ([EVEN, EVEN], None),
@@ -82,6 +93,10 @@ HOSTS_OF_TWO = {
     "small messages, and the gradients": (
         [to_one(2, 1e9), to_one(2, 1e6), to_one(0, 1e9), to_one(0, 1e6)],
         None,
+    ),
+    "two hosts with a queue": (
+        [queued(2, 1e7, 0.0), queued(3, 1e7, 0.001), queued(0, 1e7, 0.02), queued(1, 1e7, 0.03)],
+        (1, Cause.NETWORK, 3),
     ),
     "two hosts with leaders": (
         [to_one(2, 1e7), to_one(2, 1e6), to_one(0, 1e9), to_one(0, 1e6)],
@@ -123,18 +138,20 @@ def test_the_straggler_and_its_cause():
 
 @exhaustive
 def test_what_is_measured_of_links():
-    fast, slow, small = Sent(9e6, 0.01), Sent(9e6, 0.1), Sent(9e4, 0.1)
+    fast, slow, small = Traffic(9e6, 0.01), Traffic(9e6, 0.1), Traffic(9e4, 0.1)
 
     def of(links, hosts=(0, 1, 2, 2)):
         found = Measurement.with_links(0.1, 0.0, 0.0, 0.05, links, hosts)
         return found.best_rate, found.slowest_peer, found.slowest_rate, found.hosts
 
     assert of({}) == (0.0, -1, 0.0, 0)
-    assert of({1: Sent(9.0, 1e-9)}) == (0.0, -1, 0.0, 0)
+    assert of({1: Traffic(9.0, 1e-9)}) == (0.0, -1, 0.0, 0)
     assert of({1: fast, 2: slow}) == (9e8, 2, 9e7, 2)
     # To a host as fast as the fastest link there; and only what carries most of it counts.
     assert of({1: fast, 2: slow, 3: fast}) == (9e8, 1, 9e8, 2)
     assert of({1: fast, 2: small}) == (9e8, 1, 9e8, 1)
+    late = {1: fast, 2: replace(fast, delay=0.02), 3: replace(small, delay=0.01)}
+    assert Measurement.with_links(0.1, 0.0, 0.0, 0.05, late, (0, 1, 2, 2)).delay == 0.02
 
 
 def test_what_is_reported():
@@ -146,6 +163,11 @@ def test_what_is_reported():
     assert describe(between, "rank {}".format) == (
         "The connections from rank 0 to rank 2 keep the others waiting: they carry 10 MB/s while "
         "they send, where the median of the others is 1e+03 MB/s. Look at the network between them."
+    )
+    queue = Straggler(0, Cause.NETWORK, 0.04, 0.001, peer=2, queues=True)
+    assert describe(queue, "rank {}".format) == (
+        "The connections from rank 0 to rank 2 keep the others waiting: data queues there, and "
+        "small messages take 40.0 ms, but 1.0 ms the other way. Look at the network between them."
     )
     end = "The connections from rank 0 to rank 2 no longer keep the others waiting."
     assert describe_end(between, "rank {}".format) == end

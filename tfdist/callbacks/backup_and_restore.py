@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,18 +15,17 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.held_state import Held, held_by
 from tfdist.elastic.preemption import requesting_on_sigterm
 from tfdist.elastic.restore import names, read_newest
-from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
-from tfdist.elastic.snapshot_writer import SnapshotWriter
+from tfdist.elastic.snapshot_folder import SnapshotFolder
+from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.elastic.training_snapshot import Place, Resumption, take
 from tfdist.elastic.variables import require_variables
-from tfdist.elastic.workers import workers_of, writes_for_others
 from tfdist.errors import UnsupportedError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.internals.iterators import set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import RunsLast
-from tfdist.trainer.fit.data_position import current_data
+from tfdist.trainer.fit.data_position import Position, current_data
 from tfdist.trainer.fit.step_requests import Request, requests
 
 
@@ -99,14 +99,12 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             )
         if not _positive(keep):
             raise ValueError(f"`keep` must be a positive integer. Received: {keep!r}. Pass 2.")
-        self._folder = SnapshotFolder(Path(path).absolute())
+        folder = SnapshotFolder(Path(path).absolute())
+        self._series = SnapshotSeries(folder, keep=keep, asynchronous=asynchronous)
         self._save_every, self._keep = save_every, keep
-        self._writer = SnapshotWriter(asynchronous=asynchronous)
         self._delete = delete_checkpoint
         self._others: Sequence[Any] = ()
         self._held: list[Held] = []
-        self._last: SnapshotId | None = None
-        self._complete: list[SnapshotId] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
 
     def __repr__(self) -> str:
@@ -128,11 +126,9 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             )
         require_variables(self.model, "BackupAndRestore")
         self._data = data
-        self._workers = workers_of(strategy.extended)
-        self._run = self._workers.exchange("run", new_run())[0]
-        self._writes_shared = writes_for_others(self._folder.path, self._workers, strategy.extended)
+        self._series.begin(strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._held, self._last, self._complete = [], None, []
+        self._held = []
         if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
             self._restore()
 
@@ -161,19 +157,29 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
-        self._writer.wait()
-        if self._delete:
-            # Not before all have trained to the end: one that fails now has to be able to resume.
-            self._workers.exchange("training has ended", "")
-            self._folder.clear()
+        self._series.end(delete=self._delete)
 
     def on_group_change(self, old: Any, new: Any) -> None:
-        extended = self.model.distribute_strategy.extended
-        self._writer.wait()
-        self._workers = workers_of(extended)
-        self._run = self._workers.exchange("run", self._run)[0]
-        self._writes_shared = writes_for_others(self._folder.path, self._workers, extended)
-        self._held, self._last = [], None
+        self._series.change_workers(self.model.distribute_strategy.extended)
+        self._held = []
+
+    def on_group_wait(self, epoch: int, batches: int) -> None:
+        """Saves before the workers wait for others, who may never come.
+
+        Args:
+            epoch: the epoch that goes on then.
+            batches: how many of its batches have been trained.
+        """
+        if batches:
+            self._steps = self._steps_before + batches
+        # Others read the data anew, in any case.
+        position = dataclasses.replace(self._data.read_trained(batches), state=None, fresh=None)
+        if not batches and self._data.live is not None and not self._data.live.has_ended:
+            # The epoch's iterator is there, and none of its batches counts.
+            position = dataclasses.replace(position, iterators=position.iterators - 1)
+        stopped = not batches and bool(self.model.stop_training)
+        self._save(Place(self._steps, epoch, batches, stopped), position)
+        self._finish_last()
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, for a worker that joins it."""
@@ -185,20 +191,19 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def _restore(self) -> None:
         restored = read_newest(
-            self._folder,
+            self._series.folder,
             lambda stored: held_by(self.model, stored),
-            self._workers,
+            self._series.workers,
             holds_all=not self.model.distribute_strategy.extended.in_stages,
         )
         if restored is None:
             return
-        rank = self._workers.rank
+        rank = self._series.workers.rank
         resume = Resumption(restored, self.model, self._others, rank)
         place = resume.place
         self._steps = self._last_saved = place.steps
         record.resumed_at(place.steps)
-        self._folder.forget_later_than(restored.snapshot)
-        self._complete = [restored.snapshot]
+        self._series.resume_from(restored.snapshot)
         set_initial_epoch(self.model, place.epoch)
         resume.load()
         if place.batch:
@@ -215,17 +220,17 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if rank == 0:
             say(
                 f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
-                f"after {place.steps} steps, from the snapshots in {self._folder.path}."
+                f"after {place.steps} steps, from the snapshots in {self._series.folder.path}."
             )
             if restored.lost:
                 say(
                     f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
-                    f"{self._workers.size}; not taken over: {names(restored.lost)}."
+                    f"{self._series.workers.size}; not taken over: {names(restored.lost)}."
                 )
 
     def _resumed(self, resume: Resumption) -> None:
         resume.load()
-        if self._data.skipped and self._workers.rank == 0:
+        if self._data.skipped and self._series.workers.rank == 0:
             batches, seconds = self._data.skipped
             say(
                 f"tfdist: the position in the data could not be saved; {batches} batches were read "
@@ -244,52 +249,35 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def _between_epochs(self) -> Place:
         return Place(self._steps, self._epoch + 1, 0, bool(self.model.stop_training))
 
-    def _save(self, place: Place) -> None:
-        snapshot = SnapshotId(place.steps, self._run, self._workers.size)
-        self._note_complete()
+    def _save(self, place: Place, position: Position | None = None) -> None:
+        self._series.finish_last()
         if not self._held:  # It takes a while where parts of a whole have to be numbered.
             self._held = held_by(self.model)
         write = take(
             self.model,
             self._held,
             self._others,
-            self._data,
+            position or self._data.read(epoch_ends=place.batch == 0),
             place,
-            self._workers.rank,
-            shared=self._writes_shared,
-            complete=self._complete[-1].step if self._complete else None,
+            self._series.workers.rank,
+            shared=self._series.writes_shared,
+            complete=self._series.complete,
         )
-        oldest = self._complete[-self._keep :][:1]
-
-        def write_and_prune() -> None:
-            write(self._folder, snapshot)
-            for kept in oldest:
-                self._folder.forget_earlier_than(kept)
-
-        self._last_saved, self._last = place.steps, snapshot
-        self._writer.submit(place.steps, write_and_prune)
-
-    def _note_complete(self) -> None:
-        """Records whether all workers have written their parts of the last snapshot."""
-        if self._last is None:
-            return
-        self._writer.wait()
-        failed = self._workers.exchange("snapshot written", str(self._writer.failed))
-        if str(True) not in failed:
-            self._complete.append(self._last)
+        self._last_saved = place.steps
+        self._series.add(place.steps, write)
 
     def _leave(self, batch: int) -> None:
         """Saves and exits, as SIGTERM has asked one of the workers."""
         self._save(Place(self._steps, self._epoch, batch + 1))
-        self._writer.wait()
-        failed = self._workers.exchange("preempted", str(self._writer.failed))
-        if self._workers.rank == 0:
-            state = "is lost" if str(True) in failed else f"is saved in {self._folder.path}"
-            say(
-                f"tfdist: SIGTERM: the state after {self._steps} steps {state}; exiting with code "
-                f"{PREEMPTED}, to be started again."
-            )
-        raise SystemExit(1 if str(True) in failed else PREEMPTED)
+        raise SystemExit(PREEMPTED if self._finish_last("SIGTERM: ") else 1)
+
+    def _finish_last(self, why: str = "") -> bool:
+        """Waits until all workers have written the last snapshot, and says so."""
+        is_complete = self._series.finish_last()
+        if self._series.workers.rank == 0:
+            state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"
+            say(f"tfdist: {why}the state after {self._steps} steps {state}.")
+        return is_complete
 
 
 def _positive(value: Any) -> bool:

@@ -25,7 +25,7 @@ class MeasuredSteps:
     def __init__(self, model: keras.Model) -> None:
         self._model = model
         self.timer = StepTimer()
-        self._links = self._counts()
+        self._links = self.counts()
 
     @property
     def communicator(self) -> NativeCommunicator | None:
@@ -41,7 +41,7 @@ class MeasuredSteps:
         """The means over the steps since the last call; None if they cannot be compared."""
         figures, communicator = self.timer.figures(), self.communicator
         self.timer.restart()
-        before, self._links = self._links, self._counts()
+        before, self._links = self._links, self.counts()
         if communicator is None or figures is None or figures.activity is None:
             return None
         steps, counted = max(1, figures.steps), figures.activity
@@ -50,19 +50,20 @@ class MeasuredSteps:
             counted.input / steps,
             counted.workers / steps,
             counted.network / steps,
-            links.sent(before, self._links),
+            links.traffic(before, self._links),
             communicator.hosts,
         )
+
+    def counts(self) -> dict[int, Counts]:
+        """What the kernel counts of the connections to each worker of another host, so far."""
+        if self.communicator is None or self._extended is None:
+            return {}
+        workers = self._extended.group.topology.workers
+        ranks = {str(worker): rank for rank, worker in enumerate(workers)}
+        return links.by_rank(links.communicators(), ranks)
 
     @property
     def _extended(self) -> ReplicatedExtended | None:
         strategy = self._model.distribute_strategy
         extended = None if strategy is None else strategy.extended
         return extended if isinstance(extended, ReplicatedExtended) else None
-
-    def _counts(self) -> dict[int, Counts]:
-        if self.communicator is None or self._extended is None:
-            return {}
-        workers = self._extended.group.topology.workers
-        ranks = {str(worker): rank for rank, worker in enumerate(workers)}
-        return links.by_rank(links.communicators(), ranks)

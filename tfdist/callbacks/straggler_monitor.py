@@ -13,14 +13,8 @@ from tfdist.callbacks.measured_steps import MeasuredSteps
 from tfdist.callbacks.step_count import StepCount
 from tfdist.cluster.net.wait_messages import say
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.monitoring.stragglers import (
-    USUAL_FACTOR,
-    Measurement,
-    Straggler,
-    describe,
-    describe_end,
-    find,
-)
+from tfdist.monitoring.straggler_messages import describe, describe_end
+from tfdist.monitoring.stragglers import USUAL_FACTOR, Measurement, Straggler, find
 from tfdist.strategies.group import Group
 
 

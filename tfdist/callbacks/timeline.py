@@ -26,7 +26,8 @@ from tfdist.elastic.atomic_file import write_atomically
 from tfdist.monitoring.chrome_trace import Span, WorkerRecord, build
 from tfdist.monitoring.clock_offsets import clock_offsets
 from tfdist.monitoring.op_profile import OpProfile
-from tfdist.monitoring.stragglers import USUAL_FACTOR, Measurement, describe, find
+from tfdist.monitoring.straggler_messages import describe
+from tfdist.monitoring.stragglers import USUAL_FACTOR, Measurement, find
 from tfdist.pipeline.model import PipelineModel
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group

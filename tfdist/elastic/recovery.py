@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -124,11 +125,16 @@ class Recovery:
         self._callbacks.stopped = bool(self._model.stop_training)
         while True:
             try:
-                agreement = self._enter(self._regroup(), is_new=False)
+                agreement = self._enter(self._regroup_first(), is_new=False)
+                if self._group.topology.size < self._min_workers:
+                    if not agreement.newcomers:  # They have nothing to save.
+                        self._save_before_waiting(agreement)
+                    agreement = self._enter(self._regroup(), is_new=False)
                 break
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
+        self._go_on(agreement)
         self._report(agreement, time.monotonic() - began, lost=lost)
 
     def join(self) -> None:
@@ -141,20 +147,29 @@ class Recovery:
         while True:
             try:
                 self._enter(session, is_new=True)
-                break
+                if self._group.topology.size >= self._min_workers:
+                    break
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
             session = self._regroup()
         self._known = self._group.topology
 
-    def _regroup(self) -> Session:
+    def _regroup_first(self) -> Session:
+        """A group that may be too small for training, if a callback saves then."""
+        left = self._group.topology.size - len(self._group.session.lost_ranks)
+        if left < self._min_workers and any(map(_save_of, self._callbacks.callbacks)):
+            return self._regroup(min_workers=1, joiners_welcome=False)
+        return self._regroup()
+
+    def _regroup(self, **changes: Any) -> Session:
         assert self._membership is not None
-        return self._membership.regroup(
-            min_workers=self._min_workers,
-            max_workers=self._max_workers,
-            joiners_welcome=self._admits,
-        )
+        terms = {
+            "min_workers": self._min_workers,
+            "max_workers": self._max_workers,
+            "joiners_welcome": self._admits,
+        }
+        return self._membership.regroup(**{**terms, **changes})
 
     def _enter(self, session: Session, *, is_new: bool) -> Agreement:
         self._group.regroup(session)
@@ -180,9 +195,26 @@ class Recovery:
         if any(one.is_new for one in standings):
             self._share_entry(agreement, is_new=is_new)
         if not is_new:
-            self._go_on(agreement)
+            self._end_last_batch(agreement)
         self._tell()
         return agreement
+
+    def _save_before_waiting(self, agreement: Agreement) -> None:
+        """Has callbacks save, since the workers that are needed may never come."""
+        before, self._known = self._known, self._group.topology
+        live, batches = self._live, self._batches(agreement)
+        if live.has_ended:
+            batches = 0
+        if agreement.epoch > live.read or not live.has_ended:
+            if batches:
+                self._totals.restore()
+            for save in filter(None, map(_save_of, self._callbacks.callbacks)):
+                save(agreement.epoch, batches)
+        if self._known.rank == 0:
+            say(
+                f"tfdist: {self._known.size} of {before.size} workers are left, and at least "
+                f"{self._min_workers} are needed: training waits for others."
+            )
 
     def _trace_anew_if_needed(self) -> None:
         extended, model = self._extended, self._model
@@ -219,9 +251,13 @@ class Recovery:
 
     def _go_on(self, agreement: Agreement) -> None:
         """Prepares the next entry into `fit`."""
-        live, batches = self._live, self._batches(agreement)
-        live.go_on(batches, self._totals.restore if batches else lambda: None)
+        batches = self._batches(agreement)
+        self._live.go_on(batches, self._totals.restore if batches else lambda: None)
         self._data.enter_again()
+
+    def _end_last_batch(self, agreement: Agreement) -> None:
+        """Tells the callbacks that have not seen the end of the last batch that stands."""
+        live, batches = self._live, self._batches(agreement)
         if live.last_batch is not None and batches >= live.taken:
             self._callbacks.end_batch(*live.last_batch, live.logs, agreement.seen)
 
@@ -247,3 +283,7 @@ class Recovery:
                 f"tfdist: training goes on with {self._known.size} workers, formerly "
                 f"{before.size}, after {agreement.steps} steps; the change took {seconds:.1f} s."
             )
+
+
+def _save_of(callback: Any) -> Any:
+    return getattr(callback, "on_group_wait", None)

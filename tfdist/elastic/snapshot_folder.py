@@ -60,11 +60,10 @@ class SnapshotFolder:
     def parts(self) -> dict[SnapshotId, list[int]]:
         """The snapshots that can be seen from here, and the ranks whose parts are there."""
         found: defaultdict[SnapshotId, list[int]] = defaultdict(list)
-        for path in self.path.glob("step-*/rank-*.npz"):
-            snapshot, part = _SNAPSHOT.fullmatch(path.parent.name), _PART.fullmatch(path.name)
-            if snapshot and part:
-                rank, size = int(part[1]), int(part[2])
-                found[SnapshotId(int(snapshot[1]), snapshot[2], size)].append(rank)
+        for folder in self._folders():
+            step, run = folder.name.removeprefix("step-").split("-")
+            for part in filter(None, (_PART.fullmatch(path.name) for path in _inside(folder))):
+                found[SnapshotId(int(step), run, int(part[2]))].append(int(part[1]))
         return {snapshot: sorted(ranks) for snapshot, ranks in found.items()}
 
     def forget_earlier_than(self, snapshot: SnapshotId) -> None:
@@ -92,4 +91,12 @@ class SnapshotFolder:
         return self.path / f"step-{snapshot.step:010d}-{snapshot.run}"
 
     def _folders(self) -> list[Path]:
-        return [path for path in self.path.glob("step-*") if _SNAPSHOT.fullmatch(path.name)]
+        return [path for path in _inside(self.path) if _SNAPSHOT.fullmatch(path.name)]
+
+
+def _inside(folder: Path) -> list[Path]:
+    """The entries of a directory: none if another worker has deleted it meanwhile."""
+    try:
+        return list(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []

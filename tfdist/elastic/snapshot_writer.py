@@ -38,7 +38,8 @@ class SnapshotWriter:
                 self.failed = False
             except Exception as error:  # whatever it is, training is worth more
                 say(
-                    f"tfdist: the snapshot of step {step} could not be written: {error!r}. "
+                    f"tfdist: the snapshot of step {step} could not be written: "
+                    f"{type(error).__name__}: {error}. "
                     "Training goes on, and later snapshots are tried. Free space, or correct the "
                     "directory of tfdist.callbacks.BackupAndRestore."
                 )

@@ -46,6 +46,7 @@ class Agreement:
         steps: how many steps of training stand.
         source: the rank whose state the others take.
         takers: the ranks that take it.
+        newcomers: those of them that have just joined.
         epoch: the epoch that all of them enter.
         seen: how many callbacks have seen the end of the last batch on any worker.
     """
@@ -53,6 +54,7 @@ class Agreement:
     steps: int
     source: int
     takers: frozenset[int]
+    newcomers: frozenset[int]
     epoch: int
     seen: int
 
@@ -86,6 +88,7 @@ def agree(standings: Sequence[Standing]) -> Agreement:
         steps=steps,
         source=newest[0],
         takers=frozenset(range(len(standings))) - set(newest),
+        newcomers=frozenset(rank for rank, standing in enumerate(standings) if standing.is_new),
         epoch=min(standing.epochs_ended for standing in members),
         seen=max(whole[rank].seen for rank in newest),
     )

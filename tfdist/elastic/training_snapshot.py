@@ -17,7 +17,7 @@ from tfdist.elastic.part_file import Array, Piece, write_part
 from tfdist.elastic.restore import Restored
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
 from tfdist.strategies.random_state import random_states, set_random_states
-from tfdist.trainer.fit.data_position import Position, TrainingData
+from tfdist.trainer.fit.data_position import Position
 
 _POSITION = "position of the data of worker"
 _FRESH = "beginning of the data of worker"
@@ -44,7 +44,7 @@ def take(
     model: keras.Model,
     held: Sequence[Held],
     callbacks: Sequence[Any],
-    data: TrainingData,
+    position: Position,
     place: Place,
     rank: int,
     *,
@@ -57,7 +57,7 @@ def take(
         model: in training.
         held: its variables on this worker.
         callbacks: all of them, in their order.
-        data: its data.
+        position: where its data stands.
         place: where training stands.
         rank: this worker's rank.
         shared: whether this worker also writes what others hold as well.
@@ -68,7 +68,6 @@ def take(
     """
     read = read_all(held, rank, shared=shared)
     states, arrays = states_of(callbacks)
-    position = data.read(epoch_ends=place.batch == 0)
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}
     if position.state is not None:
         own[f"{_POSITION} {rank}"] = np.frombuffer(position.state, np.uint8)

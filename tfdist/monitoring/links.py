@@ -8,24 +8,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist import native
-from tfdist.monitoring.stragglers import Sent
+from tfdist.monitoring.stragglers import Traffic
 
 
 @dataclass(frozen=True)
 class Counts:
-    """The counts of the connections to a rank.
+    """The counts of the connections to a rank: of what this one sends, and of its messages.
 
     Attributes:
         acknowledged_bytes: sent, and known to have come.
         busy_us: microseconds with something on its way.
         pending_bytes: sent, and not known to have come.
         silent_ms: since the last acknowledgment, where some are pending.
+        frames: messages about its state that have come from it.
+        delay_us: microseconds that these were on their way, by the clocks of both; together.
     """
 
     acknowledged_bytes: int = 0
     busy_us: int = 0
     pending_bytes: int = 0
     silent_ms: int = 0
+    frames: int = 0
+    delay_us: int = 0
 
 
 def communicators(records: int = 0) -> list[dict[str, Any]]:
@@ -50,8 +54,9 @@ def by_rank(
     """
     found: dict[int, Counts] = {}
     for one in communicators:
+        peers = {peer["rank"]: peer for peer in one["peers"]}
         for link in one["links"]:
-            rank = ranks.get(one["ranks"][link["rank"]])
+            rank, peer = ranks.get(one["ranks"][link["rank"]]), peers[link["rank"]]
             if rank is not None:
                 before = found.get(rank, Counts())
                 silent = link["silent_ms"] if link["pending_bytes"] else 0
@@ -60,12 +65,14 @@ def by_rank(
                     before.busy_us + link["busy_us"],
                     before.pending_bytes + link["pending_bytes"],
                     max(before.silent_ms, silent),
+                    before.frames + peer["frames"],
+                    before.delay_us + peer["delay_us"],
                 )
     return found
 
 
-def sent(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, Sent]:
-    """What was sent to each rank between two moments.
+def traffic(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, Traffic]:
+    """What was sent to each rank between two moments, and how long messages from it took.
 
     Where a communicator has been closed meanwhile, its counts are missing, and what is less than
     before is not reported.
@@ -75,8 +82,10 @@ def sent(before: Mapping[int, Counts], now: Mapping[int, Counts]) -> dict[int, S
         earlier = before.get(rank, Counts())
         moved = counts.acknowledged_bytes - earlier.acknowledged_bytes
         busy = 1e-6 * (counts.busy_us - earlier.busy_us)
-        if moved >= 0 and busy >= 0:
-            found[rank] = Sent(moved, busy)
+        frames = counts.frames - earlier.frames
+        delay = 1e-6 * (counts.delay_us - earlier.delay_us)
+        if moved >= 0 and busy >= 0 and frames >= 0:
+            found[rank] = Traffic(moved, busy, max(0.0, delay) / max(1, frames))
     return found
 
 

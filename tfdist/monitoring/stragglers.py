@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 USUAL_FACTOR = 1.3
@@ -31,22 +31,19 @@ class Cause(enum.Enum):
     NETWORK = "network"
 
 
-_REMEDIES = {
-    Cause.INPUT: "Look at how it reads and prepares its data: its disk, and `prefetch`, "
-    "`cache` and `num_parallel_calls` of the dataset.",
-    Cause.COMPUTE: "Look for other programs on its host, for throttled cores or clocks, and for "
-    "callbacks that only it runs.",
-    Cause.NETWORK: "Look at the network of its host.",
-}
-_BETWEEN = "Look at the network between them."
-
-
 @dataclass(frozen=True)
-class Sent:
-    """What has been sent on a link, and has come: how much, and the seconds it was on its way."""
+class Traffic:
+    """What has moved on a link.
+
+    Attributes:
+        bytes: that have been sent, and have come.
+        busy: seconds that some of them were on their way.
+        delay: mean seconds that a small message took the other way.
+    """
 
     bytes: float
     busy: float
+    delay: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,6 +60,7 @@ class Measurement:
         slowest_peer: a worker of the host to which it sends slowest; -1 for none.
         slowest_rate: bytes per second to that host.
         hosts: to how many hosts it has sent enough to tell.
+        delay: seconds that small messages took from where they took longest.
     """
 
     step: float
@@ -73,6 +71,7 @@ class Measurement:
     slowest_peer: int = -1
     slowest_rate: float = 0.0
     hosts: int = 0
+    delay: float = 0.0
 
     @classmethod
     def with_links(
@@ -81,31 +80,32 @@ class Measurement:
         data: float,
         workers: float,
         network: float,
-        links: Mapping[int, Sent],
+        links: Mapping[int, Traffic],
         hosts: Sequence[int],
     ) -> Measurement:
         """The same, from what was sent on each link.
 
         Args:
             step, data, workers, network: as above.
-            links: by the rank at the other end.
+            links: what has moved to and from each rank of another host.
             hosts: for each rank, a number of its host.
         """
-        most = max((sent.bytes for sent in links.values()), default=0.0)
+        most = max((link.bytes for link in links.values()), default=0.0)
         fastest: dict[int, tuple[float, int]] = {}  # the rate and the rank, by host
-        for rank, sent in links.items():
-            if sent.busy >= LEAST_BUSY_SECONDS and sent.bytes >= max(1.0, _LEAST_SHARE * most):
-                found = (sent.bytes / sent.busy, rank)
+        for rank, link in links.items():
+            if link.busy >= LEAST_BUSY_SECONDS and link.bytes >= max(1.0, _LEAST_SHARE * most):
+                found = (link.bytes / link.busy, rank)
                 fastest[hosts[rank]] = max(found, fastest.get(hosts[rank], found))
         rate, peer = min(fastest.values(), default=(0.0, -1))
         best = max(fastest.values(), default=(0.0, -1))[0]
-        return cls(step, data, workers, network, best, peer, rate, len(fastest))
+        delay = max((link.delay for link in links.values()), default=0.0)
+        return cls(step, data, workers, network, best, peer, rate, len(fastest), delay)
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Measurement:
         """The same, from its values in order, all of which may have become floats."""
-        step, data, workers, network, best, peer, rate, hosts = values
-        return cls(step, data, workers, network, best, int(peer), rate, int(hosts))
+        step, data, workers, network, best, peer, rate, hosts, delay = values
+        return cls(step, data, workers, network, best, int(peer), rate, int(hosts), delay)
 
     @property
     def compute(self) -> float:
@@ -124,6 +124,8 @@ class Straggler:
         others: the median of the other workers.
         peer: None, or the worker to which it sends slowly, where nothing tells which of the two has
             the slow network.
+        queues: whether the two values are seconds instead that small messages take to `peer`, and
+            back.
     """
 
     rank: int
@@ -131,6 +133,7 @@ class Straggler:
     own: float = field(compare=False)
     others: float = field(compare=False)
     peer: int | None = None
+    queues: bool = field(default=False, compare=False)
 
 
 def find(
@@ -143,6 +146,8 @@ def find(
     all. If no own time stands out, hosts are compared: one that sends slowly to all others, or to
     which all others send slowly, has a slow network. Where a host sends to one other host only, as
     between two hosts and in a ring, that cannot be told, and the workers at both ends are named.
+    Between two hosts both directions may carry equally little, as acknowledgments queue behind the
+    data of the slow one: where small messages take longer one way, that is the slow one.
 
     Args:
         measured: of each worker, by rank.
@@ -155,42 +160,6 @@ def find(
         <Cause.INPUT: 'input'>
     """
     return find_slow_process(measured, factor) or find_slow_link(measured, factor, hosts)
-
-
-def describe(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """What a straggler does to the others, and where to look, in sentences.
-
-    Args:
-        straggler: what was found.
-        name: what to call a worker, by rank.
-    """
-    usual = f"where the median of the others is {straggler.others / 1e6:.3g} MB/s"
-    rates = f"{straggler.own / 1e6:.3g} MB/s while they send, {usual}"
-    if straggler.peer is not None:
-        return f"{subject(straggler, name)} keep the others waiting: they carry {rates}. {_BETWEEN}"
-    if straggler.cause is Cause.NETWORK:
-        what = f"its connections to other hosts carry {rates}"
-    else:
-        kind = "input" if straggler.cause is Cause.INPUT else "computation"
-        what = (
-            f"its {kind} takes {1e3 * straggler.own:.1f} ms of a step, where the median of the "
-            f"others is {1e3 * straggler.others:.1f} ms"
-        )
-    remedy = _REMEDIES[straggler.cause]
-    return f"{subject(straggler, name)} keeps the others waiting: {what}. {remedy}"
-
-
-def describe_end(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """That a straggler is none any more, as a sentence."""
-    keep = "keeps" if straggler.peer is None else "keep"
-    return f"{subject(straggler, name)} no longer {keep} the others waiting."
-
-
-def subject(straggler: Straggler, name: Callable[[int], str]) -> str:
-    """The worker, or the connections between two of them."""
-    if straggler.peer is None:
-        return name(straggler.rank)
-    return f"The connections from {name(straggler.rank)} to {name(straggler.peer)}"
 
 
 def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
@@ -225,6 +194,8 @@ def find_slow_link(
         by_host.setdefault(host_of[rank], []).append(rank)
     if len(by_host) < 2:
         return None
+    if len(by_host) == 2 and (queue := _find_queue(measured, factor, *by_host.values())):
+        return queue
     best = {h: max(measured[r].best_rate for r in ranks) for h, ranks in by_host.items()}
     # Others of the host send small messages only, which take longer for their size.
     slowest = {
@@ -260,6 +231,19 @@ def find_slow_link(
     if _ALONE * factor * rate < usual:
         return Straggler(rank, Cause.NETWORK, rate, usual, measured[rank].slowest_peer)
     return None
+
+
+def _find_queue(
+    measured: Sequence[Measurement], factor: float, one: Sequence[int], other: Sequence[int]
+) -> Straggler | None:
+    """The direction in which data queues, between the ranks of two hosts."""
+    ends = [max(ranks, key=lambda r: measured[r].delay) for ranks in (one, other)]
+    back, there = sorted(ends, key=lambda r: measured[r].delay)
+    delay, usual = measured[there].delay, measured[back].delay
+    if delay < factor * usual or delay - usual < _NOTICEABLE * measured[there].step:
+        return None
+    sender = measured[there].slowest_peer
+    return Straggler(sender, Cause.NETWORK, delay, usual, peer=there, queues=True)
 
 
 def _median_of_others(values: Sequence[float], rank: int) -> float:

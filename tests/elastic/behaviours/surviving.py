@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pathlib
 import signal
@@ -187,6 +188,11 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             tfdist.callbacks.TrafficLogger(),
             tfdist.callbacks.Timeline(settings["watched"], steps=(14, 17)),
         ]
+    if settings.get("snapshots"):  # None but those that the workers take on their own account.
+        callbacks.append(tfdist.callbacks.BackupAndRestore(settings["snapshots"], save_every=1000))
+    if settings.get("patience"):
+        group = strategy.extended.group
+        group.options = dataclasses.replace(group.options, start_timeout=settings["patience"])
     if settings.get("files"):
         folder = pathlib.Path(settings["files"])
         callbacks += [

@@ -60,7 +60,8 @@ def view(*after, before=None):
 
 
 STEPS = {"steps": 62, "rows": 620}
-# In two seconds. Each: rank, acknowledged bytes, busy microseconds, pending bytes, milliseconds.
+# In two seconds. Each: rank, acknowledged bytes, busy microseconds, pending bytes, milliseconds; in
+# newer versions also messages, and the microseconds that these took.
 BUSY = {**STEPS, "network": 1.0}
 OLD = report(time=-2.0, links=[(rank, 1_000_000, 10_000, 0, 0) for rank in range(3)])
 SLOW_LINKS = [
@@ -80,6 +81,13 @@ SLOWNESS = {
         report(**BUSY, leader=0, links=[(2, 1_090_000, 1_010_000, 0, 0)]),
         report(**BUSY, leader=2, links=[(0, 9_000_000, 20_000, 0, 0)]),
         report(**BUSY, leader=2, links=[(0, 1_090_000, 1_010_000, 0, 0)]),
+    ],
+    # Both directions carry equally little; reports also say how long 100 messages took.
+    "All 2 ranks are running: 31 steps/s, 620 rows/s. The connections from worker 0 (a:0) on h to "
+    "worker 1 (a:1) on h keep the others waiting: data queues there, and small messages take "
+    "20.0 ms, but 1.0 ms the other way. Look at the network between them.": [
+        report(**BUSY, links=[(1, 9_000_000, 1_010_000, 0, 0, 100, 100_000)]),
+        report(**BUSY, links=[(0, 9_000_000, 1_010_000, 0, 0, 100, 2_000_000)]),
     ],
     "All 2 ranks are running: 31 steps/s, 620 rows/s. worker 1 (a:1) on h keeps the others "
     "waiting: its input takes 29.0 ms of a step, where the median of the others is 0.0 ms. Look at "

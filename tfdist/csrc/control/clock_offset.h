@@ -1,6 +1,7 @@
 // How far another rank's steady clock is ahead of this one's, from frames that go both ways.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace tfdist {
@@ -47,6 +48,29 @@ class ClockOffset {
   int64_t offset_ = 0;
   int64_t uncertainty_ = 0;
   int64_t at_ = 0;
+};
+
+// How long frames from another rank were on their way, by its clock and this one's: where data
+// queues, they wait with it.
+class OneWayDelay {
+ public:
+  int64_t frames() const { return frames_; }
+  int64_t nanoseconds() const { return nanoseconds_; }  // of all of them together
+
+  // A frame that was sent at one time, by the other's clock, and came at another, by this one's.
+  void Add(int64_t sent, int64_t came, const ClockOffset& clock) {
+    if (!clock.measured() || sent == 0) return;
+    // Halves: what a peer sends may be anything.
+    const int64_t delay = came / 2 - sent / 2 + clock.offset() / 2;
+    ++frames_;
+    nanoseconds_ += 2 * std::clamp<int64_t>(delay, 0, kMost / 2);
+  }
+
+ private:
+  static constexpr int64_t kMost = 60'000'000'000;  // of one frame
+
+  int64_t frames_ = 0;
+  int64_t nanoseconds_ = 0;
 };
 
 }  // namespace tfdist

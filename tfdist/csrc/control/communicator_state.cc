@@ -84,7 +84,8 @@ void WriteOther(const Watch::Known& other, bool same_clock, int64_t now, JsonWri
   } else {
     json->Key("clock_offset_ns").Null().Key("clock_uncertainty_ns").Null();
   }
-  json->Close('}');
+  json->Member("frames", other.delay.frames());
+  json->Member("delay_us", other.delay.nanoseconds() / 1000).Close('}');
 }
 
 void WriteLink(int rank, const TcpStatistics& link, JsonWriter* json) {

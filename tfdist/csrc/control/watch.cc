@@ -62,6 +62,7 @@ struct Watch::Peer {
   int64_t told_at = 0;  // the time in its last status
   int64_t told_came = 0;  // when that came
   ClockOffset clock;
+  OneWayDelay delay;
 };
 
 Watch::Watch(Settings settings, Streams streams, Callbacks callbacks)
@@ -229,6 +230,7 @@ void Watch::Handle(int rank, const Frame& frame) {
       peer.told_at = frame.sent;
       peer.told_came = Nanoseconds(peer.heard);
       peer.clock.Add({frame.echoed, frame.echo_received, frame.sent, peer.told_came});
+      peer.delay.Add(frame.sent, peer.told_came, peer.clock);
       break;
     }
     case FrameKind::kWaited:
@@ -287,7 +289,7 @@ std::vector<Watch::Known> Watch::Others() {
     if (static_cast<int>(rank) == settings_.rank) continue;
     const Peer& peer = *peers_[rank];
     others.push_back({static_cast<int>(rank), peer.status, Nanoseconds(peer.heard), peer.left,
-                      peer.lost, peer.clock});
+                      peer.lost, peer.clock, peer.delay});
   }
   return others;
 }

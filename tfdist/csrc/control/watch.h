@@ -68,6 +68,7 @@ class Watch {
     bool left = false;
     bool lost = false;
     ClockOffset clock;
+    OneWayDelay delay;
   };
   // Of each other rank, from any thread.
   std::vector<Known> Others();

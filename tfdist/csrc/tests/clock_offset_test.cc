@@ -107,6 +107,27 @@ void Drift() {
   }
 }
 
+// The mean time on the way is right, as far as the offset is.
+void Delays() {
+  ClockOffset clock;
+  OneWayDelay delay;
+  delay.Add(kSecond, 2 * kSecond, clock);  // before clocks have been compared
+  delay.Add(0, 2 * kSecond, clock);
+  EXPECT(delay.frames() == 0 && delay.nanoseconds() == 0);
+  constexpr int64_t kAhead = -3 * kSecond;
+  const auto come = [&](const RoundTrip& trip) {
+    clock.Add(trip);
+    delay.Add(trip.answered, trip.came, clock);
+  };
+  come(Trip(10 * kSecond, kAhead, 1000, 0, 1000));
+  EXPECT(delay.frames() == 1 && std::abs(delay.nanoseconds() - 1000) <= 2 * kRounding);
+  // A queue on the way back, not on the way there, whose trips do not change the offset.
+  come(Trip(11 * kSecond, kAhead, 1000, 0, 40 * kMillisecond));
+  come(Trip(12 * kSecond, kAhead, 40 * kMillisecond, 0, 1000));
+  EXPECT(delay.frames() == 3);
+  EXPECT(std::abs(delay.nanoseconds() - 40 * kMillisecond - 2000) <= 6 * kRounding);
+}
+
 // Whatever a peer says, no sum overflows.
 void HostileTimes() {
   constexpr int64_t kLeast = std::numeric_limits<int64_t>::min();
@@ -129,6 +150,9 @@ void HostileTimes() {
           for (ClockOffset* const one : {&clock, &fresh}) {
             one->Add({came.echoed, came.echo_received, came.sent, 100 * kSecond});
             EXPECT(one->uncertainty(1000 * kSecond) >= 0);
+            OneWayDelay delay;
+            delay.Add(came.sent, 100 * kSecond, *one);
+            EXPECT(delay.nanoseconds() >= 0);
           }
           measured += fresh.measured();
         }));
@@ -162,6 +186,7 @@ void All() {
   TheBestTripCounts();
   Nonsense();
   Drift();
+  Delays();
   HostileTimes();
   BetweenRanks();
 }

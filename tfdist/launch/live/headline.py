@@ -9,7 +9,7 @@ from tfdist.launch.flight import backlogs
 from tfdist.launch.flight.words import listed, seconds, workers
 from tfdist.launch.live.ranks import Activity, Operation, Rank
 from tfdist.launch.live.slowness import find_backlogs, find_straggler
-from tfdist.monitoring.stragglers import describe
+from tfdist.monitoring.straggler_messages import describe
 
 LONG_SECONDS = 1.0
 """What a rank is in for less may be in progress."""

@@ -48,6 +48,7 @@ class Link:
             long enough to tell.
         pending_bytes: sent, and not acknowledged.
         silent_seconds: for how long none of that has been acknowledged.
+        delay: mean seconds that small messages from there took between the two moments.
     """
 
     rank: int
@@ -55,6 +56,7 @@ class Link:
     bytes_per_second: float | None
     pending_bytes: int
     silent_seconds: float
+    delay: float
 
 
 @dataclass(frozen=True)
@@ -238,24 +240,30 @@ def _operation(raw: Any, absent: dict[int, list[int]]) -> Operation:
 
 
 def _links(before: Any, after: Any) -> tuple[Link, ...]:
-    earlier = {int(rank): map(_number, counts) for rank, *counts in before}
-    links = []
-    for rank, acknowledged, busy_us, pending, silent_ms in after:
-        was_acknowledged, was_busy_us, *_ = earlier.get(int(rank), (0, 0))
-        seconds = 1e-6 * (_number(busy_us) - was_busy_us)
-        came = _number(acknowledged) - was_acknowledged
-        # A group that has been closed meanwhile counts no longer.
-        known = int(rank) in earlier and seconds >= LEAST_BUSY_SECONDS and came >= 0
-        links.append(
-            Link(
-                rank=int(rank),
-                bytes=int(came) if known else None,
-                bytes_per_second=came / seconds if known else None,
-                pending_bytes=int(pending),
-                silent_seconds=1e-3 * _number(silent_ms),
-            )
-        )
-    return tuple(links)
+    earlier = {int(rank): _counts(counts) for rank, *counts in before}
+    return tuple(_link(int(rank), earlier.get(int(rank)), _counts(now)) for rank, *now in after)
+
+
+def _counts(raw: list[Any]) -> list[float]:
+    # Reports of earlier versions do not have the last two.
+    return [*map(_number, raw), 0.0, 0.0][:6]
+
+
+def _link(rank: int, before: list[float] | None, now: list[float]) -> Link:
+    came, busy_us, _, _, frames, delay_us = (
+        after - earlier for after, earlier in zip(now, before or [0.0] * len(now), strict=True)
+    )
+    seconds = 1e-6 * busy_us
+    # A group that has been closed meanwhile counts no longer.
+    known = before is not None and seconds >= LEAST_BUSY_SECONDS and came >= 0
+    return Link(
+        rank=rank,
+        bytes=int(came) if known else None,
+        bytes_per_second=came / seconds if known else None,
+        pending_bytes=int(now[2]),
+        silent_seconds=1e-3 * now[3],
+        delay=max(0.0, 1e-6 * delay_us / max(1.0, frames)),
+    )
 
 
 def _number(value: Any) -> float:

@@ -8,8 +8,8 @@ from tfdist.launch.flight.backlogs import Backlog, longest
 from tfdist.launch.live.ranks import Activity, Rank
 from tfdist.monitoring.stragglers import (
     Measurement,
-    Sent,
     Straggler,
+    Traffic,
     find_slow_link,
     find_slow_process,
 )
@@ -54,7 +54,7 @@ def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog,
 def _measurement(activity: Activity, hosts: Sequence[int]) -> Measurement:
     step = 1.0 / activity.steps_per_second
     links = {
-        link.rank: Sent(link.bytes, link.bytes / link.bytes_per_second)
+        link.rank: Traffic(link.bytes, link.bytes / link.bytes_per_second, link.delay)
         for link in activity.links
         if link.bytes and link.bytes_per_second and 0 <= link.rank < len(hosts)
     }

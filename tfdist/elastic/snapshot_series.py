@@ -1,0 +1,102 @@
+"""The snapshots that the workers of a training take, one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
+from tfdist.elastic.snapshot_writer import SnapshotWriter
+from tfdist.elastic.workers import Workers, workers_of, writes_for_others
+from tfdist.strategies.extended import ReplicatedExtended
+
+
+class SnapshotSeries:
+    """Writes a training's snapshots in the background, and deletes those that nobody needs.
+
+    Args:
+        folder: where they are kept.
+        keep: how many that all workers have written.
+        asynchronous: whether training goes on while one is written.
+
+    Attributes:
+        folder: where they are kept.
+        writes_shared: whether this worker writes what others hold as well.
+    """
+
+    workers: Workers
+
+    def __init__(self, folder: SnapshotFolder, *, keep: int, asynchronous: bool) -> None:
+        self.folder = folder
+        self.writes_shared = False
+        self._keep = keep
+        self._writer = SnapshotWriter(asynchronous=asynchronous)
+        self._run = ""
+        self._last: SnapshotId | None = None
+        self._complete: list[SnapshotId] = []
+
+    def begin(self, extended: ReplicatedExtended) -> None:
+        """Begins a training; called by all workers."""
+        self._complete = []
+        self._meet(extended, new_run())
+
+    def change_workers(self, extended: ReplicatedExtended) -> None:
+        """Goes on with other workers, all of which call this."""
+        self._writer.wait()
+        self._meet(extended, self._run)
+
+    def resume_from(self, snapshot: SnapshotId) -> None:
+        """Goes on behind a snapshot of an earlier call."""
+        self.folder.forget_later_than(snapshot)
+        self._complete = [snapshot]
+
+    @property
+    def complete(self) -> int | None:
+        """The step of the last snapshot that all workers are known to have written, if any."""
+        return self._complete[-1].step if self._complete else None
+
+    def finish_last(self) -> bool:
+        """Waits for the last snapshot; called by all workers. Whether they all have written it."""
+        self._writer.wait()
+        if self._last is None:
+            return False
+        last, self._last = self._last, None
+        failed = self.workers.exchange("snapshot written", str(self._writer.failed))
+        if str(True) in failed:
+            return False
+        self._complete.append(last)
+        return True
+
+    def add(self, step: int, write: Callable[[SnapshotFolder, SnapshotId], None]) -> None:
+        """Adds a snapshot, once the last one has been finished.
+
+        Args:
+            step: how many steps have been trained.
+            write: writes this worker's part, from another thread.
+        """
+        snapshot = SnapshotId(step, self._run, self.workers.size)
+        oldest = self._complete[-self._keep :][:1]
+
+        def write_and_prune() -> None:
+            write(self.folder, snapshot)
+            for kept in oldest:
+                self.folder.forget_earlier_than(kept)
+
+        self._last = snapshot
+        self._writer.submit(step, write_and_prune)
+
+    def end(self, *, delete: bool) -> None:
+        """Ends the training; called by all workers.
+
+        Args:
+            delete: whether no call will resume from it.
+        """
+        self._writer.wait()
+        if delete:
+            # Not before all have trained to the end: one that fails now has to be able to resume.
+            self.workers.exchange("training has ended", "")
+            self.folder.clear()
+
+    def _meet(self, extended: ReplicatedExtended, run: str) -> None:
+        self.workers, self._last = workers_of(extended), None
+        self._run = self.workers.exchange("run", run)[0]
+        self.writes_shared = writes_for_others(self.folder.path, self.workers, extended)
