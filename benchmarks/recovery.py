@@ -9,10 +9,12 @@ The features, of which each step bears the cost:
   none_again  the same once more: by how much equal steps differ
   agreement   as tfdist always runs with several workers: a step counts, or leaves no trace
   snapshots   besides, `BackupAndRestore` saves once in each round, whose time includes the writing
+  elastic     agreement, and `Elastic`, with which workers may be lost and others come
 
 One `fit` of the same worker processes takes some steps of one kind, then of another, round after
 round, so that a disturbance of the machine hits all alike, and processes that differ by some
-percent do not matter. The order is reversed in every other round. `none` is always measured. All
+percent do not matter; `elastic` has processes of its own, as it is a matter of a whole `fit`. The
+order is reversed in every other round. `none` is always measured. All
 kinds use the same weights. What counts is the ratio in the same round; on a machine with other
 work, the ratio of the quick steps (the 10th percentile of all single ones), and that of the time
 that the workers' processors have spent.
@@ -161,21 +163,34 @@ def feature_turns(
     Yields:
         A feature, the seconds of each of its steps in a round, and of processors per step.
     """
-    order = {"model": model, "addresses": free_addresses(workers), "folder": folder}
-    orders = [{**order, "rank": rank} for rank in range(workers)]
-    command = [sys.executable, "-m", "recovering.worker"]
-    team = Members([command] * workers, orders, TIMEOUT)
+    teams: dict[bool, Members] = {}
     try:
+        for elastic in sorted({feature == "elastic" for feature in features}):
+            teams[elastic] = start_team(model, workers, f"{folder}/{elastic}", elastic)
         for feature in features:
-            team.ask([feature, FLAGS.steps])  # Compiles and warms up.
+            teams[feature == "elastic"].ask([feature, FLAGS.steps])  # Compiles and warms up.
         for turn in range(FLAGS.rounds or 40):
             for feature in features[:: -1 if turn % 2 else 1]:
+                team = teams[feature == "elastic"]
                 team.ask(["agreement" if feature == "snapshots" else feature, 1])
                 answers = team.ask([feature, FLAGS.steps])
                 slower = max((taken for taken, _ in answers), key=sum)
                 yield feature, slower, sum(spent for _, spent in answers) / FLAGS.steps
     finally:
-        team.stop()
+        for team in teams.values():
+            team.stop()
+
+
+def start_team(model: str, workers: int, folder: str, elastic: bool) -> Members:
+    """Worker processes that train a model."""
+    order = {
+        "model": model,
+        "addresses": free_addresses(workers),
+        "folder": folder,
+        "elastic": elastic,
+    }
+    orders = [{**order, "rank": rank} for rank in range(workers)]
+    return Members([[sys.executable, "-m", "recovering.worker"]] * workers, orders, TIMEOUT)
 
 
 def find_missing() -> dict[Case, str]:

@@ -8,7 +8,7 @@ from typing import Any
 from unittest import mock
 
 # `none_again` tells by how much equal steps differ.
-FEATURES = ("none", "none_again", "agreement", "snapshots")
+FEATURES = ("none", "none_again", "agreement", "snapshots", "elastic")
 
 
 def make_backup(folder: str) -> Any:
@@ -23,7 +23,7 @@ def make_backup(folder: str) -> Any:
             return due
 
         def wait(self) -> None:
-            self._writer.wait()
+            self._series.wait()
 
     return OnRequest(folder, save_every=1)
 
@@ -32,6 +32,6 @@ def tracing(feature: str) -> AbstractContextManager[Any]:
     """Within this context, a step is traced with the feature, and without the others."""
     from tfdist.trainer.fit import atomic_step
 
-    if feature in ("agreement", "snapshots"):
+    if feature in ("agreement", "snapshots", "elastic"):
         return contextlib.nullcontext()
     return mock.patch.object(atomic_step, "applies", lambda strategy: False)

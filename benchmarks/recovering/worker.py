@@ -12,7 +12,9 @@ from stepping.serving import serve
 ENDLESS = 10**9
 
 
-def work(pipe: Connection, model: str, rank: int, addresses: list[str], folder: str) -> None:
+def work(
+    pipe: Connection, model: str, rank: int, addresses: list[str], folder: str, elastic: bool
+) -> None:
     """Trains until the driver is gone.
 
     Args:
@@ -22,6 +24,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str], folder: 
         rank: of this worker, which is also the number of its core.
         addresses: of all workers.
         folder: for snapshots.
+        elastic: whether workers may be lost, and others come.
     """
     take_place(rank, addresses)
     import keras
@@ -69,7 +72,7 @@ def work(pipe: Connection, model: str, rank: int, addresses: list[str], folder: 
         network.compile("adam", loss, metrics=["accuracy"])
     data = models.endless(model, len(addresses))
     backup = make_backup(folder)
-    callbacks = [Turns(), backup]
+    callbacks = [Turns(), backup, *([tfdist.callbacks.Elastic()] if elastic else [])]
     network.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=callbacks)
 
 

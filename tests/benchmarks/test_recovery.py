@@ -27,7 +27,7 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
-    features = ["none", "none_again", "agreement", "snapshots"]
+    features = ["none", "none_again", "agreement", "snapshots", "elastic"]
     assert [row["feature"] for row in rows] == features
     for row in rows:
         assert row["model"] == "tiny" and row["workers"] == 2
@@ -44,7 +44,7 @@ def test_wrong_flags_are_refused() -> None:
         {
             "--workers=2,1": "a number from 2",
             "--models=pigeons": "any of mlp, batchnorm, tiny",
-            "--features=birds": "any of none, none_again, agreement, snapshots",
+            "--features=birds": "any of none, none_again, agreement, snapshots, elastic",
             "--faults=flood": "any of kill, stop",
             "--backends=birds": "any of elastic, restart, torchrun",
             "--respawn=maybe": "any of yes, no",

@@ -197,7 +197,7 @@ def train(strategy, folder, data, at=None, every=4, rated=True, **model):
             verbose=0,
         )
     except Interruption:
-        callbacks[0]._writer.wait()  # As a process that ends does.
+        callbacks[0]._series.wait()  # As a process that ends does.
         return None
     own = next(c for c in callbacks if isinstance(c, Own))
     csv = folder / "log.csv"

@@ -38,7 +38,8 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     Raises:
         ValueError: an argument is invalid.
         UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
-            variables yet, or the group cannot change, such as with `shard_optimizer=True`.
+            variables yet, or the group cannot change, such as with `shard_optimizer=True` or
+            several devices per worker.
         GroupLostError: in `fit`, if too few workers are left.
 
     Example:
@@ -69,9 +70,16 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
-        group = model.distribute_strategy.extended.group
+        extended = model.distribute_strategy.extended
+        group = extended.group
         if group.topology.size == 1 and not group.elastic:
             return fit()  # There are no others.
+        if len(extended.worker_devices) > 1:
+            raise UnsupportedError(
+                "Elastic needs workers of one device: TensorFlow reads ahead for several devices, "
+                "and what it has read would be lost with the group. Received: "
+                f"{len(extended.worker_devices)} devices. Start a worker for each device."
+            )
         group.check_can_change()
         membership = membership_of(group)
         self._recovery = recovery = Recovery(

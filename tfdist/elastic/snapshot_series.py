@@ -84,6 +84,10 @@ class SnapshotSeries:
         self._last = snapshot
         self._writer.submit(step, write_and_prune)
 
+    def wait(self) -> None:
+        """Waits until this worker writes nothing."""
+        self._writer.wait()
+
     def end(self, *, delete: bool) -> None:
         """Ends the training; called by all workers.
 

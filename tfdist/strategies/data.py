@@ -24,6 +24,7 @@ from tfdist.internals.tensorflow import (
 )
 from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
+from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
 from tfdist.strategies.shares import split_batches
 
@@ -107,10 +108,11 @@ def distribute_datasets_from_function(
 
 
 def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
-    if len(extended.worker_devices) > 1 or "CPU" not in extended.worker_devices[0]:
+    devices = extended.worker_devices
+    if len(devices) > 1 or ("CPU" not in devices[0] and current_replay() is None):
         return None
-    # A plain iterator. The default one, made to feed several devices, also makes the process
-    # return memory to the kernel after every step.
+    # A plain iterator. The default one, made to feed several devices, reads ahead, and makes the
+    # process return memory to the kernel after every step.
     return tf.distribute.InputOptions(
         experimental_fetch_to_device=False,
         experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
