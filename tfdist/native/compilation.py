@@ -1,4 +1,4 @@
-"""Runs the compiler on all translation units in parallel, then links the two libraries."""
+"""Compiles the sources in parallel, those of the ops in one go, then links the two libraries."""
 
 from __future__ import annotations
 
@@ -43,28 +43,33 @@ def compile_into(folder: Path, recipe: Recipe, compiler: Compiler) -> str:
     Raises:
         CompilationError: the compiler failed.
     """
-    # The ops first: a file with TensorFlow's headers takes ten times as long to compile.
-    units = [(path, recipe.compile_ops) for path in recipe.ops]
-    units += [(path, recipe.compile_core) for path in recipe.core]
+    units = [(recipe.source / path, recipe.compile_core) for path in recipe.core]
+    core = [path for path, _ in units]
+    ops = folder / "ops.cc"
+    if recipe.ops:
+        # One unit, and the first: TensorFlow's headers take longer to compile than what uses them.
+        ops.write_text("".join(f'#include "{path}"\n' for path in recipe.ops))
+        units.insert(0, (ops, recipe.compile_ops))
     objects = {path: f"{number}.o" for number, (path, _) in enumerate(units)}
     pool = ThreadPoolExecutor(max(1, min(len(units), len(os.sched_getaffinity(0)))))
     try:
         pending = []
         for path, flags in units:
-            unit = ("-c", str(recipe.source / path), "-o", objects[path])
+            unit = ("-c", str(path), "-o", objects[path])
             pending.append(pool.submit(_run, (*compiler.command, *flags, *unit), folder))
         logs = [future.result() for future in as_completed(pending)]
     finally:
         # After a failure or Ctrl-C, do not start the remaining units.
         pool.shutdown(cancel_futures=True)
-    links = [(CORE, recipe.core, recipe.link_core)]
+    links = [(CORE, core, recipe.link_core)]
     if recipe.ops:
-        links.append((OPS, recipe.ops, recipe.link_ops))
+        links.append((OPS, [ops], recipe.link_ops))
     for library, paths, flags in links:
         inputs = (objects[path] for path in paths)
         logs.append(_run((*compiler.command, *inputs, "-o", library, *flags), folder))
     for name in objects.values():
         (folder / name).unlink()
+    ops.unlink(missing_ok=True)
     return "\n".join(logs)
 
 
