@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.elastic.behaviours.surviving import DATA
 from tests.ranks import Ranks
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
@@ -57,7 +58,9 @@ def lose(start, workers, faults, settings=None, tolerance=1e-5, alike=ALIKE, **g
     survivors = [rank for rank in range(workers) if rank not in dead]
     results, expected = check(answers, survivors, settings, tolerance, alike)
     for result in results.values():
-        assert result["events"] == expected["events"]  # Each once.
+        # Each once. With data of unknown length, Keras begins a batch that is not there.
+        events = [event for event in result["events"] if event != ("batch", 7)]
+        assert events == expected["events"]
     return results
 
 
@@ -97,6 +100,23 @@ def test_at_any_step(start, phase, step):
 )
 def test_ways_to_train(start, settings):
     lose(start, 3, {1: ("backward", 10, "kill")}, settings)
+
+
+@exhaustive
+@pytest.mark.parametrize("step", [7, 10])
+@pytest.mark.parametrize("data", [kind for kind in DATA if kind != "dataset"])
+def test_kinds_of_data(start, data, step):
+    lose(start, 3, {1: ("backward", step, "kill")}, {"data": data})
+
+
+@exhaustive
+@pytest.mark.parametrize("data", [kind for kind in DATA if kind != "dataset"])
+def test_a_worker_comes_to_kinds_of_data(start, tmp_path, data):
+    ranks = start(3, strategy=False)
+    arguments = [0, 1], 10, {}, str(tmp_path / "come"), {"data": data}
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments)
+    results, _ = check(answers, [0, 1, 2], {"data": data})
+    assert results[0]["changes"] == [(2, 3)]
 
 
 @exhaustive

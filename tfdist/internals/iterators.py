@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -71,6 +73,17 @@ def _plain(iterator: Any) -> OwnedIterator | None:
 def take_over(epochs: Any, earlier: Any) -> None:
     """Makes Keras's new epoch iterator go on in place of an earlier one over the same data."""
     vars(epochs).update(vars(earlier))
+
+
+@contextlib.contextmanager
+def within_epoch(epochs: Any) -> Iterator[None]:
+    """Within this context Keras's epoch iterator enters an epoch that its data has begun."""
+    adapter = epochs.data_adapter
+    adapter.on_epoch_begin = lambda: None
+    try:
+        yield
+    finally:
+        del adapter.on_epoch_begin
 
 
 def new_iterator(epochs: Any) -> Any:

@@ -167,6 +167,54 @@ def _model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
     return model
 
 
+def _slices(*values: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices(values).shuffle(50, seed=5)
+
+
+def _in_batches(x: Any, y: Any) -> Any:
+    for start in range(0, len(x), 8):
+        yield x[start : start + 8], y[start : start + 8]
+
+
+def _from_generator(x: Any, y: Any) -> dict[str, Any]:
+    specs = tf.TensorSpec([None, 8]), tf.TensorSpec([None], y.dtype)
+    return {"x": tf.data.Dataset.from_generator(lambda: _in_batches(x, y), output_signature=specs)}
+
+
+def _endless(x: Any, y: Any) -> Any:
+    while True:
+        yield from _in_batches(x, y)
+
+
+class _Batches(keras.utils.PyDataset):
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__(workers=2, max_queue_size=3)
+        self._batches = list(_in_batches(x, y))
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._batches[index]
+
+
+def _parallel(x: Any, y: Any) -> tf.data.Dataset:
+    return _slices(x, y).map(lambda x, y: (2 * x, y), tf.data.AUTOTUNE).batch(8)
+
+
+DATA = {
+    "dataset": lambda x, y: {"x": _slices(x, y).batch(8)},
+    "prefetched": lambda x, y: {"x": _parallel(x, y).prefetch(tf.data.AUTOTUNE)},
+    "cached": lambda x, y: {"x": _slices(x, y).cache().batch(8)},
+    "weighted": lambda x, y: {"x": _slices(x, y, np.linspace(0, 2, len(x))).batch(8)},
+    "arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8, "shuffle": False},
+    "shuffled arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8},
+    "generator dataset": _from_generator,
+    "generator": lambda x, y: {"x": _endless(x, y), "steps_per_epoch": 7},
+    "PyDataset": lambda x, y: {"x": _Batches(x, y), "shuffle": False},
+}
+
+
 def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
     """Trains; `faults` has a phase, a step and what happens then, by rank."""
     me = tfdist.rank() if strategy else 0
@@ -202,18 +250,20 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             keras.callbacks.EarlyStopping(patience=9, restore_best_weights=True),
             keras.callbacks.ReduceLROnPlateau(patience=1),
         ]
-    x, y = rows(50)
-    data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(50, seed=5).batch(8)
+    data = DATA[settings.get("data", "dataset")](*rows(50))
+    if strategy is None and settings.get("data") == "generator dataset":
+        # Without it, the step of Keras that finds no more data changes seeds and Adam's count.
+        data["x"] = data["x"].apply(tf.data.experimental.assert_cardinality(7))
     if settings.get("steps_per_epoch"):
-        data = data.repeat()
+        data["x"] = data["x"].repeat()
     history = model.fit(
-        data,
+        **data,
         epochs=3,
         verbose=0,
         validation_data=rows(20, seed=1),
         validation_batch_size=8,
         callbacks=callbacks,
-        steps_per_epoch=settings.get("steps_per_epoch"),
+        **{key: settings[key] for key in ("steps_per_epoch", "class_weight") if key in settings},
     )
     return _outcome(model, history, journal)
 

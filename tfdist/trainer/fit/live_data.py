@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.internals.iterators import batches_seen, set_batches_seen, take_over
+from tfdist.internals.iterators import batches_seen, set_batches_seen, take_over, within_epoch
 from tfdist.strategies.replay import Replay
 
 Step = tuple[Any, ...]
@@ -149,7 +149,8 @@ class LiveData:
         # It starts to count from here where an iterator lasts for several epochs.
         set_batches_seen(self._epochs, self._seen - self.taken)
         self._iterator = iterator
-        step = self._next(advance)
+        with within_epoch(self._epochs):
+            step = self._next(advance)
         self.batches_done = batches % self._epochs.steps_per_execution
         while step[0] + self.batches_done < batches:
             step = self._next(advance)
