@@ -1,0 +1,87 @@
+"""The network between two hosts is cut: one side goes on, and the other one ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import tfdist
+from tests.deadlines import FAR
+from tests.elastic.test_surviving import check
+from tests.netns import ip, two_hosts
+from tests.tiers import exhaustive
+
+ROOT = Path(tfdist.__file__).parents[1]
+
+
+@pytest.fixture
+def hosts():
+    with two_hosts("off", "10.77.0") as names:
+        yield names
+
+
+def start(host: str, workers: list[str], rank: int, folder: Path) -> subprocess.Popen[str]:
+    task = {"type": "worker", "index": rank}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task}),
+        "TFDIST_HOST": host,
+        "TFDIST_SECRET": "a secret for this test alone",
+        "TFDIST_LINK_TIMEOUT": "10",
+        "TFDIST_HEARTBEAT_TIMEOUT": "10",
+    }
+    return subprocess.Popen(
+        [
+            *("ip", "netns", "exec", host),
+            sys.executable,
+            "-m",
+            "tests.elastic.cut_off",
+            folder,
+            "9",
+        ],
+        env=environment,
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+@exhaustive
+@pytest.mark.parametrize("sides", [[0, 1], [0, 0, 1, 1], [0, 1, 1]])
+def test_one_side_goes_on(hosts, tmp_path, sides):
+    workers = [f"10.77.0.{side + 1}:{2222 + rank}" for rank, side in enumerate(sides)]
+    ranks = range(len(sides))
+    processes = [start(hosts[sides[rank]], workers, rank, tmp_path) for rank in ranks]
+    try:
+        deadline = time.monotonic() + FAR
+        while len(list(tmp_path.glob("*.waits"))) < len(sides):
+            assert all(process.poll() is None for process in processes)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        ip("-n", hosts[0], "link", "set", "eth0", "down")
+        (tmp_path / "cut").touch()
+        for process in processes:
+            process.wait(FAR)
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    answers = [pickle.loads((tmp_path / f"{rank}.answer").read_bytes()) for rank in ranks]
+    # More than half goes on, or half with rank 0.
+    winner = int(2 * sides.count(1) > len(sides))
+    check(answers, [rank for rank in ranks if sides[rank] == winner])
+    for rank in ranks:
+        done, said = answers[rank]
+        if sides[rank] != winner:
+            assert not done
+            assert "GroupLostError" in said
+            assert "cannot go on" in said
