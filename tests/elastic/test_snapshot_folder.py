@@ -5,6 +5,7 @@ from __future__ import annotations
 import pathlib
 import shutil
 
+from tests.tiers import exhaustive
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
 
 
@@ -39,6 +40,7 @@ def test_the_newest_are_kept(tmp_path):
     assert not tmp_path.exists()
 
 
+@exhaustive
 def test_another_worker_may_delete_them_at_any_time(tmp_path, monkeypatch):
     folder = SnapshotFolder(tmp_path / "snapshots")
     fill(folder, SnapshotId(9, "0a", 2))
