@@ -80,6 +80,10 @@ CASES = {
         [queued(1, 1.2e7, 0.001), queued(0, 1e7, 0.04)],
         (0, Cause.NETWORK, 1),
     ),
+    "messages that are read late": (
+        [replace(queued(1, 1e7, 0.0), step=0.02), replace(queued(0, 1e7, 0.004), step=0.02)],
+        None,
+    ),
     "queues both ways": ([queued(1, 1e7, 0.04), queued(0, 1e7, 0.05)], None),
     "a queue of 4 ms in 100 ms": ([queued(1, 1e7, 0.0), queued(0, 1e7, 0.004)], None),
     "a ring": ([to_one(1, 1e9), to_one(2, 1e7), to_one(0, 1e9)], (1, Cause.NETWORK, 2)),

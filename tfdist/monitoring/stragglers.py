@@ -19,6 +19,8 @@ _LEAST_SHARE = 0.1
 # Where a host has links to several others, one of them has to be slower than this, times the
 # factor, to be named alone.
 _ALONE = 3.0
+# A thread that is told of a message late, as its processor is busy, is no queue on the network.
+_LEAST_QUEUE_SECONDS = 0.005
 # Links are compared only where data moves for at least this share of a step.
 _MOVES = 0.1
 
@@ -240,7 +242,10 @@ def _find_queue(
     ends = [max(ranks, key=lambda r: measured[r].delay) for ranks in (one, other)]
     back, there = sorted(ends, key=lambda r: measured[r].delay)
     delay, usual = measured[there].delay, measured[back].delay
-    if delay < factor * usual or delay - usual < _NOTICEABLE * measured[there].step:
+    if (
+        delay < max(_LEAST_QUEUE_SECONDS, factor * usual)
+        or delay - usual < _NOTICEABLE * measured[there].step
+    ):
         return None
     sender = measured[there].slowest_peer
     return Straggler(sender, Cause.NETWORK, delay, usual, peer=there, queues=True)
