@@ -264,6 +264,16 @@ def test_a_worker_comes(start, tmp_path, step, settings):
 
 
 @exhaustive
+@pytest.mark.parametrize("step", [4, 16])
+def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_path, step):
+    arguments = [0, 1], step, {}, str(tmp_path / "come"), {"scaled": True}
+    answers = start(3, strategy=False).answers(f"{SURVIVING}:coming", *arguments)
+    assert all(done for done, _ in answers), answers
+    for _, result in answers:
+        assert_equal(result["weights"], answers[0][1]["weights"], "weights")
+
+
+@exhaustive
 @pytest.mark.parametrize("step", [4, 7, 14])
 def test_a_worker_comes_where_callbacks_communicate(start, tmp_path, step):
     """The newcomer takes part in what the others do every so many steps."""

@@ -98,6 +98,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
         self._initial, self._scale_by_size = initial, bool(scale_by_size)
         self._verbose = verbose
         self._ramp: _Ramp | None = None
+        self._scale: float | None = None  # of the training that this worker takes part in
         self._is_over = False
         self._scaled = contextlib.ExitStack()
 
@@ -109,7 +110,7 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._scaled.close()  # An interrupted training has no end.
-        self._ramp = None
+        self._ramp = self._scale = None
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         # Not when training begins: other callbacks may then choose its first epoch.
@@ -139,6 +140,16 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self._scaled.close()
             self.model.make_train_function(force=True)
 
+    def state_dict(self) -> dict[str, Any]:
+        """By what the learning rate is scaled, which stays when the number of workers changes."""
+        scale = None if self._ramp is None else self._ramp.target
+        return {"scale": scale, "replicas": self._replicas}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Scales as other workers do, but not as a training on another number of them did."""
+        if state["replicas"] == self._replicas:
+            self._scale = state["scale"]
+
     def _ramp_from(self, epoch: int) -> _Ramp:
         """The factors of a training whose first epoch is this one."""
         batches = (self.params or {}).get("steps")
@@ -151,14 +162,18 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
                     "`steps_per_epoch` to `fit`."
                 )
             steps *= batches
-        strategy = self.model.distribute_strategy
-        replicas = strategy.num_replicas_in_sync if strategy and self._scale_by_size else 1
+        scale = self._scale or (self._replicas if self._scale_by_size else 1)
         initial = self._initial
         if initial is None:
-            initial = 1 / replicas if self._scale_by_size else 0.0
+            initial = 1 / scale if self._scale_by_size else 0.0
         if epoch * (batches or 0) >= steps:
             initial = 1.0
-        return _Ramp(float(initial), float(steps), float(replicas))
+        return _Ramp(float(initial), float(steps), float(scale))
+
+    @property
+    def _replicas(self) -> int:
+        strategy = self.model.distribute_strategy
+        return strategy.num_replicas_in_sync if strategy else 1
 
 
 @dataclasses.dataclass(frozen=True)

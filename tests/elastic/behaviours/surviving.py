@@ -236,6 +236,8 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             tfdist.callbacks.TrafficLogger(),
             tfdist.callbacks.Timeline(settings["watched"], steps=(14, 17)),
         ]
+    if settings.get("scaled"):
+        callbacks.append(tfdist.callbacks.LearningRateWarmup(steps=10, scale_by_size=True))
     if settings.get("snapshots"):  # None but those that the workers take on their own account.
         callbacks.append(tfdist.callbacks.BackupAndRestore(settings["snapshots"], save_every=1000))
     if settings.get("patience"):
