@@ -274,6 +274,18 @@ def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_p
 
 
 @exhaustive
+@pytest.mark.parametrize("step", [4, 10])
+@pytest.mark.parametrize("codecs", [None, {0: "fp16", 1: "int8"}, {1: None}])
+def test_a_worker_comes_to_compressed_gradients(start, tmp_path, step, codecs):
+    settings = {"compression": "onebit", "codecs": codecs}
+    arguments = [0, 1], step, {}, str(tmp_path / "come"), settings
+    answers = start(3, strategy=False, hosts=3).answers(f"{SURVIVING}:coming", *arguments)
+    assert all(done for done, _ in answers), answers
+    for _, result in answers:
+        assert_equal(result["weights"], answers[0][1]["weights"], "weights")
+
+
+@exhaustive
 @pytest.mark.parametrize("step", [4, 7, 14])
 def test_a_worker_comes_where_callbacks_communicate(start, tmp_path, step):
     """The newcomer takes part in what the others do every so many steps."""

@@ -39,6 +39,7 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
     """
 
     same_on_all_workers = True
+    communicates_in = ("on_epoch_begin",)
 
     def __init__(self, schedule: Mapping[int, Any]) -> None:
         super().__init__()
@@ -68,6 +69,8 @@ class CompressionSchedule(keras.callbacks.Callback):  # type: ignore[misc]
         if policy != compressor.policy:
             compressor.change(policy)
             self.model.make_train_function(force=True)
+        else:
+            compressor.confirm()  # Another worker may have just joined, and changes.
 
     def _compressor(self) -> Compressor | None:
         strategy = self.model.distribute_strategy

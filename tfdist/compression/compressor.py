@@ -75,6 +75,14 @@ class Compressor:
         self._traced.clear()
         self._choose()
 
+    def confirm(self) -> None:
+        """Checks that others who change have this policy then; called by all workers together.
+
+        Raises:
+            ProgramMismatchError: the workers have different policies.
+        """
+        self._agree(self._policy)
+
     def _choose(self) -> None:
         self._choice = None
         if self._policy is None or not isinstance(self._policy.codec, Auto):

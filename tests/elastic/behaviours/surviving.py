@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import pathlib
 import signal
@@ -236,6 +237,8 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             tfdist.callbacks.TrafficLogger(),
             tfdist.callbacks.Timeline(settings["watched"], steps=(14, 17)),
         ]
+    if settings.get("codecs"):
+        callbacks.append(tfdist.callbacks.CompressionSchedule(settings["codecs"]))
     if settings.get("scaled"):
         callbacks.append(tfdist.callbacks.LearningRateWarmup(steps=10, scale_by_size=True))
     if settings.get("snapshots"):  # None but those that the workers take on their own account.
@@ -291,6 +294,8 @@ def coming(
 ) -> Any:
     """Trains on some of the workers, to which another one comes."""
     everyone = cluster.from_environment()
+    compression = (settings or {}).get("compression")
+    make_strategy = functools.partial(tfdist.MultiWorkerMirroredStrategy, compression=compression)
     if everyone.rank in first:
         topology = cluster.Topology(
             tuple(everyone.workers[rank] for rank in first),
@@ -299,11 +304,11 @@ def coming(
             everyone.rank,
         )
         with mock.patch.object(multi_worker, "read_cluster", return_value=(topology, None)):
-            strategy = tfdist.MultiWorkerMirroredStrategy()
+            strategy = make_strategy()
     else:
         _await(pathlib.Path(sign).exists)
         os.environ["TFDIST_ELASTIC"] = "1"
-        strategy = tfdist.MultiWorkerMirroredStrategy()
+        strategy = make_strategy()
     more = {"more": lambda: [AwaitNewcomer(step, sign)]}
     return trained(strategy, {**(settings or {}), **more}, faults)
 
