@@ -1,7 +1,7 @@
 """A worker of a training that is watched: `slow_link.py KIND STEPS TIMELINE [FILE]`.
 
-The kind is "fit", "int8" or "1f1b". With a file, the training is repeated until that exists. See
-test_slow_link.py.
+The kind is "fit", "int8" or "1f1b"; the timeline "none" stands for none. With a file, the training
+is repeated until that exists. See test_slow_link.py.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ model = make(sys.argv[1])
 steps, timeline, *file = int(sys.argv[2]), *sys.argv[3:]
 callbacks = [
     tfdist.callbacks.StragglerMonitor(every=10),
-    tfdist.callbacks.Timeline(timeline, (steps // 2, steps)),
+    *([] if timeline == "none" else [tfdist.callbacks.Timeline(timeline, (steps // 2, steps))]),
     *map(Until, file),
 ]
 epochs = 1_000_000 if file else 1

@@ -225,15 +225,16 @@ def test_a_timeline_shows_a_slow_link(hosts, direction, tmp_path):
 
 def test_a_stall_by_a_slow_link_is_no_workers_fault(hosts, tmp_path):
     *names, _ = hosts
-    # The gradients of a step take seconds, and so do the first weights.
-    slow_down(names[2], "eth0", "1mbit")
+    # A step takes long for its gradients, as do the first weights; a busy machine is late by less.
+    slow_down(names[2], "eth0", "400kbit")
     folder = tmp_path / "logs"
+    # The timeline of a worker takes seconds, too, in an exchange of which its log would tell.
     train(
         names,
         "fit",
         2,
-        tmp_path / "trace.json",
-        TFDIST_STALL_WARNING="3",
+        "none",
+        TFDIST_STALL_WARNING="8",
         TFDIST_FLIGHT_DIR=str(folder),
     )
     command = [sys.executable, "-m", "tfdist", "doctor", "--flight", str(folder), "--json"]
