@@ -13,11 +13,10 @@ The features, of which each step bears the cost:
 
 One `fit` of the same worker processes takes some steps of one kind, then of another, round after
 round, so that a disturbance of the machine hits all alike, and processes that differ by some
-percent do not matter; `elastic` has processes of its own, as it is a matter of a whole `fit`. The
-order is reversed in every other round. `none` is always measured. All
-kinds use the same weights. What counts is the ratio in the same round; on a machine with other
-work, the ratio of the quick steps (the 10th percentile of all single ones), and that of the time
-that the workers' processors have spent.
+percent do not matter. `elastic` concerns a whole `fit`, and has processes of its own, to which that
+does not apply. The order is reversed in every other round. `none` is always measured. What counts
+is the ratio in the same round; on a machine with other work, the ratio of the quick steps (the 10th
+percentile of all single ones), and that of the time that the workers' processors have spent.
 
 With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
 training goes on by one of the backends:

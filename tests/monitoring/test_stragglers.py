@@ -85,7 +85,10 @@ CASES = {
         None,
     ),
     "queues both ways": ([queued(1, 1e7, 0.04), queued(0, 1e7, 0.05)], None),
-    "a queue of 4 ms in 100 ms": ([queued(1, 1e7, 0.0), queued(0, 1e7, 0.004)], None),
+    "a queue of 8 ms in 200 ms": (
+        [replace(queued(1, 1e7, 0.0), step=0.2), replace(queued(0, 1e7, 0.008), step=0.2)],
+        None,
+    ),
     "a ring": ([to_one(1, 1e9), to_one(2, 1e7), to_one(0, 1e9)], (1, Cause.NETWORK, 2)),
     "a pipeline": ([to_one(1, 1e9), linked(1e9, 2, 1e7), to_one(1, 1e9)], (1, Cause.NETWORK, 2)),
     "no links": ([EVEN, EVEN], None),

@@ -269,7 +269,11 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def _leave(self, batch: int) -> None:
         """Saves and exits, as SIGTERM has asked one of the workers."""
         self._save(Place(self._steps, self._epoch, batch + 1))
-        raise SystemExit(PREEMPTED if self._finish_last("SIGTERM: ") else 1)
+        code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
+        if self._series.workers.rank == 0:
+            what = ", to be started again" if code == PREEMPTED else ""
+            say(f"tfdist: exiting with code {code}{what}.")
+        raise SystemExit(code)
 
     def _finish_last(self, why: str = "") -> bool:
         """Waits until all workers have written the last snapshot, and says so."""
