@@ -10,13 +10,16 @@ The features, of which each step bears the cost:
   agreement   as tfdist always runs with several workers: a step counts, or leaves no trace
   snapshots   besides, `BackupAndRestore` saves once in each round, whose time includes the writing
   elastic     agreement, and `Elastic`, with which workers may be lost and others come
+  sharded     elastic, with `shard_optimizer=True`
+  copies      sharded, with `Elastic(copies=1)`: each worker keeps a copy of another one's shards
 
 One `fit` of the same worker processes takes some steps of one kind, then of another, round after
 round, so that a disturbance of the machine hits all alike, and processes that differ by some
-percent do not matter. `elastic` concerns a whole `fit`, and has processes of its own, to which that
-does not apply. The order is reversed in every other round. `none` is always measured. What counts
-is the ratio in the same round; on a machine with other work, the ratio of the quick steps (the 10th
-percentile of all single ones), and that of the time that the workers' processors have spent.
+percent do not matter. The last three concern a whole `fit`, and have processes of their own, to
+which that does not apply. The order is reversed in every other round. `none` is always measured.
+What counts is the ratio in the same round; on a machine with other work, the ratio of the quick
+steps (the 10th percentile of all single ones), and that of the time that the workers' processors
+have spent.
 
 With --faults, a worker gets SIGKILL (kill) or SIGSTOP (stop) after a step of the MLP, and the
 training goes on by one of the backends:
@@ -46,13 +49,13 @@ from recovering.cases import BACKENDS, FAULTS, RESPAWN, VICTIMS, Case, cases
 from recovering.fault_figures import format_table as format_faults
 from recovering.fault_figures import make_row
 from recovering.faults import Experiment, Results, check, strike, turns
-from recovering.features import FEATURES
+from recovering.features import ALONE, FEATURES
 from recovering.figures import format_table, make_rows
 from reducing.job import MissingError
 from stepping.members import Members, TeamError
 from stepping.team import free_addresses
 
-MODELS = ("mlp", "batchnorm", "tiny")
+MODELS = ("mlp", "batchnorm", "pipeline", "tiny")
 TIMEOUT = 300.0  # seconds to wait for an answer
 
 FLAGS = flags.FLAGS
@@ -162,15 +165,16 @@ def feature_turns(
     Yields:
         A feature, the seconds of each of its steps in a round, and of processors per step.
     """
-    teams: dict[bool, Members] = {}
+    teams: dict[str, Members] = {}
+    alone = {feature: feature if feature in ALONE else "" for feature in features}
     try:
-        for elastic in sorted({feature == "elastic" for feature in features}):
-            teams[elastic] = start_team(model, workers, f"{folder}/{elastic}", elastic)
+        for name in sorted(set(alone.values())):
+            teams[name] = start_team(model, workers, f"{folder}/of {name}", name)
         for feature in features:
-            teams[feature == "elastic"].ask([feature, FLAGS.steps])  # Compiles and warms up.
+            teams[alone[feature]].ask([feature, FLAGS.steps])  # Compiles and warms up.
         for turn in range(FLAGS.rounds or 40):
             for feature in features[:: -1 if turn % 2 else 1]:
-                team = teams[feature == "elastic"]
+                team = teams[alone[feature]]
                 team.ask(["agreement" if feature == "snapshots" else feature, 1])
                 answers = team.ask([feature, FLAGS.steps])
                 slower = max((taken for taken, _ in answers), key=sum)
@@ -180,13 +184,13 @@ def feature_turns(
             team.stop()
 
 
-def start_team(model: str, workers: int, folder: str, elastic: bool) -> Members:
-    """Worker processes that train a model."""
+def start_team(model: str, workers: int, folder: str, alone: str) -> Members:
+    """Worker processes that train a model; see `recovering.worker`."""
     order = {
         "model": model,
         "addresses": free_addresses(workers),
         "folder": folder,
-        "elastic": elastic,
+        "alone": alone,
     }
     orders = [{**order, "rank": rank} for rank in range(workers)]
     return Members([[sys.executable, "-m", "recovering.worker"]] * workers, orders, TIMEOUT)

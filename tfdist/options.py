@@ -47,6 +47,8 @@ class Options:
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a worker that fails while the others go on
             (`TFDIST_ELASTIC`, 1 or 0).
+        witness: the address at which the launcher of this worker's host tells the workers of other
+            hosts which of its workers are dead (`TFDIST_WITNESS`); "" for none.
         tls_certificate: PEM file with this worker's certificate (`TFDIST_TLS_CERTIFICATE`);
             together with the next two it enables TLS between the workers. "" for none.
         tls_key: PEM file with the certificate's private key (`TFDIST_TLS_KEY`).
@@ -73,6 +75,7 @@ class Options:
     metrics_host: str = "127.0.0.1"
     generation: int = 0
     elastic: bool = False
+    witness: str = ""
     tls_certificate: str = ""
     tls_key: str = ""
     tls_ca: str = ""

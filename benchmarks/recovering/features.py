@@ -8,7 +8,9 @@ from typing import Any
 from unittest import mock
 
 # `none_again` tells by how much equal steps differ.
-FEATURES = ("none", "none_again", "agreement", "snapshots", "elastic")
+FEATURES = ("none", "none_again", "agreement", "snapshots", "elastic", "sharded", "copies")
+# Those that concern a whole `fit`, and have processes of their own.
+ALONE = ("elastic", "sharded", "copies")
 
 
 def make_backup(folder: str) -> Any:
@@ -32,6 +34,6 @@ def tracing(feature: str) -> AbstractContextManager[Any]:
     """Within this context, a step is traced with the feature, and without the others."""
     from tfdist.trainer.fit import atomic_step
 
-    if feature in ("agreement", "snapshots", "elastic"):
+    if not feature.startswith("none"):
         return contextlib.nullcontext()
     return mock.patch.object(atomic_step, "applies", lambda strategy: False)

@@ -7,11 +7,26 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
+import tfdist
 from recovering.sizes import CLASSES, HIDDEN, ROWS, SHAPES
+
+
+def strategy_of(name: str, shard_optimizer: bool) -> tf.distribute.Strategy:
+    """The strategy of a model: one pipeline of all workers, or data parallelism."""
+    if name == "pipeline":
+        return tfdist.PipelineStrategy(microbatches=4)
+    return tfdist.MultiWorkerMirroredStrategy(shard_optimizer=shard_optimizer)
 
 
 def build(name: str) -> keras.Model:
     """A model that returns logits of ten classes, not compiled."""
+    if name == "pipeline":
+        return tfdist.PipelineModel(lambda: whole(name), balance="parameters")
+    return whole(name)
+
+
+def whole(name: str) -> keras.Model:
+    """The same as an ordinary model."""
     inputs = keras.Input(SHAPES[name])
     x = inputs
     if name in HIDDEN:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-SHAPES = {"mlp": (256,), "batchnorm": (16, 16, 3), "tiny": (8,)}
-ROWS = {"mlp": 32, "batchnorm": 16, "tiny": 4}  # per worker and step
-HIDDEN = {"mlp": 3, "tiny": 0}  # hidden layers of 256 units of those without convolutions
+SHAPES = {"mlp": (256,), "pipeline": (256,), "batchnorm": (16, 16, 3), "tiny": (8,)}
+ROWS = {"mlp": 32, "pipeline": 32, "batchnorm": 16, "tiny": 4}  # per worker and step
+# Hidden layers of 256 units of those without convolutions.
+HIDDEN = {"mlp": 3, "pipeline": 3, "tiny": 0}
 CLASSES = 10

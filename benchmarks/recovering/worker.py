@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -13,7 +14,7 @@ ENDLESS = 10**9
 
 
 def work(
-    pipe: Connection, model: str, rank: int, addresses: list[str], folder: str, elastic: bool
+    pipe: Connection, model: str, rank: int, addresses: list[str], folder: str, alone: str
 ) -> None:
     """Trains until the driver is gone.
 
@@ -24,7 +25,7 @@ def work(
         rank: of this worker, which is also the number of its core.
         addresses: of all workers.
         folder: for snapshots.
-        elastic: whether workers may be lost, and others come.
+        alone: one of `features.ALONE`, if `fit` is of that one alone.
     """
     take_place(rank, addresses)
     import keras
@@ -38,6 +39,7 @@ def work(
 
         def on_train_begin(self, logs: Any = None) -> None:
             self._steps: dict[str, Any] = {}
+            self._turn = contextlib.ExitStack()
             self._await_order()
 
         def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -57,22 +59,25 @@ def work(
         def _await_order(self) -> None:
             feature, self._ordered = pipe.recv()
             self._saves = feature == "snapshots"
+            self._turn.close()  # A step may be traced when it is run.
+            self._turn.enter_context(tracing(feature))
             if feature not in self._steps:
-                with tracing(feature):
-                    self._steps[feature] = self.model.make_train_function(force=True)
+                self._steps[feature] = self.model.make_train_function(force=True)
             self.model.train_function = self._steps[feature]
             self._times: list[float] = []
             self._used = time.process_time()
             self._last = time.perf_counter()
 
-    strategy = tfdist.MultiWorkerMirroredStrategy()
+    strategy = models.strategy_of(model, alone in ("sharded", "copies"))
     with strategy.scope():
         network = models.build(model)
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         network.compile("adam", loss, metrics=["accuracy"])
     data = models.endless(model, len(addresses))
     backup = make_backup(folder)
-    callbacks = [Turns(), backup, *([tfdist.callbacks.Elastic()] if elastic else [])]
+    callbacks = [Turns(), backup]
+    if alone:
+        callbacks.append(tfdist.callbacks.Elastic(copies=int(alone == "copies")))
     network.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=callbacks)
 
 

@@ -43,7 +43,7 @@ def test_wrong_flags_are_refused() -> None:
         "recovery.py",
         {
             "--workers=2,1": "a number from 2",
-            "--models=pigeons": "any of mlp, batchnorm, tiny",
+            "--models=pigeons": "any of mlp, batchnorm, pipeline, tiny",
             "--features=birds": "any of none, none_again, agreement, snapshots, elastic",
             "--faults=flood": "any of kill, stop",
             "--backends=birds": "any of elastic, restart, torchrun",

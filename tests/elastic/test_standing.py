@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.errors import GroupLostError
 
@@ -18,7 +19,14 @@ def test_the_step_of_the_one_that_is_furthest_stands():
     ]
     takers = frozenset({0, 1, 4})
     assert agree(standings) == Agreement(
-        steps=8, source=2, takers=takers, newcomers=frozenset({4}), epoch=1, seen=3
+        steps=8,
+        source=2,
+        sources=(2,) * 5,
+        takers=takers,
+        redo=frozenset(),
+        newcomers=frozenset({4}),
+        epoch=1,
+        seen=3,
     )
     assert agree([Standing.from_json(one.to_json()) for one in standings]) == agree(standings)
 
@@ -27,6 +35,21 @@ def test_somebody_must_have_the_state():
     for others in ([], [Standing(is_new=True)], [Standing(is_torn=True, steps=9)]):
         with pytest.raises(GroupLostError, match="No worker that is left has the state"):
             agree([Standing(is_torn=True, steps=3), *others])
+
+
+@exhaustive
+def test_each_part_of_the_model_comes_from_one_who_holds_it():
+    standings = [
+        Standing(steps=7, can_redo=True),
+        Standing(steps=8),
+        Standing(is_new=True),
+        Standing(steps=7),
+    ]
+    found = agree(standings, [(2, 0), (3, 1)])
+    assert found.sources == (0, 1, 0, 1)
+    assert (found.redo, found.takers) == ({0}, {2, 3})
+    with pytest.raises(GroupLostError, match="Stages of the model were held by lost workers only"):
+        agree(standings, [(0, 1, 3), (2,)])
 
 
 def test_whatever_the_workers_say_a_whole_and_newest_state_is_taken():

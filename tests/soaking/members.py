@@ -82,8 +82,9 @@ class Members:
     def apply(self, event: Event) -> None:
         """Does to the group what an event says."""
         if event.kind == "join":
-            # Any living worker will do, and the newest shows that it need not be the oldest.
-            self._launch([self.living[-1].address, free_address()], 1)
+            # One of these must live on; the newest may have yet to join.
+            addresses = [member.address for member in reversed(self.living)]
+            self._launch([*addresses, free_address()], len(addresses))
             return
         member = self.living.pop(event.position)
         process = member.process

@@ -30,22 +30,16 @@ def test_plans_keep_their_limits_and_leave_a_group_that_may_go_on() -> None:
         assert all(0 < event.step <= 200 for event in events)
         course = replay(events, 3)
         assert all(LEAST <= len(members) <= MOST for members in course)
-        # The group of each step at which something happens, against those who are left after it.
+        # The group of each step at which something happens, against those of it who are left.
         for step in {event.step for event in events}:
             at = [i for i, event in enumerate(events) if event.step == step]
-            runs, current = [], [at[0]]
-            for i in at[1:]:
-                if events[i].kind == "join" or events[i - 1].kind == "join":
-                    runs.append(current)
-                    current = []
-                current.append(i)
-            for run in [*runs, current]:
-                group = course[run[0]]
-                left = [member for member in group if member in course[run[-1] + 1]]
-                stopped = any(events[i].kind == "stop" for i in run)
-                half = 2 * len(left) == len(group) and group[0] in left
-                assert not stopped or 2 * len(left) > len(group) or half, (seed, step)
-                together += len(run) > 1
+            group, after = course[at[0]], course[at[-1] + 1]
+            left = [member for member in group if member in after]
+            stopped = any(events[i].kind == "stop" for i in at)
+            half = 2 * len(left) == len(group) and group[0] in left
+            assert left, (seed, step)
+            assert not stopped or 2 * len(left) > len(group) or half, (seed, step)
+            together += len(at) > 1
         kinds |= {event.kind for event in events}
         eldest += any(event.position == 0 for event in events)
     assert kinds == set(KINDS)
@@ -64,6 +58,7 @@ def test_a_seed_is_a_plan() -> None:
 @exhaustive
 def test_who_may_go_on() -> None:
     for group, expected in [
+        (Group(0, 2, joining=1), False),
         (Group(1, 4), True),  # The other three are dead.
         (Group(2, 3, silent=1), True),
         (Group(1, 3, silent=1), False),

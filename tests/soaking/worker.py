@@ -13,7 +13,7 @@ from typing import Any
 
 from tests.soaking.records import Ended, Fed, Finished, Recorder
 
-PACE = 0.2  # seconds that a slow step takes
+PACE = 2.0  # seconds that a slow step takes, a fraction of what a process takes to come
 
 
 @dataclass(frozen=True)

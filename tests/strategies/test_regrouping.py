@@ -127,12 +127,6 @@ def test_nothing_is_left_behind(ranks, settings):
 
 
 @exhaustive
-def test_sharded_optimizers_cannot_follow_yet(ranks):
-    for message in ranks(2).run(f"{PACKAGE}:refused"):
-        assert "hold shards of an optimizer" in message
-
-
-@exhaustive
 def test_what_is_split_off_ends(ranks):
     for message in ranks(2).run(f"{PACKAGE}:split_off"):
         assert "has been closed" in message

@@ -14,7 +14,6 @@ import keras
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.held_state import Held, held_by
 from tfdist.elastic.preemption import requesting_on_sigterm
-from tfdist.elastic.restore import names, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder
 from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.elastic.training_snapshot import Place, Resumption, take
@@ -24,8 +23,10 @@ from tfdist.exit_codes import PREEMPTED
 from tfdist.internals.iterators import set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.strategies.progress import Progress
 from tfdist.trainer.fit.added_callbacks import RunsLast
-from tfdist.trainer.fit.data_position import Position, current_data
+from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.position import Position
 from tfdist.trainer.fit.step_requests import Request, requests
 
 
@@ -106,6 +107,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._others: Sequence[Any] = ()
         self._held: list[Held] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
+        self._not_counted: int | None = None  # steps that this process has not counted
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
@@ -129,8 +131,10 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.begin(strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._held = []
+        progress, self._not_counted = strategy.extended.progress, None
         if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
-            self._restore()
+            self._restore(progress)
+            self._not_counted = self._steps - progress.standing
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It is of this call of `fit` alone.
@@ -163,6 +167,24 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.change_workers(self.model.distribute_strategy.extended)
         self._held = []
 
+    def on_state_lost(self, standing: int) -> tuple[int, int] | None:
+        """Reads the newest snapshot, from which `fit` begins anew; called by all workers.
+
+        Args:
+            standing: how many steps stood on the worker that was furthest.
+
+        Returns:
+            After how many steps it was taken, and how many have been trained since; None if there
+            is none.
+        """
+        found = self._series.find(self.model)
+        if found is None:
+            return None
+        step = found.step
+        trained = step if self._not_counted is None else self._not_counted + standing
+        most = max(map(int, self._series.workers.exchange("steps trained", str(trained))))
+        return step, max(most - step, 0)
+
     def on_group_wait(self, epoch: int, batches: int) -> None:
         """Saves before the workers wait for others, who may never come.
 
@@ -183,23 +205,26 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def state_dict(self) -> dict[str, Any]:
         """How far the training is, for a worker that joins it."""
-        return {"steps": self._steps_before, "last_saved": self._last_saved}
+        return {
+            "steps": self._steps_before,
+            "last_saved": self._last_saved,
+            "not_counted": self._not_counted,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Sets how far the training was before the running epoch."""
         self._steps, self._last_saved = state["steps"], state["last_saved"]
+        self._not_counted = state["not_counted"]
 
-    def _restore(self) -> None:
-        restored = read_newest(
-            self._series.folder,
-            lambda stored: held_by(self.model, stored),
-            self._series.workers,
-            holds_all=not self.model.distribute_strategy.extended.in_stages,
-        )
+    def _restore(self, progress: Progress) -> None:
+        elastic, torn = self._data.live is not None, progress.torn
+        progress.torn |= elastic  # until the first batch begins on all workers
+        restored = self._series.read(self.model)
         if restored is None:
+            progress.torn = torn
             return
-        rank = self._series.workers.rank
-        resume = Resumption(restored, self.model, self._others, rank)
+        workers = self._series.workers
+        resume = Resumption(restored, self.model, self._others, workers, elastic=elastic)
         place = resume.place
         self._steps = self._last_saved = place.steps
         record.resumed_at(place.steps)
@@ -210,32 +235,14 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             # Once more when the epoch has begun: callbacks change the state at its beginning.
             self._steps -= place.batch
             self._data.resume_within_epoch(
-                resume.position, place.epoch, place.batch, lambda: self._resumed(resume)
+                resume.position, place.epoch, place.batch, lambda: resume.load(self._data.skipped)
             )
         else:
             self._data.resume_between_epochs(resume.position, place.epoch)
-            self._resumed(resume)
+            resume.load()
             if place.stopped:
                 set_initial_epoch(self.model, self.params["epochs"])
-        if rank == 0:
-            say(
-                f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
-                f"after {place.steps} steps, from the snapshots in {self._series.folder.path}."
-            )
-            if restored.lost:
-                say(
-                    f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
-                    f"{self._series.workers.size}; not taken over: {names(restored.lost)}."
-                )
-
-    def _resumed(self, resume: Resumption) -> None:
-        resume.load()
-        if self._data.skipped and self._series.workers.rank == 0:
-            batches, seconds = self._data.skipped
-            say(
-                f"tfdist: the position in the data could not be saved; {batches} batches were read "
-                f"again to get there, which took {seconds:.1f} s."
-            )
+        resume.announce()
 
     def _is_due(self) -> bool:
         if self._save_every == "epoch":

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 
-from tfdist.elastic.membership import is_first_call, membership_of
+from tfdist.cluster.net.wait_messages import say
+from tfdist.elastic.fit_calls import CallHasEnded, past_history
+from tfdist.elastic.from_snapshot import BeginsAnew
+from tfdist.elastic.membership import calls_of, membership_of
 from tfdist.elastic.recovery import Recovery
+from tfdist.elastic.shard_state import ShardState
 from tfdist.elastic.variables import require_variables
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
@@ -21,12 +25,23 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     The workers that are left form a new group, agree on the last step that stands, share the data
     out anew, and go on: at most one step is trained again. A worker that comes is admitted at the
-    end of a step, and takes the state over from the others. The global batch stays as it is, so the
-    result is that of an undisturbed training.
+    end of a step, and takes the state over from the others. By default the global batch stays as it
+    is, so the result is that of an undisturbed training.
+
+    With `batch="per_worker"` it is the rows per worker that stay: B * workers / W of them are a
+    batch, rounded to whole rows, where B are those of the dataset's batches and W the number of
+    workers when this call of `fit` began, or the one whose snapshot it resumes from. Such batches
+    are drawn from the dataset's rows in their order, so every row of an epoch is still trained
+    once; the epoch has more batches then, or fewer. `steps_per_epoch` and what is scheduled by
+    steps count batches, as ever. The learning rate stays, unless
+    `LearningRateWarmup(scale_by_size=True)` asks for another one.
 
     More than half of the workers must be left; or half of them with rank 0; or the others must have
     been seen to die by a worker on the same host. Otherwise some may only have been cut off, and
     would train on beside these.
+
+    Of a model in stages, as many whole pipelines go on as there are workers for. Where a stage is
+    lost, the others wait for a new worker and go back to the last snapshot of `BackupAndRestore`.
 
     A callback of your own that needs to know has a method `on_group_change(old, new)`, which is
     called with two `tfdist.elastic.GroupInfo` before the next step.
@@ -34,13 +49,21 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     Args:
         min_workers: below this number the workers wait for others, for TFDIST_START_TIMEOUT.
         max_workers: beyond this number no others are admitted; None for any number.
+        batch: what stays when the number of workers changes: `"global"` for the rows of a batch,
+            `"per_worker"` for each worker's part of them.
+        copies: with `shard_optimizer=True`, of how many other workers' shards of the optimizer's
+            state each worker keeps a copy in memory, 0 or 1. Without a copy, what a lost worker
+            alone held is lost. Without effect on other optimizers.
 
     Raises:
         ValueError: an argument is invalid.
         UnsupportedError: in `fit`, if the model was created outside of a strategy's scope, has no
-            variables yet, or the group cannot change, such as with `shard_optimizer=True` or
-            several devices per worker.
-        GroupLostError: in `fit`, if too few workers are left.
+            variables yet, or the group cannot change, such as with several devices per worker or
+            stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
+            is used, or another optimizer of the model is sharded, too; with `"per_worker"`, if
+            batches have sparse or ragged tensors.
+        ProgramMismatchError: in `fit`, on a worker that comes with another `batch`.
+        GroupLostError: in `fit`, if too few workers are left, or with them the state is lost.
 
     Example:
         ```python
@@ -51,7 +74,13 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     same_on_all_workers = True
     communicates_in = ()
 
-    def __init__(self, min_workers: int = 1, max_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        min_workers: int = 1,
+        max_workers: int | None = None,
+        batch: Literal["global", "per_worker"] = "global",
+        copies: int = 0,
+    ) -> None:
         super().__init__()
         if not _positive(min_workers):
             raise ValueError(
@@ -62,11 +91,26 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 f"`max_workers` must be an integer of at least `min_workers` ({min_workers}), or "
                 f"None. Received: {max_workers!r}. Omit it to admit any number."
             )
-        self._min_workers, self._max_workers = min_workers, max_workers
+        if batch not in ("global", "per_worker"):
+            raise ValueError(
+                f"`batch` must be 'global' or 'per_worker'. Received: {batch!r}. Omit it for the "
+                "result of an undisturbed training."
+            )
+        if copies not in (0, 1):
+            raise ValueError(
+                "`copies` must be 0 or 1: more than one copy of an optimizer's shards is not kept. "
+                f"Received: {copies!r}. Pass 1."
+            )
+        self._min_workers, self._max_workers, self._batch = min_workers, max_workers, batch
+        self._copies = int(copies)
         self._recovery: Recovery | None = None
+        self._arguments: dict[str, Any] = {}  # those of `fit` that all workers share
 
     def __repr__(self) -> str:
-        return f"Elastic(min_workers={self._min_workers}, max_workers={self._max_workers})"
+        return (
+            f"Elastic(min_workers={self._min_workers}, max_workers={self._max_workers}, "
+            f"batch={self._batch!r}, copies={self._copies})"
+        )
 
     def run_fit(self, fit: Callable[[], Any], entries: Entries) -> Any:
         model = entries.callbacks.model
@@ -81,20 +125,34 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 f"{len(extended.worker_devices)} devices. Start a worker for each device."
             )
         group.check_can_change()
+        calls = calls_of(group)
         membership = membership_of(group)
+        shards = ShardState(
+            model, entries.callbacks.callbacks, self._copies, joins=membership is None
+        )
+        self._arguments = entries.arguments
         self._recovery = recovery = Recovery(
             model,
             entries,
             membership,
             min_workers=self._min_workers,
             max_workers=self._max_workers,
-            admits=is_first_call(group),
+            shards=shards,
+            keeps_rows=self._batch == "per_worker",
         )
-        self._listen()
+        calls.begin()
         try:
             while True:
                 try:
                     return fit()
+                except BeginsAnew:
+                    continue
+                except CallHasEnded as ended:
+                    say(
+                        f"tfdist: call {calls.number} of `fit` ended before this process came, so "
+                        "it returns the history of the other workers at once."
+                    )
+                    return past_history(model, ended)
                 except _GroupChanges:
                     pass
                 except Exception as error:
@@ -103,6 +161,8 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 recovery.change()
                 requests.withdraw(Request.CHANGE_GROUP)
         finally:
+            shards.end()
+            calls.end(getattr(model, "history", None))
             self._recovery = None
             requests.withdraw(Request.CHANGE_GROUP)
 
@@ -117,13 +177,20 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             )
         if self._recovery is not None:
             require_variables(self.model, "Elastic")
+            self._recovery.shards.begin()
+            calls = calls_of(self.model.distribute_strategy.extended.group)
+            calls.describe(self._arguments, self.model)
             if self._recovery.membership is None:
                 self._recovery.join()
-                self._listen()
+            self._listen()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         if self._recovery is not None:
             self._recovery.epoch_begins(epoch)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if self._recovery is not None:
+            self._recovery.batch_begins()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         if self._recovery is None or not requests.is_granted(Request.CHANGE_GROUP):
@@ -136,16 +203,16 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def _listen(self) -> None:
         """Asks all workers to admit the processes that come, at the end of a step."""
         recovery = self._recovery
-        if recovery is None or recovery.membership is None:
-            return
+        assert recovery is not None
+        membership = recovery.membership
+        assert membership is not None
 
         def ask() -> None:
-            if not recovery.is_full:
+            if membership.waiting and not recovery.is_full:
                 requests.make(Request.CHANGE_GROUP)
 
-        recovery.membership.on_waiting = ask
-        if recovery.membership.waiting:
-            ask()
+        membership.on_waiting = ask
+        ask()
 
 
 class _GroupChanges(Exception):

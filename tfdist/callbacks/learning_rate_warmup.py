@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from tfdist.internals.optimizer import batches_of, scaled_learning_rate, updating_optimizers
 from tfdist.strategies.joining import joined_group
+from tfdist.trainer.fit.current_data import current_data
 
 
 class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
@@ -47,7 +48,9 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             else 0, whatever the number of replicas.
         scale_by_size: whether to also multiply the learning rate by the number of data-parallel
             replicas, from the first batch to the end of training. `fit` is given the size of the
-            global batch, so this is right only if that size has been multiplied likewise.
+            global batch, so this is right only if that size has been multiplied likewise. When the
+            number changes, the learning rate follows with `Elastic(batch="per_worker")`, for which
+            the steps are traced anew; otherwise it stays.
         verbose: 1 prints the factor after each epoch of the warmup, on the chief; 0 does not.
 
     Raises:
@@ -118,12 +121,21 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             return
         self._ramp = self._ramp_from(epoch)
         self._is_over = self._ramp.is_flat
-        if self._ramp.is_one:
+        if not self._ramp.is_one:
+            self._use(self._ramp)
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        """Scales with the number of replicas where the size of batches does."""
+        data, ramp = current_data(), self._ramp
+        if not self._scale_by_size or data is None or data.batch_size is None:
             return
-        for optimizer in updating_optimizers(self.model.optimizer):
-            factor = functools.partial(self._ramp.factor, batches_of(optimizer))
-            self._scaled.enter_context(scaled_learning_rate(optimizer, factor))
-        self.model.make_train_function(force=True)
+        self._scale, replicas = None, self._replicas
+        if ramp is None or ramp.target == replicas:
+            return
+        initial = ramp.initial if ramp.is_flat or self._initial is not None else 1 / replicas
+        self._scaled.close()
+        self._ramp = dataclasses.replace(ramp, initial=initial, target=float(replicas))
+        self._use(self._ramp)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         if self._ramp is None or self._is_over or not self._verbose:
@@ -141,14 +153,22 @@ class LearningRateWarmup(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.make_train_function(force=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """By what the learning rate is scaled, which stays when the number of workers changes."""
+        """By what the learning rate is scaled."""
         scale = None if self._ramp is None else self._ramp.target
         return {"scale": scale, "replicas": self._replicas}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Scales as other workers do, but not as a training on another number of them did."""
-        if state["replicas"] == self._replicas:
+        """Scales as other workers do, but not as another job on another number of them did."""
+        group = joined_group()
+        same_job = group is not None and group.generation > 0
+        if same_job or state["replicas"] == self._replicas:
             self._scale = state["scale"]
+
+    def _use(self, ramp: _Ramp) -> None:
+        for optimizer in updating_optimizers(self.model.optimizer):
+            factor = functools.partial(ramp.factor, batches_of(optimizer))
+            self._scaled.enter_context(scaled_learning_rate(optimizer, factor))
+        self.model.make_train_function(force=True)
 
     def _ramp_from(self, epoch: int) -> _Ramp:
         """The factors of a training whose first epoch is this one."""

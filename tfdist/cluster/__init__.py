@@ -7,7 +7,7 @@ workers and returns a `Session`, which exchanges small byte strings and detects 
 TensorFlow.
 """
 
-from tfdist.cluster.membership.joining import Joiner, join_running
+from tfdist.cluster.membership.joining import Declined, Joiner, meet_or_join
 from tfdist.cluster.membership.membership import Membership
 from tfdist.cluster.mesh.mesh import Mesh, connect
 from tfdist.cluster.net.bind_address import check_own
@@ -21,6 +21,7 @@ from tfdist.cluster.spec.topology import Topology, Worker
 
 __all__ = [
     "ClusterResolver",
+    "Declined",
     "Joiner",
     "Membership",
     "Mesh",
@@ -33,7 +34,7 @@ __all__ = [
     "from_environment",
     "from_resolver",
     "from_tf_config",
-    "join_running",
     "meet",
+    "meet_or_join",
     "observe",
 ]

@@ -6,12 +6,13 @@ from tfdist.cluster.spec.tf_config import from_environment
 from tfdist.cluster.spec.topology import Topology
 
 _joined: Topology | None = None
+_is_admitted = True
 
 
-def note_joined(topology: Topology) -> None:
-    """Records the job that this process has joined."""
-    global _joined
-    _joined = topology
+def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
+    """Records the job that this process has joined, or by which it has yet to be admitted."""
+    global _joined, _is_admitted
+    _joined, _is_admitted = topology, is_admitted
 
 
 def rank() -> int:
@@ -51,6 +52,8 @@ def size() -> int:
 def is_chief() -> bool:
     """Whether this is rank 0, the worker that writes files and prints on behalf of the job.
 
+    A process that waits to be admitted to a running job is not.
+
     Raises:
         ClusterError: `TF_CONFIG` is invalid.
 
@@ -60,7 +63,7 @@ def is_chief() -> bool:
         ...     print("one line for the whole job")
         one line for the whole job
     """
-    return topology().is_chief
+    return _is_admitted and topology().is_chief
 
 
 def topology() -> Topology:

@@ -117,6 +117,22 @@ class NativeCommunicator:
             bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
             return dtypes.from_bits(bits, tensor.dtype)
 
+    def pass_on(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
+        """Sends rows to the next rank, and returns those of the one before; a ring of all ranks.
+
+        Args:
+            tensor: a tensor of rank >= 1; the first dimension may differ between ranks.
+            key: as for `all_reduce`.
+        """
+        rank, size = self.place()
+        with tf.device(self.host):
+            rows = tf.shape(tensor, tf.int64)[0]
+            to = tf.one_hot((rank + 1) % size, size, rows, tf.constant(0, tf.int64), dtype=tf.int64)
+            if tensor.dtype in native_ops.TYPES:
+                return native_ops.all_to_all(self.token, tensor, to, self.name, key)[0]
+            bits, _ = native_ops.all_to_all(self.token, dtypes.to_bits(tensor), to, self.name, key)
+            return dtypes.from_bits(bits, tensor.dtype)
+
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         """Returns the root's value, bit for bit, on all ranks; shapes and types must agree."""
         if tensor.dtype in (tf.string, tf.resource, tf.variant):

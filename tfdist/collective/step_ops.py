@@ -47,21 +47,43 @@ def update_begins(resources: Sequence[tf.Tensor]) -> None:
         native.load_ops().tfdist_update_begins(variables=some)
 
 
+def prepares(resources: Sequence[tf.Tensor]) -> list[Any]:
+    """This worker has written what it alone holds, so that it can redo the step.
+
+    Args:
+        resources: the resources of the variables.
+
+    Returns:
+        The operations, one for each device. Something that makes all workers wait for this one must
+        be communicated behind them, before the step may stand.
+    """
+    return [native.load_ops().tfdist_step_prepares(variables=v) for v in _by_device(resources)]
+
+
 def commits() -> Any:
     """The step stands. Returns the operation, for control dependencies."""
     return native.load_ops().tfdist_step_commits(order=_order())
 
 
-def roll_back() -> tuple[int, bool]:
+def roll_back(*, redoable: bool) -> tuple[int, bool]:
     """Restores what is kept of a step that does not stand.
+
+    Args:
+        redoable: keeps what it takes out until the next step, for `redo`.
 
     Returns:
         The number of steps of this process that stand, and whether the one that does not has left
         no trace.
     """
     with tf.init_scope(), tf.device("CPU:0"):
-        committed, whole = native.load_ops().tfdist_roll_back()
+        committed, whole = native.load_ops().tfdist_roll_back(redoable=redoable)
         return int(committed), bool(whole)
+
+
+def redo() -> None:
+    """Puts back what a redoable `roll_back` has taken out."""
+    with tf.init_scope(), tf.device("CPU:0"):
+        native.load_ops().tfdist_redo()
 
 
 def _by_device(resources: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:

@@ -429,6 +429,34 @@ int tfd_replay_given(int64_t number, int64_t* given) {
   return Guarded([&] { *given = tfdist::FindReplay(number)->given(); });
 }
 
+int tfd_replay_keep_rows(int64_t number, int64_t workers, int64_t batch) {
+  return Guarded([&] { tfdist::FindReplay(number)->KeepRows(workers, batch); });
+}
+
+int tfd_replay_batch(int64_t number, int64_t workers, int64_t* own, int64_t* rows) {
+  return Guarded([&] {
+    const auto replay = tfdist::FindReplay(number);
+    *own = replay->batch();
+    const int64_t other = replay->RowsFor(workers);
+    *rows = *own == 0 || other == 0 ? *own : other;
+  });
+}
+
+int tfd_replay_want(int64_t number, int64_t rows) {
+  return Guarded([&] { tfdist::FindReplay(number)->Want(rows); });
+}
+
+int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,
+                    int64_t* pending, int64_t* pending_batches) {
+  return Guarded([&] {
+    const tfdist::RowCounts counts = tfdist::FindReplay(number)->Counts(before_last != 0);
+    *batches = counts.batches;
+    *rows = counts.rows;
+    *pending = counts.pending;
+    *pending_batches = counts.pending_batches;
+  });
+}
+
 int tfd_replay_close(int64_t number) {
   return Guarded([&] { tfdist::RemoveReplay(number); });
 }

@@ -175,6 +175,18 @@ int tfd_replay_create(int64_t* number);
 int tfd_replay_request(int64_t number);
 /* The number of batches so far, without repetitions. */
 int tfd_replay_given(int64_t number, int64_t* given);
+/* From now on a worker's part of a batch has as many rows as when so many workers share one of the
+   dataset's own, of `batch` rows; the first one that is read tells their number if that is 0. */
+int tfd_replay_keep_rows(int64_t number, int64_t workers, int64_t batch);
+/* The rows of the dataset's own batches, and of a batch for so many workers; 0 if not known yet. */
+int tfd_replay_batch(int64_t number, int64_t workers, int64_t* own, int64_t* rows);
+/* Has the next batch have so many rows. */
+int tfd_replay_want(int64_t number, int64_t rows);
+/* Of the iterator that was read last, now or before its last batch was given, and without the first
+   batch, which is read twice: how many of the dataset's own batches it has read, their rows, how many
+   of these are still to be given, and in how many of the dataset's own batches these are. */
+int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,
+                    int64_t* pending, int64_t* pending_batches);
 /* Datasets that have passed through it keep what they need. */
 int tfd_replay_close(int64_t number);
 

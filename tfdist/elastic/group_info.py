@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tfdist.cluster import Topology
+from tfdist.cluster.net.wait_messages import say
+from tfdist.trainer.saving.callbacks import become_writer
 
 
 @dataclass(frozen=True)
@@ -28,3 +32,38 @@ class GroupInfo:
         """The group of a topology."""
         names = tuple(str(worker) for worker in topology.workers)
         return cls(topology.generation, topology.rank, topology.size, names)
+
+
+def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) -> None:
+    """Tells callbacks that the group has changed; those of a new chief take over its files.
+
+    Args:
+        callbacks: in their order.
+        before: the group that they know.
+        now: the present one.
+    """
+    old, new = GroupInfo.of(before), GroupInfo.of(now)
+    for callback in callbacks:
+        if old.rank != 0 and new.rank == 0:
+            become_writer(callback)
+        tell = getattr(callback, "on_group_change", None)
+        if tell is not None:
+            tell(old, new)
+
+
+def report_change(before: Topology, now: Topology, steps: int, seconds: float, rows: int) -> None:
+    """Has rank 0 say that training goes on.
+
+    Args:
+        before: the group that trained.
+        now: the present one.
+        steps: how many stand.
+        seconds: how long the change took.
+        rows: of a global batch, if they have changed; otherwise 0.
+    """
+    if now.rank == 0:
+        batch = f" The global batch has {rows} rows now." if rows else ""
+        say(
+            f"tfdist: training goes on with {now.size} workers, formerly {before.size}, after "
+            f"{steps} steps; the change took {seconds:.1f} s.{batch}"
+        )

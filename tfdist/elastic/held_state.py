@@ -20,7 +20,9 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.sharding.full_state import FullSlot, FullState
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.fit.metric_totals import totals_of
 from tfdist.trainer.optimizers.accumulation import accumulates_own
+from tfdist.trainer.optimizers.of_model import optimizers_of
 from tfdist.trainer.saving.files import in_stages
 
 
@@ -37,6 +39,7 @@ class Held:
         device: for a value of one's own, the number of the device.
         sum_here: of a value whose sum over the workers counts: whether another number of workers
             sets this one to the sum, and the others to zero; None for other values.
+        total: that sum, where all workers know it.
     """
 
     key: str
@@ -46,6 +49,7 @@ class Held:
     is_own: bool = False
     device: int = 0
     sum_here: bool | None = None
+    total: tf.Variable | None = None
 
     def read(self) -> tf.Tensor:
         """The value now. Nothing is copied, unless the variable changes while this is kept."""
@@ -85,7 +89,10 @@ def read_all(
     """
     found: list[tuple[str, int | None, tf.Tensor]] = []
     for held in variables:
-        if held.is_own:
+        if held.total is not None:  # What a worker alone has may be lost with it.
+            if shared:
+                found.append((held.key, None, held.total.read_value()))
+        elif held.is_own:
             found.append((own_key(held, rank), None, held.read()))
         elif shared or held.start is not None:
             found.append((held.key, held.start, held.read()))
@@ -98,21 +105,25 @@ def as_pieces(read: Iterable[tuple[str, int | None, tf.Tensor]]) -> list[Piece]:
 
 
 def _model_state(model: keras.Model) -> Iterator[Held]:
-    optimizer = getattr(model, "optimizer", None)
     own = set()
-    if optimizer is not None and accumulates_own(optimizer, model.distribute_strategy.extended):
-        own = {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
+    for optimizer in optimizers_of(model).values():
+        if accumulates_own(optimizer, model.distribute_strategy.extended):
+            own |= {id(v) for o in updating_optimizers(optimizer) for v in accumulators(o)}
     if in_stages(model):
         weights, slots = model.held_variables()
     else:
         weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
-        slots = {f"optimizer/{i}": v for i, v in enumerate(_full_variables(optimizer))}
+        slots = {
+            f"{name}/{i}": v
+            for name, optimizer in optimizers_of(model).items()
+            for i, v in enumerate(_full_variables(optimizer))
+        }
     for key, variable in weights.items():
         yield _equal(key, variable)
     for key, variable in slots.items():
         if isinstance(variable, FullSlot):
-            for start, slot in variable.parts:
-                yield Held(key, _copies(slot)[0], slot.assign, start=start)
+            for start, slot, assign in variable.parts:
+                yield Held(key, _copies(slot)[0], assign, start=start)
         elif id(variable) in own:
             yield from _one_per_device(key, variable, _is_first(model))
         else:
@@ -120,8 +131,6 @@ def _model_state(model: keras.Model) -> Iterator[Held]:
 
 
 def _full_variables(optimizer: Any) -> list[Any]:
-    if optimizer is None:
-        return []
     if sharded_by(optimizer) is None:
         return list(optimizer.variables)
     return FullState(optimizer).variables
@@ -132,9 +141,12 @@ def _metrics(model: keras.Model) -> Iterator[Held]:
     # In a pipeline, those of the last stage count.
     kind = "metrics" if not in_stages(model) or model.holds_last_stage else "metrics elsewhere"
     first = _is_first(model) and kind == "metrics"
+    totals = totals_of(model)
     for number, variable in enumerate(variables.values()):
-        if in_stages(model) or isinstance(getattr(variable, "value", None), SummedVariable):
-            yield from _one_per_device(f"{kind}/{number}", variable, first)
+        summed = isinstance(getattr(variable, "value", None), SummedVariable)
+        if in_stages(model) or summed:
+            total = totals.of(variable) if summed and totals is not None else None
+            yield from _one_per_device(f"{kind}/{number}", variable, first, total)
         else:
             yield _equal(f"{kind}/{number}", variable)
 
@@ -158,7 +170,9 @@ def _equal(key: str, variable: Any) -> Held:
     return Held(key, _copies(variable)[0], variable.assign)
 
 
-def _one_per_device(key: str, variable: Any, first: bool) -> Iterator[Held]:
+def _one_per_device(
+    key: str, variable: Any, first: bool, total: tf.Variable | None = None
+) -> Iterator[Held]:
     for device, copy in enumerate(_copies(variable)):
 
         def assign(value: Any, copy: Any = copy) -> None:
@@ -168,7 +182,7 @@ def _one_per_device(key: str, variable: Any, first: bool) -> Iterator[Held]:
                 variable.value.forget_total()
 
         here = first and device == 0
-        yield Held(key, copy, assign, is_own=True, device=device, sum_here=here)
+        yield Held(key, copy, assign, is_own=True, device=device, sum_here=here, total=total)
 
 
 def _copies(variable: Any) -> list[Any]:

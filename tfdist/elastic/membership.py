@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import weakref
 
-from tfdist.cluster import Membership, Session
+from tfdist.cluster import Declined, Membership, Session
+from tfdist.elastic.fit_calls import FitCalls
+from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 from tfdist.strategies.group import Group
 
-_memberships: weakref.WeakKeyDictionary[Group, Membership] = weakref.WeakKeyDictionary()
-_calls: weakref.WeakKeyDictionary[Group, int] = weakref.WeakKeyDictionary()
+_calls: weakref.WeakKeyDictionary[Group, FitCalls] = weakref.WeakKeyDictionary()
+
+
+def calls_of(group: Group) -> FitCalls:
+    """The calls of `fit` on a group that may change."""
+    return _calls.setdefault(group, FitCalls())
 
 
 def membership_of(group: Group) -> Membership | None:
@@ -16,18 +22,22 @@ def membership_of(group: Group) -> Membership | None:
 
     Returns:
         None for a process that has yet to be admitted.
+
+    Raises:
+        GroupLostError: a worker has been lost before anything could decide on the group.
     """
-    if group.joiner is not None:
-        return None
-    if group not in _memberships:
-        _memberships[group] = Membership(group.session, group.options)
-    return _memberships[group]
-
-
-def is_first_call(group: Group) -> bool:
-    """Counts a call of `fit`; whether it is the first one on a group that may change."""
-    _calls[group] = _calls.get(group, 0) + 1
-    return _calls[group] == 1
+    if group.membership is not None or group.joiner is not None:
+        return group.membership
+    try:
+        membership = Membership(group.session, group.options)
+    except PeerLostError as error:
+        raise GroupLostError(
+            "Elastic cannot go on without a worker that was lost before its first training. "
+            f"{error} Start the job again; with TFDIST_ELASTIC=1, as `tfdist run --elastic` sets "
+            "it, a worker may be lost at any time."
+        ) from error
+    _enter(group, membership)
+    return membership
 
 
 def be_admitted(group: Group) -> tuple[Membership, Session]:
@@ -37,12 +47,27 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
         Its membership, and the session with the other workers.
 
     Raises:
+        CallHasEnded: the others have ended the call of `fit` that this process is in.
+        ProgramMismatchError: they call `fit` differently.
         RendezvousError: it has not been admitted in time.
         GroupLostError: it was admitted, but cannot form a group with the others.
     """
-    joiner, group.joiner = group.joiner, None
+    calls, joiner = calls_of(group), group.joiner
     assert joiner is not None
-    session = joiner.wait()
+    try:
+        session = joiner.wait(calls.request)
+    except Declined as declined:
+        try:
+            calls.raise_for(str(declined), str(group.topology.me))
+        except ProgramMismatchError:
+            joiner.close()
+            raise
+    group.joiner = None
     assert joiner.membership is not None
-    _memberships[group] = joiner.membership
+    _enter(group, joiner.membership)
     return joiner.membership, session
+
+
+def _enter(group: Group, membership: Membership) -> None:
+    group.membership = membership
+    membership.judge_newcomers(calls_of(group).judge)

@@ -11,7 +11,8 @@ import numpy as np
 from tfdist.elastic.callback_states import load_states, states_of
 from tfdist.elastic.part_file import Array, PartFile, Piece, part_bytes
 from tfdist.strategies.random_state import random_states, set_random_states
-from tfdist.trainer.fit.data_position import Position, TrainingData
+from tfdist.trainer.fit.data_position import TrainingData
+from tfdist.trainer.fit.position import Position
 
 _POSITION = "position of the data"
 _FRESH = "beginning of the data"
@@ -60,11 +61,12 @@ def entry_of(callbacks: Sequence[Any], data: TrainingData, batches: int) -> Entr
     document = {
         "epoch": live.read,
         "batches": batches,
+        "batches_before": live.batches_before,
         "has_ended": live.has_ended,
         "has_untrained": live.has_untrained(batches),
         "logs": live.logs,
         "callbacks": states,
-        "position": dataclasses.asdict(dataclasses.replace(position, state=None, fresh=None)),
+        "position": position.to_json(),
         "random": random_states(),
     }
     return Entry(document, arrays)
@@ -92,7 +94,8 @@ def enter_at(
         entry.arrays[name].tobytes() if name in entry.arrays else None
         for name in (_POSITION, _FRESH)
     )
-    position = Position(**{**document["position"], "state": state, "fresh": fresh})
+    position = Position.from_json(document["position"], state, fresh)
+    data.follow(position)
     live.logs = document["logs"]
     load_states(callbacks, document["callbacks"], entry.arrays.__getitem__)
     batches = document["batches"]
@@ -100,7 +103,7 @@ def enter_at(
         if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         data.resume_between_epochs(position, epoch + 1)
-        live.resume_behind(epoch)
+        live.resume_behind(epoch, document["batches" if epoch == entry.epoch else "batches_before"])
     elif batches or document["has_untrained"]:
 
         def ready() -> None:

@@ -9,7 +9,6 @@ import keras
 import tensorflow as tf
 
 from tfdist.elastic.held_state import held_by
-from tfdist.errors import UnsupportedError
 from tfdist.trainer.fit.metric_totals import MetricTotals
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
@@ -20,23 +19,17 @@ def share_state(
 ) -> None:
     """Passes weights, the optimizer's state and the metrics' totals on; called by all workers.
 
+    What differs between workers, such as shards of the optimizer's state, is left out.
+
     Args:
         model: in training.
         totals: those of its metrics.
         broadcast: returns the value of a rank on all workers.
         source: that rank.
         takes: whether this worker takes the values.
-
-    Raises:
-        UnsupportedError: the state is divided among the workers.
     """
     for held in held_by(model):
-        if held.start is not None:
-            raise UnsupportedError(
-                "The state of a sharded optimizer cannot be passed on to other workers. Received: "
-                f"{held.key!r}, a shard. Train without `shard_optimizer=True`, or restart the job."
-            )
-        if not held.is_own:
+        if not held.is_own and held.start is None:
             _share(held.read(), held.assign, broadcast, source, takes)
     for total in totals.variables():
         _share(total.read_value(), total.assign, broadcast, source, takes)

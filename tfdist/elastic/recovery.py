@@ -2,46 +2,39 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
-import threading
 import time
-from typing import Any
+from collections.abc import Callable
 
 import keras
 import tensorflow as tf
 
 from tfdist.cluster import Membership, Session
 from tfdist.cluster.net.wait_messages import say
-from tfdist.elastic.group_info import GroupInfo
+from tfdist.elastic.from_snapshot import BeginsAnew, go_back
+from tfdist.elastic.group_info import report_change, tell_of_change
+from tfdist.elastic.lost_workers import is_loss
 from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
+from tfdist.elastic.next_group import NextGroup, save_of
 from tfdist.elastic.peer_state import share_state
+from tfdist.elastic.shard_state import ShardState
+from tfdist.elastic.stages import OthersLeave, Stages, StagesMissing
+from tfdist.elastic.stale_graphs import trace_anew_if_needed
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.elastic.workers import broadcast_bytes, workers_of
-from tfdist.errors import GroupLostError, PeerLostError, TfdistError
+from tfdist.errors import GroupLostError, TfdistError
 from tfdist.internals.iterators import forget_validation_data, set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
 from tfdist.trainer.optimizers.accumulation import accumulate_sums
-from tfdist.trainer.saving.callbacks import become_writer
 
 _MOST_CHANGES = 8
 """How often the group may change without a step in between."""
-
-_NOTICE_SECONDS = 10.0
-"""How long after the failure of a step it may take to learn that a worker is lost."""
-
-# What an operation raises when it is another worker that has failed.
-_FAILURES = (
-    tf.errors.UnavailableError,
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.FailedPreconditionError,
-    tf.errors.InternalError,
-    tf.errors.UnknownError,
-)
 
 
 class Recovery:
@@ -53,7 +46,8 @@ class Recovery:
         membership: decides on the group; None for a process that has yet to be admitted.
         min_workers: how many workers it must have.
         max_workers: how many it may admit; None for any number.
-        admits: whether it admits any.
+        keeps_rows: whether a worker's part of a batch keeps its rows, rather than the whole batch.
+        shards: what each worker holds of a sharded optimizer.
     """
 
     def __init__(
@@ -64,56 +58,67 @@ class Recovery:
         *,
         min_workers: int,
         max_workers: int | None,
-        admits: bool,
+        keeps_rows: bool,
+        shards: ShardState,
     ) -> None:
-        self._model = model
+        self._model, self._stages = model, Stages(model)
         self._extended = model.distribute_strategy.extended
         self._group = self._extended.group
         self._group.elastic = True
+        self._entries = entries
         self._callbacks, self._data = entries.callbacks, entries.data
-        self._membership = membership
-        self._min_workers, self._max_workers = min_workers, max_workers
-        self._admits = admits
-        self._data.live = self._live = LiveData()
+        self._keeps_rows = keeps_rows
+        self._live = self._begin_data()
         self._totals = keep_totals(model)
+        self.shards = shards
         accumulate_sums(model, joins=membership is None)
+        self._next = NextGroup(
+            self._stages,
+            entries.callbacks,
+            membership,
+            min_workers=min_workers,
+            max_workers=max_workers,
+        )
         self._steps_before: dict[int, int] = {}  # epochs
         self._known = self._group.topology  # what callbacks know
+        self._lost: GroupLostError | None = None  # why no worker has the state
         self._changed_at = (-1, 0)  # after which step, and how often
+
+    def _begin_data(self) -> LiveData:
+        live = LiveData(keeps_rows=self._keeps_rows, workers=lambda: self._group.topology.size)
+        self._data.live = live
+        return live
 
     @property
     def membership(self) -> Membership | None:
         """This process's membership, once it has one."""
-        return self._membership
+        return self._next.membership
 
     @property
     def is_full(self) -> bool:
-        """Whether no others are admitted."""
-        most = self._max_workers
-        return not self._admits or (most is not None and self._group.topology.size >= most)
+        """Whether no others are admitted now."""
+        return self._next.is_full
 
     def epoch_begins(self, epoch: int) -> None:
         """Records how many steps stood before an epoch."""
         recent = {one: steps for one, steps in self._steps_before.items() if one >= epoch - 1}
-        self._steps_before = {epoch: self._extended.progress.standing} | recent
+        before = self._extended.progress.standing - self._data.batches_before
+        self._steps_before = {epoch: before} | recent
         self._data.epoch_begins()
+
+    def batch_begins(self) -> None:
+        """Makes the state that has been restored count, once it has been on all workers."""
+        if self._extended.progress.torn:
+            self._group.exchange("state restored", "")
+            self._extended.progress.torn = False
+        self.shards.batch_begins()
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""
-        if not isinstance(error, (*_FAILURES, TfdistError)) or isinstance(error, GroupLostError):
-            return False
         steps, times = self._changed_at
         if self._extended.progress.standing == steps and times > _MOST_CHANGES:
             return False
-        try:
-            self._group.session.check()
-        except PeerLostError:
-            return True
-        except TfdistError:
-            return False
-        lost = threading.Event()
-        self._group.session.on_peer_lost(lambda _: lost.set())
-        return lost.wait(_NOTICE_SECONDS)
+        return is_loss(error, self._group.session, self._group.options.heartbeat_timeout)
 
     def change(self) -> None:
         """Forms another group, and brings this worker to where it goes on.
@@ -123,81 +128,113 @@ class Recovery:
         """
         began, lost = time.monotonic(), bool(self._group.session.lost_ranks)
         self._callbacks.stopped = bool(self._model.stop_training)
+        form: Callable[[], Session] = self._next.first
         while True:
             try:
-                agreement = self._enter(self._regroup_first(), is_new=False)
-                if self._group.topology.size < self._min_workers:
-                    if not agreement.newcomers:  # They have nothing to save.
+                agreement = self._enter(form(), is_new=False)
+                if self._group.topology.size < self._next.min_workers:
+                    if agreement and not agreement.newcomers:  # They have nothing to save.
                         self._save_before_waiting(agreement)
-                    agreement = self._enter(self._regroup(), is_new=False)
+                    agreement = self._enter(self._next.large_enough(), is_new=False)
+                if agreement is None:
+                    self._go_back()
                 break
+            except (StagesMissing, OthersLeave) as error:
+                form = functools.partial(self._next.after, error)
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
-        self._go_on(agreement)
-        self._report(agreement, time.monotonic() - began, lost=lost)
+                form = self._next.first
+        if agreement is not None:
+            self._go_on(agreement)
+        self._report(time.monotonic() - began, lost=lost)
 
     def join(self) -> None:
         """Waits to be admitted, and brings this worker to where the others go on.
 
         Raises:
+            CallHasEnded: the others have ended this call of `fit`.
+            BeginsAnew: the others are lost with the state, and `fit` is to be entered once more.
             TfdistError: it was not admitted, or cannot go on.
         """
-        self._membership, session = be_admitted(self._group)
+        self._next.membership, session = be_admitted(self._group)
         while True:
+            form: Callable[[], Session] = self._next.large_enough
             try:
-                self._enter(session, is_new=True)
-                if self._group.topology.size >= self._min_workers:
+                agreement = self._enter(session, is_new=True)
+                if self._group.topology.size >= self._next.min_workers:
+                    if agreement is None:
+                        self._go_back()
                     break
+            except (StagesMissing, OthersLeave) as error:
+                form = functools.partial(self._next.after, error)
             except (tf.errors.OpError, TfdistError) as error:
                 if not self.can_help(error):
                     raise
-            session = self._regroup()
+            session = form()
         self._known = self._group.topology
+        if agreement is None:
+            raise BeginsAnew
 
-    def _regroup_first(self) -> Session:
-        """A group that may be too small for training, if a callback saves then."""
-        left = self._group.topology.size - len(self._group.session.lost_ranks)
-        if left < self._min_workers and any(map(_save_of, self._callbacks.callbacks)):
-            return self._regroup(min_workers=1, joiners_welcome=False)
-        return self._regroup()
-
-    def _regroup(self, **changes: Any) -> Session:
-        assert self._membership is not None
-        terms = {
-            "min_workers": self._min_workers,
-            "max_workers": self._max_workers,
-            "joiners_welcome": self._admits,
-        }
-        return self._membership.regroup(**{**terms, **changes})
-
-    def _enter(self, session: Session, *, is_new: bool) -> Agreement:
+    def _enter(self, session: Session, *, is_new: bool) -> Agreement | None:
+        """Enters a group and takes the state over; returns None if no worker has it."""
         self._group.regroup(session)
+        self._stages.follow_group(self._next.membership)
         standing = Standing(is_new=True) if is_new else self._standing()
+        standing = dataclasses.replace(standing, shards=self.shards.held())
         texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
         answers = [json.loads(text) for text in texts]
         standings = [Standing.from_json(text) for text, _ in answers]
-        agreement = agree(standings)
+        try:
+            with self.shards.following():
+                agreement = agree(standings, self._stages.alike())
+        except GroupLostError as error:
+            self._lose(error, max(one.steps for one in standings))
+            return None
         takes = session.rank in agreement.takers
         broadcast = self._extended.workers.broadcast
         if takes:
             self._extended.progress.torn = True  # until it has all
+        if session.rank in agreement.redo:
+            self._extended.progress.redo()
+        if agreement.shards is not None:
+            self.shards.take(agreement.shards, agreement.steps)
         if agreement.takers:
-            share_state(self._model, self._totals, broadcast, agreement.source, takes=takes)
-        self._extended.progress.restore(agreement.steps)
-        steps, times = self._changed_at
-        self._changed_at = agreement.steps, times + 1 if steps == agreement.steps else 1
-        if takes:
+            source = self._stages.position_of(agreement.sources[session.rank])
+            share_state(self._model, self._totals, broadcast, source, takes=takes)
+        self._stand_at(agreement.steps)
+        if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]
-        self._trace_anew_if_needed()
+        trace_anew_if_needed(self._model, divided=self._stages.divided)
         forget_validation_data(self._model)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
             self._share_entry(agreement, is_new=is_new)
         if not is_new:
             self._end_last_batch(agreement)
-        self._tell()
+        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
         return agreement
+
+    def _stand_at(self, steps: int) -> None:
+        self._extended.progress.restore(steps)
+        self.shards.settle()
+        before, times = self._changed_at
+        self._changed_at = steps, times + 1 if before == steps else 1
+
+    def _lose(self, error: GroupLostError, steps: int) -> None:
+        """Takes note that the state is lost; all workers count on from the same step."""
+        self._lost = error
+        self._stand_at(steps)
+        self._extended.progress.torn = True
+        trace_anew_if_needed(self._model, divided=self._stages.divided)
+        tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
+
+    def _go_back(self) -> None:
+        """Has `fit` begin anew from the last snapshot, on all workers."""
+        assert self._lost is not None
+        go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
+        self._live = self._begin_data()
+        self._steps_before = {}
 
     def _save_before_waiting(self, agreement: Agreement) -> None:
         """Has callbacks save, since the workers that are needed may never come."""
@@ -208,29 +245,19 @@ class Recovery:
         if agreement.epoch > live.read or not live.has_ended:
             if batches:
                 self._totals.restore()
-            for save in filter(None, map(_save_of, self._callbacks.callbacks)):
+            for save in filter(None, map(save_of, self._callbacks.callbacks)):
                 save(agreement.epoch, batches)
         if self._known.rank == 0:
             say(
                 f"tfdist: {self._known.size} of {before.size} workers are left, and at least "
-                f"{self._min_workers} are needed: training waits for others."
+                f"{self._next.min_workers} are needed: training waits for others."
             )
-
-    def _trace_anew_if_needed(self) -> None:
-        extended, model = self._extended, self._model
-        if extended.traces_know_group:
-            extended.traces_know_group = False
-            model.train_function = model.test_function = model.predict_function = None
-            if self._group.session.rank == 0:
-                say(
-                    "tfdist: the model's code uses the number of workers or a rank, so its steps "
-                    "are traced anew for the new group."
-                )
 
     def _standing(self) -> Standing:
         progress, batch = self._extended.progress, self._live.last_batch
         return Standing(
             is_torn=progress.torn,
+            can_redo=self._stages.divided and progress.has_undone,
             steps=progress.standing,
             epochs_ended=self._callbacks.epochs_ended,
             seen=0 if batch is None else self._callbacks.seen_of(*batch),
@@ -265,25 +292,8 @@ class Recovery:
         """How many batches of the epoch that was read last have been trained."""
         return agreement.steps - self._steps_before.get(self._live.read, agreement.steps)
 
-    def _tell(self) -> None:
-        old, new = GroupInfo.of(self._known), GroupInfo.of(self._group.topology)
-        for callback in self._callbacks.callbacks:
-            if old.rank != 0 and new.rank == 0:
-                become_writer(callback)
-            tell = getattr(callback, "on_group_change", None)
-            if tell is not None:
-                tell(old, new)
-
-    def _report(self, agreement: Agreement, seconds: float, *, lost: bool) -> None:
+    def _report(self, seconds: float, *, lost: bool) -> None:
         before, self._known = self._known, self._group.topology
-        if lost:
-            record.recoveries += 1
-        if self._known.rank == 0:
-            say(
-                f"tfdist: training goes on with {self._known.size} workers, formerly "
-                f"{before.size}, after {agreement.steps} steps; the change took {seconds:.1f} s."
-            )
-
-
-def _save_of(callback: Any) -> Any:
-    return getattr(callback, "on_group_wait", None)
+        record.recoveries += lost
+        steps, rows = self._extended.progress.standing, self._live.batch_size.rows
+        report_change(before, self._known, steps, seconds, rows)

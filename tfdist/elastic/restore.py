@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ class Restored:
     """A snapshot that has been read.
 
     Attributes:
+        folder: where it was read.
         snapshot: which one.
         document: this worker's document, or the first there is if this worker is new.
         is_own: whether it is this worker's own, from a job of as many workers.
@@ -35,6 +37,7 @@ class Restored:
         lost: what could not be taken, for messages.
     """
 
+    folder: Path
     snapshot: SnapshotId
     document: dict[str, Any]
     is_own: bool
@@ -85,8 +88,8 @@ def read_newest(
     found = [c for c in several if c.is_complete or c.snapshot.step <= last]
     if several and not found and workers.rank == 0:
         say(
-            "tfdist: the first snapshot was not finished when the training was interrupted, so it "
-            "begins anew."
+            "tfdist: the first snapshot was not finished when the training was interrupted, so "
+            "there is none to resume from."
         )
     for candidate in found:
         restored, problem = _read(folder, candidate, held, workers, holds_all)
@@ -157,7 +160,7 @@ def _read(
                 values.append((one, fitting(one, value)))
         if holds_all:
             _check_all_taken(parts, mine)
-        return Restored(snapshot, document, is_own, values, parts, lost), None
+        return Restored(folder.path, snapshot, document, is_own, values, parts, lost), None
     except (DamagedError, OSError) as error:
         return None, ("damaged", str(error))
     except KeyError as error:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import keras
+
+from tfdist.elastic.held_state import held_by
+from tfdist.elastic.restore import Restored, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
 from tfdist.elastic.snapshot_writer import SnapshotWriter
 from tfdist.elastic.workers import Workers, workers_of, writes_for_others
@@ -33,6 +37,7 @@ class SnapshotSeries:
         self._run = ""
         self._last: SnapshotId | None = None
         self._complete: list[SnapshotId] = []
+        self._found: Restored | None = None
 
     def begin(self, extended: ReplicatedExtended) -> None:
         """Begins a training; called by all workers."""
@@ -42,7 +47,34 @@ class SnapshotSeries:
     def change_workers(self, extended: ReplicatedExtended) -> None:
         """Goes on with other workers, all of which call this."""
         self._writer.wait()
-        self._meet(extended, self._run)
+        self._meet(extended, self._run, goes_on=True)
+
+    def find(self, model: keras.Model) -> SnapshotId | None:
+        """Reads the newest snapshot that can be put together, for `read`; called by all workers.
+
+        Raises:
+            SnapshotError: the snapshots are those of another model, or all are damaged.
+        """
+        if self._found is not None:
+            self._found.parts.close()
+        self._found = read_newest(
+            self.folder,
+            lambda stored: held_by(model, stored),
+            self.workers,
+            holds_all=not model.distribute_strategy.extended.in_stages,
+        )
+        return None if self._found is None else self._found.snapshot
+
+    def read(self, model: keras.Model) -> Restored | None:
+        """The snapshot that has been found, or else the newest one; called by all workers.
+
+        Raises:
+            SnapshotError: see `find`.
+        """
+        if self._found is None:
+            self.find(model)
+        restored, self._found = self._found, None
+        return restored
 
     def resume_from(self, snapshot: SnapshotId) -> None:
         """Goes on behind a snapshot of an earlier call."""
@@ -100,7 +132,9 @@ class SnapshotSeries:
             self.workers.exchange("training has ended", "")
             self.folder.clear()
 
-    def _meet(self, extended: ReplicatedExtended, run: str) -> None:
+    def _meet(self, extended: ReplicatedExtended, run: str, *, goes_on: bool = False) -> None:
         self.workers, self._last = workers_of(extended), None
         self._run = self.workers.exchange("run", run)[0]
-        self.writes_shared = writes_for_others(self.folder.path, self.workers, extended)
+        self.writes_shared = writes_for_others(
+            self.folder.path, self.workers, extended, goes_on=goes_on
+        )

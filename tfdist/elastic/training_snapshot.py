@@ -10,14 +10,16 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.callback_states import load_states, states_of
 from tfdist.elastic.compression_states import codec_arrays, load_codec_arrays
 from tfdist.elastic.held_state import Held, as_pieces, read_all
 from tfdist.elastic.part_file import Array, Piece, write_part
-from tfdist.elastic.restore import Restored
+from tfdist.elastic.restore import Restored, names
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist.elastic.workers import Workers
 from tfdist.strategies.random_state import random_states, set_random_states
-from tfdist.trainer.fit.data_position import Position
+from tfdist.trainer.fit.position import Position
 
 _POSITION = "position of the data of worker"
 _FRESH = "beginning of the data of worker"
@@ -77,7 +79,7 @@ def take(
         "complete": complete,
         "place": dataclasses.asdict(place),
         "callbacks": states,
-        "position": dataclasses.asdict(dataclasses.replace(position, state=None, fresh=None)),
+        "position": position.to_json(),
         "random": random_states(),
     }
 
@@ -96,14 +98,25 @@ class Resumption:
         restored: a snapshot that has been read.
         model: in training.
         callbacks: all of them, in their order.
-        rank: this worker's rank.
+        workers: all workers.
+        elastic: whether they may become others.
+
+    Attributes:
+        place: where training goes on.
+        position: where its data goes on.
     """
 
     def __init__(
-        self, restored: Restored, model: keras.Model, callbacks: Sequence[Any], rank: int
+        self,
+        restored: Restored,
+        model: keras.Model,
+        callbacks: Sequence[Any],
+        workers: Workers,
+        *,
+        elastic: bool,
     ) -> None:
         self._restored, self._model, self._callbacks = restored, model, callbacks
-        self._rank = rank
+        self._workers, rank = workers, workers.rank
         self.place = Place(**restored.document["place"])
         parts = restored.parts
         states = restored.document["callbacks"]
@@ -111,22 +124,49 @@ class Resumption:
         self._states = states
         self._codecs: dict[str, Array] = {}
         state = fresh = None
+        source = rank if restored.is_own else None
         if restored.is_own:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
-            # Its buffers hold this worker's rows, so it is of no use to another number of workers.
-            if f"{_POSITION} {rank}" in parts:
-                state = parts.whole(f"{_POSITION} {rank}").tobytes()
-            if f"{_FRESH} {rank}" in parts:
-                fresh = parts.whole(f"{_FRESH} {rank}").tobytes()
-        self.position = Position(
-            **{**restored.document["position"], "state": state, "fresh": fresh}
-        )
+        elif elastic and restored.document["position"].get("is_common"):
+            # Otherwise its buffers hold a worker's rows, of no use to another number of workers.
+            source = next((r for r in parts.ranks if f"{_POSITION} {r}" in parts), None)
+        if source is not None and f"{_POSITION} {source}" in parts:
+            state = parts.whole(f"{_POSITION} {source}").tobytes()
+        if source is not None and f"{_FRESH} {source}" in parts:
+            fresh = parts.whole(f"{_FRESH} {source}").tobytes()
+        self.position = Position.from_json(restored.document["position"], state, fresh)
         parts.close()
 
-    def load(self) -> None:
-        """Sets all variables, what callbacks remember, and the random states."""
+    def announce(self) -> None:
+        """Has rank 0 say where training goes on, and what is lost."""
+        if self._workers.rank:
+            return
+        place, restored = self.place, self._restored
+        say(
+            f"tfdist: training resumes at epoch {place.epoch + 1}, batch {place.batch + 1}, "
+            f"after {place.steps} steps, from the snapshots in {restored.folder}."
+        )
+        if restored.lost:
+            say(
+                f"tfdist: the snapshot is of {restored.snapshot.size} workers, and these are "
+                f"{self._workers.size}; not taken over: {names(restored.lost)}."
+            )
+
+    def load(self, skipped: tuple[int, float] | None = None) -> None:
+        """Sets all variables, what callbacks remember, and the random states.
+
+        Args:
+            skipped: the number of batches that were read to get to the position, and the seconds
+                that it took.
+        """
         self._restored.assign()
-        load_codec_arrays(self._model, self._rank, self._codecs)
+        load_codec_arrays(self._model, self._workers.rank, self._codecs)
         load_states(self._callbacks, self._states, self._weights.__getitem__)
         set_random_states(self._restored.document["random"])
+        if skipped is not None and self._workers.rank == 0:
+            batches, seconds = skipped
+            say(
+                f"tfdist: the position in the data could not be saved; {batches} batches were read "
+                f"again to get there, which took {seconds:.1f} s."
+            )

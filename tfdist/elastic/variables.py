@@ -5,6 +5,7 @@ from __future__ import annotations
 import keras
 
 from tfdist.errors import UnsupportedError
+from tfdist.trainer.optimizers.of_model import optimizers_of
 
 
 def require_variables(model: keras.Model, callback: str) -> None:
@@ -15,7 +16,7 @@ def require_variables(model: keras.Model, callback: str) -> None:
         callback: which callback needs them.
 
     Raises:
-        UnsupportedError: the model has no variables yet.
+        UnsupportedError: the model, or an optimizer of its own training step, has none yet.
     """
     if not model.built:
         raise UnsupportedError(
@@ -26,3 +27,10 @@ def require_variables(model: keras.Model, callback: str) -> None:
     if optimizer is not None and trained and not optimizer.built:
         with model.distribute_strategy.scope():
             optimizer.build(trained)
+    for name, other in optimizers_of(model).items():
+        if other is not optimizer and not other.built:
+            raise UnsupportedError(
+                f"{callback} needs optimizers that have their variables. Received: "
+                f"{name.removeprefix('optimizer ')!r} of {model.name!r}, which creates them in its "
+                "first step. Call its `build(variables)`, in the strategy's scope, before `fit`."
+            )

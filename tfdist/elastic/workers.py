@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import tensorflow as tf
 
+from tfdist.cluster.net.wait_messages import say
 from tfdist.strategies.extended import ReplicatedExtended
 
 _PIECE_BYTES = 64 << 20
@@ -59,7 +60,9 @@ def broadcast_bytes(contents: bytes, sender: int, workers: Workers) -> bytes:
     return b"".join(pieces)
 
 
-def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExtended) -> bool:
+def writes_for_others(
+    directory: Path, workers: Workers, extended: ReplicatedExtended, *, goes_on: bool = False
+) -> bool:
     """Whether this worker writes what other workers hold as well, on their behalf.
 
     The first of those that share a directory does; in pipelines, the first one of each stage.
@@ -69,6 +72,8 @@ def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExt
         directory: this worker's, which is created.
         workers: all of them.
         extended: the strategy's engine.
+        goes_on: whether training goes on, with a line, on workers that cannot write there; each
+            of them then tries to write by itself later.
 
     Raises:
         ValueError: some worker cannot write to its directory; the same error on all.
@@ -82,8 +87,14 @@ def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExt
         problem = error.strerror or str(error)
     texts = workers.exchange("directory", json.dumps([token, problem]))
     answers = [json.loads(text) for text in texts]
+    if problem and goes_on:
+        say(
+            f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
+            "on, and later snapshots are tried. Free space, or correct the directory of "
+            "tfdist.callbacks.BackupAndRestore."
+        )
     for rank, (_, text) in enumerate(answers):
-        if text:
+        if text and not goes_on:
             with contextlib.suppress(OSError):
                 mark.unlink()
             raise ValueError(
@@ -91,7 +102,8 @@ def writes_for_others(directory: Path, workers: Workers, extended: ReplicatedExt
                 f"{str(directory)!r}, on worker {rank}: {text}. Choose another one."
             )
     tokens = [token for token, _ in answers]
-    first = next(r for r, one in enumerate(tokens) if _text_of(_mark(directory, r)) == one)
+    seen = (r for r, one in enumerate(tokens) if _text_of(_mark(directory, r)) == one)
+    first = next(seen, workers.rank)
     firsts = workers.exchange("directory seen", str(first))
     with contextlib.suppress(OSError):
         mark.unlink()

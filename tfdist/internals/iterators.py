@@ -6,7 +6,9 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import keras
 import tensorflow as tf
+from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
 # Errors of iterators that cannot be serialized, such as those of Python generators.
@@ -106,6 +108,11 @@ def set_batches_seen(epochs: Any, batches: int) -> None:
     epochs._steps_seen = batches
 
 
+def set_number_of_batches(epochs: Any, batches: int | None) -> None:
+    """Sets how many batches Keras's epoch iterator takes from its iterator; None if unknown."""
+    epochs._num_batches = batches
+
+
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Has the running call of `fit` begin with an epoch; None for that of its argument."""
     model._initial_epoch = epoch
@@ -114,3 +121,19 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
 def forget_validation_data(model: Any) -> None:
     """Has the running call of `fit` distribute its validation data anew."""
     model._eval_epoch_iterator = None
+
+
+def changes_between_epochs(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters are told when epochs begin or end."""
+    if not isinstance(adapter, PyDatasetAdapter):
+        return False
+    mine, base = type(adapter.py_dataset), keras.utils.PyDataset
+    names = ("on_epoch_begin", "on_epoch_end")
+    return any(getattr(mine, name, None) is not getattr(base, name, None) for name in names)
+
+
+def stop_reading(adapter: Any) -> None:
+    """Ends the threads and processes in which one of Keras's adapters reads its data."""
+    enqueuer = getattr(adapter, "enqueuer", None)
+    if enqueuer is not None:
+        enqueuer.stop()

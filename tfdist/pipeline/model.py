@@ -22,6 +22,7 @@ from tfdist.pipeline.simulation.timeline import Timeline
 from tfdist.pipeline.state.full_model import FullModel, Untracked
 from tfdist.pipeline.state.saving import Files, compile_arguments
 from tfdist.trainer.fit.call_checks import check_variables
+from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
@@ -75,7 +76,8 @@ class PipelineModel(FullModel):
         mine = [partition.stages[i] for i in strategy.stages_of(strategy.pipeline_rank)]
         materialize(full_model.variables, [v for stage in mine for v in stage.variables], made)
         files = Files(full_model, partition, strategy)
-        self._untracked = Untracked(full_model, partition, remat, files)
+        by_time = cuts is None and balance == "time" and strategy.stages > 1
+        self._untracked = Untracked(full_model, partition, remat, files, by_time)
         layers = {id(layer): layer for stage in mine for layer in stage.layers}
         self._own_layers = list(layers.values())
         # Variables of other layers that a stage reads, as a head tied to an embedding does.
@@ -187,9 +189,9 @@ class PipelineModel(FullModel):
 
     def make_predict_function(self, force: bool = False) -> Any:
         """Makes the function that `predict` calls for a list of batches."""
-        self._steps = steps = self._steps or self._new_steps()
 
         def predict(batches: list[Any]) -> Any:
+            steps = self._steps_of_group()
             outputs = [steps.predict(batch) for batch in batches]
             if len(outputs) == 1:
                 return outputs[0]
@@ -197,6 +199,16 @@ class PipelineModel(FullModel):
 
         self.predict_function = predict
         return predict
+
+    def _steps_of_group(self) -> StepRunner:
+        """The steps among the present workers, who all call this together if they are new."""
+        before, group = self._steps, self.distribute_strategy.extended.group
+        if before is not None and before.generation == group.generation:
+            return before
+        self._steps = self._new_steps()
+        if before is not None:
+            self._steps.logs = before.logs
+        return self._steps
 
     def _new_steps(self) -> StepRunner:
         engine = Engine(
@@ -209,12 +221,11 @@ class PipelineModel(FullModel):
         return StepRunner(self, engine, self.distribute_strategy)
 
     def _function(self, mode: str) -> Callable[[Iterator[Any]], Any]:
-        steps = self._steps
-        assert steps is not None
-
         def run(iterator: Iterator[Any]) -> Any:
+            steps = self._steps_of_group()
             logs = steps.run(mode, iterator)
-            for _ in range(self.steps_per_execution - 1):
+            done = batches_done() if mode == "train" else 0
+            for _ in range(self.steps_per_execution - 1 - done):
                 try:
                     logs = steps.run(mode, iterator)
                 except StopIteration:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,31 +10,48 @@ import tensorflow as tf
 from tfdist.collective.communicator_interface import Communicator
 from tfdist.internals.optimizer import blank_copy, forms, numbered
 from tfdist.sharding.shard import Shard
-from tfdist.sharding.sharded import sharded_by
+from tfdist.sharding.sharded import ShardedVariables, sharded_by
 
 
 class FullSlot:
     """A full slot, of which this rank holds some shards.
 
     Args:
+        sharded: the variables that the optimizer is built for.
         like: a variable of the same shape and type.
         parts: this rank's shards of the variable, each with its slot.
     """
 
-    def __init__(self, like: Any, parts: Sequence[tuple[Shard, Any]]) -> None:
+    def __init__(
+        self, sharded: ShardedVariables, like: Any, parts: Sequence[tuple[Shard, Any]]
+    ) -> None:
+        self._sharded = sharded
         self.shape, self.dtype, self.name = like.shape, like.dtype, like.name
         self._parts = list(parts)
         self._value: Any = None
 
     @property
-    def parts(self) -> list[tuple[int, Any]]:
-        """This rank's shards: the first element of each in the flattened slot, and its variable."""
-        return [(shard.piece.start, slot) for shard, slot in self._parts]
+    def parts(self) -> list[tuple[int, Any, Callable[[Any], None]]]:
+        """This rank's shards of the flattened slot.
+
+        Returns:
+            For each the first element, the variable, and what assigns it.
+        """
+
+        def assigns(slot: Any) -> Callable[[Any], None]:
+            def assign(value: Any) -> None:
+                slot.assign(value)
+                self._sharded.note_set()
+
+            return assign
+
+        return [(shard.piece.start, slot, assigns(slot)) for shard, slot in self._parts]
 
     def assign(self, value: Any) -> None:
         """Assigns this rank's shards their elements of a full value."""
         for shard, slot in self._parts:
             slot.assign(shard.of(value))
+        self._sharded.note_set()
 
     def keep(self, value: tf.Tensor) -> None:
         """Stores the full value, which the conversion to a tensor returns."""
@@ -94,12 +111,20 @@ class FullState:
             shards.setdefault(shard.piece.variable, []).append(i)
         self._slots = {
             key: FullSlot(
-                slot, [(sharded.shards[i], self._local[i, key[1]]) for i in shards.get(key[0], [])]
+                sharded,
+                slot,
+                [(sharded.shards[i], self._local[i, key[1]]) for i in shards.get(key[0], [])],
             )
             for key, slot in expected.items()
             if key[0] is not None
         }
         self.variables = [self._slots.get(key) or self._local[key] for key in expected]
+
+    @property
+    def own(self) -> list[list[Any]]:
+        """For each kind of slot, this rank's slots in the order of the shards."""
+        several = range(len(self._sharded.shards))
+        return [[self._local[i, n] for i in several] for n in sorted(self._slot_indices)]
 
     def gather(self, communicator: Communicator, *, keep: bool) -> None:
         """Gathers the full slots; called by all ranks.
@@ -108,8 +133,7 @@ class FullState:
             communicator: over the ranks among which the optimizer is sharded.
             keep: whether this rank needs the slots.
         """
-        for n in sorted(self._slot_indices):
-            values = [self._local[i, n] for i in range(len(self._sharded.shards))]
+        for n, values in zip(sorted(self._slot_indices), self.own, strict=True):
 
             def use(number: int, value: tf.Tensor, n: int = n) -> None:
                 if keep:

@@ -63,6 +63,11 @@ class Bucket:
         """The number of padding elements in all shards together."""
         return self.shard_size * self.ranks - self.size
 
+    def elements(self, rank: int) -> tuple[int, int]:
+        """The first element of a rank's shard and the one past its last, without padding."""
+        ends = rank * self.shard_size, (rank + 1) * self.shard_size
+        return min(ends[0], self.size), min(ends[1], self.size)
+
     def pieces(self, rank: int) -> list[Piece]:
         """The contents of a rank's shard, in order."""
         first, last = rank * self.shard_size, (rank + 1) * self.shard_size

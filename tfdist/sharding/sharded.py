@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import traces
 from tfdist.collective.buckets import pack, plan
 from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.native_communicator import BUCKET_BYTES, FIRST_BYTES
@@ -15,6 +16,7 @@ from tfdist.internals.keras import BaseOptimizer
 from tfdist.internals.optimizer import inner_optimizer, strategy_of, trainable_variables_of
 from tfdist.sharding.elementwise import is_stateless
 from tfdist.sharding.layout import Bucket, cut
+from tfdist.sharding.neighbour_copies import NeighbourCopies
 from tfdist.sharding.shard import Shard
 from tfdist.strategies.reduction import all_gather_slices
 
@@ -33,7 +35,15 @@ class ShardedVariables:
     Attributes:
         variables: the model variables.
         shards: this rank's shards, bucket by bucket.
+        buckets: the buckets, each with the numbers of its shards.
+        ranks: among how many ranks the variables are sharded.
+        rank: this rank.
+        copies: keeps a copy of another rank's slots, if there is to be one.
+        unbuilt: the variables that the optimizer had before it was built for the shards.
     """
+
+    copies: NeighbourCopies | None = None
+    unbuilt: Sequence[Any] = ()
 
     def __init__(self, variables: Sequence[Any], communicator: Communicator, device: str) -> None:
         self.variables = list(variables)
@@ -43,15 +53,27 @@ class ShardedVariables:
         first = min(bytes_, FIRST_BYTES)
         groups = plan(specs, bytes_, first_bytes=first, alone_bytes=bytes_)
         sizes = [int(spec.shape.num_elements()) for spec in specs]
-        self._buckets: list[tuple[Bucket, list[int]]] = []
+        with traces.unnoted():  # For other numbers everything is built and traced anew.
+            self.rank, self.ranks = communicator.rank, communicator.size
+        self.buckets: list[tuple[Bucket, list[int]]] = []
         self.shards: list[Shard] = []
-        for bucket in cut(sizes, groups, communicator.size):
-            pieces = bucket.pieces(communicator.rank)
+        for bucket in cut(sizes, groups, self.ranks):
+            pieces = bucket.pieces(self.rank)
             first_shard = len(self.shards)
             self.shards += [Shard(self.variables[p.variable], p, device) for p in pieces]
-            self._buckets.append((bucket, list(range(first_shard, len(self.shards)))))
+            self.buckets.append((bucket, list(range(first_shard, len(self.shards)))))
 
         self._owners = {id(key): s.variable for s in self.shards for key in (s, s.value)}
+
+    @property
+    def dtypes(self) -> list[tf.DType]:
+        """The types of the buckets."""
+        return [tf.as_dtype(self.variables[b.variables[0]].dtype) for b, _ in self.buckets]
+
+    def note_set(self) -> None:
+        """Records that something else than a step has set slots, on all ranks."""
+        if self.copies is not None:
+            self.copies.stale = True
 
     def owner_of(self, variable: Any) -> Any:
         """The model variable that a shard is part of; any other variable itself."""
@@ -74,7 +96,7 @@ class ShardedVariables:
         """
         results: list[Any] = [None] * len(self.shards)
         dense = [None if isinstance(g, tf.IndexedSlices) else g for g in gradients]
-        for bucket, shard_numbers in self._buckets:
+        for bucket, shard_numbers in self.buckets:
             if all(dense[i] is None for i in bucket.variables):
                 continue
             total = self._communicator.reduce_scatter(self._flatten(bucket, dense))
@@ -106,6 +128,7 @@ class ShardedVariables:
         use: Callable[[int, tf.Tensor], Any],
         numbers: set[int] | None = None,
         communicator: Communicator | None = None,
+        before_last: Callable[[], Sequence[Any]] = list,
     ) -> None:
         """Gathers full values from all ranks' shards, bucket by bucket.
 
@@ -114,18 +137,24 @@ class ShardedVariables:
             use: called with the number of each variable and its full value.
             numbers: the variables to gather; all by default.
             communicator: an alternative communicator over the same ranks.
+            before_last: returns the operations that must precede this rank's last contribution.
         """
         communicator = communicator or self._communicator
-        for bucket, shard_numbers in self._buckets:
-            wanted = [n for n in bucket.variables if numbers is None or n in numbers]
-            if not wanted:
-                continue
+        several = [
+            (bucket, shard_numbers, wanted)
+            for bucket, shard_numbers in self.buckets
+            if (wanted := [n for n in bucket.variables if numbers is None or n in numbers])
+        ]
+        for bucket, shard_numbers, wanted in several:
             dtype = tf.as_dtype(self.variables[bucket.variables[0]].dtype)
             parts = [tf.convert_to_tensor(values[number]) for number in shard_numbers]
             padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
             if padding:
                 parts.append(tf.zeros([padding], dtype))
-            full = communicator.all_gather(parts[0] if len(parts) == 1 else pack(parts))
+            part = parts[0] if len(parts) == 1 else pack(parts)
+            last = bucket is several[-1][0]
+            with tf.control_dependencies(before_last() if last else []):
+                full = communicator.all_gather(part)
             full = tf.ensure_shape(full, [bucket.shard_size * bucket.ranks])
             sizes = [*bucket.sizes, bucket.padding] if bucket.padding else list(bucket.sizes)
             flats = [full] if len(sizes) == 1 else tf.split(full, sizes)

@@ -49,6 +49,11 @@ class FirstBatch:
         self._begun: Callable[[], Any] = lambda: None
         self._seen: list[Any] = []
 
+    @property
+    def watches(self) -> bool:
+        """Whether there is a dataset of which all workers read the same batches."""
+        return self._watches
+
     def watch(self, dataset: Any, *, per_worker_hint: bool) -> Any:
         """Returns the dataset with its first element duplicated, as `compare` expects.
 

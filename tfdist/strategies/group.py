@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import tensorflow as tf
 
-from tfdist.cluster import Joiner, Session, Topology
+from tfdist.cluster import Joiner, Membership, Session, Topology
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.native_communicator import NativeCommunicator
@@ -37,11 +37,10 @@ class Group:
         topology: as given, until `regroup`.
         session: as given, until `regroup`.
         options: as given.
-        elastic: whether the workers may become others. Then a single worker has communicators as
-            several do, and models see no static number of rows. It is set before data is
-            distributed.
-        joiner: waits to be admitted to a running job; None if this process has not found one, or
-            has been admitted.
+        elastic: whether the workers may become others, set before data is distributed. A single
+            worker has communicators then, and models see no static number of rows.
+        joiner: waits to be admitted to the running job that this process has found; None otherwise.
+        membership: decides who belongs to the group; None until that is needed.
     """
 
     def __init__(
@@ -61,6 +60,7 @@ class Group:
         self._step_began: float | None = None
         self.elastic = elastic
         self.joiner = joiner
+        self.membership: Membership | None = None
         self._communicators = Communicators(options)
         self._compressors: list[Compressor] = []
         self._fixed_because = ""

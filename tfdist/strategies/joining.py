@@ -7,7 +7,7 @@ import platform
 
 import tensorflow as tf
 
-from tfdist.cluster import Topology, join_running, meet
+from tfdist.cluster import Joiner, Membership, Topology, meet, meet_or_join
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.communicator_interface import Alone
@@ -39,7 +39,7 @@ def join(topology: Topology, *, elastic: bool = False) -> Group:
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
         _joined, _joined_by = _join(topology, elastic), topology
-        note_joined(_joined.topology)
+        note_joined(_joined.topology, is_admitted=_joined.joiner is None)
     elif not _is_same(topology, _joined_by):
         raise ClusterError(
             f"This process is {_joined.topology.me} of a running group and cannot become "
@@ -68,12 +68,16 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
 def _join(topology: Topology, elastic: bool) -> Group:
     flight_log.survive_signal()
     options = Options.from_environment()
-    joiner = join_running(topology, options) if options.elastic else None
-    if joiner is not None:
-        topology = _alone(topology)
-    session = meet(topology, options)
-    introduce(session)
-    group = Group(topology, session, options, elastic=elastic or joiner is not None, joiner=joiner)
+    met = meet_or_join(topology, options) if options.elastic else meet(topology, options)
+    joiner = None
+    if isinstance(met, Joiner):
+        joiner, topology = met, _alone(topology)
+        met = meet(topology, options)
+    introduce(met)
+    group = Group(topology, met, options, elastic=elastic or joiner is not None, joiner=joiner)
     registry.forget_alone("workers")
     group.agree("TensorFlow", f"{tf.__version__} on Python {platform.python_version()}")
+    # A worker may be lost before the first training.
+    if joiner is None and set(group.exchange("elastic", str(options.elastic))) == {"True"}:
+        group.membership = Membership(met, options)
     return group

@@ -98,8 +98,6 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended.cluster_resolver = resolver
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
-        if extended.shards_optimizers:
-            group.fix("its workers hold shards of an optimizer (shard_optimizer=True)")
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
 

@@ -24,21 +24,39 @@ class Progress:
         torn: whether a step has failed in the middle of its update, so that the state is neither
             that before it nor that after it. Only an error of this worker alone can cause this,
             such as lack of memory.
+        redoable: whether a step that is taken back can be redone, for the state that this worker
+            alone holds; others may have it.
     """
 
     def __init__(self) -> None:
         self._standing = 0
         self.torn = False
+        self.redoable = False
+        self._undone = False
 
     @property
     def standing(self) -> int:
         """The number of steps that count; exact while no step is running."""
         return self._standing
 
+    @property
+    def has_undone(self) -> bool:
+        """Whether the step behind the last one that counts can be redone."""
+        return self._undone
+
+    def redo(self) -> None:
+        """Puts back what the step behind the last one has written before it communicated last.
+
+        That is right for what this worker alone holds, if the step stands on another worker. The
+        rest must be taken from that one; `restore` declares that it has been.
+        """
+        step_ops.redo()
+        self._undone = False
+
     def restore(self, standing: int) -> None:
         """Declares that this worker's whole state is now that after so many steps."""
         self._standing = standing
-        self.torn = False
+        self.torn = self._undone = False
 
     def add(self, steps: int, *, logged: bool) -> None:
         """Counts steps that have succeeded.
@@ -57,7 +75,8 @@ class Progress:
         try:
             yield
         except BaseException:
-            committed, whole = step_ops.roll_back()
+            committed, whole = step_ops.roll_back(redoable=self.redoable)
             self.torn |= not whole
             self.add(committed - _counted, logged=True)
+            self._undone = self.redoable
             raise

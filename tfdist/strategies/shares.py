@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.errors import UnsupportedError
 from tfdist.internals.datasets import derived_dataset
 from tfdist.strategies.replay import Replay, current_replay
 
@@ -30,9 +31,18 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
 
     Returns:
         A dataset with `count` elements per batch: the rows of each replica, in order.
+
+    Raises:
+        UnsupportedError: batches are to be drawn anew, and have sparse or ragged tensors.
     """
     batches, replay = dataset.prefetch(1), current_replay()
     tensors = all(map(_is_tensor, tf.nest.flatten(dataset.element_spec)))
+    if replay is not None and replay.keeps_rows and not tensors:
+        raise UnsupportedError(
+            'Elastic(batch="per_worker") needs batches of dense tensors, whose rows it can put '
+            f"together anew. Received: {dataset.element_spec}. Pass dense tensors, or "
+            'Elastic(batch="global").'
+        )
     if native.has_ops() and (tensors or replay is not None):
         split = functools.partial(_natively, batches, workers, count, replay)
         if tensors:
@@ -64,6 +74,8 @@ def _natively(
 ) -> Any:
     """Has our operation give whole batches, or each replica's rows of every component."""
     name = workers.lasting_name
+    if replay is not None:
+        replay.is_used = True
     return derived_dataset(
         batches,
         native.load_ops().tfdist_shares_dataset,

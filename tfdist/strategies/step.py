@@ -41,6 +41,7 @@ class Step:
     """
 
     knows_all_rows = True  # Whether values of the other parts of the batch are available.
+    clips_together = False  # Whether workers communicate to clip by the global norm.
 
     def __init__(
         self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, requests: Any = 0

@@ -1,5 +1,6 @@
 """The pure decisions as tables, and what is sent and recorded."""
 
+import errno
 import itertools
 import json
 import os
@@ -60,6 +61,8 @@ RULES = [
     ("abcd", "ad", "", True),
     ("abcd", "bd", "", False),
     ("abcd", "bd", "ac", True),
+    ("abcd", "bc", "d", True),  # more than half of those that may be alive
+    ("abc", "b", "a", True),  # half of them, with the first
     ("abcd", "", "abcd", False),
     ("ab", "xyz", "a", False),  # strangers do not count
 ]
@@ -235,6 +238,24 @@ def test_a_record_is_the_last_word(tmp_path, monkeypatch):
     assert elsewhere.exists()
     record.remove(one.path)
     assert not record.folder().exists()
+
+
+@exhaustive
+def test_a_record_that_cannot_be_replaced_is_no_last_word(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
+    one = record.Record("one")
+    path = one.path
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)
+    one.write(ACCEPTOR_STATES[1])
+    assert record.read(path) is None
+    assert os.listdir(record.folder()) == []
+    assert "can no longer be recorded" in capsys.readouterr().err
+    one.write(ACCEPTOR_STATES[2])
+    one.remove()
 
 
 @exhaustive

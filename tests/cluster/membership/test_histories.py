@@ -58,6 +58,13 @@ class Unread(World):
         proposer.bury(dead.name, AcceptorState(proposer.view))
 
 
+class Rumoured(World):
+    """A process that cannot be reached counts as dead, with the last word that somebody knows."""
+
+    def counts_as_dead(self, process, other):
+        return not other.alive or other.stopped or other.side != process.side
+
+
 def half_is_enough(view, present, dead):
     return 2 * len([m for m in view if m in present]) >= len(view)
 
@@ -69,7 +76,12 @@ def the_dead_do_not_count(view, present, dead):
 @exhaustive
 @pytest.mark.parametrize(
     ("world", "rule"),
-    [(World, half_is_enough), (Unread, the_dead_do_not_count), (Unread, quorum.may_go_on)],
+    [
+        (World, half_is_enough),
+        (Unread, the_dead_do_not_count),
+        (Unread, quorum.may_go_on),
+        (Rumoured, quorum.may_go_on),
+    ],
 )
 def test_the_histories_find_what_a_weaker_rule_breaks(monkeypatch, world, rule):
     monkeypatch.setattr(consensus, "may_go_on", rule)

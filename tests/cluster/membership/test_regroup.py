@@ -75,8 +75,10 @@ def test_one_after_the_other_until_one_is_left(group):
 @exhaustive
 @pytest.mark.parametrize("phase", ["prepare", "accept", "arrive"])
 def test_another_is_killed_while_the_new_group_forms(group, phase):
-    _, workers = group(3, {2: {"DIE_IN": phase}}, **NEVER)
-    workers[1].kill()
+    # Of two that are left when the third is dead, rank 0 needs nobody to accept what it proposes.
+    lost = signal.SIGSTOP if phase == "accept" else signal.SIGKILL
+    _, workers = group(3, {2: {"DIE_IN": phase}}, **(SOON if phase == "accept" else NEVER))
+    workers[1].send_signal(lost)
     workers[0].until("members 0.")
 
 
@@ -181,6 +183,22 @@ def test_whoever_leads_takes_newcomers_when_rank_0_is_dead(group, start, address
     workers[1].until("failed")
     newcomer = start([*cluster, *addresses(1)], 2, **NEVER, MIN_WORKERS="2")
     formed([workers[1], newcomer], 1, [1, 2])
+
+
+@exhaustive
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_newcomer_may_name_another_one_that_has_yet_to_join(group, start, addresses, index):
+    """It begins to wait for a job of the two, and learns that the other one is in this job."""
+    cluster, workers = group(2, **NEVER)
+    one, two = addresses(2)
+    pair = [two, one] if index == 0 else [one, two]
+    second = start(pair, index, **NEVER)
+    second.until("waiting for")
+    first = start([cluster[0], one], 1, **NEVER)
+    first.until("waits")
+    second.until("waits")
+    for rank, worker in enumerate([*workers, first, second]):
+        worker.until(f"generation 2 rank {rank} ")
 
 
 @exhaustive

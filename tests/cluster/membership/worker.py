@@ -7,7 +7,7 @@ import signal
 import threading
 from typing import Any
 
-from tfdist.cluster import Membership, connect, from_environment, join_running, meet, observe
+from tfdist.cluster import Joiner, Membership, connect, from_environment, meet_or_join, observe
 from tfdist.cluster.membership import campaign, entering, node
 from tfdist.cluster.membership.consensus import Accept
 from tfdist.errors import GroupLostError, PeerLostError, TfdistError
@@ -48,18 +48,17 @@ def die_in(phase: str) -> None:
 def main() -> None:
     options = Options.from_environment()
     topology = from_environment()
-    joiner = join_running(topology, options)
-    if joiner is None:
-        session = meet(topology, options)
-        observe(session, options)
-        membership = Membership(session, options)
-        tell("met")
-    else:
+    found = meet_or_join(topology, options)
+    if isinstance(found, Joiner):
         tell("waits")
-        session = joiner.wait()
-        assert joiner.membership is not None
-        membership = joiner.membership
+        found.wait()
+        assert found.membership is not None
+        membership = found.membership
         tell_of(membership)
+    else:
+        observe(found, options)
+        membership = Membership(found, options)
+        tell("met")
     if phase := os.environ.get("DIE_IN"):
         die_in(phase)
     pause = threading.Event()

@@ -61,6 +61,9 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = random.Random(seed)
         self.hosts = self.random.randint(1, 3)
+        # Those hosts that have a launcher, and on which side of a cut it is.
+        having = [h for h in range(self.hosts) if self.random.random() < 0.5]
+        self.launchers = {str(host): 0 for host in having}
         self.processes: dict[str, Process] = {}
         self.messages: list[Message] = []
         self.decided: dict[int, View] = {}
@@ -148,22 +151,28 @@ class World:
         proposer.propose(view)
         self.ask(process)
 
-    def bury(self, process: Process, anywhere: bool = False) -> None:
+    def bury(self, process: Process) -> None:
         """Finds out which members are dead; only somebody on their machine can."""
         proposer = process.proposer
         if proposer is None:
             return
         for name in proposer.view.incarnations:
             other = self.processes[name]
-            if not other.alive and (anywhere or self.is_proven(process, other)):
+            if self.counts_as_dead(process, other):
                 self.bury_one(proposer, other)
         self.conclude(process)
+
+    def counts_as_dead(self, process: Process, other: Process) -> bool:
+        """Whether a process takes another one for dead."""
+        return not other.alive and self.is_proven(process, other)
 
     def bury_one(self, proposer: Proposer, dead: Process) -> None:
         proposer.bury(dead.name, dead.acceptor)
 
     def is_proven(self, process: Process, dead: Process) -> bool:
         """Whether somebody whom a process can reach runs where the dead one did."""
+        if self.launchers.get(dead.member.place.machine) == process.side:
+            return True
         return any(
             one.runs
             and one.side == process.side
@@ -207,13 +216,22 @@ class World:
     def kill(self, process: Process) -> None:
         process.alive, process.inside, process.proposer = False, None, None
 
+    def lose(self, host: str) -> None:
+        """A host fails as a whole."""
+        self.launchers.pop(host, None)
+        for process in self.processes.values():
+            if process.member.place.machine == host:
+                self.kill(process)
+
     def cut(self) -> None:
         for process in self.processes.values():
             process.side = self.random.randrange(2)
+        self.launchers = {host: self.random.randrange(2) for host in self.launchers}
 
     def heal(self) -> None:
         for process in self.processes.values():
             process.side = 0
+        self.launchers = dict.fromkeys(self.launchers, 0)
 
     def join(self) -> None:
         """A worker comes, possibly at the address of a dead one."""
@@ -241,9 +259,11 @@ class World:
         if chance < 0.97:
             if process.runs:
                 rng.choice(ACTS)(self, process)
-        elif chance < 0.977:
+        elif chance < 0.976:
             if process.alive:
                 self.kill(process)
+        elif chance < 0.977:
+            self.lose(process.member.place.machine)
         elif chance < 0.984:
             process.stopped = not process.stopped and process.alive
         elif chance < 0.992:

@@ -7,7 +7,9 @@ import functools
 import os
 import pathlib
 import signal
+import sys
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -19,6 +21,8 @@ import tfdist
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tfdist import cluster
 from tfdist.elastic.membership import membership_of
+from tfdist.sharding.full_state import FullState
+from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies import multi_worker
 
 _WAIT_SECONDS = 120
@@ -37,7 +41,12 @@ class Fault(keras.callbacks.Callback):
     def __init__(self, phase: str, step: int, what: str) -> None:
         super().__init__()
         self._phase, self._step, self._what = phase, step, what
-        self._steps = 0
+        self._steps = self._begun = 0
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self._begun += 1
+        if self._begun > 1:
+            self._meet("begun anew")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._meet("before")
@@ -57,6 +66,7 @@ class Fault(keras.callbacks.Callback):
 
     def _meet(self, phase: str) -> None:
         if phase == self._phase and self._steps >= self._step:
+            self._step = sys.maxsize  # one that was stopped may go on
             os.kill(os.getpid(), SIGNALS[self._what])
 
 
@@ -67,6 +77,7 @@ class Journal(keras.callbacks.Callback):
         super().__init__()
         self.events: list[Any] = []
         self.changes: list[tuple[int, int]] = []
+        self.changed_after: list[int] = []  # steps
 
     def on_train_begin(self, logs: Any = None) -> None:
         self.events.append("train")
@@ -85,6 +96,7 @@ class Journal(keras.callbacks.Callback):
 
     def on_group_change(self, old: Any, new: Any) -> None:
         self.changes.append((old.size, new.size))
+        self.changed_after.append(sum(event[0] == "batch ended" for event in self.events))
 
 
 class AwaitNewcomer(keras.callbacks.Callback):
@@ -142,7 +154,8 @@ class Dying(keras.layers.Layer):
         return tf.ensure_shape(tf.numpy_function(count, [tensor], tensor.dtype), tensor.shape)
 
 
-def _model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
+def make_model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
+    """A model for `settings`, compiled."""
     if settings.get("policy"):
         keras.mixed_precision.set_global_policy(settings["policy"])
     try:
@@ -160,8 +173,9 @@ def _model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
             model.compile(
                 keras.optimizers.Adam(0.01, **settings.get("optimizer", {})),
                 cross_entropy(),
-                metrics=["accuracy"],
+                metrics=["accuracy", *settings.get("metrics", [])],
                 steps_per_execution=settings.get("steps_per_execution", 1),
+                run_eagerly=settings.get("run_eagerly", False),
             )
     finally:
         keras.mixed_precision.set_global_policy("float32")
@@ -218,11 +232,16 @@ DATA = {
 
 def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
     """Trains; `faults` has a phase, a step and what happens then, by rank."""
+    if settings.get("sharded") and strategy:
+        if not strategy.extended.shards_optimizers:
+            strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=True)
+        for communicator in strategy.extended.replicas:
+            communicator.bucket_bytes = 256  # several buckets
     me = tfdist.rank() if strategy else 0
     fault = faults.get(me) if strategy else None
     if fault is not None and fault[0] in ("forward", "backward"):
         Dying.phase, Dying.step = fault[:2]
-    model = _model(strategy, settings)
+    model = make_model(strategy, settings)
     callbacks: list[Any] = [journal := Journal()]
     if fault is not None:
         callbacks.append(Fault(*fault))
@@ -242,7 +261,8 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     if settings.get("scaled"):
         callbacks.append(tfdist.callbacks.LearningRateWarmup(steps=10, scale_by_size=True))
     if settings.get("snapshots"):  # None but those that the workers take on their own account.
-        callbacks.append(tfdist.callbacks.BackupAndRestore(settings["snapshots"], save_every=1000))
+        every = settings.get("save_every", 1000)
+        callbacks.append(tfdist.callbacks.BackupAndRestore(settings["snapshots"], save_every=every))
     if settings.get("patience"):
         group = strategy.extended.group
         group.options = dataclasses.replace(group.options, start_timeout=settings["patience"])
@@ -276,26 +296,55 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
 def _outcome(model: keras.Model, history: Any, journal: Journal) -> dict[str, Any]:
     return {
         "weights": model.get_weights(),
-        "slots": [np.asarray(variable) for variable in model.optimizer.variables],
+        "slots": _slots(model),
         "history": dict(history.history),
         "epochs": history.epoch,
         "events": journal.events,
         "changes": journal.changes,
+        "changed after": journal.changed_after,
     }
 
 
-def coming(
-    _: Any,
+def _slots(model: keras.Model) -> list[np.ndarray]:
+    """The optimizer's variables, those of all workers together."""
+    optimizer = model.optimizer
+    if sharded_by(optimizer) is None:
+        return [np.asarray(variable) for variable in optimizer.variables]
+    state = FullState(optimizer)
+    state.gather(model.distribute_strategy.extended.workers, keep=True)
+    return [np.asarray(tf.convert_to_tensor(variable)) for variable in state.variables]
+
+
+def coming(_: Any, *arguments: Any) -> Any:
+    """Trains on some of the workers, to which another one comes."""
+    return come(trained, *arguments)
+
+
+def come(
+    train: Callable[..., Any],
     first: list[int],
     step: int,
     faults: dict[int, Any],
     sign: str,
     settings: dict[str, Any] | None = None,
 ) -> Any:
-    """Trains on some of the workers, to which another one comes."""
+    """Trains on some of the workers, to which another one comes.
+
+    Args:
+        train: trains, as `trained` does.
+        first: the ranks of those that begin.
+        step: after which step they wait for the other one.
+        faults: as for `trained`.
+        sign: a file that tells the other one to come.
+        settings: as for `trained`.
+    """
     everyone = cluster.from_environment()
-    compression = (settings or {}).get("compression")
-    make_strategy = functools.partial(tfdist.MultiWorkerMirroredStrategy, compression=compression)
+    given = settings or {}
+    make_strategy = functools.partial(
+        tfdist.MultiWorkerMirroredStrategy,
+        compression=given.get("compression"),
+        shard_optimizer=given.get("sharded", False),
+    )
     if everyone.rank in first:
         topology = cluster.Topology(
             tuple(everyone.workers[rank] for rank in first),
@@ -306,11 +355,12 @@ def coming(
         with mock.patch.object(multi_worker, "read_cluster", return_value=(topology, None)):
             strategy = make_strategy()
     else:
+        faults = {}  # It is rank 0 as long as it is alone.
         _await(pathlib.Path(sign).exists)
         os.environ["TFDIST_ELASTIC"] = "1"
         strategy = make_strategy()
     more = {"more": lambda: [AwaitNewcomer(step, sign)]}
-    return trained(strategy, {**(settings or {}), **more}, faults)
+    return train(strategy, {**(settings or {}), **more}, faults)
 
 
 def _await(condition: Any) -> None:

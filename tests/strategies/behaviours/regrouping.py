@@ -24,7 +24,7 @@ from tests.strategies.behaviours.compression import codec_of
 from tfdist import cluster, native
 from tfdist.collective import functions as collective
 from tfdist.compression import Policy
-from tfdist.errors import PeerLostError, UnsupportedError
+from tfdist.errors import PeerLostError
 from tfdist.launch.flight.log import parse
 from tfdist.strategies import multi_worker
 from tfdist.strategies.joining import join
@@ -286,16 +286,6 @@ def _settled(count: Any) -> int:
         waiting.wait(0.1)
         least = min(least, count())
     return int(least)
-
-
-def refused(_: Any) -> str:
-    """What the change of a group says of sharded optimizers."""
-    member = Member([0, 1], shard_optimizer=True)
-    try:
-        member.regroup([0, 1])
-    except UnsupportedError as error:
-        return str(error)
-    return ""
 
 
 def logged(_: Any) -> tuple[int, int, str]:

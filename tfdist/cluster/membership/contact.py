@@ -10,16 +10,14 @@ from dataclasses import replace
 from tfdist.cluster.membership.calls import Call, Calls
 from tfdist.cluster.membership.composition import Evidence
 from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist.cluster.membership.inspection import Finding, ask, look
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
-from tfdist.cluster.membership.record import read
-from tfdist.cluster.membership.view import Member, decode_member, encode_member
-from tfdist.cluster.membership.wire import decode_acceptor
+from tfdist.cluster.membership.view import Member, decode_member
 from tfdist.cluster.net.framing import Header, WireError
 from tfdist.errors import TfdistError
 
 _PAUSES = (0.005, 0.2)
-_INSPECT_SECONDS = 2.0
 
 Witnesses = Callable[[Member], Iterable[Member]]
 """Other processes that run where a member does."""
@@ -138,31 +136,26 @@ class Contact:
 
     def _bury(self) -> bool:
         """Whether the member is dead for certain."""
-        place = self.member.place
-        word = self._node.last_word(self.member.incarnation)
-        dead = word is not None
-        if not dead and is_visible(place, self._node.member.place):
-            dead = is_dead(place)
-            word = read(place.record) if dead else None
-        if not dead:
-            for witness in self._witnesses(self.member):
-                dead, word = self._inspected_by(witness)
-                if dead:
-                    break
-        if dead:
-            self._note_death(word)
-        return dead
+        finding = self._find()
+        if finding.dead:
+            self._note_death(finding.last_word)
+        return finding.dead
 
-    def _inspected_by(self, witness: Member) -> tuple[bool, AcceptorState | None]:
-        header = {"kind": "inspect", "member": encode_member(self.member)}
-        try:
-            seen = self._calls.ask(witness.worker.address, header, _INSPECT_SECONDS)
-            word = seen.get("acceptor")
-            if seen["kind"] == "inspected" and seen.get("dead") is True:
-                return True, decode_acceptor(word) if word is not None else None
-        except (OSError, WireError, TfdistError):
-            pass
-        return False, None
+    def _find(self) -> Finding:
+        """What this process knows of the member, or one that runs where it does."""
+        place = self.member.place
+        if word := self._node.last_word(self.member.incarnation):
+            return Finding(True, word)
+        mine = self._node.member.place
+        finding = look(place, mine)
+        witnesses = [one.worker.address for one in self._witnesses(self.member)]
+        if place.witness and not is_visible(place, mine):
+            witnesses.insert(0, place.witness)
+        for address in witnesses:
+            if finding.dead:
+                break
+            finding = ask(self._calls, address, self.member)
+        return finding
 
     def _replaced(self, answer: Header) -> bool:
         """Another process has the address, so the member is dead; its last word may be found."""
@@ -174,7 +167,7 @@ class Contact:
             return False
         if witness.worker.address != self.member.worker.address:
             return False
-        _, word = self._inspected_by(witness)
+        word = ask(self._calls, witness.worker.address, self.member).last_word
         self._note_death(word)
         return word is not None
 

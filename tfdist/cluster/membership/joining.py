@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import queue
-import threading
 import time
-from collections.abc import Iterable
 
 from tfdist.cluster.auth.identity import REGROUP
 from tfdist.cluster.membership.calls import Calls
@@ -15,25 +12,65 @@ from tfdist.cluster.membership.contact import Contact
 from tfdist.cluster.membership.membership import WHAT, Membership, listen, make_terms
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.regrouping import Regrouping
+from tfdist.cluster.membership.search import Found, Search, find
 from tfdist.cluster.membership.view import Member, decode_member, decode_view, encode_member
 from tfdist.cluster.net.bind_address import check_own
-from tfdist.cluster.net.framing import Header, WireError
+from tfdist.cluster.net.framing import Header
 from tfdist.cluster.net.wait_messages import Announce, WaitMessages, say
+from tfdist.cluster.rendezvous.meet import meet
 from tfdist.cluster.rendezvous.shared_listener import SharedListener
 from tfdist.cluster.session.session import Session
 from tfdist.cluster.spec.topology import Topology
-from tfdist.errors import RendezvousError, TfdistError
+from tfdist.errors import RendezvousError
 from tfdist.options import Options
 
-_ASK_SECONDS = 3.0
 _PAUSE_SECONDS = 0.2
+
+
+def meet_or_join(
+    topology: Topology, options: Options, announce: Announce = say
+) -> Session | Joiner:
+    """Meets the other workers of this process's cluster, or finds that one of them is in a job.
+
+    That may turn out while this process waits: a worker that its cluster names may itself have
+    just started, and be admitted to a running job meanwhile.
+
+    Args:
+        topology: this process's cluster; in a running job, its own entry becomes that of the new
+            member.
+        options: as for `meet` and `Membership`.
+        announce: called with lines about the progress; writes to stderr by default.
+
+    Returns:
+        The session of a job that starts, or what to wait with for being admitted to one that runs.
+
+    Raises:
+        ClusterError: as for `meet`.
+        TlsError: as for `meet`.
+        RendezvousError: as for `meet`.
+
+    Example:
+        >>> found = meet_or_join(from_environment(), Options.from_environment())  # doctest: +SKIP
+        >>> session = found.wait() if isinstance(found, Joiner) else found  # doctest: +SKIP
+    """
+    joiner = join_running(topology, options, announce)
+    if joiner is not None:
+        return joiner
+    calls = Calls(topology, options)
+    search = Search(calls, _others(topology))
+    try:
+        return meet(topology, options, announce=announce, check=search.check)
+    except Found as found:
+        return Joiner(topology, options, calls, found.member, announce)
+    finally:
+        search.stop()
 
 
 def join_running(topology: Topology, options: Options, announce: Announce = say) -> Joiner | None:
     """Finds out whether a worker that this process's cluster names belongs to a running job.
 
     Args:
-        topology: this process's cluster; its own entry becomes that of the new member.
+        topology: as for `meet_or_join`.
         options: as for `Membership`.
         announce: called with lines about the progress; writes to stderr by default.
 
@@ -43,19 +80,18 @@ def join_running(topology: Topology, options: Options, announce: Announce = say)
     Raises:
         ClusterError: this process cannot listen at its address, or the job has another secret.
         TlsError: the job does not trust this process, or only one uses TLS.
-
-    Example:
-        >>> joiner = join_running(from_environment(), Options.from_environment())  # doctest: +SKIP
-        >>> session = joiner.wait() if joiner else meet(...)  # doctest: +SKIP
     """
     if topology.size == 1:
         return None
     calls = Calls(topology, options)
-    addresses = [w.address for rank, w in enumerate(topology.workers) if rank != topology.rank]
-    found, error = _find(calls, addresses)
+    found, error = find(calls, _others(topology))
     if found is None and error is not None:
         raise error
     return Joiner(topology, options, calls, found, announce) if found is not None else None
+
+
+class Declined(Exception):
+    """The members of a running job do not admit a process, for the reason that is the argument."""
 
 
 class Joiner:
@@ -93,19 +129,21 @@ class Joiner:
         listen(self._listener, self._node, topology)
         self._listener.resume()
 
-    def wait(self, timeout: float | None = None) -> Session:
+    def wait(self, request: str = "", timeout: float | None = None) -> Session:
         """Waits until this process has been admitted, and has met the other members.
 
         Args:
+            request: what this process says of itself, for `Membership.judge_newcomers`.
             timeout: seconds to wait; `options.start_timeout` by default.
 
         Raises:
+            Declined: the members do not admit it; it may ask again.
             RendezvousError: it has not been admitted in time.
             GroupLostError: it was admitted, but cannot form a group with the others.
         """
         seconds = self._options.start_timeout if timeout is None else timeout
         try:
-            self._await_admission(seconds)
+            self._await_admission(seconds, request)
             terms = make_terms(self._options)
             node = self._node
             reason = f"{node.member} joins, and a member is lost"
@@ -117,6 +155,8 @@ class Joiner:
             rank = view.rank(node.me)
             assert rank is not None
             session = Session(view.topology(rank), sockets, self._options)
+        except Declined:
+            raise
         except BaseException:
             self.close()
             raise
@@ -132,14 +172,14 @@ class Joiner:
         self._listener.end(REGROUP)
         self._node.close(keep_record=self._node.view is not None)
 
-    def _await_admission(self, seconds: float) -> None:
+    def _await_admission(self, seconds: float, request: str) -> None:
         node = self._node
         deadline = time.monotonic() + seconds
         waits = WaitMessages(node.member.worker, seconds, self._announce)
-        header = {"kind": "join", "member": encode_member(node.member)}
+        header = {"kind": "join", "member": encode_member(node.member), "request": request}
         while node.view is None:
             if self._target is None:
-                self._target, _ = _find(self._calls, self._addresses())
+                self._target, _ = find(self._calls, self._addresses())
             if self._target is not None:
                 self._ask(self._target, header, deadline, waits)
             elif not node.view:
@@ -158,7 +198,7 @@ class Joiner:
         """Waits with one member, until it admits this process, sends it on, or is lost."""
         node, self._target = self._node, None
         patience = make_terms(self._options).patience
-        last = ("decided", "redirect", "none", "member")
+        last = ("decided", "redirect", "none", "member", "declined")
         contact = Contact(
             node,
             self._calls,
@@ -186,6 +226,9 @@ class Joiner:
             elif answer is not None and answer["kind"] == "redirect":
                 self._target = decode_member(answer.get("member"))
                 self._known[self._target.worker.address] = None
+            elif answer is not None and answer["kind"] == "declined":
+                self._target = target  # to ask again
+                raise Declined(str(answer.get("reason")))
         finally:
             contact.stop()
 
@@ -195,31 +238,6 @@ class Joiner:
         return [address for address in {**self._known, **dict.fromkeys(entries)} if address != mine]
 
 
-def _find(calls: Calls, addresses: Iterable[str]) -> tuple[Member | None, TfdistError | None]:
-    """Asks all addresses at once; returns the first member that answers, or why none can."""
-    answers: queue.Queue[Member | TfdistError | None] = queue.Queue()
-
-    def ask(address: str) -> None:
-        try:
-            header = calls.ask(address, {"kind": "who"}, _ASK_SECONDS)
-            running = header["kind"] == "member" and header.get("view") is not None
-            answers.put(decode_member(header.get("member")) if running else None)
-        except TfdistError as error:
-            answers.put(error)
-        except (OSError, WireError, KeyError):
-            answers.put(None)
-
-    addresses = list(addresses)
-    for address in addresses:
-        threading.Thread(target=ask, args=(address,), name="tfdist-find", daemon=True).start()
-    failure: TfdistError | None = None
-    deadline = time.monotonic() + 2 * _ASK_SECONDS
-    for _ in addresses:
-        try:
-            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
-            break
-        if isinstance(answer, Member):
-            return answer, None
-        failure = failure or answer
-    return None, failure
+def _others(topology: Topology) -> list[str]:
+    workers = enumerate(topology.workers)
+    return [worker.address for rank, worker in workers if rank != topology.rank]

@@ -127,6 +127,17 @@ class Membership:
         node.on_disturbed = lambda message: self.session.fail(message)
         node.on_waiting = lambda: self.on_waiting()
 
+    def judge_newcomers(self, judge: Callable[[str], str | None]) -> None:
+        """Has the processes that want to be admitted here be judged, whenever they wait.
+
+        Args:
+            judge: called in any thread with the request of one, as given to `Joiner.wait`; returns
+                the reason for which it is not admitted, which it is told; "" if it has to wait,
+                and None if it may be admitted.
+        """
+        with self._node.changed:
+            self._node.judge = judge
+
     @property
     def waiting(self) -> list[Member]:
         """The processes that wait here to be admitted, in order of arrival; on rank 0, all."""

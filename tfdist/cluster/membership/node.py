@@ -32,6 +32,8 @@ class Node:
         leader: the member that leads while a new group forms; those that wait turn to it.
         on_disturbed: called when another member needs a new group, with what to say of it.
         on_waiting: called when another process waits to be admitted.
+        judge: says why a process is not admitted, given its request; "" if it has to wait, and None
+            if it may be.
         wake: wakes the thread that listens.
         entrants: the view of which this process is rank 0, and who else has entered it.
         go: that view, once they are to be let in.
@@ -47,12 +49,13 @@ class Node:
         self.leader: Member | None = None
         self.on_disturbed: Callable[[str], object] = lambda message: None
         self.on_waiting: Callable[[], object] = lambda: None
+        self.judge: Callable[[str], str | None] = lambda request: None
         self.wake: Callable[[], object] = lambda: None
         self._acceptor = AcceptorState()
         self._seen = NONE
         self._final = False
         self._last_words: dict[str, AcceptorState] = {}
-        self._waiting: dict[str, tuple[Member, float | None]] = {}
+        self._waiting: dict[str, tuple[Member, str, float | None]] = {}
         self.entrants: tuple[View | None, frozenset[str]] = (None, frozenset())
         self.go: View | None = None
         self.sockets: dict[str, socket] = {}
@@ -152,19 +155,27 @@ class Node:
         """The processes that wait here, in order of arrival."""
         with self.changed:
             limit = time.monotonic() - _REMEMBER_SECONDS
-            return [m for m, left in self._waiting.values() if left is None or left > limit]
+            return [
+                member
+                for member, request, left in self._waiting.values()
+                if (left is None or left > limit) and self.judge(request) is None
+            ]
 
     @property
     def connected(self) -> list[Member]:
         """Those of them that are connected now."""
         with self.changed:
-            return [member for member, left in self._waiting.values() if left is None]
+            return [
+                member
+                for member, request, left in self._waiting.values()
+                if left is None and self.judge(request) is None
+            ]
 
-    def arrive(self, member: Member) -> None:
-        """Notes a process that waits to be admitted."""
+    def arrive(self, member: Member, request: str) -> None:
+        """Notes a process that waits to be admitted, with what it says of itself."""
         with self.changed:
             fresh = member.incarnation not in self._waiting
-            self._waiting[member.incarnation] = (member, None)
+            self._waiting[member.incarnation] = (member, request, None)
             self.changed.notify_all()
         if fresh:
             self.on_waiting()
@@ -173,5 +184,6 @@ class Node:
         """Notes that the connection of one has ended; it may come again."""
         with self.changed:
             if member.incarnation in self._waiting:
-                self._waiting[member.incarnation] = (member, time.monotonic())
+                request = self._waiting[member.incarnation][1]
+                self._waiting[member.incarnation] = (member, request, time.monotonic())
                 self.changed.notify_all()

@@ -17,12 +17,13 @@ def here(options: Options, record: str = "") -> Place:
     """The place of this process.
 
     Args:
-        options: `host` sets its workers apart from those of other hosts, which cannot see them.
+        options: `host` sets its workers apart from those of other hosts, which cannot see them;
+            `witness` is where its launcher tells others of its death.
         record: the file of its last word.
     """
     pid = os.getpid()
     machine = f"boot {_text(_BOOT)} processes {_namespace()} {options.host}".strip()
-    return Place(machine, pid, _started(pid) or 0, record)
+    return Place(machine, pid, _started(pid) or 0, record, options.witness)
 
 
 def is_visible(other: Place, mine: Place) -> bool:

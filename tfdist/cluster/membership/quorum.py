@@ -8,13 +8,15 @@ from collections.abc import Collection, Sequence
 def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[str]) -> bool:
     """Whether some members of a view may decide on the next one.
 
-    Two sets of members that may do so never miss each other's decision:
+    Those that are dead for certain, and whose last word is known, do not count. Of the others, more
+    than half may decide, or exactly half with the first one, which breaks the tie.
 
-    - More than half of the members, or exactly half with the first one, which breaks the tie. Any
-      two such sets have a member in common.
-    - All that are alive, if the others are dead for certain and what they had agreed to last is
-      known. Without the latter, somebody might already go on: with newcomers whom the dead have
-      admitted while one of those present was stopped or cut off.
+    Two decisions never miss each other. The dead have answered with their last word, which binds as
+    an answer does; one that had taken part in a higher ballot before it died ends the attempt of
+    whoever reads that. So what is left of two sets that may decide lies among those that neither
+    counts as dead, of which each has more than half, or the same half. Without the last words,
+    somebody might already go on: with newcomers whom the dead have admitted while one of those
+    present was stopped or cut off.
 
     Args:
         view: the members of the view, in rank order.
@@ -25,12 +27,11 @@ def may_go_on(view: Sequence[str], present: Collection[str], dead: Collection[st
         >>> may_go_on("abcd", "ab", ""), may_go_on("abcd", "cd", ""), may_go_on("abcd", "cd", "ab")
         (True, False, True)
     """
-    here = [member for member in view if member in present]
-    if 2 * len(here) > len(view):
-        return True
-    if 2 * len(here) == len(view) and view[0] in present:
-        return True
-    return bool(here) and all(member in present or member in dead for member in view)
+    left = [member for member in view if member in present or member not in dead]
+    here = [member for member in left if member in present]
+    if 2 * len(here) == len(left):
+        return bool(here) and left[0] in present
+    return 2 * len(here) > len(left)
 
 
 def is_hopeless(

@@ -16,6 +16,7 @@ from pathlib import Path
 from tfdist.cluster.membership.consensus import AcceptorState
 from tfdist.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.net.wait_messages import say
 
 _MEMORY = "/dev/shm"
 _TRIES = 3
@@ -56,15 +57,28 @@ class Record:
     def write(self, acceptor: AcceptorState) -> None:
         """Replaces the record, at once and as a whole.
 
+        Where there is no space for it, it is removed: a last word that is lost only means that the
+        others cannot go on without a majority, a wrong one that two groups may.
+
         Raises:
-            OSError: it cannot be written.
+            OSError: it can be neither written nor removed.
         """
         if not self.path:
             return
         fresh = f"{self.path}.new"
-        with open(fresh, "w") as file:
-            json.dump(encode_acceptor(acceptor), file)
-        os.replace(fresh, self.path)
+        try:
+            with open(fresh, "w") as file:
+                json.dump(encode_acceptor(acceptor), file)
+            os.replace(fresh, self.path)
+        except OSError as error:
+            for name in (self.path, fresh):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
+            say(
+                f"tfdist: what this worker agrees to can no longer be recorded in {self.path}: "
+                f"{error.strerror}. If it dies, the others need a majority to go on. Free space."
+            )
+            self.path = ""
 
     def remove(self) -> None:
         """Removes the record: nobody needs the last word of this process any more."""

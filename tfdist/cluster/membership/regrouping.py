@@ -78,7 +78,13 @@ class Regrouping:
                 base, attempts, self._planned = view.generation, 0, False
                 self._lost = set()
             else:
-                self._decide(view, attempts)
+                try:
+                    self._decide(view, attempts)
+                except OSError as error:
+                    raise GroupLostError(
+                        f"{node.member} cannot go on: what it agrees to can be neither recorded "
+                        f"nor forgotten: {error}. Make the folder writable, and start it again."
+                    ) from error
                 attempts += 1
 
     def _decide(self, view: View, attempts: int) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from functools import partial
 
 from tfdist.cluster.auth.identity import REGROUP, Identity
+from tfdist.cluster.membership.inspection import Finding, look, reply
 from tfdist.cluster.membership.node import Node
-from tfdist.cluster.membership.place import is_dead, is_visible
-from tfdist.cluster.membership.record import read
 from tfdist.cluster.membership.view import (
     Member,
     View,
@@ -25,7 +24,6 @@ from tfdist.cluster.membership.wire import (
     FRAME_LIMIT,
     decode_acceptor,
     decode_request,
-    encode_acceptor,
     encode_reply,
 )
 from tfdist.cluster.net.framing import Decoder, Header, WireError, encode
@@ -53,6 +51,7 @@ class _Caller:
         self.after: View | None = None  # waits for a view after this one
         self.entrant: Member | None = None
         self.joiner: Member | None = None
+        self.request = ""  # of the joiner
 
 
 class MembershipService:
@@ -165,14 +164,21 @@ class MembershipService:
         member = decode_member(header.get("member"))
         if redirection := self._redirection(member):
             return redirection
-        caller.joiner = member
-        self._node.arrive(member)
+        request = header.get("request", "")
+        if verdict := self._verdict(request):
+            return verdict
+        caller.joiner, caller.request = member, request
+        self._node.arrive(member, request)
         view = self._node.view
         for other in view.members if view else ():
             same = other.worker.address == member.worker.address
             if same and other.incarnation != member.incarnation and not self._node.regrouping:
                 self._node.on_disturbed(f"{other} has been replaced by a process at its address")
         return None
+
+    def _verdict(self, request: str) -> Header | None:
+        reason = self._node.judge(request)
+        return {"kind": "declined", "reason": reason} if reason else None
 
     def _who(self) -> Header:
         acceptor = self._node.acceptor
@@ -184,13 +190,10 @@ class MembershipService:
 
     def _inspect(self, caller: _Caller, header: Header) -> Header:
         member = decode_member(header.get("member"))
-        dead = is_visible(member.place, self._node.member.place) and is_dead(member.place)
-        word = read(member.place.record) if dead else self._node.last_word(member.incarnation)
-        return {
-            "kind": "inspected",
-            "dead": dead or word is not None,
-            "acceptor": encode_acceptor(word) if word else None,
-        }
+        finding = look(member.place, self._node.member.place)
+        if not finding.dead and (word := self._node.last_word(member.incarnation)):
+            finding = Finding(True, word)
+        return reply(finding)
 
     def _farewell(self, caller: _Caller, header: Header) -> Header:
         member = decode_member(header.get("member"))
@@ -232,6 +235,9 @@ class MembershipService:
                 return
             if redirection := self._redirection(caller.joiner):
                 self._reply(caller, redirection)
+                return
+            if verdict := self._verdict(caller.request):
+                self._reply(caller, verdict)
                 return
         if caller.deadline is not None and now >= caller.deadline:
             self._end(caller)

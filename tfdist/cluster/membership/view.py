@@ -21,12 +21,15 @@ class Place:
         pid: its process id.
         started: when it started, in the kernel's ticks; tells it from a later process with its id.
         record: the file with its last word; "" if it keeps none.
+        witness: the address of its launcher, which tells others whether it is dead; "" if there is
+            none.
     """
 
     machine: str
     pid: int
     started: int
     record: str = ""
+    witness: str = ""
 
 
 @dataclass(frozen=True)
@@ -93,7 +96,8 @@ def decode_member(data: object) -> Member:
     except (AssertionError, KeyError, TypeError):
         raise WireError("it sent no member") from None
     worker, place = member.worker, member.place
-    texts = (worker.task_type, worker.address, member.incarnation, place.machine, place.record)
+    texts = [worker.task_type, worker.address, member.incarnation]
+    texts += [place.machine, place.record, place.witness]
     numbers = (worker.task_index, place.pid, place.started)
     if not all(map(_is_text, texts)) or not all(type(n) is int and n >= 0 for n in numbers):
         raise WireError("it sent a malformed member")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
+from collections.abc import Callable
 
 from tfdist.cluster.auth.compatibility import entries, first_difference
 from tfdist.cluster.auth.handshake import HELLO_SECONDS, handshake
@@ -41,15 +42,22 @@ class RendezvousClient:
         options: `start_timeout` and `secret` are used.
         tls: the TLS contexts; None for a connection without TLS.
         announce: called with each line about missing workers.
+        check: called several times a second; what it raises ends the wait.
     """
 
     def __init__(
-        self, topology: Topology, options: Options, tls: Tls | None, announce: Announce
+        self,
+        topology: Topology,
+        options: Options,
+        tls: Tls | None,
+        announce: Announce,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._topology = topology
         self._tls = tls
         self._secret = options.secret
         self._timeout = timeout = options.start_timeout
+        self._check = check
         self._mine = Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
         self._deadline = time.monotonic() + timeout
@@ -70,6 +78,7 @@ class RendezvousClient:
         """
         pause = _BACK_OFF[0]
         while time.monotonic() < self._deadline:
+            self._check()
             sock = self._dial()
             if sock is not None:
                 pause = _BACK_OFF[0]
@@ -134,6 +143,7 @@ class RendezvousClient:
         last_heard = time.monotonic()
         # Rank 0 times out at about the same time, and its error names the missing workers better.
         while time.monotonic() < self._deadline + _GRACE_SECONDS:
+            self._check()
             self._progress.report(self._waiting)
             if not readable(sock, _POLL_SECONDS):
                 if time.monotonic() - last_heard > _SILENCE_SECONDS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Callable
 
 from tfdist.cluster.auth.trust import check_security
 from tfdist.cluster.net.bind_address import claim, explain
@@ -19,7 +20,13 @@ from tfdist.options import Options
 _BACKLOG = 512
 
 
-def meet(topology: Topology, options: Options, *, announce: Announce = say) -> Session:
+def meet(
+    topology: Topology,
+    options: Options,
+    *,
+    announce: Announce = say,
+    check: Callable[[], object] = lambda: None,
+) -> Session:
     """Waits for every worker of the group, and connects them.
 
     Each worker first checks its address. Rank 0 then listens at its address, and the others dial
@@ -35,6 +42,7 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
             other options.
         announce: called now and then with a line about missing workers; writes to stderr by
             default.
+        check: called several times a second; what it raises ends the wait.
 
     Returns:
         The session; without connections for a single process.
@@ -59,10 +67,10 @@ def meet(topology: Topology, options: Options, *, announce: Announce = say) -> S
         if topology.rank == 0:
             _listen(topology, claimed)
             allow_descriptors(topology.size)
-            sockets = RendezvousServer(topology, claimed, options, tls, announce).run()
+            sockets = RendezvousServer(topology, claimed, options, tls, announce, check).run()
         else:
             check_resolvable(topology.chief.address, name=str(topology.chief))
-            sockets = {0: RendezvousClient(topology, options, tls, announce).run()}
+            sockets = {0: RendezvousClient(topology, options, tls, announce, check).run()}
     finally:
         for sock in claimed:
             sock.close()

@@ -6,7 +6,7 @@ import heapq
 import selectors
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from tfdist.cluster.auth.compatibility import clusters_differ, disagreement, duplicate, entries
@@ -49,6 +49,7 @@ class RendezvousServer:
         options: `start_timeout` and `secret` are used.
         tls: the TLS contexts; None for connections without TLS.
         announce: called with each line about missing workers.
+        check: called several times a second; what it raises ends the wait.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class RendezvousServer:
         options: Options,
         tls: Tls | None,
         announce: Announce,
+        check: Callable[[], object] = lambda: None,
     ) -> None:
         self._topology = topology
+        self._check = check
         self._listeners = listeners
         self._timeout = timeout = options.start_timeout
         self._closed_job = is_closed(topology, options)
@@ -115,6 +118,7 @@ class RendezvousServer:
     def _await_all(self, deadline: float) -> None:
         next_status = 0.0
         while self._error is None and self._incomplete():
+            self._check()
             self._progress.report(self._waiting)
             self._poll()
             if time.monotonic() >= next_status:

@@ -1,5 +1,6 @@
 #include "control/replay.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
@@ -22,6 +23,33 @@ Replays& Instance() {
 }
 
 }  // namespace
+
+void Replay::KeepRows(int64_t workers, int64_t batch) {
+  workers_ = workers;
+  batch_ = batch;
+}
+
+void Replay::SetBatch(int64_t rows) {
+  int64_t unknown = 0;
+  batch_.compare_exchange_strong(unknown, rows);
+}
+
+int64_t Replay::RowsFor(int64_t workers) const {
+  const int64_t before = workers_, batch = batch_;
+  if (before == 0 || before == workers) return 0;
+  return std::max<int64_t>(1, (2 * batch * workers + before) / (2 * before));
+}
+
+void Replay::Publish(const RowCounts& now, const RowCounts& before_last) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  now_ = now;
+  before_last_ = before_last;
+}
+
+RowCounts Replay::Counts(bool before_last) const {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return before_last ? before_last_ : now_;
+}
 
 int64_t RegisterReplay() {
   Replays& replays = Instance();

@@ -293,18 +293,29 @@ REGISTER_OP("TfdistUpdateBegins")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+// This rank has written these variables, which it alone holds, and can redo the step from now on.
+REGISTER_OP("TfdistStepPrepares")
+    .Input("variables: N * resource")
+    .Attr("N: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::NoOutputs);
+
 REGISTER_OP("TfdistStepCommits")
     .Input("order: resource")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
-// The number of steps that stand, and whether a step that does not has left no trace.
+// The number of steps that stand, and whether a step that does not has left no trace. If it is
+// `redoable`, TfdistRedo can put back what it takes out.
 REGISTER_OP("TfdistRollBack")
     .Output("committed: int64")
     .Output("whole: bool")
+    .Attr("redoable: bool = false")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
       context->set_output(0, context->Scalar());
       context->set_output(1, context->Scalar());
       return Result();
     });
+
+REGISTER_OP("TfdistRedo").SetIsStateful().SetShapeFn(tensorflow::shape_inference::NoOutputs);

@@ -9,6 +9,7 @@
 #include "control/replay.h"
 #include "tensorflow/core/framework/dataset.h"
 #include "tensorflow/core/framework/tensor_util.h"
+#include "tf/batch_source.h"
 #include "tf/collective_op.h"
 
 namespace tfdist::tf {
@@ -117,7 +118,8 @@ class SharesDataset : public DatasetBase {
  private:
   class Iterator : public DatasetIterator<SharesDataset> {
    public:
-    explicit Iterator(const Params& params) : DatasetIterator<SharesDataset>(params) {}
+    explicit Iterator(const Params& params)
+        : DatasetIterator<SharesDataset>(params), source_(params.dataset->replay_) {}
 
     absl::Status Initialize(IteratorContext* context) override {
       return dataset()->input_->MakeIterator(context, this, prefix(), &input_);
@@ -126,14 +128,15 @@ class SharesDataset : public DatasetBase {
     absl::Status GetNextInternal(IteratorContext* context, std::vector<Tensor>* element,
                                  bool* ended) override {
       const tensorflow::mutex_lock lock(mutex_);
+      *ended = false;
       if (next_ == 0) {
-        TF_RETURN_IF_ERROR(NextBatch(context, ended));
+        TF_RETURN_IF_ERROR(FindPlace());
+        TF_RETURN_IF_ERROR(source_.Next(context, input_.get(), place_.workers, ended));
         if (*ended) return absl::OkStatus();
       }
-      *ended = false;
       TF_RETURN_IF_ERROR(Share(element));
       next_ = (next_ + 1) % dataset()->settings_.replicas;
-      if (next_ == 0 && !dataset()->replay_) batch_.clear();
+      if (next_ == 0) source_.Release();
       return absl::OkStatus();
     }
 
@@ -148,45 +151,18 @@ class SharesDataset : public DatasetBase {
       const tensorflow::mutex_lock lock(mutex_);
       TF_RETURN_IF_ERROR(SaveInput(context, writer, input_));
       TF_RETURN_IF_ERROR(writer->WriteScalar(prefix(), "next", next_));
-      TF_RETURN_IF_ERROR(
-          writer->WriteScalar(prefix(), "size", static_cast<int64_t>(batch_.size())));
-      for (size_t i = 0; i < batch_.size(); ++i) {
-        TF_RETURN_IF_ERROR(writer->WriteTensor(prefix(), Key(i), batch_[i]));
-      }
-      return absl::OkStatus();
+      return source_.Save(prefix(), writer);
     }
 
     absl::Status RestoreInternal(IteratorContext* context, IteratorStateReader* reader) override {
       const tensorflow::mutex_lock lock(mutex_);
       TF_RETURN_IF_ERROR(RestoreInput(context, reader, input_));
-      int64_t size = 0;
       TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), "next", &next_));
-      TF_RETURN_IF_ERROR(reader->ReadScalar(prefix(), "size", &size));
-      batch_.assign(size, Tensor());
-      for (int64_t i = 0; i < size; ++i) {
-        TF_RETURN_IF_ERROR(reader->ReadTensor(context->flr(), prefix(), Key(i), &batch_[i]));
-      }
+      TF_RETURN_IF_ERROR(source_.Restore(context, prefix(), reader));
       return FindPlace();
     }
 
    private:
-    static std::string Key(size_t component) { return "component" + std::to_string(component); }
-
-    // The last one once more, or the input's next one.
-    absl::Status NextBatch(IteratorContext* context, bool* ended)
-        TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-      const auto& replay = dataset()->replay_;
-      *ended = false;
-      if (!(replay && replay->Take() && !batch_.empty())) {
-        std::vector<Tensor> batch;
-        TF_RETURN_IF_ERROR(input_->GetNext(context, &batch, ended));
-        if (*ended) return absl::OkStatus();
-        batch_ = std::move(batch);
-        if (replay) replay->Count();
-      }
-      return FindPlace();
-    }
-
     absl::Status FindPlace() TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const Settings& settings = dataset()->settings_;
       place_ = {settings.worker, settings.workers};
@@ -203,13 +179,14 @@ class SharesDataset : public DatasetBase {
     absl::Status Share(std::vector<Tensor>* element) TF_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
       const Settings& settings = dataset()->settings_;
       if (!settings.splits) {
-        *element = batch_;
+        *element = source_.batch();
         return absl::OkStatus();
       }
-      element->resize(batch_.size());
+      const std::vector<Tensor>& batch = source_.batch();
+      element->resize(batch.size());
       const int64_t replica = place_.worker * settings.replicas + next_;
-      for (size_t i = 0; i < batch_.size(); ++i) {
-        TF_RETURN_IF_ERROR(TakeShare(batch_[i], replica, place_.workers * settings.replicas,
+      for (size_t i = 0; i < batch.size(); ++i) {
+        TF_RETURN_IF_ERROR(TakeShare(batch[i], replica, place_.workers * settings.replicas,
                                      &(*element)[i]));
       }
       return absl::OkStatus();
@@ -217,7 +194,7 @@ class SharesDataset : public DatasetBase {
 
     tensorflow::mutex mutex_;
     std::unique_ptr<IteratorBase> input_ TF_GUARDED_BY(mutex_);
-    std::vector<Tensor> batch_ TF_GUARDED_BY(mutex_);
+    BatchSource source_ TF_GUARDED_BY(mutex_);
     int64_t next_ TF_GUARDED_BY(mutex_) = 0;  // of this process's replicas
     Place place_ TF_GUARDED_BY(mutex_) = {0, 1};
   };

@@ -47,6 +47,12 @@ class UpdateBeginsOp : public OpKernel {
   void Compute(OpKernelContext*) override { UndoLog::Instance().UpdateBegins(); }
 };
 
+class StepPreparesOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override {}  // that it waits for the variables is all
+};
+
 class StepCommitsOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
@@ -55,15 +61,26 @@ class StepCommitsOp : public OpKernel {
 
 class RollBackOp : public OpKernel {
  public:
-  using OpKernel::OpKernel;
+  explicit RollBackOp(OpKernelConstruction* construction) : OpKernel(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("redoable", &redoable_));
+  }
 
   void Compute(OpKernelContext* context) override {
     Tensor *committed = nullptr, *whole = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &committed));
     OP_REQUIRES_OK(context, context->allocate_output(1, {}, &whole));
-    whole->scalar<bool>()() = UndoLog::Instance().RollBack();
+    whole->scalar<bool>()() = UndoLog::Instance().RollBack(redoable_);
     committed->scalar<int64_t>()() = UndoLog::Instance().committed();
   }
+
+ private:
+  bool redoable_ = false;
+};
+
+class RedoOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(OpKernelContext*) override { UndoLog::Instance().Redo(); }
 };
 
 #define TFDIST_KERNEL(name, kernel) \
@@ -72,14 +89,19 @@ class RollBackOp : public OpKernel {
 TFDIST_KERNEL("TfdistStepBegins", StepBeginsOp)
 TFDIST_KERNEL("TfdistKeep", KeepOp)
 TFDIST_KERNEL("TfdistUpdateBegins", UpdateBeginsOp)
+TFDIST_KERNEL("TfdistStepPrepares", StepPreparesOp)
 TFDIST_KERNEL("TfdistStepCommits", StepCommitsOp)
 TFDIST_KERNEL("TfdistRollBack", RollBackOp)
+TFDIST_KERNEL("TfdistRedo", RedoOp)
 // An operation runs where its resources are; a reference to a buffer of a GPU is as good.
 REGISTER_KERNEL_BUILDER(
     Name("TfdistKeep").Device(tensorflow::DEVICE_GPU).HostMemory("variables"), KeepOp);
 REGISTER_KERNEL_BUILDER(
     Name("TfdistUpdateBegins").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
     UpdateBeginsOp);
+REGISTER_KERNEL_BUILDER(
+    Name("TfdistStepPrepares").Device(tensorflow::DEVICE_GPU).HostMemory("variables"),
+    StepPreparesOp);
 
 }  // namespace
 }  // namespace tfdist::tf

@@ -12,6 +12,7 @@ UndoLog& UndoLog::Instance() {
 void UndoLog::Begin(bool complete) {
   const std::lock_guard<std::mutex> lock(mutex_);
   kept_.clear();
+  undone_.clear();
   complete_ = complete;
   updating_ = false;
 }
@@ -42,18 +43,27 @@ void UndoLog::Commit() {
   ++committed_;
 }
 
-bool UndoLog::RollBack() {
+bool UndoLog::RollBack(bool redoable) {
   const std::lock_guard<std::mutex> lock(mutex_);
   const bool all = complete_ || !updating_;
-  for (Kept& kept : kept_) {
-    const tensorflow::mutex_lock lock(*kept.variable->mu());
-    kept.variable->copy_on_read_mode.store(false);
-    *kept.variable->tensor() = kept.value;
-    kept.variable->is_initialized = kept.is_initialized;
-  }
+  for (Kept& kept : kept_) kept.Swap();
+  if (redoable) undone_ = std::move(kept_);
   kept_.clear();
   updating_ = false;
   return all;
+}
+
+void UndoLog::Redo() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (Kept& undone : undone_) undone.Swap();
+  undone_.clear();
+}
+
+void UndoLog::Kept::Swap() {
+  const tensorflow::mutex_lock lock(*variable->mu());
+  variable->copy_on_read_mode.store(false);
+  std::swap(*variable->tensor(), value);
+  std::swap(variable->is_initialized, is_initialized);
 }
 
 int64_t UndoLog::committed() const {

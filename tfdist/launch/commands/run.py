@@ -89,10 +89,12 @@ def main(arguments: Sequence[str]) -> int:
     watchdog = Watchdog()
     try:
         avoid = options.rendezvous[1] if options.rendezvous else None
-        with Reservation(count, avoid) as reservation:
-            rendezvous = _rendezvous(options, reservation.ports)
+        several = options.elastic and options.nnodes > 1
+        with Reservation(count + several, avoid) as reservation:
+            rendezvous = _rendezvous(options, reservation.ports[:count])
             if options.elastic:
-                return _supervise_elastic(options, rendezvous, plan, gpus, watchdog)
+                port = reservation.ports[count] if several else None
+                return _supervise_elastic(options, rendezvous, plan, gpus, watchdog, port)
             return _supervise(options, rendezvous, plan(rendezvous), watchdog)
     finally:
         watchdog.close()
@@ -137,6 +139,7 @@ def _supervise_elastic(
     plan: Callable[[Rendezvous], Sequence[WorkerPlan]],
     gpus: Sequence[str],
     watchdog: Watchdog,
+    witness_port: int | None,
 ) -> int:
     _say_metrics(rendezvous, plan(rendezvous))
 
@@ -145,7 +148,7 @@ def _supervise_elastic(
         return plan(replace(rendezvous, addresses=known))
 
     environment = {**os.environ, VARIABLE: rendezvous.secret}
-    return run_elastic(options, rendezvous, of, environment, gpus, watchdog)
+    return run_elastic(options, rendezvous, of, environment, gpus, watchdog, witness_port)
 
 
 def _supervise(

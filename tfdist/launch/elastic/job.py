@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from tfdist.cluster.membership.witness import Witness
+from tfdist.errors import TfdistError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
 from tfdist.launch.elastic.report import describe_end
@@ -20,9 +22,11 @@ from tfdist.launch.job.report import describe
 from tfdist.launch.job.run_options import RunOptions
 from tfdist.launch.job.shutdown import Grace
 from tfdist.launch.job.watchdog import Watchdog
+from tfdist.options import Options
 
 _GENERATION = "TFDIST_GENERATION"
 _FLIGHT_DIR = "TFDIST_FLIGHT_DIR"
+_WITNESS = "TFDIST_WITNESS"
 # Set for each worker alone.
 _OWN = frozenset({"TF_CONFIG"})
 
@@ -63,6 +67,7 @@ def run_elastic(
     environment: Mapping[str, str],
     gpus: Sequence[str],
     watchdog: Watchdog,
+    witness_port: int | None,
 ) -> int:
     """Runs the workers of this host, and says how the job has ended.
 
@@ -74,6 +79,8 @@ def run_elastic(
         environment: the environment that the workers inherit, with the job's secret.
         gpus: the GPUs that this host's workers may use.
         watchdog: kills the workers if this process dies.
+        witness_port: a reserved port, at which the workers of other hosts ask whether one of this
+            host is dead; None for a job on one host.
 
     Raises:
         LaunchError: a worker cannot be started at the beginning.
@@ -81,6 +88,11 @@ def run_elastic(
     output = Output(options.output, options.log_dir)
     flight_dir = environment.get(_FLIGHT_DIR) or str(output.directory)
     environment = {**environment, _GENERATION: "0", _FLIGHT_DIR: flight_dir}
+    witness = None
+    if witness_port is not None:
+        witness = _witness(rendezvous, witness_port, environment)
+    if witness is not None:
+        environment[_WITNESS] = witness.address
     settings, problem = spare_settings(plan(None), gpus) if options.spares else (None, "")
     if problem:
         say(problem)
@@ -90,7 +102,7 @@ def run_elastic(
         {**environment, **(settings or {})},
         watchdog,
     )
-    hosts = ElasticHosts(options.node_rank, rendezvous.channels, rendezvous.late_hosts)
+    hosts = ElasticHosts(options.node_rank, rendezvous.channels, rendezvous.late_hosts, witness)
     try:
         outcome = ElasticSupervisor(
             plan=plan,
@@ -113,6 +125,16 @@ def run_elastic(
     if output.is_empty() or (outcome.code in (0, PREEMPTED) and not outcome.losses):
         output.remove()
     return outcome.code
+
+
+def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) -> Witness | None:
+    """What tells other hosts of deaths on this one."""
+    host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
+    try:
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), say)
+    except (TfdistError, OSError, ValueError) as error:
+        say(f"other hosts cannot be told which workers of this one are dead: {error}")
+        return None
 
 
 def _report(outcome: ElasticOutcome, host: int, output: Output, flight_dir: Path) -> None:

@@ -199,6 +199,7 @@ class ElasticSupervisor:
         for host in readable(self._hosts.channels()):
             self._hosts.receive(host)
         self._hosts.admit()
+        self._hosts.testify()
 
     def _reap(self, now: float) -> None:
         """Handles the workers that have exited."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from tfdist.cluster.membership.witness import Witness
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.hosts.channel import Channel, ChannelError, Message
 from tfdist.launch.hosts.late_hosts import LateHosts
@@ -27,6 +28,7 @@ class ElasticHosts:
         host: this host's number.
         channels: open connections by host number, as in `Rendezvous`.
         late_hosts: on host 0, admits launchers that come again.
+        witness: tells the workers of other hosts which workers of this one are dead.
 
     Attributes:
         job: the counts of all hosts, as far as this one knows.
@@ -37,11 +39,16 @@ class ElasticHosts:
     """
 
     def __init__(
-        self, host: int, channels: Mapping[int, Channel], late_hosts: LateHosts | None = None
+        self,
+        host: int,
+        channels: Mapping[int, Channel],
+        late_hosts: LateHosts | None = None,
+        witness: Witness | None = None,
     ) -> None:
         self._host = host
         self._channels = dict(channels)
         self._late = late_hosts
+        self._witness = witness
         # Whoever has not told yet runs.
         self._counts = {number: WorkerCounts(members=1) for number in (host, *self._channels)}
         self._left: set[int] = set()
@@ -63,8 +70,8 @@ class ElasticHosts:
         return not self._decides
 
     def descriptors(self) -> list[int]:
-        """Those to wait on before `receive`."""
-        own = [self._late.fileno()] if self._late is not None else []
+        """Those to wait on before `receive`, `admit` and `testify`."""
+        own = [one.fileno() for one in (self._late, self._witness) if one is not None]
         return own + [channel.fileno() for channel in self._channels.values()]
 
     def channels(self) -> dict[int, int]:
@@ -121,6 +128,11 @@ class ElasticHosts:
             self._news.append(f"host {host} ({channel.peer}) has come again; its workers join.")
         self._merge()
 
+    def testify(self) -> None:
+        """Answers the workers of other hosts that ask for the death of one of this host."""
+        if self._witness is not None:
+            self._witness.serve()
+
     def receive(self, host: int) -> None:
         """Reads from a host."""
         try:
@@ -133,8 +145,9 @@ class ElasticHosts:
         """Closes the connections."""
         for channel in self._channels.values():
             channel.close()
-        if self._late is not None:
-            self._late.close()
+        for one in (self._late, self._witness):
+            if one is not None:
+                one.close()
 
     def _lost(self, host: int) -> None:
         channel = self._channels.pop(host)

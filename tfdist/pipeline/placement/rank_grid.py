@@ -47,6 +47,11 @@ class RankGrid:
         order = sorted(range(len(hosts)), key=lambda rank: (hosts[rank], rank))
         return cls(tuple(tuple(order[i::data]) for i in range(data)))
 
+    @classmethod
+    def of_one(cls, place: int, pipeline: int) -> RankGrid:
+        """A mesh in which rank 0 is alone, at a place of its pipeline."""
+        return cls((tuple(0 if p == place else -1 for p in range(pipeline)),))
+
     def __str__(self) -> str:
         return f"{self.data}x{self.pipeline}"
 

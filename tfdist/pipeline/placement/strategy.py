@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import ClusterResolver
+from tfdist.cluster import ClusterResolver, Topology
 from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
+from tfdist.pipeline.placement.arrangement import Arrangement, arrange
 from tfdist.pipeline.placement.compression import make_compressor
 from tfdist.pipeline.placement.rank_grid import RankGrid
 from tfdist.pipeline.plan.schedule import Schedule
@@ -30,9 +31,15 @@ class PipelineExtended(ReplicatedExtended):
     Args:
         container: the strategy that this extends.
         device: this worker's device.
-        data: the communicator of the workers that hold the same stages.
         group: all workers.
         mesh: their mesh.
+        place: this worker's pipeline rank.
+        full_size: the number of workers with which the job starts.
+        connect: opens the communicators of a mesh; returns that of the workers with these stages.
+
+    Attributes:
+        mesh: that of the present group.
+        full_size: as given.
     """
 
     in_stages = True
@@ -41,12 +48,30 @@ class PipelineExtended(ReplicatedExtended):
         self,
         container: tf.distribute.Strategy,
         device: str,
-        data: Communicator,
         group: Group,
         mesh: RankGrid,
+        place: int,
+        full_size: int,
+        connect: Callable[[Group, RankGrid], Communicator],
     ) -> None:
+        data = connect(group, mesh)
         super().__init__(container, [device], [data], data, group)
-        self.mesh = mesh
+        self.mesh, self.full_size = mesh, full_size
+        self._place, self._connect = place, connect
+
+    def follow_group(self) -> Arrangement:
+        """Forms pipelines of the workers of another group; all of them call this together.
+
+        Returns:
+            Who is where. If somebody is spare or missing, no pipelines have been formed.
+        """
+        places = self.group.exchange("places", str(self._place))
+        arrangement = arrange(list(map(int, places)), self.mesh.pipeline)
+        if arrangement.mesh is not None and not arrangement.spare:
+            self.mesh = arrangement.mesh
+            self._workers = self._connect(self.group, self.mesh)
+            self._replicas = (self._workers,)
+        return arrangement
 
     @property
     def should_checkpoint(self) -> bool:
@@ -125,10 +150,20 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         name = getattr(schedule, "__qualname__", schedule)
         group.agree("pipeline", f"{size} workers, {microbatches} microbatches, {name}")
         if topology.size > 1:
-            group.fix("its workers hold stages of a model")
             choose(group, "native")
-        hosts = group.native().hosts if topology.size > 1 else (0,)
+            if shard_optimizer:
+                group.fix("its workers shard the optimizer of a model in stages")
+            if policy is not None:
+                group.fix("its workers compress the gradients of a model in stages")
+        hosts: Sequence[int] = (0,)
+        if topology.size > 1:
+            own = group.native().hosts
+            hosts = own if group.joiner is None else _hosts_of(topology)
         mesh = RankGrid.of_hosts(hosts, size)
+        self._name, self._divides_batches = str(mesh), mesh.data > 1
+        if group.joiner is not None:
+            mesh = RankGrid.of_one(mesh.pipeline_rank_of(topology.rank), size)
+        self._place = mesh.pipeline_rank_of(group.topology.rank)
         devices = local_devices(group)
         if len(devices) > 1:
             raise UnsupportedError(
@@ -137,20 +172,27 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "`tfdist run --gpus-per-worker`."
             )
         self.pipeline_communicator: Communicator = Alone()
-        if size > 1:
-            part = group.native_part(f"pipeline of {mesh}", list(mesh.pipeline_of(topology.rank)))
-            assert part is not None
-            self.pipeline_communicator = part
-        data: Communicator = Alone()
-        if mesh.data > 1:
-            part = group.native_part(f"data of {mesh}", list(mesh.data_group_of(topology.rank)))
-            assert part is not None
-            data = part
-        extended = PipelineExtended(self, devices[0], data, group, mesh)
+        extended = PipelineExtended(
+            self, devices[0], group, mesh, self._place, topology.size, self._connect
+        )
         extended.cluster_resolver = resolver
-        extended.compressor = make_compressor(group, policy, devices[0], data, mesh)
+        extended.compressor = make_compressor(group, policy, devices[0], extended.workers, mesh)
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)
+
+    def _connect(self, group: Group, mesh: RankGrid) -> Communicator:
+        """Connects the workers of each pipeline; returns the communicator of one's data group."""
+        rank = group.topology.rank
+        if self._pipeline_size > 1 and group.joiner is None:
+            members = list(mesh.pipeline_of(rank))
+            part = group.native_part(f"pipeline of {self._name}", members)
+            assert part is not None
+            self.pipeline_communicator = part
+        if not self._divides_batches:
+            return Alone()
+        data = group.native_part(f"data of {self._name}", list(mesh.data_group_of(rank)))
+        assert data is not None
+        return data
 
     @property
     def pipeline_size(self) -> int:
@@ -159,9 +201,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
 
     @property
     def pipeline_rank(self) -> int:
-        """This worker's pipeline rank."""
-        extended: PipelineExtended = self.extended
-        return extended.mesh.pipeline_rank_of(extended.group.topology.rank)
+        """This worker's pipeline rank, the same for as long as its process lives."""
+        return self._place
 
     @property
     def stages(self) -> int:
@@ -176,16 +217,6 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         """The stages that the worker with a pipeline rank holds."""
         return self.schedule_for(self.microbatches).stages_of(pipeline_rank)
 
-    def abort(self, message: str) -> None:
-        """Fails the operations that other workers wait for, with this message."""
-        extended = self.extended
-        communicators = [self.pipeline_communicator, extended.workers]
-        if extended.process_count > 1:
-            communicators.append(extended.group.native())
-        for communicator in communicators:
-            if hasattr(communicator, "abort"):
-                communicator.abort(message)
-
     def schedule_for(self, microbatches: int) -> Schedule:
         """The schedule for a number of microbatches; a short batch has fewer."""
         if microbatches not in self._schedules:
@@ -193,6 +224,12 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 self._schedule, self._pipeline_size, microbatches, self._virtual_stages
             )
         return self._schedules[microbatches]
+
+
+def _hosts_of(topology: Topology) -> list[int]:
+    """For each worker the number of its host, by the addresses."""
+    names = [worker.address.rpartition(":")[0] for worker in topology.workers]
+    return [names.index(name) for name in names]
 
 
 class PipelineStrategy(HybridStrategy):

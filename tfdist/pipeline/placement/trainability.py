@@ -41,7 +41,8 @@ def agree_on_trainable(partition: Partition, strategy: HybridStrategy) -> None:
                 f"{getattr(item, 'path', item.name)!r}, trainable on {workers[yes]} and not on "
                 f"{workers[no]}. Set `trainable` identically on all workers."
             )
-        wanted = bool(next(iter(known.values())))
+        # A worker that has yet to join others knows its own stages only.
+        wanted = bool(next(iter(known.values()), item.trainable))
         if item.trainable != wanted:
             item.trainable = wanted
 

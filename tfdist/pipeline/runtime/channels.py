@@ -26,21 +26,19 @@ class Channel:
     def __init__(self, communicator: NativeCommunicator) -> None:
         self._communicator = communicator
 
-    def abort(self, message: str) -> None:
-        """Fails pending and later operations at both ends, with this message."""
-        self._communicator.abort(message)
-
-    def send(self, tensors: Sequence[tf.Tensor], name: str) -> None:
+    def send(self, tensors: Sequence[tf.Tensor], name: str) -> list[tf.Operation]:
         """Sends tensors.
 
         Args:
             tensors: tensors of the shapes and dtypes that the receiver expects.
             name: must equal the receiver's.
+
+        Returns:
+            The operations; each is done when it has sent its tensor.
         """
         group = self._communicator
         with tf.device(group.host):
-            for tensor in tensors:
-                native_ops.send(group.token, tensor, 1, group.name, name)
+            return [native_ops.send(group.token, t, 1, group.name, name) for t in tensors]
 
     def receive(
         self, value_specs: Sequence[ValueSpec], rows: tf.Tensor, name: str

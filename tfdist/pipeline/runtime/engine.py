@@ -101,7 +101,13 @@ class Engine:
     def reads(self) -> bool:
         """Whether this rank needs the values of batches in training and evaluation."""
         mine = self._strategy.stages_of(self.pipeline_rank)
+        if self._strategy.extended.group.elastic:
+            return True  # Whoever reads knows the position in the data.
         return self.holds_last or any(self._partition.model_inputs(stage) for stage in mine)
+
+    def scratch(self) -> list[tf.Variable]:
+        """The variables whose values do not outlast a step."""
+        return self.sums.variables
 
     @functools.cached_property
     def training_ranks(self) -> list[int]:
@@ -208,12 +214,6 @@ class Engine:
         self._stopped |= new
         self._stages.clear()
         return True
-
-    def abort(self, message: str) -> None:
-        """Fails the operations that this rank's peers wait for, with this message."""
-        for channel in (self._channels or {}).values():
-            channel.abort(message)
-        self._strategy.abort(message)
 
     def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
         extended = self._strategy.extended

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
+from tfdist.collective import registry
+from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.errors import ProgramMismatchError
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.strategies.error_cause import cause
@@ -25,19 +27,19 @@ class AllRanksFailed(Exception):
 
 
 @contextlib.contextmanager
-def propagating_errors(strategy: HybridStrategy, abort: Callable[[str], None]) -> Iterator[None]:
+def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
     """If this rank fails, fails what the other ranks wait for, unless all ranks fail together.
 
     Args:
         strategy: the pipeline's strategy.
-        abort: fails what the other ranks wait for, with a message.
 
     Raises:
         tf.errors.UnavailableError: another worker was lost or has failed; the message names it and
             its stages.
     """
+    group = strategy.extended.group
     try:
-        with strategy.extended.group.naming_lost_workers():
+        with group.naming_lost_workers():
             yield
     except (StopIteration, ProgramMismatchError):
         raise
@@ -46,12 +48,18 @@ def propagating_errors(strategy: HybridStrategy, abort: Callable[[str], None]) -
     except tf.errors.UnavailableError as error:
         # Ranks that have no link to that worker may not know about it.
         message = _with_stages(strategy, str(error.message))
-        abort(message)
+        _abort(message)
         raise tf.errors.UnavailableError(None, None, message) from error
     except Exception as error:
-        me = strategy.extended.group.topology.rank
-        abort(f"{_describe(strategy, me)} failed: {cause(error)}")
+        _abort(f"{_describe(strategy, group.topology.rank)} failed: {cause(error)}")
         raise
+
+
+def _abort(message: str) -> None:
+    """Fails all that other ranks wait for, whichever of them a communicator connects."""
+    for communicator in registry.every():
+        if isinstance(communicator, NativeCommunicator):
+            communicator.abort(message)
 
 
 def _with_stages(strategy: HybridStrategy, message: str) -> str:

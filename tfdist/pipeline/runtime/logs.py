@@ -1,4 +1,4 @@
-"""The logs of a step, equal on all ranks although each rank holds only its layers' metrics."""
+"""Loss and logs of a step, equal on all ranks although each rank holds only its layers' metrics."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ import tensorflow as tf
 
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.pipeline.runtime.microbatch_executor import Outcome
+from tfdist.strategies.shares import share_of_rows
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,28 @@ def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dic
         for name, shape in json.loads(answers[rank]).items():
             found.setdefault(name, LayerResult(pipeline_rank, tuple(shape)))
     return found
+
+
+def mean_loss(
+    strategy: HybridStrategy, outcome: Outcome, microbatches: int, rows: tf.Tensor
+) -> tf.Tensor:
+    """The mean loss over this replica's rows, on all ranks of its pipeline.
+
+    Args:
+        strategy: the pipeline's strategy.
+        outcome: the step on this rank.
+        microbatches: the number of microbatches.
+        rows: the number of rows of this replica.
+    """
+    loss = tf.zeros([])
+    for m, losses in outcome.losses.items():
+        start, stop = share_of_rows(rows, m, microbatches)
+        share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
+        loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
+    # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
+    with tf.control_dependencies(outcome.last):
+        total: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
+    return total
 
 
 def share_logs(

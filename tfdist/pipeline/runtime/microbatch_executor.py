@@ -46,12 +46,20 @@ class Outcome:
         results: the results of each stage's head, by stage and microbatch.
         times: each action's start and end, if recorded.
         last: what exists once all actions have run.
+        sends: the operations that send.
     """
 
     losses: dict[int, list[tf.Tensor]] = field(default_factory=dict)
     results: dict[tuple[int, int], list[tf.Tensor]] = field(default_factory=dict)
     times: list[Times] = field(default_factory=list)
     last: list[tf.Tensor] = field(default_factory=list)
+    sends: list[tf.Operation] = field(default_factory=list)
+
+    @property
+    def spans(self) -> tf.Tensor:
+        """The start and end of each action, if recorded; a tensor of two columns."""
+        spans = [tf.stack([start, end]) for _, start, end in self.times]
+        return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)
 
 
 class MicrobatchExecutor:
@@ -219,7 +227,8 @@ class _Run:
             edge = self._program.edges[step.target, step.source]
             given = self._input_gradients[step.source, step.microbatch]
             tensors = [given[key] for key in self._program.gradients_of(edge)]
-        self._program.channels[self._program.rank, step.peer].send(tensors, _name(step))
+        channel = self._program.channels[self._program.rank, step.peer]
+        self.outcome.sends += channel.send(tensors, _name(step))
 
     def _receive(self, step: Receive) -> None:
         program = self._program

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 from tfdist.errors import PeerLostError
@@ -24,21 +25,43 @@ def agree_on_program(engine: Engine, group: Group, *args: Any, **kwargs: Any) ->
         PeerLostError: another rank could not build its program.
     """
     while True:
-        program, error = None, None
-        try:
-            program = engine.program(*args, **kwargs)
-        except Exception as problem:
-            error = problem
+        programs: list[MicrobatchExecutor] = []
+
+        def build(programs: list[MicrobatchExecutor] = programs) -> dict[str, Any]:
+            programs.append(engine.program(*args, **kwargs))
+            return engine.findings(programs[0])
+
+        if not engine.learn(_share(group, "pipeline", build)):
+            return programs[0]
+
+
+def agree_on_update(group: Group, trace: Callable[[], bool]) -> bool:
+    """Whether all ranks can put the update of a step off; collective over all ranks of the job.
+
+    Args:
+        group: the group of all ranks.
+        trace: traces the step on this rank; returns whether this one can.
+
+    Raises:
+        PeerLostError: another rank could not trace its step.
+    """
+    return all(report["late"] for report in _share(group, "update", lambda: {"late": trace()}))
+
+
+def _share(group: Group, topic: str, build: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    """What all ranks have found out by building something."""
+    error = None
+    try:
+        report = build()
+    except Exception as problem:
         # Reported rather than raised, as the other ranks would wait for this one.
-        report = {"error": f"{error}"} if program is None else engine.findings(program)
-        reports = [json.loads(text) for text in group.exchange("pipeline", json.dumps(report))]
-        if error is not None:
-            raise error
-        for rank, report in enumerate(reports):
-            if "error" in report:
-                raise PeerLostError(
-                    f"{group.topology.workers[rank]} could not build its stages: {report['error']}"
-                )
-        assert program is not None
-        if not engine.learn(reports):
-            return program
+        error, report = problem, {"error": f"{problem}"}
+    reports = [json.loads(text) for text in group.exchange(topic, json.dumps(report))]
+    if error is not None:
+        raise error
+    for rank, report in enumerate(reports):
+        if "error" in report:
+            raise PeerLostError(
+                f"{group.topology.workers[rank]} could not build its stages: {report['error']}"
+            )
+    return reports

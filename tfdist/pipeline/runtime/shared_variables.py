@@ -147,19 +147,25 @@ class SharedVariables:
         for group in self._states:
             group.before = [tf.identity(v) for v in group.variables]
 
-    def sum_state_changes(self) -> None:
+    def sum_state_changes(self) -> list[tf.Tensor]:
         """Adds the changes of all copies of a non-trainable shared variable to each copy.
 
         Seeds then have the values of a single process, and moving statistics come close to them.
+
+        Returns:
+            The sums of the changes.
         """
+        changed = []
         for group in self._states:
             changes = [
                 _as_signed(v) - _as_signed(b)
                 for v, b in zip(group.variables, group.before, strict=True)
             ]
             sums = group.communicator.all_reduce(changes)
+            changed += sums
             for variable, before, change in zip(group.variables, group.before, sums, strict=True):
                 variable.assign(tf.cast(_as_signed(before) + change, variable.dtype))
+        return changed
 
 
 def _as_signed(value: Any) -> tf.Tensor:

@@ -36,14 +36,19 @@ class PipelineStep(Step):
         self.scaled_by_rows = True  # The backward pass of each microbatch begins with its weight.
         self._strategy = strategy
         self._engine = engine
-        # A stage's gradients become available all at once.
+        self.clips_together = strategy.pipeline_size > 1
         self._turns_of: defaultdict[Any, Turns] = defaultdict(Turns)
 
     def before_update(self, variable: Any) -> list[tf.Tensor]:
-        return self._turns_of[self._engine.stage_of(variable)].before(variable)
+        return self._turns_at(variable).before(variable)
 
     def updated(self, variable: Any) -> None:
-        self._turns_of[self._engine.stage_of(variable)].after(variable)
+        self._turns_at(variable).after(variable)
+
+    def _turns_at(self, variable: Any) -> Turns:
+        # The gradients of a stage become available all at once, those of a late update all do.
+        late = self.late is not None
+        return self._turns_of[None if late else self._engine.stage_of(variable)]
 
     def sums(self, variable: Any) -> bool:
         return self._engine.shared_variables.owns(variable)

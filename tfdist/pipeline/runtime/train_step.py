@@ -11,22 +11,24 @@ import keras
 import tensorflow as tf
 
 from tfdist.internals.keras import loss_tracker_of
-from tfdist.internals.optimizer import scales_losses
 from tfdist.monitoring.training import record
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
-from tfdist.pipeline.runtime.frozen_rank import loss_scale, participate_without_update
+from tfdist.pipeline.runtime.frozen_rank import loss_scale
 from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spec_of
-from tfdist.pipeline.runtime.logs import collect_layer_results, share_logs
+from tfdist.pipeline.runtime.logs import collect_layer_results, mean_loss, share_logs
 from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor, Outcome
-from tfdist.pipeline.runtime.program_agreement import agree_on_program
+from tfdist.pipeline.runtime.program_agreement import agree_on_program, agree_on_update
 from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
-from tfdist.sharding.sharded import is_sharded
+from tfdist.pipeline.runtime.update import prepare_update
 from tfdist.strategies import reduction
 from tfdist.strategies.shares import share_of_rows, take_share
 from tfdist.strategies.step import Step
+from tfdist.trainer.fit import atomic_step
+from tfdist.trainer.fit.atomic_step import AtomicStep
+from tfdist.trainer.fit.metric_totals import totals_of
 from tfdist.trainer.fit.replica_step import (
     forget_without_rows,
     metric_values,
@@ -34,7 +36,7 @@ from tfdist.trainer.fit.replica_step import (
     sync_step_state,
 )
 from tfdist.trainer.fit.step_requests import requests
-from tfdist.trainer.optimizers.gradient_sync import not_finite_anywhere, with_nan
+from tfdist.trainer.optimizers.late_update import Trial, update_late
 
 
 class StepRunner:
@@ -44,6 +46,10 @@ class StepRunner:
         model: the PipelineModel.
         engine: builds its programs.
         strategy: the model's strategy.
+
+    Attributes:
+        generation: that of the group among whose workers they run.
+        logs: those of the last step.
     """
 
     def __init__(self, model: Any, engine: Engine, strategy: HybridStrategy) -> None:
@@ -52,8 +58,8 @@ class StepRunner:
         self._strategy = strategy
         self._functions: dict[Any, Any] = {}
         self._timed = False
+        self.generation = strategy.extended.group.generation
         self._layer_results = collect_layer_results(model.partition, strategy)
-        # State of the last step.
         self.logs: dict[str, Any] = {}
         self._microbatches = 0
         self._times: Any = None
@@ -71,16 +77,20 @@ class StepRunner:
         Raises:
             StopIteration: no batch is left.
         """
-        with propagating_errors(self._strategy, self._engine.abort):
+        with propagating_errors(self._strategy):
             engine = self._engine
             batch = next_batch(self._strategy, iterator, engine.reads, engine.check_inputs)
-        logs, totals, times = self._call(mode, batch)
+        atomic = mode == "train" and atomic_step.applies(self._strategy)
+        progress = self._strategy.extended.progress
+        with progress.undoing() if atomic else contextlib.nullcontext():
+            logs, totals, times = self._call(mode, batch, atomic=atomic)
         if totals:
             for variable, total in zip(metric_variables(self._model), totals, strict=True):
                 variable.value.know_total(total)
         self.logs = dict(logs)
         self._times = times
         if mode == "train":
+            progress.add(1, logged=atomic)
             rows = batch.rows.numpy().tolist()
             own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
             record.add(1, own, sum(rows))
@@ -106,44 +116,62 @@ class StepRunner:
 
     def predict(self, data: Any) -> Any:
         """The model's outputs for a batch, on all ranks."""
-        with propagating_errors(self._strategy, self._engine.abort):
+        with propagating_errors(self._strategy):
             batch = agree_on_batch(self._strategy, data, self._engine.check_inputs)
         return self._call("predict", dataclasses.replace(batch, targets=(None, None)))
 
-    def _call(self, mode: str, batch: Batch) -> Any:
+    def _call(self, mode: str, batch: Batch, *, atomic: bool = False) -> Any:
         x, targets, all_rows = batch.x, batch.targets, batch.rows
         # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
         fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
         microbatches = min(self._strategy.microbatches, fewest)
         self._microbatches = microbatches
         specs = keras.tree.map_structure(spec_of, targets)
-        key = (mode, microbatches, batch.spec_hash, self._timed)
+        elastic = atomic and self._strategy.extended.group.elastic
+        key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
         if key not in self._functions:
-            step = self._make(mode, microbatches, specs)
             # Traced for any number of rows, or the first shorter batch would cause a retrace.
             x_specs = keras.tree.map_structure(spec_of, x)
-            with propagating_errors(self._strategy, self._engine.abort):
-                step.get_concrete_function(x_specs, specs, tf.TensorSpec.from_tensor(all_rows))
-            self._functions[key] = step
-        with propagating_errors(self._strategy, self._engine.abort):
+            given = x_specs, specs, tf.TensorSpec.from_tensor(all_rows)
+            self._functions[key] = self._make(mode, microbatches, given, atomic=atomic)
+        with propagating_errors(self._strategy):
             return self._functions[key](x, targets, all_rows)
 
-    def _make(self, mode: str, microbatches: int, targets: Any) -> Any:
+    def _make(self, mode: str, microbatches: int, given: tuple[Any, ...], *, atomic: bool) -> Any:
         with self._in_replica():
             program = agree_on_program(
                 self._engine,
                 self._strategy.extended.group,
                 mode,
                 microbatches,
-                targets,
+                given[1],
                 timed=self._timed,
             )
 
-        def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
-            with self._in_replica():
-                return self._step(mode, microbatches, program, x, targets, all_rows)
+        def compiled(trial: Trial | None = None) -> Any:
+            def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:
+                with self._in_replica():
+                    return self._step(mode, microbatches, program, x, targets, all_rows, trial)
 
-        return tf.function(step, autograph=False, reduce_retracing=True)
+            return tf.function(step, autograph=False, reduce_retracing=True)
+
+        with propagating_errors(self._strategy):
+            if atomic:
+                group = self._strategy.extended.group
+                scratch, confirm = self._engine.scratch, self._confirm if group.elastic else None
+                step = AtomicStep(self._model, compiled, scratch, confirm)
+                can = step.puts_update_off
+                if not agree_on_update(group, lambda: can(*given)):
+                    step.update_in_place()
+                function = tf.function(step.__call__, autograph=False, reduce_retracing=True)
+            else:
+                function = compiled()
+            function.get_concrete_function(*given)
+        return function
+
+    def _confirm(self) -> tf.Tensor:
+        # No other worker has the state of these stages if it is the only pipeline that is left.
+        return self._strategy.extended.group.native().all_reduce([tf.constant(1.0)])[0]
 
     @contextlib.contextmanager
     def _in_replica(self) -> Iterator[None]:
@@ -163,6 +191,7 @@ class StepRunner:
         x: Any,
         targets: Any,
         all_rows: tf.Tensor,
+        trial: Trial | None,
     ) -> Any:
         rank = self._strategy.extended.worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)
@@ -181,13 +210,21 @@ class StepRunner:
             outcome = program.run(feed)
             if mode == "predict":
                 return self._outputs(outcome, microbatches)
-            if self._strategy.num_replicas_in_sync > 1:
+            if self._strategy.extended.communicates:
                 forget_without_rows(self._model, step, before)
-            loss = self._loss(outcome, microbatches, rows)
-            if mode == "train":
-                self._update(step)
+            loss = mean_loss(self._strategy, outcome, microbatches, rows)
             step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
-            return *self._logs(loss, rows, step), _times(outcome)
+            if mode != "train":
+                return *self._logs(mode, loss, rows, step), outcome.spans
+            update = prepare_update(self._model, self._strategy, self._engine, step)
+            if trial is None:
+                update.apply()
+                return *self._logs(mode, loss, rows, step), outcome.spans
+            step.late_in, step.late = tf.compat.v1.get_default_graph(), update
+            results = *self._logs(mode, loss, rows, step), outcome.spans
+            update.communicated += [*outcome.sends, *outcome.last, *tf.nest.flatten(results)]
+            update_late(step, trial)
+            return results
 
     def _feed(
         self,
@@ -230,52 +267,20 @@ class StepRunner:
         """The totals over the global batch that the loss needs."""
         compute = self._engine.totals(keras.tree.map_structure(spec_of, targets))
         totals = compute(list(inputs.values()), targets)
-        if not totals or self._strategy.num_replicas_in_sync == 1:
+        if not totals or not self._strategy.extended.communicates:
             return totals
         return list(reduction.sum_over_replicas(totals))
 
-    def _loss(self, outcome: Outcome, microbatches: int, rows: tf.Tensor) -> tf.Tensor:
-        """The mean loss over this replica's rows, on all ranks of the pipeline."""
-        loss = tf.zeros([])
-        for m, losses in outcome.losses.items():
-            start, stop = share_of_rows(rows, m, microbatches)
-            share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
-            loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
-        # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
-        with tf.control_dependencies(outcome.last):
-            return self._strategy.pipeline_communicator.all_reduce([loss])[0]
-
-    def _update(self, step: Step) -> None:
-        optimizer = self._model.optimizer
-        variables = self._model.trainable_variables
-        gradients = [self._engine.sums.of(v) for v in variables]
-        gradients = self._engine.shared_variables.sum_gradients(variables, gradients)
-        overflowed = tf.constant(False)
-        if scales_losses(optimizer):
-            gradients = step.zero_without_rows(gradients)
-            overflowed = not_finite_anywhere(gradients, self._sum_over_all_ranks)
-            gradients = with_nan(gradients, overflowed)
-            step.agreed_on_overflow = True
-        pairs = [(g, v) for g, v in zip(gradients, variables, strict=True) if g is not None]
-        if pairs:
-            optimizer.apply_gradients(pairs)
-        else:
-            participate_without_update(optimizer, step, overflowed)
-        if is_sharded(optimizer):
-            self._engine.shared_variables.broadcast_from_owners()
-        self._engine.shared_variables.sum_state_changes()
-
-    def _sum_over_all_ranks(self, value: tf.Tensor) -> Any:
-        total = self._strategy.pipeline_communicator.all_reduce([value])[0]
-        return reduction.sum_over_replicas(total)
-
-    def _logs(self, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
+    def _logs(self, mode: str, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
         loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
         results = self._model.get_metrics_result()
         totals: list[Any] = []
-        if self._strategy.num_replicas_in_sync > 1:
+        if self._strategy.extended.communicates:
             context = tf.distribute.get_replica_context()
             results, totals = sync_step_state(context, self._model, step, results)
+        kept = totals_of(self._model)
+        if mode == "train" and kept is not None:
+            kept.keep(totals or list(metric_values(self._model).values()))
         return share_logs(self._strategy, results, self._layer_results), totals
 
     def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
@@ -288,11 +293,6 @@ class StepRunner:
             outputs = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
         pipeline = self._strategy.pipeline_communicator
         gathered = [pipeline.all_gather(t) for t in outputs]
-        if self._strategy.num_replicas_in_sync > 1:
+        if self._strategy.extended.communicates:
             gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
         return self._engine.pack_outputs(gathered)
-
-
-def _times(outcome: Outcome) -> tf.Tensor:
-    spans = [tf.stack([start, end]) for _, start, end in outcome.times]
-    return tf.stack(spans) if spans else tf.zeros([0, 2], tf.float64)

@@ -28,6 +28,11 @@ class GradientSums:
         with local_variables(device):
             self._zero = tf.Variable(0.0, trainable=False, name="zero")
 
+    @property
+    def variables(self) -> list[tf.Variable]:
+        """The accumulators, whose values do not outlast a step."""
+        return list(self._dense.values())
+
     def accumulator(self, variable: Any, gradient: tf.Tensor) -> tf.Variable:
         """The accumulator of a variable's dense gradient."""
         if id(variable) not in self._dense:

@@ -26,6 +26,7 @@ class Untracked:
         partition: its partition into stages.
         remat: whether backward passes recompute the forward pass.
         files: saves and loads it.
+        by_time: whether it was cut by the time that its layers take.
         compiled: the arguments that it was compiled with.
     """
 
@@ -33,6 +34,7 @@ class Untracked:
     partition: Partition
     remat: bool
     files: Files
+    by_time: bool
     compiled: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -67,6 +69,11 @@ class FullModel(InStages, keras.Model):  # type: ignore[misc]
         """Whether this worker computes the loss and the metrics."""
         strategy = self.distribute_strategy
         return bool(strategy.pipeline_rank_of(strategy.stages - 1) == strategy.pipeline_rank)
+
+    @property
+    def is_cut_by_time(self) -> bool:
+        """Whether the stages depend on the time that its layers take on the chief."""
+        return self._untracked.by_time
 
     def held_variables(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """This worker's weights and slots, named as in the full model; for snapshots."""

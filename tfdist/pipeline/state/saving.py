@@ -160,7 +160,7 @@ class Files:
                 piece.local.assign(value)
 
     def _collect(self, piece: Piece, to: Collection[int]) -> Any:
-        with propagating_errors(self._strategy, self._strategy.abort):
+        with propagating_errors(self._strategy):
             return piece.collect(self._strategy, to)
 
     def _gather_optimizer(self, optimizer: Any, *, keep: bool) -> list[Any]:

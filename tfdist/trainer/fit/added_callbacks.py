@@ -14,9 +14,10 @@ import keras
 
 from tfdist.internals.keras import TensorFlowTrainer
 from tfdist.monitoring.training import record
-from tfdist.trainer.fit.call_checks import is_ours
+from tfdist.trainer.fit.call_checks import compared_arguments, is_ours
 from tfdist.trainer.fit.codec_refresh import FollowLinks
-from tfdist.trainer.fit.data_position import TrainingData, training_data
+from tfdist.trainer.fit.current_data import training_data
+from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.delivered_once import DeliveredOnce, delivered_once
 from tfdist.trainer.fit.step_clock import StepClock
 from tfdist.trainer.fit.stop_training import StopTogether
@@ -43,10 +44,12 @@ class Entries:
     Attributes:
         callbacks: the callbacks, which see each event once.
         data: the data.
+        arguments: those that must be the same on all workers.
     """
 
     callbacks: DeliveredOnce
     data: TrainingData
+    arguments: dict[str, Any]
 
 
 class RunsLast:
@@ -93,8 +96,9 @@ def install() -> None:
             if runs is None:
                 return fit(*bound.args, **bound.kwargs)
             once = delivered_once(self, called, data, _with_defaults(bound))
+            entries = Entries(once, data, compared_arguments(bound.arguments))
             bound.arguments["callbacks"] = once
-            return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), Entries(once, data))
+            return runs.run_fit(lambda: fit(*bound.args, **bound.kwargs), entries)
 
     patch("TensorFlowTrainer.fit", lambda _: fit_with_added)
 

@@ -22,7 +22,7 @@ from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
-from tfdist.trainer.fit.data_position import current_data
+from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.patching import patch
 
 # Arguments that must have the same value on all workers.
@@ -126,7 +126,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
             if not (trains and _is_entered_again()):
-                group.agree("call", f"{call.__name__} {_compared_arguments(given) or ''}".strip())
+                group.agree("call", f"{call.__name__} {compared_arguments(given) or ''}".strip())
                 share_randomness(group)
             _refuse_stateful_layers(self)
             _refuse_keras_distribution()
@@ -145,7 +145,7 @@ def _is_entered_again() -> bool:
     return data is not None and data.live is not None and data.live.goes_on
 
 
-def _compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
+def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that must be identical on all workers."""
     compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
     compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}

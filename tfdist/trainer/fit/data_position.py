@@ -2,59 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
-import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from tfdist.errors import SnapshotError
 from tfdist.internals.iterators import (
     batches_seen,
-    has_seeds,
     lasting_iterator,
     new_iterator,
     position_of,
     set_batches_seen,
-    set_position,
+    set_number_of_batches,
+    stop_reading,
 )
-from tfdist.internals.keras import is_of_arrays, is_of_one_generator
-from tfdist.internals.tensorflow import discard_next
+from tfdist.internals.keras import is_of_arrays
 from tfdist.strategies.first_batch import draws_numbers
 from tfdist.strategies.random_state import random_states, set_random_states
+from tfdist.strategies.replay import RowsRead
+from tfdist.trainer.fit.batch_size import BatchSize
+from tfdist.trainer.fit.first_iterator import FirstIterator
 from tfdist.trainer.fit.live_data import LiveData
+from tfdist.trainer.fit.position import KeptRows, Position, go_to
 
 _LARGEST_BYTES = 256 << 20
-
-
-@dataclass(frozen=True)
-class Position:
-    """A position in the training data.
-
-    Attributes:
-        iterators: the number of iterators that have been made over the dataset, each of which
-            shuffles in its own way.
-        batches: the batches that have been taken from the last one.
-        in_all: the batches that have been taken from all of them.
-        steps_seen: Keras's count of the batches of the last one.
-        goes_on: whether the next epoch goes on with the last one.
-        at_epoch: the random states when the epoch began.
-        state: the serialized iterator; None if it has to be skipped forward.
-        fresh: what that was before its first batch, if it has been serialized. The state of an
-            iterator that has read all lacks the seeds with which later ones shuffle.
-    """
-
-    iterators: int
-    batches: int
-    in_all: int
-    steps_seen: int
-    goes_on: bool
-    at_epoch: dict[str, Any]
-    state: bytes | None
-    fresh: bytes | None
 
 
 class TrainingData:
@@ -62,6 +33,7 @@ class TrainingData:
 
     Attributes:
         live: goes on with the same iterators when `fit` is entered again; None if it never is.
+        divides_batches: whether all workers read the same batches, and divide each.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         resumed: whether an epoch has gone on from where another process left it.
         skipped: the number of batches that had to be read to get to a position, and the seconds
@@ -69,20 +41,26 @@ class TrainingData:
     """
 
     def __init__(self) -> None:
+        self.live: LiveData | None = None
+        self.divides_batches = False
+        self._first = FirstIterator()
+        self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
+        self._begin()
+
+    def _begin(self) -> None:
         self._epochs: Any = None
         self._iterator: Any = None
         self._iterators = self._batches = self._in_all = 0
         self._at_epoch: dict[str, Any] = {}
         self._fresh: bytes | None = None
         self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
-        self.live: LiveData | None = None
         self.skipped: tuple[int, float] | None = None
         self.resumed = self.joins = False
 
     def belongs_to(self, epochs: Any) -> bool:
         """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
         if self._epochs is None:
-            self._epochs = epochs
+            self._epochs = self._last_epochs = epochs
         return self._epochs is epochs
 
     @property
@@ -91,9 +69,70 @@ class TrainingData:
         batches: int | None = self._epochs.num_batches
         return batches
 
+    @property
+    def batch_size(self) -> BatchSize | None:
+        """How large batches are, if that changes with the group."""
+        size = None if self.live is None else self.live.batch_size
+        return size if size is not None and size.is_kept else None
+
+    def enter_epoch(self, epoch: int) -> None:
+        """Takes note of the epoch that Keras's loop enters."""
+        if self.live is not None:
+            self.live.epoch = epoch
+        self.update_length()
+
+    def update_length(self) -> None:
+        """Has Keras count to the number of batches that the epoch has with so many workers."""
+        if self.batch_size is None or self.live is None:
+            return
+        number = self.live.batches_to_count()
+        if self._resume_at is not None:
+            position = self._resume_at[0]
+            read = position.rows.read if position.rows else RowsRead(position.batches)
+            known = self.batch_size.own_batches is not None
+            number = position.batches + self.batch_size.left(read) if known else None
+        set_number_of_batches(self._epochs, number)
+
+    def follow(self, position: Position, *, anew: bool = False) -> None:
+        """Has batches be as large as where a position is from.
+
+        Args:
+            position: where the data stood.
+            anew: whether the next epoch reads the data from its beginning.
+
+        Raises:
+            SnapshotError: this call of `fit` cannot do so.
+        """
+        if position.rows is not None and self.batch_size is not None:
+            self.batch_size.keep(position.rows)
+        elif not anew:
+            position.check_own_batches()
+
     def enter_again(self) -> None:
         """Lets `fit` be entered again with this data."""
         self._epochs = None
+
+    @property
+    def obstacle(self) -> str:
+        """Why this process cannot read its data once more from the beginning; "" if it can."""
+        adapter = self._last_adapter
+        return "" if adapter is None else self._first.obstacle(adapter)
+
+    @property
+    def _last_adapter(self) -> Any:
+        return getattr(self._last_epochs, "data_adapter", None)  # None before it is complete
+
+    def begin_anew(self) -> None:
+        """Has `fit` be entered as in a process that has just started."""
+        if self._last_adapter is not None:
+            stop_reading(self._last_adapter)
+        self._first.comes_again()
+        self._begin()
+
+    @property
+    def batches_before(self) -> int:
+        """How many batches of the epoch that begins have been trained before it is resumed."""
+        return 0 if self._resume_at is None else self._resume_at[1]
 
     def iterator_is_made(self) -> None:
         """Counts an iterator over the dataset. Keras makes some that it never reads."""
@@ -127,6 +166,8 @@ class TrainingData:
             at_epoch=self._at_epoch,
             state=state,
             fresh=None if state is None else self._fresh,
+            is_common=self.live is not None and self.divides_batches,
+            rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
         )
 
     def read_trained(self, batches: int) -> Position:
@@ -140,12 +181,14 @@ class TrainingData:
         if self.live.has_ended or not self.live.taken:
             return position
         taken = self.live.taken
+        read = self.live.replay.read(before_last=self.live.has_untrained(batches))
         begun = batches - batches % self._epochs.steps_per_execution
         return dataclasses.replace(
             position,
             batches=position.batches - taken + batches,
             in_all=position.in_all - taken + batches,
             steps_seen=position.steps_seen - taken + begun,
+            rows=self._rows(read),
         )
 
     def resume_between_epochs(self, position: Position, epoch: int) -> None:
@@ -156,6 +199,7 @@ class TrainingData:
             epoch: the number of epochs that have ended.
         """
         self._replay_epochs(position, epoch)
+        self.follow(position, anew=not position.goes_on)
         if position.goes_on:
             self._resume_at = position, 0, lambda: None
             return
@@ -174,6 +218,7 @@ class TrainingData:
             ready: called when the epoch has begun, before its next batch is trained.
         """
         self._replay_epochs(position, epoch)
+        self.follow(position)
         self._resume_at = position, batch, ready
 
     def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
@@ -194,11 +239,12 @@ class TrainingData:
         self._resume_at, self.resumed = None, True
         self._make_iterators(position.iterators - 1)  # The last one is made now.
         step = advance()
-        if not position.batches:  # What `begun` takes was not taken there either.
-            self._move(step[-1], position)
+        self._note(step[-1])
+        if position.batches:  # What `begun` takes was not taken there otherwise.
+            self._with_new(step, begun)
+        replay = None if self.live is None or self.batch_size is None else self.live.replay
+        self.skipped = go_to(step[-1], position, self._epochs, replay)
         self._with_new(step, begun)
-        if position.batches:
-            self._move(step[-1], position)
         self.joins = False
         self._count(position)
         ready()
@@ -210,8 +256,12 @@ class TrainingData:
             self.live.resume(step, batch)
         return self._taken(step)
 
+    def _rows(self, read: RowsRead) -> KeptRows | None:
+        return None if self.batch_size is None else self.batch_size.kept(read)
+
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
         if step[-1] is not self._iterator:
+            self._note(step[-1])
             wanted = self._at_epoch and self._may_serialize
             self._fresh = position_of(step[-1]) if wanted else None
             begun(step[-1])
@@ -230,7 +280,11 @@ class TrainingData:
     def _make_iterators(self, count: int) -> None:
         """Makes later iterators shuffle as if this many had been there before."""
         for _ in range(count):
-            new_iterator(self._epochs)
+            self._note(new_iterator(self._epochs))
+
+    def _note(self, iterator: Any) -> None:
+        if self.live is not None:  # Otherwise `fit` is entered once.
+            self._first.made(iterator)
 
     def _replay_epochs(self, position: Position, epoch: int) -> None:
         """Has the data do what it does at the end of each epoch, such as to shuffle."""
@@ -238,63 +292,9 @@ class TrainingData:
             self._epochs.data_adapter.on_epoch_end()
         set_random_states(position.at_epoch)
 
-    def _move(self, iterator: Any, position: Position) -> None:
-        if position.state is not None:
-            _set_position(iterator, position.state)
-            if position.fresh is not None and not has_seeds(position.state):
-                _set_position(new_iterator(self._epochs), position.fresh)
-            return
-        # Each iterator goes on with the same Python generator.
-        one = is_of_one_generator(self._epochs.data_adapter)
-        batches, began = position.in_all if one else position.batches, time.monotonic()
-        for _ in range(batches):
-            discard_next(iterator)
-        self.skipped = batches, time.monotonic() - began
-
     @functools.cached_property
     def _may_serialize(self) -> bool:
         """Whether an iterator has all state: no random numbers are drawn while it is read."""
         adapter = self._epochs.data_adapter
         # Keras's shuffle of arrays is drawn at the beginning of an iterator, which keeps it.
         return is_of_arrays(adapter) or not draws_numbers(adapter.get_tf_dataset())
-
-
-def _set_position(iterator: Any, state: bytes) -> None:
-    try:
-        set_position(iterator, state)
-    except ValueError as error:
-        raise SnapshotError(
-            f"The training data must be the same as when the snapshot was taken. Received: others "
-            f"({error}). Pass the same dataset, or choose another directory."
-        ) from error
-
-
-class _Here(threading.local):
-    data: TrainingData | None = None
-
-
-_here = _Here()
-
-
-@contextlib.contextmanager
-def training_data() -> Iterator[TrainingData]:
-    """Within this context, the data that this thread's `fit` trains on is `current_data()`."""
-    outer, _here.data = _here.data, TrainingData()
-    try:
-        yield _here.data
-    finally:
-        _here.data = outer
-
-
-def current_data() -> TrainingData | None:
-    """The data of the `fit` that this thread is in, if anybody asks for its position."""
-    return _here.data
-
-
-def batches_done() -> int:
-    """Of the batches of the step that Keras's loop is about to run, how many have been trained."""
-    data = current_data()
-    if data is None or data.live is None:
-        return 0
-    done, data.live.batches_done = data.live.batches_done, 0
-    return done

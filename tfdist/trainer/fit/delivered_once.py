@@ -38,6 +38,10 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
     ) -> None:
         super().__init__(callbacks, model=model, **params)
         self._data = data
+        self.begin_anew()
+
+    def begin_anew(self) -> None:
+        """Forgets what the callbacks have seen: they see the training begin once more."""
         self.epoch = 0
         self.stopped = False
         self._train_begun = False
@@ -93,9 +97,10 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)  # It is of one entry alone.
-        if self._data.live is not None:
-            self._data.live.epoch = epoch
+        self._data.enter_epoch(epoch)
+        self._know_length()
         self.epoch = epoch
+        self._ended = max(self._ended, epoch - 1)  # maybe in another process
         self._deliver("on_epoch_begin", epoch, logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
 
@@ -105,15 +110,30 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         if (self.epoch, batch) > self._batch:
-            super().on_train_batch_begin(batch, logs)
             self._batch = self.epoch, batch
+            super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         logs = plain_logs(logs)
         if self._data.live is not None:
             self._data.live.logs = logs
+        self._data.update_length()
+        self._know_length()
         self._call(_BATCH_END, batch, logs, self.callbacks)
         self._batch_ended = self.epoch, batch
+
+    def _know_length(self) -> None:
+        """Tells callbacks how many batches the epoch has, if that has changed with the group."""
+        if self._data.batch_size is None:
+            return
+        steps = self._data.batches_of_epoch
+        if steps == self.params["steps"]:
+            return
+        self.set_params({**self.params, "steps": steps})
+        for callback in self.callbacks:
+            bar = getattr(callback, "progbar", None)
+            if isinstance(callback, keras.callbacks.ProgbarLogger) and bar is not None:
+                bar.target = steps
 
     def _deliver(self, event: str, epoch: int, logs: Any, *, again: bool) -> None:
         first = len(self.callbacks) if again else 0

@@ -16,7 +16,8 @@ from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.strategies.replay import replaying
-from tfdist.trainer.fit.data_position import TrainingData, current_data
+from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.patching import patch
 
 
@@ -41,11 +42,15 @@ def install() -> None:
         replay = live.replay if live is not None else None
         with first_batch_watched(extended.group) as self._first_batch, replaying(replay):
             begin(self, distribute_strategy, *args, **kw)
+        if self._training_data is not None:
+            self._training_data.divides_batches = self._first_batch.watches
         # Workers with different data may have different numbers of batches; an epoch lasts until
         # the last one runs out.
         counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
         self._agreed = None if "None" in counts else max(map(int, counts))
         self._num_batches = self._agreed
+        if live is not None:
+            live.batch_size.own_batches = self._agreed
 
     @functools.wraps(reset)
     def reset_agreed(self: Any) -> None:

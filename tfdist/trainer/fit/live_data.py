@@ -5,8 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.internals.iterators import batches_seen, set_batches_seen, take_over, within_epoch
-from tfdist.strategies.replay import Replay
+from tfdist.internals.iterators import (
+    batches_seen,
+    lasting_iterator,
+    set_batches_seen,
+    take_over,
+    within_epoch,
+)
+from tfdist.strategies.replay import Replay, RowsRead
+from tfdist.trainer.fit.batch_size import BatchSize
 
 Step = tuple[Any, ...]
 """A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
@@ -15,16 +22,25 @@ Step = tuple[Any, ...]
 class LiveData:
     """Has Keras's loops go on with the iterators that they had before `fit` was entered again.
 
+    Args:
+        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
+        workers: returns the number of workers now.
+
     Attributes:
         replay: gives a batch again that no step stands for.
+        batch_size: how large batches are.
         epoch: the epoch that Keras's loop is in.
         read: the epoch that has been read last; -1 if none.
+        batches_before: how many batches the epoch before that one had.
         logs: the logs of the last step.
         batches_done: of the batches of the next step of Keras's loop, how many have been trained.
     """
 
-    def __init__(self) -> None:
-        self.replay = Replay()
+    def __init__(self, *, keeps_rows: bool, workers: Callable[[], int]) -> None:
+        self.replay = Replay(keeps_rows=keeps_rows)
+        if keeps_rows:
+            self.replay.keep_rows(workers())
+        self.batch_size = BatchSize(self.replay, workers)
         self.epoch = 0
         self.batches_done = 0
         self._epochs: Any = None  # Keras's epoch iterator
@@ -32,7 +48,7 @@ class LiveData:
         self.logs: dict[str, Any] = {}
         self._ended = False  # whether it has no more batches
         self._step: Step | None = None  # the last one that was taken from it
-        self._seen = self._given = 0
+        self._seen = self._given = self.batches_before = 0
         self._goes_on: tuple[int, Callable[[], object]] | None = None
         self._iterator: Any = None
 
@@ -75,6 +91,21 @@ class LiveData:
         """
         return self._step is not None and self.replay.given - self._given > batches
 
+    def batches_to_count(self) -> int | None:
+        """How many batches Keras counts to in the epoch's iterator; None if unknown."""
+        if self.batch_size.own_batches is None:
+            return None
+        if self.has_ended:
+            given = self.replay.given - self._given
+            return given if self.read == self.epoch else self.batches_before
+        if self.read != self.epoch or self._step is None:
+            seen = batches_seen(self._epochs) if lasting_iterator(self._epochs) else 0
+            return seen + self.batch_size.left(self.replay.read() if seen else RowsRead())
+        again = self._goes_on is not None and self.has_untrained(self._goes_on[0])
+        given = self.replay.given - self._given - again
+        left = self.batch_size.left(self.replay.read(before_last=again))
+        return self._seen - self.taken + given + left
+
     def take_over(self, epochs: Any) -> bool:
         """Has Keras's new epoch iterator take the place of the one before, if there was one."""
         earlier, self._epochs = self._epochs, epochs
@@ -102,6 +133,7 @@ class LiveData:
         goes_on, self._goes_on = self._goes_on, None
         if self.read != self.epoch:
             self.read, self._ended, self._step = self.epoch, False, None
+            self.batches_before = self.replay.given - self._given
         if self._step is None:
             step = self._next(advance)
             try:
@@ -135,9 +167,15 @@ class LiveData:
         self._goes_on = None
         self.batches_done = batches % self._epochs.steps_per_execution
 
-    def resume_behind(self, epoch: int) -> None:
-        """Goes on behind the batches of an epoch that other processes have trained."""
+    def resume_behind(self, epoch: int, batches: int) -> None:
+        """Goes on behind the batches of an epoch that other processes have trained.
+
+        Args:
+            epoch: the epoch.
+            batches: how many they were.
+        """
         self.read, self._ended, self._goes_on = epoch, True, (0, lambda: None)
+        self._given = self.replay.given - batches
 
     def end(self) -> None:
         """Records that the loop leaves its epoch."""

@@ -13,7 +13,7 @@ from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.trainer.fit.call_checks import check_variables, is_ours
-from tfdist.trainer.fit.data_position import current_data
+from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
 from tfdist.trainer.patching import patch
 

@@ -31,18 +31,19 @@ class MetricTotals:
             totals: those of `metric_variables(model)`.
         """
         for variable, total in zip(metric_variables(self._model), totals, strict=True):
-            self._of(variable).assign(total)
+            self.of(variable).assign(total)
 
     def variables(self) -> list[tf.Variable]:
         """What is kept, in the order of the model's metrics."""
-        return [self._of(variable) for variable in metric_variables(self._model)]
+        return [self.of(variable) for variable in metric_variables(self._model)]
 
     def restore(self) -> None:
         """Sets the metrics' state to the totals, which one worker alone holds then."""
         for variable in metric_variables(self._model):
-            variable.assign(self._of(variable))
+            variable.assign(self.of(variable))
 
-    def _of(self, variable: Any) -> tf.Variable:
+    def of(self, variable: Any) -> tf.Variable:
+        """What is kept of one of the metrics' variables."""
         if id(variable) not in self._kept:
             with tf.init_scope():
                 zeros = tf.zeros(variable.shape, variable.dtype)

@@ -15,7 +15,7 @@ from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
-from tfdist.trainer.fit.data_position import batches_done
+from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.metric_totals import totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows

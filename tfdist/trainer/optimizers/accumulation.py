@@ -16,6 +16,7 @@ import tensorflow as tf
 from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.optimizers.of_model import optimizers_of
 
 _sums: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -34,7 +35,7 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
     """
     optimizers = updating_optimizers(outermost)
     if extended.in_stages:
-        return True
+        return not all(map(accumulates_sums, optimizers))
     # Before an optimizer that scales the loss, gradients are summed unless they are compressed.
     scales = isinstance(outermost, keras.optimizers.LossScaleOptimizer)
     compresses = extended.compressor is not None and extended.compressor.active
@@ -44,23 +45,24 @@ def accumulates_own(outermost: Any, extended: ReplicatedExtended) -> bool:
 
 
 def accumulate_sums(model: keras.Model, *, joins: bool) -> None:
-    """Has the model's optimizer accumulate sums from now on; called by all workers.
+    """Has the model's optimizers accumulate sums from now on; called by all workers.
 
     Args:
         model: about to be trained, in a step that is traced anew.
         joins: whether this worker is about to join others, which do not call this.
     """
-    if model.optimizer is None:
-        return
     extended = model.distribute_strategy.extended
-    own = accumulates_own(model.optimizer, extended)
-    for optimizer in updating_optimizers(model.optimizer):
-        if not optimizer.gradient_accumulation_steps or accumulates_sums(optimizer):
-            continue
-        _sums.add(optimizer)
-        if own and not joins:
-            for accumulator in accumulators(optimizer):
-                _sum(accumulator, extended)
+    for outermost in optimizers_of(model).values():
+        own = accumulates_own(outermost, extended)
+        for optimizer in updating_optimizers(outermost):
+            if not optimizer.gradient_accumulation_steps or accumulates_sums(optimizer):
+                continue
+            if is_sharded(optimizer):  # which sums the gradients of every batch anyway
+                continue
+            _sums.add(optimizer)
+            if own and not joins:
+                for accumulator in accumulators(optimizer):
+                    _sum(accumulator, extended)
 
 
 def _sum(accumulator: Any, extended: ReplicatedExtended) -> None:

@@ -156,7 +156,8 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
         sums = iter(by_step(present, owners))
     results = [None if g is None else next(sums) for g in scaled]
-    if not is_sharded(optimizer):
+    clips_later = step is not None and step.clips_together and optimizer.global_clipnorm
+    if not (is_sharded(optimizer) or clips_later):
         announce_update(results)
     return results
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
@@ -46,6 +46,7 @@ class LateUpdate:
         gradients: what it applies.
         operations: the number of operations in the step's graph when the update was put off.
         scaled: `Step.scaled_by_rows` at that time.
+        communicated: what the step has communicated besides what `announce_update` is told of.
         running: whether it is being traced.
     """
 
@@ -54,6 +55,7 @@ class LateUpdate:
     gradients: Sequence[Any]
     operations: int
     scaled: bool
+    communicated: list[Any] = field(default_factory=list)
     running: bool = False
 
     @property
@@ -63,8 +65,7 @@ class LateUpdate:
         variables = [*variables_written_by(optimizer), *trained_by(optimizer)]
         sharded = sharded_by(optimizer)
         variables += [] if sharded is None else sharded.shards
-        copies = [_copy(variable) for variable in variables]
-        return list({id(copy.handle): copy.handle for copy in copies}.values())
+        return resources_of(variables)
 
 
 @contextlib.contextmanager
@@ -150,8 +151,14 @@ def announce_update(arrived: Sequence[Any]) -> None:
     if step is None or step.late is None or not step.late.running:
         return
     tensors = tf.nest.flatten([v for v in arrived if v is not None], expand_composites=True)
-    with tf.control_dependencies(tensors):
+    with tf.control_dependencies([*tensors, *step.late.communicated]):
         step_ops.update_begins(step.late.resources)
+
+
+def resources_of(variables: Sequence[Any]) -> list[tf.Tensor]:
+    """The resources of variables of this replica, each once."""
+    copies = [_copy(variable) for variable in variables]
+    return list({id(copy.handle): copy.handle for copy in copies}.values())
 
 
 def _copy(variable: Any) -> Any:

@@ -134,8 +134,12 @@ def _summing_before(clip: Method) -> Method:
         if in_replica() or step is not None:  # XLA may compile other steps
             begin_update(grads)
         if step is not None and self.global_clipnorm:
-            return step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
-        return clip(self, grads)
+            grads = step.clip_by_global_norm(grads, updated_now(), self.global_clipnorm)
+        else:
+            grads = clip(self, grads)
+        if step is not None and (not in_replica() or step.clips_together):
+            announce_update(grads)
+        return grads
 
     return clip_sums
 

@@ -14,17 +14,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import step_ops
 from tfdist.internals.optimizer import (
     Anywhere,
     batches_of,
     check_known,
+    inner_optimizer,
     key_of,
     scales_losses,
     strategy_of,
     under_strategy,
     update,
+    variables_written_by,
     without_empty,
 )
+from tfdist.internals.optimizer_build import build_again
 from tfdist.sharding.elementwise import check_elementwise, check_variables
 from tfdist.sharding.shard import local_variables
 from tfdist.sharding.sharded import (
@@ -42,7 +46,7 @@ from tfdist.trainer.optimizers.gradient_sync import (
     scale_by_rows,
     sum_over_replicas,
 )
-from tfdist.trainer.optimizers.late_update import announce_update
+from tfdist.trainer.optimizers.late_update import announce_update, resources_of
 from tfdist.trainer.patching import patch
 
 
@@ -75,9 +79,24 @@ def _build(self: Any, variables: Sequence[Any]) -> None:
     extended = strategy_of(self).extended
     device = extended.worker_devices[0]
     sharded = ShardedVariables(variables, extended.replicas[0], device)
+    sharded.unbuilt = list(self.variables)
     with under_strategy(self, Anywhere()), local_variables(device):
         build(self, list(sharded.shards))
     note_sharded(self, sharded)
+
+
+def rebuild(optimizer: Any) -> None:
+    """Builds a sharded optimizer again, for the ranks that there are now.
+
+    Its slots have no values then. Steps that were traced before must be traced anew.
+
+    Args:
+        optimizer: sharded and built; may be inside one that scales the loss.
+    """
+    inner, sharded = inner_optimizer(optimizer), sharded_by(optimizer)
+    assert sharded is not None
+    with strategy_of(inner).scope():
+        build_again(inner, sharded.variables, sharded.unbuilt)
 
 
 def _applied_to_shards(apply: Callable[..., Any]) -> Callable[..., Any]:
@@ -129,10 +148,28 @@ def _apply(
             update(self, [], [])
             batches_of(self).assign(before + 1)
 
+    # With a group that may change, each worker writes what it alone holds before it gives its part
+    # of the last thing that all wait for: then it can redo a step that stands on another worker.
+    redoable = strategy_of(self).extended.progress.redoable
+
+    def prepare() -> list[Any]:
+        if not redoable:
+            return []
+        own = variables_written_by(self)
+        if sharded.copies is not None:
+            sharded.copies.exchange()
+            own += sharded.copies.variables
+        return step_ops.prepares(resources_of(own))
+
+    def confirm() -> None:
+        if redoable:
+            with tf.control_dependencies(prepare()):
+                sharded.total(tf.zeros([]))
+
     def publish() -> None:
         # Moving averages may also overwrite variables without a gradient.
         some = None if self.use_ema else {n for n, g in enumerate(given) if g is not None}
-        sharded.publish(sharded.shards, some, announce=announce_update)
+        sharded.publish(sharded.shards, some, announce=announce_update, before_last=prepare)
         for variable in variables:
             if getattr(variable, "constraint", None) is not None:
                 variable.assign(variable.constraint(variable))
@@ -141,7 +178,7 @@ def _apply(
     if not steps or (self.use_ema and self.ema_overwrite_frequency):
         publish()
     else:
-        tf.cond(tf.equal(tf.convert_to_tensor(batches_of(self)) % steps, 0), publish, lambda: None)
+        tf.cond(tf.equal(tf.convert_to_tensor(batches_of(self)) % steps, 0), publish, confirm)
 
 
 def _using_model_variables(use_weight_decay: Callable[..., Any]) -> Callable[..., Any]:

@@ -21,7 +21,7 @@ from tfdist.internals.contract import TARGETS
 from tfdist.internals.keras import backup_path, checkpoint_path
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.compression_files import compressor_of
-from tfdist.trainer.saving.files import group_of, needs_gathering
+from tfdist.trainer.saving.files import awaits_admission, group_of, needs_gathering
 
 
 def install() -> None:
@@ -61,7 +61,7 @@ def become_writer(callback: Any) -> None:
 
 def _writes(model: Any) -> bool:
     group = group_of(model)
-    return group is None or group.topology.is_chief
+    return not awaits_admission(model) and (group is None or group.topology.is_chief)
 
 
 def _make_folder(path: Any) -> None:

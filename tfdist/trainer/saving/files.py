@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from tfdist.cluster import Session
+from tfdist.cluster.net.wait_messages import say
 from tfdist.errors import RendezvousError
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
@@ -48,6 +49,12 @@ def group_of(model: Any) -> Group | None:
     return None
 
 
+def awaits_admission(model: Any) -> bool:
+    """Whether this process waits to be admitted to the job that trains a model."""
+    extended = getattr(getattr(model, "_distribute_strategy", None), "extended", None)
+    return isinstance(extended, ReplicatedExtended) and extended.group.joiner is not None
+
+
 def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
     def write_alone(*args: Any, **kwargs: Any) -> Any:
         with alone():
@@ -55,6 +62,9 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        if awaits_admission(model):
+            say(f"tfdist: {filepath} is not written: this process waits to be admitted to the job.")
+            return None
         group, together = group_of(model), needs_gathering(model)
         with _full_model(model) as full:
             if group is None or not isinstance(filepath, (str, os.PathLike)):

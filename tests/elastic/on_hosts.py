@@ -1,0 +1,35 @@
+"""A worker of a training on hosts with launchers: `on_hosts.py FOLDER FAULTS WAIT`.
+
+FAULTS are a phase, a step and what happens then, by rank, for the first process of each; after step
+WAIT, rank 0 waits until a process waits to be admitted. See test_on_hosts.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import pickle
+import sys
+import traceback
+
+import tfdist
+from tests.elastic.behaviours.surviving import AwaitNewcomer, trained
+
+folder, faults, wait = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
+index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
+life = len(list(folder.glob(f"{index}-*.life")))
+(folder / f"{index}-{life}.life").write_text(str(os.getpid()))
+strategy = tfdist.MultiWorkerMirroredStrategy()
+try:
+    settings = {
+        "patience": 20.0,
+        "more": lambda: [AwaitNewcomer(wait, str(folder / "sign"))] if wait else [],
+    }
+    mine = {tfdist.rank(): faults[str(index)]} if str(index) in faults and not life else {}
+    answer = True, trained(strategy, settings, mine)
+except Exception:
+    answer = False, traceback.format_exc()
+part = folder / f"{index}-{life}.part"
+part.write_bytes(pickle.dumps(answer))
+part.rename(folder / f"{index}-{life}.answer")

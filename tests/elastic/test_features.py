@@ -1,0 +1,52 @@
+"""What Keras can do stays what it is when workers are lost and others come."""
+
+import pytest
+
+from tests.elastic.behaviours.features import FEATURES
+from tests.ranks import Ranks
+from tests.references import reference
+from tests.strategies.comparison import assert_close, assert_equal
+from tests.tiers import exhaustive
+
+MODULE = "tests.elastic.behaviours.features"
+
+
+@pytest.fixture
+def start():
+    """Starts groups of workers, and ends them."""
+    started = []
+
+    def start(workers, **settings):
+        started.append(Ranks(workers, **settings))
+        return started[-1]
+
+    yield start
+    for group in started:
+        group.stop()
+
+
+def check(answers, ranks, feature):
+    expected = reference(f"{MODULE}:trained", {"feature": feature}, {})
+    for rank in ranks:
+        done, result = answers[rank]
+        assert done, result
+        for what in ("weights", "history", "epochs"):
+            assert_close(result[what], expected[what], f"rank {rank}: {what}", 1e-5)
+        for what in ("weights", "slots"):
+            assert_equal(result[what], answers[ranks[0]][1][what], f"rank {rank}: {what}")
+
+
+@exhaustive
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_worker_is_lost(start, feature):
+    faults = {1: ("backward", 9, "kill")}
+    answers = start(3).answers(f"{MODULE}:trained", {"feature": feature}, faults, silent={1})
+    check(answers, [0, 2], feature)
+
+
+@exhaustive
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_worker_comes(start, tmp_path, feature):
+    arguments = [0, 1], 9, {}, str(tmp_path / "come"), {"feature": feature}
+    answers = start(3, strategy=False).answers(f"{MODULE}:coming", *arguments)
+    check(answers, [0, 1, 2], feature)

@@ -1,0 +1,26 @@
+"""Which pipelines are formed of the workers that are left, or have come."""
+
+import pytest
+
+from tests.tiers import exhaustive
+from tfdist.pipeline.placement.arrangement import arrange
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("places", "size", "pipelines", "spare", "missing"),
+    [
+        ([0, 0, 1, 1], 2, ((0, 2), (1, 3)), (), ()),
+        ([0, 0, 1], 2, ((0, 2),), (1,), ()),
+        ([0, 1, 1], 2, ((0, 1),), (2,), ()),
+        ([1, 0], 2, ((1, 0),), (), ()),
+        ([2, 2, 1, 0], 3, ((3, 2, 0),), (1,), ()),
+        ([0], 1, ((0,),), (), ()),
+        ([0, 0], 2, None, (), (1,)),
+        ([1], 3, None, (), (0, 2)),
+    ],
+)
+def test_as_many_pipelines_as_there_are_workers_for(places, size, pipelines, spare, missing):
+    found = arrange(places, size)
+    assert (found.mesh and found.mesh.pipelines) == pipelines
+    assert (found.spare, found.missing) == (spare, missing)

@@ -1,0 +1,101 @@
+"""Finds a member of a running job among some addresses."""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Iterable, Sequence
+
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.view import Member, decode_member
+from tfdist.cluster.net.framing import WireError
+from tfdist.errors import TfdistError
+
+_ASK_SECONDS = 3.0
+_PAUSE_SECONDS = 1.0
+_AT_ONCE = 8
+
+
+class Found(Exception):
+    """There is a running job.
+
+    Attributes:
+        member: one of its members.
+    """
+
+    def __init__(self, member: Member) -> None:
+        super().__init__(str(member))
+        self.member = member
+
+
+class Search:
+    """Asks a few addresses every second, one after the other, while this process does other things.
+
+    Args:
+        calls: how to ask.
+        addresses: those of workers that may become members of a running job.
+    """
+
+    def __init__(self, calls: Calls, addresses: Sequence[str]) -> None:
+        self._calls = calls
+        self._addresses = list(addresses)
+        self._found: Member | None = None
+        self._stopped = threading.Event()
+        if addresses:
+            threading.Thread(target=self._run, name="tfdist-search", daemon=True).start()
+
+    def check(self) -> None:
+        """Raises what it has found, once it has.
+
+        Raises:
+            Found: one of them is a member of a running job.
+        """
+        if self._found is not None:
+            raise Found(self._found)
+
+    def stop(self) -> None:
+        """Asks no more."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        turns = itertools.cycle(self._addresses)
+        count = min(_AT_ONCE, len(self._addresses))
+        while not (self._found or self._stopped.wait(_PAUSE_SECONDS)):
+            self._found, _ = find(self._calls, list(itertools.islice(turns, count)))
+
+
+def find(calls: Calls, addresses: Iterable[str]) -> tuple[Member | None, TfdistError | None]:
+    """Asks all addresses at once; returns the first member that answers, or why none can.
+
+    Args:
+        calls: how to ask.
+        addresses: those of workers that may be members of a running job.
+    """
+    answers: queue.Queue[Member | TfdistError | None] = queue.Queue()
+
+    def ask(address: str) -> None:
+        try:
+            header = calls.ask(address, {"kind": "who"}, _ASK_SECONDS)
+            running = header["kind"] == "member" and header.get("view") is not None
+            answers.put(decode_member(header.get("member")) if running else None)
+        except TfdistError as error:
+            answers.put(error)
+        except (OSError, WireError, KeyError):
+            answers.put(None)
+
+    addresses = list(addresses)
+    for address in addresses:
+        threading.Thread(target=ask, args=(address,), name="tfdist-find", daemon=True).start()
+    failure: TfdistError | None = None
+    deadline = time.monotonic() + 2 * _ASK_SECONDS
+    for _ in addresses:
+        try:
+            answer = answers.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            break
+        if isinstance(answer, Member):
+            return answer, None
+        failure = failure or answer
+    return None, failure

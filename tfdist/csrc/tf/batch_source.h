@@ -1,0 +1,66 @@
+// Where a dataset takes the batches from that it shares out: it may have to give one again, or draw
+// others from the rows of its input's.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "control/replay.h"
+#include "tensorflow/core/framework/dataset.h"
+
+namespace tfdist::tf {
+
+class BatchSource {
+ public:
+  using Batch = std::vector<tensorflow::Tensor>;
+
+  explicit BatchSource(std::shared_ptr<Replay> replay) : replay_(std::move(replay)) {}
+
+  // The last batch once more, the input's next one, or the next rows of its batches. If another
+  // number of workers than at first has to keep its rows, these are of so many workers.
+  absl::Status Next(tensorflow::data::IteratorContext* context,
+                    tensorflow::data::IteratorBase* input, int64_t workers, bool* ended);
+  // The one that `Next` has found.
+  const Batch& batch() const { return batch_; }
+  // Frees the memory of a batch that is not needed any more, unless it may be asked for again.
+  void Release();
+
+  absl::Status Save(const std::string& prefix, tensorflow::data::IteratorStateWriter* writer);
+  absl::Status Restore(tensorflow::data::IteratorContext* context, const std::string& prefix,
+                       tensorflow::data::IteratorStateReader* reader);
+
+ private:
+  // Between two rows of `read_`.
+  struct Place {
+    int64_t batches = 0;  // that are before it
+    int64_t offset = 0;   // the rows of the next one that are
+    bool operator==(const Place& other) const {
+      return batches == other.batches && offset == other.offset;
+    }
+  };
+
+  // Reads on until the batch of this number is there.
+  absl::Status ReadTo(tensorflow::data::IteratorContext* context,
+                      tensorflow::data::IteratorBase* input, int64_t number, bool* ended);
+  // Moves a place so many rows on, or to the end of the data.
+  absl::Status Find(tensorflow::data::IteratorContext* context,
+                    tensorflow::data::IteratorBase* input, int64_t rows, Place* end);
+  // Has `batch_` be the rows from `begin_` to `end_`.
+  absl::Status Take();
+  // Whether rows of this batch can follow those of the ones before it.
+  absl::Status Check(int64_t number) const;
+  RowCounts CountsAt(const Place& place) const;
+  void Publish();
+
+  const std::shared_ptr<Replay> replay_;
+  std::deque<Batch> read_;  // of the input's batches, those that are still needed
+  Place begin_, end_;       // of the last batch; only a part of the first of `read_` is before it
+  Batch batch_;
+  int64_t batches_read_ = 0, rows_read_ = 0;  // without the first one
+  bool begun_ = false;  // whether the first one has been read
+};
+
+}  // namespace tfdist::tf

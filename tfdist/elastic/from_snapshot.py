@@ -1,0 +1,57 @@
+"""Goes back to the last snapshot, in the same processes, where no worker has the whole state."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.cluster.net.wait_messages import say
+from tfdist.errors import GroupLostError, SnapshotError
+from tfdist.internals.iterators import set_initial_epoch
+from tfdist.strategies.group import Group
+from tfdist.trainer.fit.added_callbacks import Entries
+
+
+class BeginsAnew(Exception):
+    """Leaves `fit`, in order to enter it as in a process that has just started."""
+
+
+def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int) -> None:
+    """Has `fit` begin anew from the last snapshot; called by all workers.
+
+    A callback with a method `on_state_lost(standing)` reads it: it returns after how many steps it
+    was taken, and how many have been trained since; None if there is none.
+
+    Args:
+        lost: why no worker can go on.
+        entries: what all entries of the call of `fit` have in common.
+        group: the workers, among whom some may be new.
+        standing: how many steps stood on the worker that was furthest.
+
+    Raises:
+        GroupLostError: there is no snapshot that can be gone back to.
+    """
+    several = [getattr(callback, "on_state_lost", None) for callback in entries.callbacks.callbacks]
+    read = next(filter(None, several), None)
+    mine = "there is no BackupAndRestore" if read is None else entries.data.obstacle
+    obstacle = next(filter(None, group.exchange("obstacle", mine)), "")
+    if read is None or obstacle:
+        raise GroupLostError(_no_way(lost, obstacle))
+    try:
+        found = read(standing)
+    except SnapshotError as error:
+        raise GroupLostError(_no_way(lost, str(error))) from error
+    if found is None:
+        raise GroupLostError(_no_way(lost, "there is no complete one"))
+    entries.callbacks.begin_anew()
+    entries.data.begin_anew()
+    set_initial_epoch(entries.callbacks.model, None)
+    if group.topology.is_chief:
+        steps, again = found
+        say(
+            "tfdist: no worker that is left has the whole state of the training, so all go back to "
+            f"the snapshot of step {steps}: {again} steps are trained again."
+        )
+
+
+def _no_way(lost: Any, why: str) -> str:
+    return f"{lost} These workers cannot go back to a snapshot: {why}."
