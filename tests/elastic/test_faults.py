@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from tests.elastic.covering import pairwise
-from tests.elastic.test_surviving import start  # noqa: F401
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
@@ -34,7 +33,7 @@ def check(answers, survivors, settings=None, tolerance=1e-5, exact=True):
 
 
 @pytest.fixture
-def lose(start, tmp_path):  # noqa: F811
+def lose(start, tmp_path):
     """Trains with workers of which some are lost, at steps and at points."""
 
     def lose(workers, faults, points, settings=None, dead=None, **group):
@@ -87,7 +86,7 @@ def test_source_and_takers_are_killed_while_the_state_is_passed_on(lose, victims
     [("session", 1), ("communicators", 1), ("state", 1), ("state", 9), ("entry", 1),
      ("callbacks", 1)],
 )  # fmt: skip
-def test_one_is_killed_while_a_newcomer_is_admitted(start, tmp_path, point, number, victim):  # noqa: F811
+def test_one_is_killed_while_a_newcomer_is_admitted(start, tmp_path, point, number, victim):
     points = {victim: [(point, number, "kill")]}
     arguments = points, [0, 1], 9, {}, str(tmp_path / "come"), {"folder": str(tmp_path)}
     ranks = start(3, strategy=False)

@@ -3,26 +3,11 @@
 import pytest
 
 from tests.elastic.behaviours.features import FEATURES
-from tests.ranks import Ranks
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
 
 MODULE = "tests.elastic.behaviours.features"
-
-
-@pytest.fixture
-def start():
-    """Starts groups of workers, and ends them."""
-    started = []
-
-    def start(workers, **settings):
-        started.append(Ranks(workers, **settings))
-        return started[-1]
-
-    yield start
-    for group in started:
-        group.stop()
 
 
 def check(answers, ranks, feature):

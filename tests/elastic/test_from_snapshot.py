@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic import test_surviving
 from tests.elastic.behaviours.surviving import DATA
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
@@ -14,8 +13,6 @@ BEHAVIOURS = "tests.elastic.behaviours.from_snapshot"
 EPOCHS, BATCHES = 3, 7
 WAITS = {"asynchronous": False}  # so that it is known which snapshot is the last
 SAME = ("data", "optimizer", "steps_per_execution", "steps_per_epoch", "policy")
-
-start = test_surviving.start
 
 
 def go_back(start, tmp_path, workers, faults, settings, snapshot, dead=(), **group):
@@ -134,7 +131,7 @@ def test_without_a_snapshot_it_ends_with_the_reason(start, tmp_path, settings, w
         done, said = answers[rank]
         assert not done
         assert "GroupLostError" in said
-        assert f"These workers cannot go back to a snapshot: {why}" in said or why in said
+        assert why in said
 
 
 @exhaustive

@@ -5,15 +5,12 @@ from __future__ import annotations
 import h5py
 import pytest
 
-from tests.elastic import test_surviving
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
 
 BEHAVIOURS = "tests.elastic.behaviours.later_calls"
 CALLS = 3
-
-start = test_surviving.start
 
 
 def check(results, comes_in=0):

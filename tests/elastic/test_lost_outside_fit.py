@@ -2,12 +2,9 @@
 
 import pytest
 
-from tests.elastic.test_surviving import start
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
-
-__all__ = ["start"]
 
 USED = "tests.elastic.behaviours.outside_fit:used"
 

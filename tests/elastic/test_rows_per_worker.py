@@ -2,12 +2,10 @@
 
 import pytest
 
-from tests.elastic.test_surviving import SURVIVING, start
+from tests.elastic.test_surviving import SURVIVING
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
-
-__all__ = ["start"]
 
 REDRAWN = "tests.elastic.behaviours.redrawn:redrawn"
 PER_WORKER = {"elastic": {"batch": "per_worker"}}

@@ -6,27 +6,12 @@ import numpy as np
 import pytest
 
 from tests.elastic.behaviours.surviving import DATA
-from tests.ranks import Ranks
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
 
 SURVIVING = "tests.elastic.behaviours.surviving"
 PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
-
-
-@pytest.fixture
-def start():
-    """Starts groups of workers, and ends them."""
-    started = []
-
-    def start(workers, **settings):
-        started.append(Ranks(workers, **settings))
-        return started[-1]
-
-    yield start
-    for group in started:
-        group.stop()
 
 
 ALIKE = ("weights", "history", "epochs")

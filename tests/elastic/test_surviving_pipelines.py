@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ranks import Ranks
 from tests.references import reference
 from tests.strategies.comparison import assert_close
 from tests.tiers import exhaustive
@@ -23,20 +22,6 @@ PHASES = [
 ]
 # Of four workers 0 and 1 hold the first stage, 2 and 3 the second. Who leaves if one is lost:
 LEAVES = {0: 3, 1: 3, 2: 1, 3: 1}
-
-
-@pytest.fixture
-def start():
-    """Starts groups of workers, and ends them."""
-    started = []
-
-    def start(workers, **settings):
-        started.append(Ranks(workers, **settings))
-        return started[-1]
-
-    yield start
-    for group in started:
-        group.stop()
 
 
 def check(answers, survivors, settings=None, tolerance=1e-5):

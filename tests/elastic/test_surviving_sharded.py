@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.elastic import test_surviving
 from tests.elastic.test_surviving import PHASES, check, lose
 from tests.groups import GROUPS
 from tests.strategies.comparison import assert_equal
@@ -16,7 +15,6 @@ COPIES = {"sharded": True, "elastic": {"copies": 1}}
 ALIKE = ("weights", "history", "epochs", "slots")
 
 pytestmark = exhaustive
-start = test_surviving.start
 
 
 @pytest.mark.parametrize("phase", PHASES)

@@ -15,6 +15,7 @@ import tensorflow as tf
 import tfdist
 from tests.pipeline.compressed_behaviours import policy_of
 from tests.pipeline.layers import TiedHead
+from tests.strategies.behaviours.hooks import calling_before, running
 from tfdist.collective import native_ops, step_ops
 from tfdist.sharding.sharded import sharded_by
 
@@ -85,7 +86,7 @@ def until(strategy, case, step, rank, place, dies):
             raise RuntimeError("this worker fails")
 
     before = _progress(model).standing
-    hook = _before(step_ops, "commits", fail) if place is None else _hooked(fail)
+    hook = calling_before(step_ops, "commits", fail) if place is None else _hooked(fail)
     with hook if fails else contextlib.nullcontext():
         try:
             _fit(model, case, keras.callbacks.LambdaCallback(on_train_batch_begin=begin))
@@ -118,7 +119,7 @@ def _hooked(call):
                 traced.append(graph.communication)
             key, number = args[position] or name, len(graph.communication)
             graph.communication.append(key)
-            with _running(lambda: call(key, number)):
+            with running(lambda: call(key, number)):
                 return original(*args, **kwargs)
 
         return hooked
@@ -129,23 +130,6 @@ def _hooked(call):
             hooked = hook(name, position, original)
             patches.enter_context(mock.patch.object(native_ops, name, hooked))
         yield traced
-
-
-@contextlib.contextmanager
-def _before(module, name, call):
-    original = getattr(module, name)
-
-    def hooked(*args, **kwargs):
-        with _running(call):
-            return original(*args, **kwargs)
-
-    with mock.patch.object(module, name, hooked):
-        yield
-
-
-def _running(call):
-    """Calls a function before what is added to a graph in the returned context."""
-    return tf.control_dependencies([tf.numpy_function(lambda: call() or np.int32(0), [], tf.int32)])
 
 
 def _state(model):

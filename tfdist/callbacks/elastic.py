@@ -36,9 +36,9 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     steps count batches, as ever. The learning rate stays, unless
     `LearningRateWarmup(scale_by_size=True)` asks for another one.
 
-    More than half of the workers must be left; or half of them with rank 0; or the others must have
-    been seen to die by a worker on the same host. Otherwise some may only have been cut off, and
-    would train on beside these.
+    Of the workers that are not known to be dead, more than half must be left, or half with the one
+    of the lowest rank. Otherwise some may only have been cut off, and would train on beside these.
+    A death is known to the workers of the same host, and with `tfdist run --elastic` to all.
 
     Of a model in stages, as many whole pipelines go on as there are workers for. Where a stage is
     lost, the others wait for a new worker and go back to the last snapshot of `BackupAndRestore`.
@@ -62,7 +62,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             stages that depend on measured times; with `shard_optimizer=True`, if `SwapEMAWeights`
             is used, or another optimizer of the model is sharded, too; with `"per_worker"`, if
             batches have sparse or ragged tensors.
-        ProgramMismatchError: in `fit`, on a worker that comes with another `batch`.
+        ProgramMismatchError: in `fit`, on a worker that comes and calls it differently.
         GroupLostError: in `fit`, if too few workers are left, or with them the state is lost.
 
     Example:

@@ -36,7 +36,7 @@ class FitCalls:
     def __init__(self) -> None:
         self.number = 0
         self._description = ""
-        self._ended: list[str] = []
+        self._ended: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         """Counts a call."""
@@ -59,7 +59,7 @@ class FitCalls:
         """Keeps the `History` of the running call for the processes that come later."""
         self._description = ""
         kept = {"epoch": getattr(history, "epoch", []), "history": getattr(history, "history", {})}
-        self._ended.append(json.dumps(kept, default=float))
+        self._ended.append(json.loads(json.dumps(kept, default=float)))  # plain numbers
 
     @property
     def request(self) -> str:
@@ -74,7 +74,7 @@ class FitCalls:
         """
         asked = json.loads(request)
         if asked["call"] < self.number:  # Behind the last call there is none to join in.
-            return json.dumps({"ended": json.loads(self._ended[asked["call"] - 1])})
+            return json.dumps({"ended": self._ended[asked["call"] - 1]})
         mine = self._description
         if asked["call"] != self.number or not mine:
             return ""
@@ -97,14 +97,6 @@ class FitCalls:
         )
 
 
-def _weights_of(model: keras.Model) -> str:
-    if in_stages(model):
-        return "in stages"  # of which each worker holds others
-    weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
-    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
-    return f"with {len(weights)} weights (shapes and types: {digest})"
-
-
 def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.History:
     """What a call of `fit` returns that has ended before this process came."""
     history = keras.callbacks.History()
@@ -113,3 +105,11 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
     history.history = ended.history["history"]
     model.history = history
     return history
+
+
+def _weights_of(model: keras.Model) -> str:
+    if in_stages(model):
+        return "in stages"  # of which each worker holds others
+    weights = [(tuple(w.shape), str(w.dtype), bool(w.trainable)) for w in model.weights]
+    digest = hashlib.sha256(repr(weights).encode()).hexdigest()[:8]
+    return f"with {len(weights)} weights (shapes and types: {digest})"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist.cluster.net.wait_messages import say
 from tfdist.errors import GroupLostError, SnapshotError
 from tfdist.internals.iterators import set_initial_epoch
@@ -53,5 +51,5 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
         )
 
 
-def _no_way(lost: Any, why: str) -> str:
+def _no_way(lost: GroupLostError, why: str) -> str:
     return f"{lost} These workers cannot go back to a snapshot: {why}."

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import keras
 
@@ -59,6 +58,7 @@ class Stages:
 
     Attributes:
         group: the workers.
+        divided: whether there are any.
 
     Raises:
         UnsupportedError: a worker that comes could not find the stages by itself.
@@ -66,9 +66,9 @@ class Stages:
 
     def __init__(self, model: keras.Model) -> None:
         self._strategy = model.distribute_strategy
-        self._divided = in_stages(model)
+        self.divided = in_stages(model)
         self.group: Group = self._strategy.extended.group
-        if not self._divided:
+        if not self.divided:
             return
         if model.is_cut_by_time:
             raise UnsupportedError(
@@ -78,18 +78,13 @@ class Stages:
             )
         self._strategy.extended.progress.redoable = True
 
-    @property
-    def divided(self) -> bool:
-        """Whether there are any."""
-        return self._divided
-
     def most(self, workers: int | None) -> int | None:
         """The most workers that a group may admit.
 
         Args:
             workers: as many as it may otherwise; None for any number.
         """
-        if not self._divided:
+        if not self.divided:
             return workers
         full: int = self._strategy.extended.full_size
         each = self._strategy.pipeline_size
@@ -106,7 +101,7 @@ class Stages:
             GroupLostError: this worker is in no pipeline any more.
             OthersLeave: others are in none, and leave.
         """
-        if not self._divided:
+        if not self.divided:
             return
         arrangement = self._strategy.extended.follow_group()
         if missing := arrangement.missing:
@@ -125,14 +120,14 @@ class Stages:
 
     def alike(self) -> Sequence[Sequence[int]] | None:
         """The ranks that hold the same stages, for each; None if all hold the whole model."""
-        if not self._divided:
+        if not self.divided:
             return None
-        groups: Any = self._strategy.extended.mesh.data_groups
-        return groups  # type: ignore[no-any-return]
+        groups: Sequence[Sequence[int]] = self._strategy.extended.mesh.data_groups
+        return groups
 
     def position_of(self, rank: int) -> int:
         """The number of a rank in the communicator of those with this worker's stages."""
-        if not self._divided:
+        if not self.divided:
             return rank
         mesh = self._strategy.extended.mesh
         return int(mesh.data_group_of(self.group.topology.rank).index(rank))

@@ -33,7 +33,7 @@ POINTS: dict[str, tuple[Any, str]] = {
     "agreement": (recovery, "agree"),
     "state": (peer_state, "_share"),
     "entry": (recovery, "broadcast_bytes"),
-    "callbacks": (recovery.Recovery, "_tell"),
+    "callbacks": (recovery, "tell_of_change"),
     "next entry": (recovery.Recovery, "_go_on"),
     "snapshot": (part_file, "_bits"),
     "snapshots": (snapshot_series.SnapshotSeries, "change_workers"),

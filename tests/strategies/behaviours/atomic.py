@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, fit, mlp, outcome, rows, scope
+from tests.strategies.behaviours.hooks import calling_before, running
 from tfdist.collective import native_ops, step_ops
 from tfdist.sharding.sharded import sharded_by
 
@@ -77,7 +78,7 @@ def until(strategy, case, step, collective):
         if dies:
             hooks.enter_context(_hooked(count))
             if collective is None:
-                hooks.enter_context(_before(step_ops, "commits", die_at_last))
+                hooks.enter_context(calling_before(step_ops, "commits", die_at_last))
         try:
             _fit(model, case)
         except tf.errors.UnavailableError:
@@ -101,7 +102,7 @@ def _hooked(call):
             key = args[-1] if name != "all_reduce" else args[4]
             number = 0 if key == "rows" else number + 1
             this = (key or name, number)
-            with _running(lambda: call(*this)):
+            with running(lambda: call(*this)):
                 return collective(*args, **kwargs)
 
         return hooked
@@ -111,26 +112,6 @@ def _hooked(call):
             original = getattr(native_ops, name)
             patches.enter_context(mock.patch.object(native_ops, name, hook(name, original)))
         yield
-
-
-@contextlib.contextmanager
-def _before(module, name, call):
-    original = getattr(module, name)
-
-    def hooked(*args, **kwargs):
-        with _running(call):
-            return original(*args, **kwargs)
-
-    with mock.patch.object(module, name, hooked):
-        yield
-
-
-def _running(call):
-    """Calls a function before what is run, or added to a graph, in the returned context."""
-    if tf.executing_eagerly():
-        call()
-        return contextlib.nullcontext()
-    return tf.control_dependencies([tf.numpy_function(lambda: call() or np.int32(0), [], tf.int32)])
 
 
 def _state(model):
