@@ -40,7 +40,7 @@ class Ranks:
 
     Args:
         workers: how many processes; 0 for one plain process without a strategy.
-        devices: logical CPU devices, and so replicas, per process.
+        devices: logical CPU devices, and so replicas, per process; or for each process its own.
         native: whether they may use the native collectives.
         hosts: on how many hosts they count as being, the first ones on the first; or for each its
             host.
@@ -51,14 +51,15 @@ class Ranks:
     def __init__(
         self,
         workers: int,
-        devices: int = 1,
+        devices: int | Sequence[int] = 1,
         *,
         native: bool = True,
         hosts: int | Sequence[int] = 1,
         tls: bool = False,
         strategy: bool = True,
     ) -> None:
-        self.workers, self.devices = workers, devices
+        self.workers = workers
+        self._devices = [devices] * max(1, workers) if isinstance(devices, int) else devices
         self._native = native
         if tls:
             hosts = workers
@@ -159,7 +160,7 @@ class Ranks:
                 )
             zygote = _zygotes[rank % _ZYGOTES]
             self._processes.append(
-                zygote.fork(environment, serve, self._with_strategy, self.devices)
+                zygote.fork(environment, serve, self._with_strategy, self._devices[rank])
             )
 
     def stop(self) -> None:

@@ -1,10 +1,11 @@
-"""A worker of a training between whose hosts the network is cut: `cut_off.py FOLDER`.
+"""A worker of a training between whose hosts the network is cut: `cut_off.py FOLDER BEHAVIOR`.
 
 After step 9, the workers wait until the file FOLDER/cut exists. See test_cut_off.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import pathlib
 import pickle
 import sys
@@ -15,7 +16,6 @@ from typing import Any
 import keras
 
 import tfdist
-from tests.elastic.behaviours.surviving import trained
 
 
 class Wait(keras.callbacks.Callback):
@@ -39,11 +39,13 @@ class Wait(keras.callbacks.Callback):
 
 
 folder = pathlib.Path(sys.argv[1])
-strategy = tfdist.MultiWorkerMirroredStrategy()
+behavior = importlib.import_module(f"tests.elastic.behaviours.{sys.argv[2]}")
+make_strategy = getattr(behavior, "make", lambda _: tfdist.MultiWorkerMirroredStrategy())
+strategy = make_strategy({})
 RANK = tfdist.rank()
 try:
     settings = {"patience": 20.0, "more": lambda: [Wait(folder, step=9)]}
-    answer = True, trained(strategy, settings, {})
+    answer = True, behavior.trained(strategy, settings, {})
 except Exception:
     answer = False, traceback.format_exc()
 (folder / f"{RANK}.answer").write_bytes(pickle.dumps(answer))

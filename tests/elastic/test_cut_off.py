@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tfdist
 from tests.deadlines import FAR
 from tests.elastic.test_surviving import check
+from tests.elastic.test_surviving_pipelines import check as check_pipelines
 from tests.netns import ip, two_hosts
 from tests.tiers import exhaustive
 
@@ -27,7 +29,9 @@ def hosts():
         yield names
 
 
-def start(host: str, workers: list[str], rank: int, folder: Path) -> subprocess.Popen[str]:
+def start(
+    host: str, workers: list[str], rank: int, folder: Path, behavior: str
+) -> subprocess.Popen[str]:
     task = {"type": "worker", "index": rank}
     environment = {
         **os.environ,
@@ -38,15 +42,9 @@ def start(host: str, workers: list[str], rank: int, folder: Path) -> subprocess.
         "TFDIST_LINK_TIMEOUT": "10",
         "TFDIST_HEARTBEAT_TIMEOUT": "10",
     }
+    inside = "ip", "netns", "exec", host
     return subprocess.Popen(
-        [
-            *("ip", "netns", "exec", host),
-            sys.executable,
-            "-m",
-            "tests.elastic.cut_off",
-            folder,
-            "9",
-        ],
+        [*inside, sys.executable, "-m", "tests.elastic.cut_off", folder, behavior],
         env=environment,
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
@@ -55,33 +53,46 @@ def start(host: str, workers: list[str], rank: int, folder: Path) -> subprocess.
     )
 
 
-@exhaustive
-@pytest.mark.parametrize("sides", [[0, 1], [0, 0, 1, 1], [0, 1, 1]])
-def test_one_side_goes_on(hosts, tmp_path, sides):
+def cut_off(hosts: list[str], folder: Path, sides: list[int], behavior: str) -> dict[int, Any]:
+    """Cuts the network; returns the answers of the ranks that go on, the others' errors checked."""
     workers = [f"10.77.0.{side + 1}:{2222 + rank}" for rank, side in enumerate(sides)]
     ranks = range(len(sides))
-    processes = [start(hosts[sides[rank]], workers, rank, tmp_path) for rank in ranks]
+    processes = [start(hosts[sides[rank]], workers, rank, folder, behavior) for rank in ranks]
     try:
         deadline = time.monotonic() + FAR
-        while len(list(tmp_path.glob("*.waits"))) < len(sides):
+        while len(list(folder.glob("*.waits"))) < len(sides):
             assert all(process.poll() is None for process in processes)
             assert time.monotonic() < deadline
             time.sleep(0.05)
         ip("-n", hosts[0], "link", "set", "eth0", "down")
-        (tmp_path / "cut").touch()
+        (folder / "cut").touch()
         for process in processes:
             process.wait(FAR)
     finally:
         for process in processes:
             process.kill()
             process.wait()
-    answers = [pickle.loads((tmp_path / f"{rank}.answer").read_bytes()) for rank in ranks]
+    answers = {rank: pickle.loads((folder / f"{rank}.answer").read_bytes()) for rank in ranks}
     # More than half goes on, or half with rank 0.
     winner = int(2 * sides.count(1) > len(sides))
-    check(answers, [rank for rank in ranks if sides[rank] == winner])
     for rank in ranks:
         done, said = answers[rank]
         if sides[rank] != winner:
             assert not done
             assert "GroupLostError" in said
             assert "cannot go on" in said
+    return {rank: answers[rank] for rank in ranks if sides[rank] == winner}
+
+
+@exhaustive
+@pytest.mark.parametrize("sides", [[0, 1], [0, 0, 1, 1], [0, 1, 1]])
+def test_one_side_goes_on(hosts, tmp_path, sides):
+    answers = cut_off(hosts, tmp_path, sides, "surviving")
+    check(answers, list(answers))
+
+
+@exhaustive
+def test_one_of_two_pipelines_goes_on(hosts, tmp_path):
+    """Ranks 0 and 1 hold the first stage."""
+    answers = cut_off(hosts, tmp_path, [0, 1, 0, 1], "pipelines")
+    check_pipelines(answers, list(answers))

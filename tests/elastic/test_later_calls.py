@@ -54,6 +54,7 @@ def test_a_worker_comes_in_any_call(start, tmp_path, call):
         (0, "callback", "max_workers=7"),
         (0, "batch", "batch='per_worker'"),
         (0, "model", "shapes and types"),
+        (0, "devices", "on 1 CPU"),
         (1, "epochs", "'epochs': 3"),
     ],
 )
@@ -63,7 +64,8 @@ def test_a_process_that_differs_is_refused_and_the_others_go_on(
     sign = str(tmp_path / "come")
     settings = {"comes_in": call, "differs": differs, "refused": sign, "folder": str(tmp_path)}
     arguments = [0, 1], 0, {}, sign, settings
-    answers = start(3, strategy=False).answers(f"{BEHAVIOURS}:coming", *arguments)
+    ranks = start(3, strategy=False, devices=[2, 2, 1] if differs == "devices" else 1)
+    answers = ranks.answers(f"{BEHAVIOURS}:coming", *arguments)
     assert all(done for done, _ in answers[:2]), answers
     results = [result for _, result in answers[:2]]
     check(results)

@@ -121,13 +121,6 @@ def test_hosts(start, hosts):
 
 
 @exhaustive
-def test_several_devices_are_refused(start):
-    for done, said in start(2, devices=2).answers(f"{SURVIVING}:trained", {}, {}):
-        assert not done
-        assert "Elastic needs workers of one device" in said
-
-
-@exhaustive
 @pytest.mark.parametrize("victim", [0, 2])
 def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victim):
     for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):

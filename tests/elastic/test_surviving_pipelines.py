@@ -124,6 +124,33 @@ def test_two_workers_come_and_are_a_pipeline_again(start, tmp_path, settings):
 
 
 @exhaustive
+@pytest.mark.parametrize("phase", ["change", "after"])
+def test_one_that_has_come_is_lost_again(start, tmp_path, phase):
+    sign, settings = str(tmp_path / "come"), {"dying": {5: (phase, 0, "kill")}}
+    arguments = [0, 1, 2, 3], {4: 1, 5: 3}, 14, {3: ("backward", 8, "kill")}, sign, settings
+    answers = start(6, strategy=False).answers(f"{PIPELINES}:coming", *arguments, silent={3, 5})
+    results, expected = check(answers, [0, 2])
+    for result in results.values():
+        assert result["changes"] == [(4, 2), (2, 4), (4, 2)]
+        assert result["events"] == expected["events"]
+    done, said = answers[4]
+    assert not done and "leaves: the workers that are left are too few" in said
+
+
+@exhaustive
+@pytest.mark.parametrize("victim", [0, 3])
+def test_a_stopped_worker_is_given_up_and_learns_of_it(start, monkeypatch, victim):
+    for setting in ("TFDIST_LINK_TIMEOUT", "TFDIST_HEARTBEAT_TIMEOUT"):
+        monkeypatch.setenv(setting, "15")
+    ranks = start(4)
+    faults = {victim: ("before", 10, "stop")}
+    answers = ranks.answers(f"{PIPELINES}:trained", {}, faults, silent={victim})
+    check(answers, [rank for rank in range(4) if rank not in (victim, LEAVES[victim])])
+    done, said = ranks.wake(victim)
+    assert not done and "GroupLostError" in said
+
+
+@exhaustive
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_pipeline_goes_back_to_the_snapshot_with_another_worker(start, tmp_path, victim):
     settings = {"saved": str(tmp_path / "snapshots")}

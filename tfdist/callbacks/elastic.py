@@ -118,12 +118,6 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         group = extended.group
         if group.topology.size == 1 and not group.elastic:
             return fit()  # There are no others.
-        if len(extended.worker_devices) > 1:
-            raise UnsupportedError(
-                "Elastic needs workers of one device: TensorFlow reads ahead for several devices, "
-                "and what it has read would be lost with the group. Received: "
-                f"{len(extended.worker_devices)} devices. Start a worker for each device."
-            )
         group.check_can_change()
         calls = calls_of(group)
         membership = membership_of(group)
@@ -193,7 +187,10 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._recovery.batch_begins()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if self._recovery is None or not requests.is_granted(Request.CHANGE_GROUP):
+        if self._recovery is None:
+            return
+        self._recovery.graphs.step_ends()
+        if not requests.is_granted(Request.CHANGE_GROUP):
             return
         batches = self.params["steps"]
         # The state of data that has been read to its end does not tell how it is shuffled next.

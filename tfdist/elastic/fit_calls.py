@@ -7,6 +7,7 @@ import json
 from typing import Any, NoReturn
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
 from tfdist.trainer.saving.files import in_stages
@@ -53,6 +54,7 @@ class FitCalls:
         self._description = (
             f"fit {arguments or ''}".strip()
             + f" of a model {_weights_of(model)} and the optimizer {type(model.optimizer).__name__}"
+            + f" on {_devices_of(model)}"
         )
 
     def end(self, history: Any) -> None:
@@ -105,6 +107,12 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
     history.history = ended.history["history"]
     model.history = history
     return history
+
+
+def _devices_of(model: keras.Model) -> str:
+    """The devices that a process trains on, of which every one has as many."""
+    names = model.distribute_strategy.extended.worker_devices
+    return f"{len(names)} {tf.DeviceSpec.from_string(names[0]).device_type}"
 
 
 def _weights_of(model: keras.Model) -> str:

@@ -22,7 +22,7 @@ from tfdist.elastic.next_group import NextGroup, save_of
 from tfdist.elastic.peer_state import share_state
 from tfdist.elastic.shard_state import ShardState
 from tfdist.elastic.stages import OthersLeave, Stages, StagesMissing
-from tfdist.elastic.stale_graphs import trace_anew_if_needed
+from tfdist.elastic.stale_graphs import StaleGraphs
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.elastic.workers import broadcast_bytes, workers_of
 from tfdist.errors import GroupLostError, TfdistError
@@ -70,7 +70,7 @@ class Recovery:
         self._keeps_rows = keeps_rows
         self._live = self._begin_data()
         self._totals = keep_totals(model)
-        self.shards = shards
+        self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
         accumulate_sums(model, joins=membership is None)
         self._next = NextGroup(
             self._stages,
@@ -112,6 +112,7 @@ class Recovery:
             self._group.exchange("state restored", "")
             self._extended.progress.torn = False
         self.shards.batch_begins()
+        self.graphs.step_begins()
 
     def can_help(self, error: BaseException) -> bool:
         """Whether an error is that of a group that has lost a worker."""
@@ -205,7 +206,7 @@ class Recovery:
         self._stand_at(agreement.steps)
         if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]
-        trace_anew_if_needed(self._model, divided=self._stages.divided)
+        self.graphs.group_changes()
         forget_validation_data(self._model)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
@@ -226,7 +227,7 @@ class Recovery:
         self._lost = error
         self._stand_at(steps)
         self._extended.progress.torn = True
-        trace_anew_if_needed(self._model, divided=self._stages.divided)
+        self.graphs.group_changes()
         tell_of_change(self._callbacks.callbacks, self._known, self._group.topology)
 
     def _go_back(self) -> None:

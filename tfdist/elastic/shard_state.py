@@ -10,7 +10,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.cluster.net.wait_messages import say
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.elastic.held_shards import HeldShards, ShardSource
 from tfdist.errors import GroupLostError, UnsupportedError
@@ -116,12 +115,7 @@ class ShardState:
             return
         rebuild(self._model.optimizer)
         self._divide()
-        self._model.make_train_function(force=True)
-        if place.rank == 0:
-            say(
-                "tfdist: the optimizer is sharded, and shards of another size need steps that are "
-                "traced anew."
-            )
+        self._extended.traces_know_group = True
 
     def take(self, source: ShardSource, steps: int) -> None:
         """Takes over what this worker is to hold; called by all workers.

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python.distribute import device_util
+from tensorflow.python.distribute.input_lib import InputWorkers
 
+from tfdist.internals.plain_input import plain_input
 from tfdist.internals.tensorflow import MirroredExtended, distribute_lib
 
 
@@ -58,6 +61,9 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
 
     def input_workers(self, options: Any) -> Any:
         """The devices that receive distributed data, given a `tf.distribute.InputOptions`."""
+        if options is plain_input():
+            host = device_util.canonicalize("/device:CPU:0", self._devices[0])
+            return InputWorkers([(host, tuple(self._devices))])
         return self._input_workers_with_options(options)
 
 

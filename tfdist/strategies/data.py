@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.plain_input import plain_input
 from tfdist.internals.tensorflow import (
     distribute_lib,
     get_distributed_dataset,
@@ -108,15 +109,11 @@ def distribute_datasets_from_function(
 
 
 def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
+    # The default iterator, made to feed several devices, reads ahead, which would be lost with the
+    # group, and makes the process return memory to the kernel after every step.
     devices = extended.worker_devices
-    if len(devices) > 1 or ("CPU" not in devices[0] and current_replay() is None):
-        return None
-    # A plain iterator. The default one, made to feed several devices, reads ahead, and makes the
-    # process return memory to the kernel after every step.
-    return tf.distribute.InputOptions(
-        experimental_fetch_to_device=False,
-        experimental_replication_mode=tf.distribute.InputReplicationMode.PER_REPLICA,
-    )
+    plain = current_replay() is not None or (len(devices) == 1 and "CPU" in devices[0])
+    return plain_input() if plain else None
 
 
 @contextlib.contextmanager

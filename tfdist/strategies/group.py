@@ -189,7 +189,7 @@ class Group:
                 "imports."
             ) from error
         self._serves_tensorflow = True
-        self.fix("it uses TensorFlow's collectives")
+        self.fix("its strategy uses TensorFlow's collectives, not communication='native'")
         self.session.on_peer_lost(self._lose)
         self.session.on_peer_left(self._expect_no_more_steps)
 

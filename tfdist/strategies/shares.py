@@ -43,13 +43,14 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
             f"together anew. Received: {dataset.element_spec}. Pass dense tensors, or "
             'Elastic(batch="global").'
         )
-    if native.has_ops() and (tensors or replay is not None):
-        split = functools.partial(_natively, batches, workers, count, replay)
-        if tensors:
-            spec = tf.nest.map_structure(lambda one: _of_share(one, fixed), dataset.element_spec)
-            return _not_ahead(split(spec, splits=True))
-        batches = split(dataset.element_spec, splits=False)
-    return _not_ahead(_in_functions(batches, workers, count, fixed))
+    if not native.has_ops():
+        return _not_ahead(_in_functions(_for_each_replica(batches, count), workers, count, fixed))
+    split = functools.partial(_natively, batches, workers, count, replay)
+    if tensors:
+        spec = tf.nest.map_structure(lambda one: _of_share(one, fixed), dataset.element_spec)
+        return _not_ahead(split(spec, splits=True))
+    whole = split((dataset.element_spec, tf.TensorSpec([], tf.int64)), splits=False)
+    return _not_ahead(_in_functions(whole, workers, count, fixed))
 
 
 def _is_tensor(spec: Any) -> bool:
@@ -72,7 +73,7 @@ def _natively(
     *,
     splits: bool,
 ) -> Any:
-    """Has our operation give whole batches, or each replica's rows of every component."""
+    """Has our operation give each replica's rows, or the whole batch and the replica's number."""
     name = workers.lasting_name
     if replay is not None:
         replay.is_used = True
@@ -83,31 +84,34 @@ def _natively(
         communicator=name,
         worker=0 if name else workers.rank,
         workers=1 if name else workers.size,
-        replicas=count if splits else 1,
+        replicas=count,
         splits=splits,
         replay=0 if replay is None else replay.number,
     )
 
 
+def _for_each_replica(batches: Any, count: int) -> Any:
+    """Each batch once for each of this worker's replicas, with the replica's number."""
+
+    def repeat(*batch: Any) -> Any:
+        element = batch if isinstance(batches.element_spec, tuple) else batch[0]
+        return tf.data.Dataset.range(count).map(_as_written(lambda own: (element, own)))
+
+    return batches.flat_map(_as_written(repeat))
+
+
 def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | None) -> Any:
-    """Splits components of every type.
+    """Splits components of every type, of batches with the number of a replica.
 
     TensorFlow runs the functions ahead of time, unless they read a place that may change.
     """
 
-    def cut(own: Any, *batch: Any) -> Any:
-        element = batch if isinstance(batches.element_spec, tuple) else batch[0]
+    def cut(batch: Any, own: tf.Tensor) -> Any:
         worker, size = workers.place()
-        return take_share(element, worker * count + own, size * count, fixed)
+        replica = tf.cast(worker, own.dtype) * count + own
+        return take_share(batch, replica, size * count, fixed)
 
-    if count == 1:
-        return batches.map(_as_written(lambda *batch: cut(0, *batch)))
-
-    def cut_all(*batch: Any) -> Any:
-        local = tf.data.Dataset.range(count, output_type=tf.int32)
-        return local.map(_as_written(lambda own: cut(own, *batch)))
-
-    return batches.flat_map(_as_written(cut_all))
+    return batches.map(_as_written(cut))
 
 
 def _not_ahead(dataset: Any) -> Any:

@@ -165,7 +165,7 @@ def coming(
         step: after how many steps those that train wait until they have come.
         faults: as of `trained`.
         sign: a file that tells the others to come.
-        settings: as of `trained`.
+        settings: as of `trained`; "dying" has the faults of those that come, by their numbers.
     """
     settings = settings or {}
     everyone = cluster.from_environment()
@@ -180,8 +180,10 @@ def coming(
     with mock.patch.object(pipeline_strategy, "read_cluster", return_value=(topology, None)):
         strategy = make(settings)
     wait = functools.partial(AwaitNewcomers, step, sign, len(places))
-
-    return trained(strategy, {**settings, "more": lambda: [wait()]}, {} if came else faults)
+    if came:  # It is rank 0 as long as it is alone.
+        dying = settings.get("dying", {}).get(everyone.rank)
+        faults = {} if dying is None else {0: dying}
+    return trained(strategy, {**settings, "more": lambda: [wait()]}, faults)
 
 
 class AwaitNewcomers(surviving.AwaitNewcomer):

@@ -213,6 +213,10 @@ class _Batches(keras.utils.PyDataset):
         return self._batches[index]
 
 
+def _sparse(x: tf.Tensor, y: tf.Tensor) -> Any:
+    return tf.sparse.from_dense(x), y
+
+
 def _parallel(x: Any, y: Any) -> tf.data.Dataset:
     return _slices(x, y).map(lambda x, y: (2 * x, y), tf.data.AUTOTUNE).batch(8)
 
@@ -222,6 +226,7 @@ DATA = {
     "prefetched": lambda x, y: {"x": _parallel(x, y).prefetch(tf.data.AUTOTUNE)},
     "cached": lambda x, y: {"x": _slices(x, y).cache().batch(8)},
     "weighted": lambda x, y: {"x": _slices(x, y, np.linspace(0, 2, len(x))).batch(8)},
+    "sparse": lambda x, y: {"x": _slices(x, y).batch(8).map(_sparse)},
     "arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8, "shuffle": False},
     "shuffled arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8},
     "generator dataset": _from_generator,

@@ -20,6 +20,7 @@ class Replay {
  public:
   // Has the next batch be the last one again.
   void Request() { wanted_ = true; }
+  bool is_requested() const { return wanted_; }
   // Before each batch: whether it has been asked for, which it is then no longer.
   bool Take() { return wanted_.exchange(false); }
   void Count() { ++given_; }

@@ -25,6 +25,8 @@ class BatchSource {
                     tensorflow::data::IteratorBase* input, int64_t workers, bool* ended);
   // The one that `Next` has found.
   const Batch& batch() const { return batch_; }
+  // Whether the next one is to be the last one once more.
+  bool is_asked_again() const { return replay_ && replay_->is_requested(); }
   // Frees the memory of a batch that is not needed any more, unless it may be asked for again.
   void Release();
 

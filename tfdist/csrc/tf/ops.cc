@@ -216,8 +216,9 @@ REGISTER_OP("TfdistGroupShape")
 
 // Each replica's rows of every batch; the first replicas take one row more if need be. With `replicas`
 // of them in this process, a batch has as many elements. The place of this process, `worker` of
-// `workers`, is that in `communicator` if there is one, whenever a batch is read. Whole batches without
-// `splits`. `replay` is the number of what makes a batch be given again; 0 for none.
+// `workers`, is that in `communicator` if there is one, whenever a batch is read. Without `splits`,
+// an element is the whole batch, and the number of the replica of this process that it is for. `replay`
+// is the number of what makes a batch be given again; 0 for none.
 REGISTER_OP("TfdistSharesDataset")
     .Input("input_dataset: variant")
     .Output("handle: variant")

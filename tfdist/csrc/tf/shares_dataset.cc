@@ -129,6 +129,8 @@ class SharesDataset : public DatasetBase {
                                  bool* ended) override {
       const tensorflow::mutex_lock lock(mutex_);
       *ended = false;
+      // A step that failed may have read the shares of the first replicas only.
+      if (source_.is_asked_again()) next_ = 0;
       if (next_ == 0) {
         TF_RETURN_IF_ERROR(FindPlace());
         TF_RETURN_IF_ERROR(source_.Next(context, input_.get(), place_.workers, ended));
@@ -180,6 +182,7 @@ class SharesDataset : public DatasetBase {
       const Settings& settings = dataset()->settings_;
       if (!settings.splits) {
         *element = source_.batch();
+        element->emplace_back(next_);
         return absl::OkStatus();
       }
       const std::vector<Tensor>& batch = source_.batch();
