@@ -14,7 +14,7 @@ import sys
 import traceback
 
 import tfdist
-from tests.elastic.behaviours.surviving import AwaitNewcomer, trained
+from tests.elastic.behaviours.surviving import AwaitNewcomers, trained
 
 folder, faults, wait = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
@@ -24,7 +24,7 @@ strategy = tfdist.MultiWorkerMirroredStrategy()
 try:
     settings = {
         "patience": 20.0,
-        "more": lambda: [AwaitNewcomer(wait, str(folder / "sign"))] if wait else [],
+        "more": lambda: [AwaitNewcomers(wait, str(folder / "sign"))] if wait else [],
     }
     mine = {tfdist.rank(): faults[str(index)]} if str(index) in faults and not life else {}
     answer = True, trained(strategy, settings, mine)

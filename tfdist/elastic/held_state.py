@@ -57,6 +57,11 @@ class Held:
             return self.variable.read_value()
 
     @property
+    def is_common(self) -> bool:
+        """Whether it is equal on all workers that hold the same part of the model."""
+        return not self.is_own and self.start is None
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """The shape of its values."""
         return tuple(self.variable.shape)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from tfdist.elastic.callback_states import load_states, states_of
+from tfdist.elastic.held_state import held_by
 from tfdist.elastic.part_file import Array, PartFile, Piece, part_bytes
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.data_position import TrainingData
+from tfdist.trainer.fit.delivered_once import DeliveredOnce
 from tfdist.trainer.fit.position import Position
 
 _POSITION = "position of the data"
@@ -41,17 +43,17 @@ class Entry:
         return int(self.document["epoch"])
 
 
-def entry_of(callbacks: Sequence[Any], data: TrainingData, batches: int) -> Entry:
+def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entry:
     """Describes where this worker's call of `fit` is.
 
     Args:
-        callbacks: all of them, in their order.
+        callbacks: its callbacks.
         data: its data.
         batches: how many batches of the epoch that was read last have been trained.
     """
     live = data.live
     assert live is not None
-    states, arrays = states_of(callbacks)
+    states, arrays = states_of(callbacks.callbacks)
     position = data.read_trained(batches)
     arrays |= {
         name: np.frombuffer(value, np.uint8)
@@ -66,6 +68,7 @@ def entry_of(callbacks: Sequence[Any], data: TrainingData, batches: int) -> Entr
         "has_untrained": live.has_untrained(batches),
         "logs": live.logs,
         "callbacks": states,
+        "epochs_begun": callbacks.epochs_begun,
         "position": position.to_json(),
         "random": random_states(),
     }
@@ -75,7 +78,7 @@ def entry_of(callbacks: Sequence[Any], data: TrainingData, batches: int) -> Entr
 def enter_at(
     entry: Entry,
     epoch: int,
-    callbacks: Sequence[Any],
+    callbacks: DeliveredOnce,
     data: TrainingData,
     restore_metrics: Callable[[], object],
 ) -> None:
@@ -84,7 +87,7 @@ def enter_at(
     Args:
         entry: where another worker is.
         epoch: the epoch that all enter.
-        callbacks: all of this worker's, in their order.
+        callbacks: this worker's.
         data: its data.
         restore_metrics: sets the metrics of the running epoch.
     """
@@ -97,7 +100,19 @@ def enter_at(
     position = Position.from_json(document["position"], state, fresh)
     data.follow(position)
     live.logs = document["logs"]
-    load_states(callbacks, document["callbacks"], entry.arrays.__getitem__)
+    variables = [held for held in held_by(callbacks.model) if held.is_common]
+    taken_over = [(held, held.read()) for held in variables]
+
+    def load_callbacks() -> None:
+        load_states(callbacks.callbacks, document["callbacks"], entry.arrays.__getitem__)
+
+    def restore() -> None:
+        for held, value in taken_over:
+            held.assign(value)
+        load_callbacks()
+
+    load_callbacks()
+    callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
     if document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # It has made an iterator for the next epoch already.

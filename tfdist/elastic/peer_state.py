@@ -29,7 +29,7 @@ def share_state(
         takes: whether this worker takes the values.
     """
     for held in held_by(model):
-        if not held.is_own and held.start is None:
+        if held.is_common:
             _share(held.read(), held.assign, broadcast, source, takes)
     for total in totals.variables():
         _share(total.read_value(), total.assign, broadcast, source, takes)

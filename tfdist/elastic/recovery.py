@@ -266,15 +266,14 @@ class Recovery:
 
     def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:
         """Has the workers that are new learn where `fit` is, and what callbacks remember."""
-        callbacks, contents = self._callbacks.callbacks, b""
+        contents = b""
         if self._group.session.rank == agreement.source:
             batches = self._batches(agreement)
-            contents = encode(entry_of(callbacks, self._data, batches))
+            contents = encode(entry_of(self._callbacks, self._data, batches))
         contents = broadcast_bytes(contents, agreement.source, workers_of(self._extended))
         if is_new:
             entry = decode(contents)
-            enter_at(entry, agreement.epoch, callbacks, self._data, self._totals.restore)
-            self._callbacks.enter_at(agreement.epoch)
+            enter_at(entry, agreement.epoch, self._callbacks, self._data, self._totals.restore)
             self._steps_before = {entry.epoch: agreement.steps - entry.batches}
 
     def _go_on(self, agreement: Agreement) -> None:

@@ -20,7 +20,6 @@ from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.common import scope
 from tfdist import cluster
 from tfdist.collective import step_ops
-from tfdist.elastic.membership import membership_of
 from tfdist.pipeline.placement import strategy as pipeline_strategy
 
 MICROBATCHES, TOKENS = 2, 10
@@ -179,27 +178,11 @@ def coming(
     topology = cluster.Topology(tuple(workers), place, "worker", everyone.rank)
     with mock.patch.object(pipeline_strategy, "read_cluster", return_value=(topology, None)):
         strategy = make(settings)
-    wait = functools.partial(AwaitNewcomers, step, sign, len(places))
+    wait = functools.partial(surviving.AwaitNewcomers, step, sign, len(places))
     if came:  # It is rank 0 as long as it is alone.
         dying = settings.get("dying", {}).get(everyone.rank)
         faults = {} if dying is None else {0: dying}
     return trained(strategy, {**settings, "more": lambda: [wait()]}, faults)
-
-
-class AwaitNewcomers(surviving.AwaitNewcomer):
-    """Before a step, the first worker waits until so many processes wait to be admitted."""
-
-    def __init__(self, step: int, sign: str, count: int) -> None:
-        super().__init__(step, sign)
-        self._count = count
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._steps += 1
-        if self._steps == self._step:
-            self._sign.touch()
-            if tfdist.is_chief():
-                membership = membership_of(self.model.distribute_strategy.extended.group)
-                surviving._await(lambda: len(membership.waiting) >= self._count)
 
 
 def refused(_: Any) -> dict[str, str]:

@@ -99,17 +99,18 @@ class Journal(keras.callbacks.Callback):
         self.changed_after.append(sum(event[0] == "batch ended" for event in self.events))
 
 
-class AwaitNewcomer(keras.callbacks.Callback):
-    """Before a step, the first worker waits until a process waits to be admitted.
+class AwaitNewcomers(keras.callbacks.Callback):
+    """Before a step, the first worker waits until processes wait to be admitted.
 
     Args:
         step: how many steps have ended then.
-        sign: a file that tells such a process to come.
+        sign: a file that tells such processes to come.
+        count: how many there are.
     """
 
-    def __init__(self, step: int, sign: str) -> None:
+    def __init__(self, step: int, sign: str, count: int = 1) -> None:
         super().__init__()
-        self._step, self._sign = step, pathlib.Path(sign)
+        self._step, self._sign, self._count = step, pathlib.Path(sign), count
         self._steps = 0
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -118,7 +119,7 @@ class AwaitNewcomer(keras.callbacks.Callback):
             self._sign.touch()
             if tfdist.is_chief():
                 membership = membership_of(self.model.distribute_strategy.extended.group)
-                _await(lambda: bool(membership.waiting))
+                _await(lambda: len(membership.waiting) >= self._count)
 
 
 class Dying(keras.layers.Layer):
@@ -364,7 +365,8 @@ def come(
         _await(pathlib.Path(sign).exists)
         os.environ["TFDIST_ELASTIC"] = "1"
         strategy = make_strategy()
-    more = {"more": lambda: [AwaitNewcomer(step, sign)]}
+    count = len(everyone.workers) - len(first)
+    more = {"more": lambda: [AwaitNewcomers(step, sign, count)]}
     return train(strategy, {**(settings or {}), **more}, faults)
 
 

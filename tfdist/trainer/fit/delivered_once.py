@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -49,6 +49,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._batch = (-1, -1)  # the last one that has begun, and its epoch
         self._batch_ended = (-1, -1)
         self._interrupted: Interrupted | None = None
+        self._begun_before = _NONE_BEGUN  # by another process, and how to restore what it had
 
     @property
     def epochs_ended(self) -> int:
@@ -82,9 +83,22 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             if number >= communicated or not _communicates(callback, _BATCH_END):
                 callback.on_train_batch_end(batch, logs=logs)
 
-    def enter_at(self, epoch: int) -> None:
-        """Begins with an epoch that other processes have begun before."""
+    @property
+    def epochs_begun(self) -> int:
+        """The number of epochs of which any callback has seen the beginning."""
+        return self._begun + 1
+
+    def enter_at(self, epoch: int, epochs_begun: int, restore: Callable[[], object]) -> None:
+        """Begins with an epoch, as a process that takes the state over from another one.
+
+        Args:
+            epoch: the epoch.
+            epochs_begun: how many the other process had begun: what callbacks change at the
+                beginning of these is in the state.
+            restore: sets that state again.
+        """
         self._begun = self._ended = epoch - 1
+        self._begun_before = epochs_begun, restore
 
     def on_train_begin(self, logs: Any = None) -> None:
         if self._train_begun:
@@ -103,6 +117,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._ended = max(self._ended, epoch - 1)  # maybe in another process
         self._deliver("on_epoch_begin", epoch, logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
+        epochs, restore = self._begun_before
+        if epoch < epochs:
+            restore()
+        else:
+            self._begun_before = _NONE_BEGUN
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self._deliver("on_epoch_end", epoch, logs, again=epoch <= self._ended)
@@ -156,6 +175,9 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             except BaseException:
                 self._interrupted = Interrupted(event, argument, max(number, first))
                 raise
+
+
+_NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
 
 
 class Interrupted(NamedTuple):
