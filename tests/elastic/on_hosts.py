@@ -22,10 +22,7 @@ life = len(list(folder.glob(f"{index}-*.life")))
 (folder / f"{index}-{life}.life").write_text(str(os.getpid()))
 strategy = tfdist.MultiWorkerMirroredStrategy()
 try:
-    settings = {
-        "patience": 20.0,
-        "more": lambda: [AwaitNewcomers(wait, str(folder / "sign"))] if wait else [],
-    }
+    settings = {"more": lambda: [AwaitNewcomers(wait, str(folder / "sign"))] if wait else []}
     mine = {tfdist.rank(): faults[str(index)]} if str(index) in faults and not life else {}
     answer = True, trained(strategy, settings, mine)
 except Exception:

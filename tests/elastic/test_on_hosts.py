@@ -44,7 +44,7 @@ def job(hosts, tmp_path):
     """Starts a job with as many workers on each of two hosts."""
     launchers = []
 
-    def begin(workers, faults, wait=0, options=()):
+    def begin(workers, faults, wait=0, options=(), **settings):
         for number, host in enumerate(hosts):
             command = [
                 *("ip", "netns", "exec", host, sys.executable, "-m", "tfdist", "run", "--elastic"),
@@ -58,6 +58,7 @@ def job(hosts, tmp_path):
                 "TFDIST_HOST": host,
                 "TFDIST_LINK_TIMEOUT": "10",
                 "TFDIST_HEARTBEAT_TIMEOUT": "10",
+                **settings,
             }
             with open(tmp_path / f"launcher-{number}", "wb") as out:
                 launchers.append(
@@ -120,7 +121,7 @@ def test_replacements_come_to_those_that_went_on(job, tmp_path, no_records, vict
 @pytest.mark.parametrize("how", ["launcher", "host", "network"])
 def test_a_host_that_is_lost_gives_no_evidence(job, hosts, tmp_path, how):
     """Nobody can tell it from one that is cut off and goes on."""
-    launchers = job(1, {0: ("before", 9, "stop")})
+    launchers = job(1, {0: ("before", 9, "stop")}, TFDIST_START_TIMEOUT="90")
     until(lambda: is_stopped(pids(tmp_path).get("0-0")))
     if how != "launcher":
         ip("-n", hosts[0], "link", "set", "eth0", "down")
