@@ -92,7 +92,16 @@ def test_one_side_goes_on(hosts, tmp_path, sides):
 
 
 @exhaustive
-def test_one_of_two_pipelines_goes_on(hosts, tmp_path):
-    """Ranks 0 and 1 hold the first stage."""
-    answers = cut_off(hosts, tmp_path, [0, 1, 0, 1], "pipelines")
-    check_pipelines(answers, list(answers))
+def test_a_whole_pipeline_goes_on(hosts, tmp_path):
+    """Ranks 0 and 1 hold the first stage, 2 and 3 the second."""
+    answers = cut_off(hosts, tmp_path, [0, 0, 0, 1], "pipelines")
+    check_pipelines(answers, [0, 2])
+    done, said = answers[1]
+    assert not done and "leaves: the workers that are left are too few" in said
+
+
+@exhaustive
+def test_no_stage_goes_on_alone(hosts, tmp_path):
+    answers = cut_off(hosts, tmp_path, [0, 0, 1, 1], "pipelines")
+    for done, said in answers.values():
+        assert not done and "stage 1 of the model was held by lost workers only" in said
