@@ -44,14 +44,9 @@ def test_ways_to_train(start, settings):
     lose(start, 3, {1: ("backward", 10, "kill")}, settings, devices=2)
 
 
-# TensorFlow runs functions of Python one after the other, replica by replica: the last ones of a
-# replica cannot wait here for what the first ones of another one have to send.
-IN_TURNS = ["a train_step", "rows from all workers"]
-
-
 @pytest.mark.parametrize("feature", FEATURES)
 def test_features(start, feature):
-    faults = {1: ("before", 9, "kill") if feature in IN_TURNS else ("backward", 18, "kill")}
+    faults = {1: ("backward", 18, "kill")}
     ranks = start(3, devices=2)
     answers = ranks.answers(f"{FEATURE}:trained", {"feature": feature}, faults, silent={1})
     check_feature(answers, [0, 2], feature)

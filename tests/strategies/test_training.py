@@ -37,6 +37,7 @@ ON_GROUPS = [
     "execution:custom_loop",
     "execution:collectives_by_hand",
     "execution:assigned_variables",
+    "execution:functions_of_python_on_both_sides_of_the_update",
 ]
 # By default; some of the others run on other groups below, or with sharded optimizers.
 USUAL = [

@@ -17,6 +17,7 @@ from tfdist.compression.policy import Policy, may_be_compressed
 from tfdist.compression.registry import name_of
 from tfdist.compression.state import State
 from tfdist.compression.transport import Exchange
+from tfdist.internals.extended import await_other_replicas
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
 
 Route = tuple[object, ...]
@@ -267,6 +268,8 @@ class Compressor:
         self, codec: Codec, iterations: Any, gradients: list[Gradient], exact: Sum
     ) -> list[tf.Tensor]:
         assert self._policy is not None
+        if len(self._devices) > 1:
+            await_other_replicas()
         step = tf.cast(iterations, tf.int64)
         exact_steps = max(self._policy.warmup_steps, codec.warmup_steps)
         exchange, _ = self._this_replica()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -65,6 +66,17 @@ class LocalExtended(MirroredExtended):  # type: ignore[misc]
             host = device_util.canonicalize("/device:CPU:0", self._devices[0])
             return InputWorkers([(host, tuple(self._devices))])
         return self._input_workers_with_options(options)
+
+
+def await_other_replicas() -> None:
+    """Has this process's other replicas be traced up to the same call.
+
+    Operations with side effects, such as functions of Python, run in the order in which they are
+    traced. What a replica does behind a collective, which needs the others, must not come before
+    what they do first. In the branches of a conditional this has no effect.
+    """
+    if getattr(threading.current_thread(), "graph", None) is tf.compat.v1.get_default_graph():
+        tf.distribute.get_replica_context().merge_call(lambda _: None)
 
 
 def on_replica_id(callback: Callable[[Any], None]) -> None:

@@ -18,6 +18,7 @@ from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
+from tfdist.internals.extended import await_other_replicas
 from tfdist.internals.keras import in_callers_state
 from tfdist.internals.tensorflow import (
     DistributedValues,
@@ -170,6 +171,8 @@ class ReplicatedExtended(PlacedExtended):
             return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(
                 self, reduce_op, value, options
             )
+        if len(self._devices) > 1:
+            await_other_replicas()
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, called)
 

@@ -279,3 +279,34 @@ def eagerly_with_loss_scaling(strategy):
         run_eagerly=True,
     )
     return outcome(model, fit(model, x, y, batch_size=12))
+
+
+class InPython(keras.layers.Layer):
+    """Passes its input through a function of Python."""
+
+    def call(self, inputs):
+        @tf.custom_gradient
+        def passed(x):
+            x = tf.ensure_shape(tf.numpy_function(np.copy, [x], x.dtype), x.shape)
+            return x, lambda gradient: gradient
+
+        return passed(inputs)
+
+
+class CalledTwice(keras.Model):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = self.compute_loss(x, y, self(x, training=True))
+        gradients = tape.gradient(loss, self.trainable_variables)
+        self.optimizer.apply(gradients, self.trainable_variables)
+        return self.compute_metrics(x, y, self(x, training=True))
+
+
+def functions_of_python_on_both_sides_of_the_update(strategy):
+    with scope(strategy):
+        inputs = keras.Input((8,))
+        x = InPython()(keras.layers.Dense(16, activation="tanh")(inputs))
+        model = CalledTwice(inputs, keras.layers.Dense(3)(x))
+        model.compile(keras.optimizers.Adam(0.01), cross_entropy(), metrics=["accuracy"])
+    return outcome(model, fit(model, *rows(40), batch_size=10))
