@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import time
@@ -80,10 +81,12 @@ def halfway(
     elif tfdist.rank() in late:
         patches.append(mock.patch.object(step_ops, "commits", commit_late))
     faults = {tfdist.size() - 1: ("after", step, "kill")}
+    said = io.StringIO()
     with contextlib.ExitStack() as stack:
-        for patch in patches:
+        for patch in (*patches, contextlib.redirect_stderr(said)):
             stack.enter_context(patch)
-        return {**surviving.trained(strategy, settings, faults), "redone": redone}
+        results = surviving.trained(strategy, settings, faults)
+    return {**results, "redone": redone, "said": said.getvalue()}
 
 
 def taking(
