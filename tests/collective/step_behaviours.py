@@ -28,8 +28,9 @@ def redone(_):
         with tf.control_dependencies(step_ops.prepares(resources)):
             fails = tf.debugging.Assert(x < 100.0, [x])
         with tf.control_dependencies([fails]):
-            two.assign_add([x])
-        step_ops.commits()
+            last = two.assign_add([x])
+        with tf.control_dependencies([last]):
+            step_ops.commits()
 
     def values():
         return [variable.numpy().tolist() for variable in (one, two)]

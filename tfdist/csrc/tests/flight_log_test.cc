@@ -336,6 +336,8 @@ void Atomic() {
     close(ready[1]);
     std::atomic<bool> over{false};
     std::thread killer([&] {
+      // At least the first one has written a log.
+      while (round == 0 && !Exists(path)) Nap();
       std::this_thread::sleep_for(std::chrono::microseconds(random() % 40000));
       kill(child, SIGKILL);
       waitpid(child, nullptr, 0);
