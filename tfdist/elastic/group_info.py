@@ -51,7 +51,9 @@ def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) ->
             tell(old, new)
 
 
-def report_change(before: Topology, now: Topology, steps: int, seconds: float, rows: int) -> None:
+def report_change(
+    before: Topology, now: Topology, steps: int, seconds: float, rows: int, *, own: bool
+) -> None:
     """Has rank 0 say that training goes on.
 
     Args:
@@ -60,6 +62,7 @@ def report_change(before: Topology, now: Topology, steps: int, seconds: float, r
         steps: how many stand.
         seconds: how long the change took.
         rows: of a global batch, if they have changed; otherwise 0.
+        own: whether each worker reads batches of its own.
     """
     if now.rank == 0:
         batch = f" The global batch has {rows} rows now." if rows else ""
@@ -67,3 +70,9 @@ def report_change(before: Topology, now: Topology, steps: int, seconds: float, r
             f"tfdist: training goes on with {now.size} workers, formerly {before.size}, after "
             f"{steps} steps; the change took {seconds:.1f} s.{batch}"
         )
+        if own:
+            say(
+                "tfdist: the workers read files of their own, or separate batches. What lost ones "
+                "had yet to read in this epoch is left out, and the batches of the step in which "
+                "they were lost; the next epoch is shared out among all workers again."
+            )

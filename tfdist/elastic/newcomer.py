@@ -14,6 +14,7 @@ from tfdist.elastic.part_file import Array, PartFile, Piece, part_bytes
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.delivered_once import DeliveredOnce
+from tfdist.trainer.fit.own_batches import OwnBatches
 from tfdist.trainer.fit.position import Position
 
 _POSITION = "position of the data"
@@ -69,6 +70,7 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         "logs": live.logs,
         "callbacks": states,
         "epochs_begun": callbacks.epochs_begun,
+        "own": None if data.own is None else dataclasses.asdict(data.own),
         "position": position.to_json(),
         "random": random_states(),
     }
@@ -114,7 +116,13 @@ def enter_at(
     load_callbacks()
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
-    if document["has_ended"] or epoch < entry.epoch:
+    if document["own"] is not None:
+        # The generation stays its own: for this group nothing has been distributed here.
+        generation = -1 if data.own is None else data.own.generation
+        data.own = OwnBatches(**{**document["own"], "generation": generation})
+    if document["own"] is not None and (epoch > entry.epoch or not batches):
+        pass  # All begin an epoch, and share the data out.
+    elif document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         data.resume_between_epochs(position, epoch + 1)
@@ -123,7 +131,7 @@ def enter_at(
 
         def ready() -> None:
             restore_metrics()
-            if document["has_untrained"] and position.state is not None:
+            if document["has_untrained"] and position.state is not None and data.own is None:
                 live.replay.request()
 
         data.joins = True

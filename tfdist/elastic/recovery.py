@@ -296,4 +296,4 @@ class Recovery:
         before, self._known = self._known, self._group.topology
         record.recoveries += lost
         steps, rows = self._extended.progress.standing, self._live.batch_size.rows
-        report_change(before, self._known, steps, seconds, rows)
+        report_change(before, self._known, steps, seconds, rows, own=self._data.own is not None)

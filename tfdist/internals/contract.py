@@ -175,6 +175,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         TFEpochIterator,
         {
             "__init__": "self, distribute_strategy, *args, **kwargs",
+            "__iter__": "self",
             "__next__": "self",
             "_get_iterator": "self",
             "catch_stop_iteration": "self",

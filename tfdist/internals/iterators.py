@@ -108,6 +108,17 @@ def set_batches_seen(epochs: Any, batches: int) -> None:
     epochs._steps_seen = batches
 
 
+def replace_dataset(epochs: Any, distributed: Any) -> None:
+    """Has the next epoch of Keras's epoch iterator read another distributed dataset."""
+    epochs._distributed_dataset = distributed
+    epochs._current_iterator = None
+
+
+def ends_together(epochs: Any) -> bool:
+    """Whether the workers' data end at the same step, so that they need not agree on it."""
+    return not epochs._distributed_dataset._enable_get_next_as_optional
+
+
 def set_number_of_batches(epochs: Any, batches: int | None) -> None:
     """Sets how many batches Keras's epoch iterator takes from its iterator; None if unknown."""
     epochs._num_batches = batches

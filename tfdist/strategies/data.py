@@ -17,6 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.extended import set_batches
 from tfdist.internals.plain_input import plain_input
 from tfdist.internals.tensorflow import (
     distribute_lib,
@@ -27,7 +28,7 @@ from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
 from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
-from tfdist.strategies.shares import split_batches
+from tfdist.strategies.shares import split_batches, take_share
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -89,6 +90,30 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         per_worker_hint=per_worker_hint,
     )
     return distributed
+
+
+def distribute_nothing(extended: Any, dataset: Any, *, ends_together: bool) -> Any:
+    """Distributes batches without rows, for a worker that has none of the others' data.
+
+    Args:
+        extended: the strategy's engine.
+        dataset: the data of which it has none.
+        ends_together: whether the others do not agree on the end of their data.
+    """
+    first = dataset.take(1)
+    none = first.map(lambda *batch: take_share(batch, _LAST, _LAST + 1, None))
+    options = _default_options(extended)
+    distributed = get_distributed_dataset(
+        none.repeat() if ends_together else none.take(0),
+        extended.input_workers(options),
+        extended.strategy,
+        options=options,
+    )
+    set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=ends_together)
+    return distributed
+
+
+_LAST = 1 << 30  # of more replicas than a batch has rows
 
 
 def distribute_datasets_from_function(

@@ -89,7 +89,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
         "seen": seen,
         "weights": model.get_weights(),
         "changes": journal.changes,
-        "batches": len(batches),
+        "steps": batches,
         "said": said.getvalue(),
     }
 

@@ -23,6 +23,7 @@ from tfdist.strategies.replay import RowsRead
 from tfdist.trainer.fit.batch_size import BatchSize
 from tfdist.trainer.fit.first_iterator import FirstIterator
 from tfdist.trainer.fit.live_data import LiveData
+from tfdist.trainer.fit.own_batches import OwnBatches
 from tfdist.trainer.fit.position import KeptRows, Position, go_to
 
 _LARGEST_BYTES = 256 << 20
@@ -33,16 +34,15 @@ class TrainingData:
 
     Attributes:
         live: goes on with the same iterators when `fit` is entered again; None if it never is.
-        divides_batches: whether all workers read the same batches, and divide each.
+        own: what workers read that read separate batches; None if they divide the same ones.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         resumed: whether an epoch has gone on from where another process left it.
-        skipped: the number of batches that had to be read to get to a position, and the seconds
-            that it took; None if the data was positioned.
+        skipped: how many batches were read to get to a position, and for how many seconds, if so.
     """
 
     def __init__(self) -> None:
         self.live: LiveData | None = None
-        self.divides_batches = False
+        self.own: OwnBatches | None = OwnBatches()
         self._first = FirstIterator()
         self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
         self._begin()
@@ -124,8 +124,7 @@ class TrainingData:
 
     def begin_anew(self) -> None:
         """Has `fit` be entered as in a process that has just started."""
-        if self._last_adapter is not None:
-            stop_reading(self._last_adapter)
+        stop_reading(self._last_adapter)
         self._first.comes_again()
         self._begin()
 
@@ -166,7 +165,7 @@ class TrainingData:
             at_epoch=self._at_epoch,
             state=state,
             fresh=None if state is None else self._fresh,
-            is_common=self.live is not None and self.divides_batches,
+            is_common=self.live is not None and self.own is None,
             rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
         )
 
@@ -243,7 +242,8 @@ class TrainingData:
         if position.batches:  # What `begun` takes was not taken there otherwise.
             self._with_new(step, begun)
         replay = None if self.live is None or self.batch_size is None else self.live.replay
-        self.skipped = go_to(step[-1], position, self._epochs, replay)
+        if self.own is None or not self.joins:
+            self.skipped = go_to(step[-1], position, self._epochs, replay)
         self._with_new(step, begun)
         self.joins = False
         self._count(position)

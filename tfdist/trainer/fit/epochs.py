@@ -11,19 +11,24 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.internals.iterators import ends_together, replace_dataset
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
+from tfdist.strategies.data import distribute_nothing
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.strategies.replay import replaying
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
+from tfdist.trainer.fit.live_data import LiveData
+from tfdist.trainer.fit.own_batches import OwnBatches
 from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Extends the iterator used by `fit`, `evaluate` and `predict`."""
     begin, reset = TFEpochIterator.__init__, TFEpochIterator.reset
+    enter = TFEpochIterator.__iter__
     advance, catch = TFEpochIterator.__next__, TFEpochIterator.catch_stop_iteration
 
     @functools.wraps(begin)
@@ -38,19 +43,7 @@ def install() -> None:
         live = self._training_data.live if self._training_data is not None else None
         if live is not None and live.take_over(self):
             return
-        self._begun = None
-        replay = live.replay if live is not None else None
-        with first_batch_watched(extended.group) as self._first_batch, replaying(replay):
-            begin(self, distribute_strategy, *args, **kw)
-        if self._training_data is not None:
-            self._training_data.divides_batches = self._first_batch.watches
-        # Workers with different data may have different numbers of batches; an epoch lasts until
-        # the last one runs out.
-        counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
-        self._agreed = None if "None" in counts else max(map(int, counts))
-        self._num_batches = self._agreed
-        if live is not None:
-            live.batch_size.own_batches = self._agreed
+        _distribute(self, extended, lambda: begin(self, distribute_strategy, *args, **kw))
 
     @functools.wraps(reset)
     def reset_agreed(self: Any) -> None:
@@ -59,6 +52,13 @@ def install() -> None:
             return
         reset(self)
         self._num_batches = getattr(self, "_agreed", self._num_batches)
+
+    @functools.wraps(enter)
+    def enter_epoch(self: Any) -> Any:
+        data: TrainingData | None = getattr(self, "_training_data", None)
+        if data is not None and data.live is not None and data.own is not None:
+            _follow_group(self, data, data.live, data.own)
+        return enter(self)
 
     @functools.wraps(advance)
     def next_compared(self: Any) -> Any:
@@ -94,8 +94,51 @@ def install() -> None:
     patch("TFEpochIterator.__init__", lambda _: begin_together)
     patch("TFEpochIterator.reset", lambda _: reset_agreed)
     patch("TFEpochIterator._get_iterator", _counted)
+    patch("TFEpochIterator.__iter__", lambda _: enter_epoch)
     patch("TFEpochIterator.__next__", lambda _: next_compared)
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+
+
+def _distribute(epochs: Any, extended: Any, distribute: Callable[[], object]) -> None:
+    """Distributes the data of Keras's epoch iterator; all workers call this together."""
+    data: TrainingData | None = epochs._training_data
+    live = None if data is None else data.live
+    epochs._begun = None
+    replay = live.replay if live is not None else None
+    with first_batch_watched(extended.group) as epochs._first_batch, replaying(replay):
+        distribute()
+    # Workers with different data may have different numbers of batches; an epoch lasts until
+    # the last one runs out.
+    counts = extended.group.exchange("batches of an epoch", str(epochs._num_batches))
+    epochs._agreed = None if "None" in counts else max(map(int, counts))
+    epochs._num_batches = epochs._agreed
+    if data is not None:
+        together = ends_together(epochs)
+        own = OwnBatches(extended.group.generation, epochs._agreed, together)
+        data.own = None if epochs._first_batch.watches else own
+    if live is not None:
+        live.batch_size.own_batches = epochs._agreed
+
+
+def _follow_group(epochs: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
+    """Has each worker read its share for the group that there is when an epoch begins.
+
+    One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
+    """
+    strategy, dataset = made_under(epochs), epochs.data_adapter.get_tf_dataset()
+    current = strategy.extended.group.generation == own.generation
+    if current or live.read >= live.epoch or not isinstance(dataset, tf.data.Dataset):
+        return
+    if not data.joins:
+        epochs._num_batches = epochs.data_adapter.num_batches
+        share = strategy.experimental_distribute_dataset
+        _distribute(epochs, strategy.extended, lambda: replace_dataset(epochs, share(dataset)))
+        return
+    with replaying(live.replay):
+        together = own.ends_together
+        nothing = distribute_nothing(strategy.extended, dataset, ends_together=together)
+    replace_dataset(epochs, nothing)
+    epochs._agreed = epochs._num_batches = own.count
 
 
 def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:

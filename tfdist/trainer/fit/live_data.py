@@ -82,6 +82,9 @@ class LiveData:
         self._goes_on = batches, ready
         if self.has_untrained(batches):
             self.replay.request()
+        if not batches and not self.replay.is_used and self.read == self.epoch:
+            # Of their own data, all workers take new shares when an epoch begins.
+            self.read, self._ended, self._step = self.epoch - 1, True, None
 
     def has_untrained(self, batches: int) -> bool:
         """Whether a batch of the epoch has been read that is not among those trained.
@@ -189,6 +192,7 @@ class LiveData:
         self._iterator = iterator
         with within_epoch(self._epochs):
             step = self._next(advance)
+        self._iterator = None  # Keras has not asked for it if it has kept one itself.
         self.batches_done = batches % self._epochs.steps_per_execution
         while step[0] + self.batches_done < batches:
             step = self._next(advance)
