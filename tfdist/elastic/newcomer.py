@@ -52,7 +52,7 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         data: its data.
         batches: how many batches of the epoch that was read last have been trained.
     """
-    live = data.live
+    live, own = data.live, data.own
     assert live is not None
     states, arrays = states_of(callbacks.callbacks)
     position = data.read_trained(batches)
@@ -70,7 +70,7 @@ def entry_of(callbacks: DeliveredOnce, data: TrainingData, batches: int) -> Entr
         "logs": live.logs,
         "callbacks": states,
         "epochs_begun": callbacks.epochs_begun,
-        "own": None if data.own is None else dataclasses.asdict(data.own),
+        "own": dataclasses.asdict(own) if own is not None and own.is_shared_out else None,
         "position": position.to_json(),
         "random": random_states(),
     }
@@ -131,7 +131,7 @@ def enter_at(
 
         def ready() -> None:
             restore_metrics()
-            if document["has_untrained"] and position.state is not None and data.own is None:
+            if document["has_untrained"] and position.state is not None and document["own"] is None:
                 live.replay.request()
 
         data.joins = True

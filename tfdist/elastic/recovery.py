@@ -296,4 +296,5 @@ class Recovery:
         before, self._known = self._known, self._group.topology
         record.recoveries += lost
         steps, rows = self._extended.progress.standing, self._live.batch_size.rows
-        report_change(before, self._known, steps, seconds, rows, own=self._data.own is not None)
+        own = self._data.own is not None and self._data.own.is_shared_out
+        report_change(before, self._known, steps, seconds, rows, own=own)

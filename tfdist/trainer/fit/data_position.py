@@ -242,7 +242,7 @@ class TrainingData:
         if position.batches:  # What `begun` takes was not taken there otherwise.
             self._with_new(step, begun)
         replay = None if self.live is None or self.batch_size is None else self.live.replay
-        if self.own is None or not self.joins:
+        if self.own is None or not (self.joins and self.own.is_shared_out):
             self.skipped = go_to(step[-1], position, self._epochs, replay)
         self._with_new(step, begun)
         self.joins = False

@@ -113,8 +113,8 @@ def _distribute(epochs: Any, extended: Any, distribute: Callable[[], object]) ->
     epochs._agreed = None if "None" in counts else max(map(int, counts))
     epochs._num_batches = epochs._agreed
     if data is not None:
-        together = ends_together(epochs)
-        own = OwnBatches(extended.group.generation, epochs._agreed, together)
+        generation, together = extended.group.generation, ends_together(epochs)
+        own = OwnBatches(generation, epochs._agreed, together, not extended.in_stages)
         data.own = None if epochs._first_batch.watches else own
     if live is not None:
         live.batch_size.own_batches = epochs._agreed
@@ -126,8 +126,13 @@ def _follow_group(epochs: Any, data: TrainingData, live: LiveData, own: OwnBatch
     One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
     """
     strategy, dataset = made_under(epochs), epochs.data_adapter.get_tf_dataset()
-    current = strategy.extended.group.generation == own.generation
-    if current or live.read >= live.epoch or not isinstance(dataset, tf.data.Dataset):
+    is_current = strategy.extended.group.generation == own.generation
+    if (
+        is_current
+        or not own.is_shared_out
+        or live.read >= live.epoch
+        or not isinstance(dataset, tf.data.Dataset)
+    ):
         return
     if not data.joins:
         epochs._num_batches = epochs.data_adapter.num_batches
