@@ -126,13 +126,9 @@ def _follow_group(epochs: Any, data: TrainingData, live: LiveData, own: OwnBatch
     One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
     """
     strategy, dataset = made_under(epochs), epochs.data_adapter.get_tf_dataset()
-    is_current = strategy.extended.group.generation == own.generation
-    if (
-        is_current
-        or not own.is_shared_out
-        or live.read >= live.epoch
-        or not isinstance(dataset, tf.data.Dataset)
-    ):
+    if not (own.is_shared_out and isinstance(dataset, tf.data.Dataset)):
+        return
+    if live.read >= live.epoch or own.generation == strategy.extended.group.generation:
         return
     if not data.joins:
         epochs._num_batches = epochs.data_adapter.num_batches
