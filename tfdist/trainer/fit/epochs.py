@@ -99,47 +99,47 @@ def install() -> None:
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
 
 
-def _distribute(epochs: Any, extended: Any, distribute: Callable[[], object]) -> None:
+def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:
     """Distributes the data of Keras's epoch iterator; all workers call this together."""
-    data: TrainingData | None = epochs._training_data
+    data: TrainingData | None = self._training_data
     live = None if data is None else data.live
-    epochs._begun = None
+    self._begun = None
     replay = live.replay if live is not None else None
-    with first_batch_watched(extended.group) as epochs._first_batch, replaying(replay):
+    with first_batch_watched(extended.group) as self._first_batch, replaying(replay):
         distribute()
     # Workers with different data may have different numbers of batches; an epoch lasts until
     # the last one runs out.
-    counts = extended.group.exchange("batches of an epoch", str(epochs._num_batches))
-    epochs._agreed = None if "None" in counts else max(map(int, counts))
-    epochs._num_batches = epochs._agreed
+    counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
+    self._agreed = None if "None" in counts else max(map(int, counts))
+    self._num_batches = self._agreed
     if data is not None:
-        generation, together = extended.group.generation, ends_together(epochs)
-        own = OwnBatches(generation, epochs._agreed, together, not extended.in_stages)
-        data.own = None if epochs._first_batch.watches else own
+        generation, together = extended.group.generation, ends_together(self)
+        own = OwnBatches(generation, self._agreed, together, not extended.in_stages)
+        data.own = None if self._first_batch.watches else own
     if live is not None:
-        live.batch_size.own_batches = epochs._agreed
+        live.batch_size.own_batches = self._agreed
 
 
-def _follow_group(epochs: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
+def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
     """Has each worker read its share for the group that there is when an epoch begins.
 
     One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
     """
-    strategy, dataset = made_under(epochs), epochs.data_adapter.get_tf_dataset()
+    strategy, dataset = made_under(self), self.data_adapter.get_tf_dataset()
     if not (own.is_shared_out and isinstance(dataset, tf.data.Dataset)):
         return
     if live.read >= live.epoch or own.generation == strategy.extended.group.generation:
         return
     if not data.joins:
-        epochs._num_batches = epochs.data_adapter.num_batches
+        self._num_batches = self.data_adapter.num_batches
         share = strategy.experimental_distribute_dataset
-        _distribute(epochs, strategy.extended, lambda: replace_dataset(epochs, share(dataset)))
+        _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
         return
     with replaying(live.replay):
         together = own.ends_together
         nothing = distribute_nothing(strategy.extended, dataset, ends_together=together)
-    replace_dataset(epochs, nothing)
-    epochs._agreed = epochs._num_batches = own.count
+    replace_dataset(self, nothing)
+    self._agreed = self._num_batches = own.count
 
 
 def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
