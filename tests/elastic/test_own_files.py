@@ -65,10 +65,23 @@ def test_a_worker_comes(start, folder, tmp_path, devices):
     arguments = [0, 1], 6, {}, str(tmp_path / "come"), {"folder": folder}
     answers = ranks.answers(f"{FILES_OF_THEIR_OWN}:coming", *arguments)
     results = results_of(answers, range(3))
+    assert "new ones read nothing before the next epoch" in results[0]["said"]
     for result in results[:2]:
         assert result["changes"] == [(2, 3)]
         assert result["seen"] == [ONCE] * 4
     assert results[2]["seen"][-2:] == [ONCE] * 2
+
+
+@exhaustive
+def test_each_reads_all(start, folder):
+    """All files, in batches of a third of the rows: twelve steps an epoch."""
+    settings = {"folder": folder, "policy": "OFF"}
+    faults = {1: ("before", 14, "kill")}
+    answers = start(3).answers(f"{FILES_OF_THEIR_OWN}:trained", settings, faults, silent={1})
+    for result in results_of(answers, [0, 2]):
+        first, _, *others = result["seen"]
+        assert first == ["3" * ROWS] * FILES
+        assert others == [["2" * ROWS] * FILES] * 2
 
 
 @exhaustive

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist import native
 from tfdist.collective.communicator_interface import Alone
 from tfdist.strategies.replay import Replay, replaying
@@ -149,6 +149,20 @@ def test_a_batch_is_given_again(kind):
     assert replay.given == 3
     with pytest.raises(StopIteration):
         next(iterator)
+
+
+@exhaustive
+@pytest.mark.parametrize("kind", ["structure", "sparse"])
+def test_a_batch_that_was_read_in_part_is_given_again_as_a_whole(kind):
+    """A step that fails may have read the rows of the first of three devices only."""
+    replay = Replay()
+    with replaying(replay):
+        iterator = iter(split_batches(batches(kind), Worker(0), 3, None))
+    expected = elements(split_batches(batches(kind), Worker(0), 3, None))
+    assert dense(next(iterator)) == expected[0]
+    replay.request()
+    assert [dense(next(iterator)) for _ in range(6)] == expected[:6]
+    assert replay.given == 2
 
 
 def test_nothing_is_given_again_before_the_first():

@@ -52,7 +52,14 @@ def tell_of_change(callbacks: Sequence[Any], before: Topology, now: Topology) ->
 
 
 def report_change(
-    before: Topology, now: Topology, steps: int, seconds: float, rows: int, *, own: bool
+    before: Topology,
+    now: Topology,
+    steps: int,
+    seconds: float,
+    rows: int,
+    *,
+    own: bool,
+    lost: bool,
 ) -> None:
     """Has rank 0 say that training goes on.
 
@@ -63,6 +70,7 @@ def report_change(
         seconds: how long the change took.
         rows: of a global batch, if they have changed; otherwise 0.
         own: whether each worker reads batches of its own.
+        lost: whether a worker was lost.
     """
     if now.rank == 0:
         batch = f" The global batch has {rows} rows now." if rows else ""
@@ -72,7 +80,10 @@ def report_change(
         )
         if own:
             say(
-                "tfdist: the workers read files of their own, or separate batches. What lost ones "
-                "had yet to read in this epoch is left out, and the batches of the step in which "
-                "they were lost; the next epoch is shared out among all workers again."
+                "tfdist: each worker reads data of its own. What the lost ones had yet to read in "
+                "this epoch is left out, as are the batches of the step in which they were lost; "
+                "the next epoch is shared out among all workers again."
+                if lost
+                else "tfdist: each worker reads data of its own, so new ones read nothing before "
+                "the next epoch, which is shared out among all workers again."
             )

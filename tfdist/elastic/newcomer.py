@@ -117,9 +117,8 @@ def enter_at(
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
     if document["own"] is not None:
-        # The generation stays its own: for this group nothing has been distributed here.
-        generation = -1 if data.own is None else data.own.generation
-        data.own = OwnBatches(**{**document["own"], "generation": generation})
+        # For this group nothing has been distributed here.
+        data.own = dataclasses.replace(OwnBatches(**document["own"]), generation=-1)
     if document["own"] is not None and (epoch > entry.epoch or not batches):
         pass  # All begin an epoch, and share the data out.
     elif document["has_ended"] or epoch < entry.epoch:

@@ -297,4 +297,4 @@ class Recovery:
         record.recoveries += lost
         steps, rows = self._extended.progress.standing, self._live.batch_size.rows
         own = self._data.own is not None and self._data.own.is_shared_out
-        report_change(before, self._known, steps, seconds, rows, own=own)
+        report_change(before, self._known, steps, seconds, rows, own=own, lost=lost)

@@ -114,11 +114,6 @@ def replace_dataset(epochs: Any, distributed: Any) -> None:
     epochs._current_iterator = None
 
 
-def ends_together(epochs: Any) -> bool:
-    """Whether the workers' data end at the same step, so that they need not agree on it."""
-    return not epochs._distributed_dataset._enable_get_next_as_optional
-
-
 def set_number_of_batches(epochs: Any, batches: int | None) -> None:
     """Sets how many batches Keras's epoch iterator takes from its iterator; None if unknown."""
     epochs._num_batches = batches

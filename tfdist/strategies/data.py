@@ -28,7 +28,7 @@ from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
 from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
-from tfdist.strategies.shares import split_batches, take_share
+from tfdist.strategies.shares import split_batches
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -92,28 +92,15 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     return distributed
 
 
-def distribute_nothing(extended: Any, dataset: Any, *, ends_together: bool) -> Any:
-    """Distributes batches without rows, for a worker that has none of the others' data.
-
-    Args:
-        extended: the strategy's engine.
-        dataset: the data of which it has none.
-        ends_together: whether the others do not agree on the end of their data.
-    """
-    first = dataset.take(1)
-    none = first.map(lambda *batch: take_share(batch, _LAST, _LAST + 1, None))
+def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:
+    """Distributes no batch of a dataset, on a worker that others share it out without."""
     options = _default_options(extended)
     distributed = get_distributed_dataset(
-        none.repeat() if ends_together else none.take(0),
-        extended.input_workers(options),
-        extended.strategy,
-        options=options,
+        dataset.take(0), extended.input_workers(options), extended.strategy, options=options
     )
-    set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=ends_together)
+    # Others have batches, so the workers agree on the end, as `distribute_dataset` has them do.
+    set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=False)
     return distributed
-
-
-_LAST = 1 << 30  # of more replicas than a batch has rows
 
 
 def distribute_datasets_from_function(

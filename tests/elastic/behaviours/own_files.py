@@ -53,9 +53,8 @@ def data(settings: dict[str, Any]) -> tf.data.Dataset:
     dataset = numbers.map(lambda n: (tf.stack([n, n + 1]) / 48, n[None])).batch(BATCH)
     if settings.get("steps_per_epoch"):
         dataset = dataset.repeat()
-    options = tf.data.Options()
-    policy = settings.get("policy", "AUTO")
-    options.experimental_distribute.auto_shard_policy = tf.data.experimental.AutoShardPolicy[policy]
+    options, policies = tf.data.Options(), tf.data.experimental.AutoShardPolicy
+    options.experimental_distribute.auto_shard_policy = policies[settings.get("policy", "AUTO")]
     return dataset.with_options(options)
 
 

@@ -120,7 +120,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         epochs, restore = self._begun_before
         if epoch < epochs:
             restore()
-        else:
+        if epoch + 1 >= epochs:
             self._begun_before = _NONE_BEGUN
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:

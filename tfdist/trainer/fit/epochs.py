@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.internals.iterators import ends_together, replace_dataset
+from tfdist.internals.iterators import replace_dataset
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.data import distribute_nothing
@@ -113,11 +113,15 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
     self._agreed = None if "None" in counts else max(map(int, counts))
     self._num_batches = self._agreed
     if data is not None:
-        generation, together = extended.group.generation, ends_together(self)
-        own = OwnBatches(generation, self._agreed, together, not extended.in_stages)
-        data.own = None if self._first_batch.watches else own
+        data.own = None if self._first_batch.watches else _own_batches(self, extended)
     if live is not None:
         live.batch_size.own_batches = self._agreed
+
+
+def _own_batches(self: Any, extended: Any) -> OwnBatches:
+    given = self.data_adapter.get_tf_dataset()
+    is_ours = not (extended.in_stages or isinstance(given, tf.distribute.DistributedDataset))
+    return OwnBatches(extended.group.generation, self._agreed, is_shared_out=is_ours)
 
 
 def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches) -> None:
@@ -125,20 +129,18 @@ def _follow_group(self: Any, data: TrainingData, live: LiveData, own: OwnBatches
 
     One that comes in the middle of an epoch reads nothing of it: the others have shared it out.
     """
-    strategy, dataset = made_under(self), self.data_adapter.get_tf_dataset()
-    if not (own.is_shared_out and isinstance(dataset, tf.data.Dataset)):
+    strategy = made_under(self)
+    is_current = own.generation == strategy.extended.group.generation
+    if not own.is_shared_out or is_current or live.read >= live.epoch:
         return
-    if live.read >= live.epoch or own.generation == strategy.extended.group.generation:
-        return
+    dataset = self.data_adapter.get_tf_dataset()
     if not data.joins:
         self._num_batches = self.data_adapter.num_batches
         share = strategy.experimental_distribute_dataset
         _distribute(self, strategy.extended, lambda: replace_dataset(self, share(dataset)))
         return
     with replaying(live.replay):
-        together = own.ends_together
-        nothing = distribute_nothing(strategy.extended, dataset, ends_together=together)
-    replace_dataset(self, nothing)
+        replace_dataset(self, distribute_nothing(strategy.extended, dataset))
     self._agreed = self._num_batches = own.count
 
 

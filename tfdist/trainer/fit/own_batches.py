@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class OwnBatches:
-    """What another worker needs to know of such data, to take part in a running epoch.
+    """What is known of such data.
 
     Attributes:
         generation: of the group for which the data has been distributed.
         count: how many batches an epoch has; None if that is unknown.
-        ends_together: whether all workers have as many.
-        is_shared_out: whether the workers share the data out; not those of a single pipeline, which
-            all read it.
+        is_shared_out: whether each group can share the data out anew; not what the user has
+            distributed, nor what the workers of a single pipeline read, all of them the same.
     """
 
     generation: int = -1
     count: int | None = None
-    ends_together: bool = False
     is_shared_out: bool = False
