@@ -10,6 +10,7 @@ import keras
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.fit_calls import CallHasEnded, past_history
 from tfdist.elastic.from_snapshot import BeginsAnew
+from tfdist.elastic.left_behind import watch_others
 from tfdist.elastic.membership import calls_of, membership_of
 from tfdist.elastic.recovery import Recovery
 from tfdist.elastic.shard_state import ShardState
@@ -154,6 +155,9 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                         raise
                 recovery.change()
                 requests.withdraw(Request.CHANGE_GROUP)
+        except BaseException as error:
+            watch_others(group, calls.number, error)
+            raise
         finally:
             shards.end()
             calls.end(getattr(model, "history", None))

@@ -32,17 +32,18 @@ class FitCalls:
 
     Attributes:
         number: of the last call, from 1.
+        running: whether it has not ended.
     """
 
     def __init__(self) -> None:
-        self.number = 0
+        self.number, self.running = 0, False
         self._description = ""
         self._ended: list[dict[str, Any]] = []
 
     def begin(self) -> None:
         """Counts a call."""
         self._description = ""
-        self.number += 1
+        self.number, self.running = self.number + 1, True
 
     def describe(self, arguments: dict[str, Any], model: keras.Model) -> None:
         """Notes what must be the same on all workers.
@@ -59,7 +60,7 @@ class FitCalls:
 
     def end(self, history: Any) -> None:
         """Keeps the `History` of the running call for the processes that come later."""
-        self._description = ""
+        self._description, self.running = "", False
         kept = {"epoch": getattr(history, "epoch", []), "history": getattr(history, "history", {})}
         self._ended.append(json.loads(json.dumps(kept, default=float)))  # plain numbers
 

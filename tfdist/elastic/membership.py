@@ -6,6 +6,7 @@ import weakref
 
 from tfdist.cluster import Declined, Membership, Session
 from tfdist.elastic.fit_calls import FitCalls
+from tfdist.elastic.left_behind import whereabouts
 from tfdist.errors import GroupLostError, PeerLostError, ProgramMismatchError
 from tfdist.strategies.group import Group
 
@@ -70,4 +71,6 @@ def be_admitted(group: Group) -> tuple[Membership, Session]:
 
 def _enter(group: Group, membership: Membership) -> None:
     group.membership = membership
-    membership.judge_newcomers(calls_of(group).judge)
+    calls = calls_of(group)
+    membership.judge_newcomers(calls.judge)
+    membership.tell_others(lambda: whereabouts(group, calls))

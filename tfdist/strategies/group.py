@@ -15,7 +15,7 @@ from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
-from tfdist.errors import ProgramMismatchError, TfdistError, UnsupportedError
+from tfdist.errors import ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import abort_collectives, start_server
 from tfdist.monitoring import report
 from tfdist.options import Options
@@ -152,7 +152,7 @@ class Group:
             TfdistError: the workers cannot be connected, or another one is lost.
         """
         self.check_can_change()
-        self._communicators.close_for_change(_failure_of(self.session))
+        self._communicators.close_for_change(self.session.failure)
         self.session.close()
         self.session, self.topology = session, session.topology
         note_joined(self.topology)
@@ -235,6 +235,11 @@ class Group:
             self._here.in_step = outer
 
     @property
+    def in_any_step(self) -> bool:
+        """Whether any thread is inside `naming_lost_workers`."""
+        return self._step_began is not None
+
+    @property
     def in_step(self) -> bool:
         """Whether this thread is inside `naming_lost_workers`."""
         return getattr(self._here, "in_step", False)
@@ -289,12 +294,3 @@ _LAST_STEP_SECONDS = 5.0
 def introduce(session: Session) -> None:
     """Has rank 0 learn from this process how it goes, whenever it is asked."""
     session.report.made_by(report.reporter(session))
-
-
-def _failure_of(session: Session) -> str | None:
-    """Why a session has failed; None if it has not."""
-    try:
-        session.check()
-    except TfdistError as error:
-        return str(error)
-    return None

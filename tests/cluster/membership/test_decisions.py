@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from dataclasses import replace
 
 import pytest
 
@@ -127,10 +129,11 @@ def test_whom_to_wait_for_who_leads_and_who_belongs_to_the_next_view():
 
 @exhaustive
 def test_the_line_about_a_new_group():
-    states = {"b": State.DEAD, "c": State.LOST}
-    assert summary(view("abcd"), view("adx", 2), states) == (
+    states = {"b": State.DEAD, "c": State.LOST, "e": State.DEAD}
+    assert summary(view("abcde"), view("adx", 2), states, "e") == (
         "tfdist: worker 0 (b:1) is lost (is dead); worker 0 (c:1) is lost (does not answer); "
-        "worker 0 (x:1) joins; 2 of 4 workers form generation 2 of 3 workers"
+        "worker 0 (e:1) has left; worker 0 (x:1) joins; "
+        "2 of 5 workers form generation 2 of 3 workers"
     )
 
 
@@ -238,6 +241,36 @@ def test_a_record_is_the_last_word(tmp_path, monkeypatch):
     assert elsewhere.exists()
     record.remove(one.path)
     assert not record.folder().exists()
+
+
+@exhaustive
+def test_records_that_nobody_needs_any_more_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
+    mine = here(Options())
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    gone = replace(mine, pid=ended.pid)
+    ended.wait()
+    elsewhere = here(Options(host="other"))
+    kept = {"of a living", "of another host", "recent", "unknown"}
+    for name, places in {
+        "of the dead": [gone],
+        "of a living": [gone, mine],
+        "of another host": [gone, elsewhere],
+        "recent": [gone],
+        "unknown": [],
+    }.items():
+        members = [replace(member(str(n)), place=place) for n, place in enumerate(places)]
+        group = View(1, tuple(members)) if members else None
+        one = record.Record(name)
+        one.write(AcceptorState(group))
+        if name != "recent":
+            os.utime(one.path, (time.time() - 2 * 3600,) * 2)
+    record.sweep(mine)
+    assert set(os.listdir(record.folder())) == kept
+    for name in kept:
+        os.utime(record.folder() / name, (0, 0))
+    record.sweep(mine)
+    assert os.listdir(record.folder()) == []
 
 
 @exhaustive

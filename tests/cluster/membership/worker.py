@@ -65,7 +65,7 @@ def main() -> None:
     while str(membership.session.size) != os.environ.get("END_WITH"):
         session = membership.session
         try:
-            if session.generation == 0 and os.environ.get("FAIL"):
+            if session.topology.generation == 0 and os.environ.get("FAIL"):
                 session.fail("a link is broken")
             wish = b"regroup" if session.rank == 0 and membership.waiting else b""
             wishes = session.exchange("step", wish)
@@ -93,7 +93,7 @@ def tell_of(membership: Membership) -> None:
     mesh = connect(session, "all", range(session.size), Options.from_environment(), lambda _: 4096)
     assert mesh is not None
     mesh.close()
-    tell(f"generation {session.generation} rank {session.rank} members {members}.")
+    tell(f"generation {session.topology.generation} rank {session.rank} members {members}.")
 
 
 main()

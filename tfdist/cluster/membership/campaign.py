@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from tfdist.cluster.membership.calls import Calls
@@ -254,16 +254,26 @@ class Campaign:
     def _tell(self, states: Mapping[str, State]) -> None:
         decided, proposal = self._proposer.decided, self._proposer.proposal
         if decided is not None and decided == proposal:
-            self._announce(summary(self._view, decided, states))
+            said = [one for one in self._view.incarnations if self._node.last_word(one)]
+            self._announce(summary(self._view, decided, states, said))
 
 
-def summary(old: View, new: View, states: Mapping[str, State]) -> str:
-    """The line about a new group."""
+def summary(old: View, new: View, states: Mapping[str, State], said: Collection[str] = ()) -> str:
+    """The line about a new group.
+
+    Args:
+        old: the last group.
+        new: that group.
+        states: those of the members of the last one.
+        said: which of them have left, and said so.
+    """
     words = {State.LOST: "does not answer", State.DEAD: "is dead", State.GONE: "is dead"}
     lost = [m for m in old.members if m.incarnation not in new.incarnations]
     came = [m for m in new.members if m.incarnation not in old.incarnations]
     parts = [
-        f"{member} is lost ({words.get(states.get(member.incarnation, State.LOST), 'left')})"
+        f"{member} has left"
+        if member.incarnation in said
+        else f"{member} is lost ({words.get(states.get(member.incarnation, State.LOST), 'left')})"
         for member in lost
     ]
     parts += [f"{member} joins" for member in came]

@@ -8,35 +8,30 @@ import json
 import os
 import selectors
 import threading
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 
 from tfdist.cluster.auth.identity import OBSERVE, REGROUP
 from tfdist.cluster.membership import record
 from tfdist.cluster.membership.calls import Calls
 from tfdist.cluster.membership.campaign import Terms
 from tfdist.cluster.membership.composition import Patience
-from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist.cluster.membership.messages import inquire, say_farewell
 from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import is_dead, is_visible
 from tfdist.cluster.membership.regrouping import Regrouping
 from tfdist.cluster.membership.service import EXPECTED, MembershipService
 from tfdist.cluster.membership.view import Member, View, decode_member, encode_member
-from tfdist.cluster.membership.wire import encode_acceptor
-from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.wait_messages import Announce, say
 from tfdist.cluster.rendezvous.shared_listener import SharedListener, Wake, shared_listener_of
 from tfdist.cluster.session.session import Session
 from tfdist.cluster.spec.topology import Topology
-from tfdist.errors import ClusterError, TfdistError
+from tfdist.errors import ClusterError, GroupLostError
 from tfdist.options import Options
 
 REFUSED_SECONDS = 1.0
 """For how long a member's address may refuse connections before nobody waits for it any more."""
 
 _HASTY_SECONDS = 1.0
-_FAREWELL_SECONDS = 0.5
-_FAREWELLS = 3
-"""How many members are tried."""
 WHAT = "the other workers cannot reach this one to form a new group"
 
 
@@ -75,14 +70,16 @@ class Membership:
         node = Node(session.topology, options)
         listener = shared_listener_of(session, options, WHAT, announce)
         calls = Calls(session.topology, options)
-        self._view = View(session.generation, (node.member,))  # until all have said who they are
+        self._view = View(
+            session.topology.generation, (node.member,)
+        )  # until all have said who they are
         self._take(session, node, listener, calls, options, announce)
         listen(listener, node, session.topology)
         session.address.let(listener)
         try:
             payload = json.dumps(encode_member(node.member)).encode()
             members = tuple(map(_decode, session.exchange("members", payload)))
-            self._view = View(session.generation, members)
+            self._view = View(session.topology.generation, members)
             node.learn(self._view)
         except BaseException:
             self.close()
@@ -122,7 +119,7 @@ class Membership:
         self._options = options
         self._announce = announce
         self._pid = os.getpid()
-        self._closed = False
+        self._left: str | None = None  # why
         atexit.register(self.close)
         node.on_disturbed = lambda message: self.session.fail(message)
         node.on_waiting = lambda: self.on_waiting()
@@ -137,6 +134,28 @@ class Membership:
         """
         with self._node.changed:
             self._node.judge = judge
+
+    def tell_others(self, tell: Callable[[], str]) -> None:
+        """Has the others told something about this worker when they inquire.
+
+        Args:
+            tell: returns it; called in any thread.
+        """
+        self._node.tell = tell
+
+    def inquire(self) -> Iterator[str]:
+        """What the other workers tell about themselves; those that do not answer are left out."""
+        return inquire(self._node, self._calls)
+
+    @property
+    def regrouping(self) -> bool:
+        """Whether the main thread is forming a new group."""
+        return self._node.regrouping
+
+    @property
+    def closed(self) -> bool:
+        """Whether this worker has left."""
+        return self._left is not None
 
     @property
     def waiting(self) -> list[Member]:
@@ -173,12 +192,16 @@ class Membership:
             The session of the new group.
 
         Raises:
-            GroupLostError: this worker cannot go on: the others have given it up, too few of the
-                old group are left, or there are fewer than `min_workers` within
+            GroupLostError: this worker cannot go on: it has left, or the others have given it up,
+                too few of the old group are left, or there are fewer than `min_workers` within
                 `options.start_timeout`.
         """
         node, old, before = self._node, self.session, self.view
-        failure = _failure(old)
+        if self.closed:
+            raise GroupLostError(
+                f"{node.member} has left the others: {self._left}. Start it again to join them."
+            )
+        failure = old.failure
         terms = make_terms(
             self._options,
             min_workers,
@@ -193,7 +216,7 @@ class Membership:
             regrouping = Regrouping(
                 node, self._calls, terms, failure is None, reason, self._announce
             )
-            view, sockets = regrouping.run(old.generation)
+            view, sockets = regrouping.run(old.topology.generation)
             rank = view.rank(node.me)
             assert rank is not None
             self.session = Session(view.topology(rank), sockets, self._options)
@@ -209,38 +232,25 @@ class Membership:
         self._clean_up(before, view)
         return self.session
 
-    def close(self) -> None:
+    def close(self, reason: str = "its membership was closed") -> None:
         """Stops listening, and tells another member what this one has agreed to last.
 
         This happens at process exit, too.
+
+        Args:
+            reason: why this worker leaves, for the error of a later `regroup`.
         """
-        if os.getpid() != self._pid or self._closed:
+        if os.getpid() != self._pid or self.closed:
             return
-        self._closed = True
+        self._left = reason
         atexit.unregister(self.close)
         last_word = self._node.finish()
         # The others may leave, too: it listens for their last words until they have this one.
-        is_known = self._say_farewell(last_word)
+        is_known = (
+            say_farewell(self._node, self._calls, last_word) or self.session.failure is not None
+        )
         self._listener.end(REGROUP)
         self._node.close(keep_record=not is_known)
-
-    def _say_farewell(self, last_word: AcceptorState) -> bool:
-        """Returns whether nobody needs to read the last word of this process."""
-        node = self._node
-        header = {
-            "kind": "farewell",
-            "member": encode_member(node.member),
-            "acceptor": encode_acceptor(last_word),
-        }
-        for other in node.others[:_FAREWELLS]:
-            try:
-                to = {**header, "to": other.incarnation}
-                answer = self._calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
-            except (OSError, WireError, TfdistError):  # it ends too, or is busy
-                continue
-            if answer["kind"] != "other":
-                return True
-        return not node.others or _failure(self.session) is not None
 
     def _clean_up(self, before: View, view: View) -> None:
         """Removes the records of the dead: what they agreed to is known, and done."""
@@ -275,14 +285,6 @@ def make_terms(
     hasty = Patience(patience.refused, min(_HASTY_SECONDS, silent))
     timeout = options.start_timeout
     return Terms(min_workers, max_workers, joiners_welcome, timeout, patience, hasty, suspects)
-
-
-def _failure(session: Session) -> str | None:
-    try:
-        session.check()
-    except TfdistError as error:
-        return str(error)
-    return None
 
 
 def _decode(payload: bytes) -> Member:

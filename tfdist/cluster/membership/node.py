@@ -10,7 +10,7 @@ from socket import socket
 
 from tfdist.cluster.membership.consensus import NONE, AcceptorState, Ballot, Reply, Request
 from tfdist.cluster.membership.place import here
-from tfdist.cluster.membership.record import Record
+from tfdist.cluster.membership.record import Record, sweep
 from tfdist.cluster.membership.view import Member, View
 from tfdist.cluster.spec.topology import Topology
 from tfdist.options import Options
@@ -34,6 +34,7 @@ class Node:
         on_waiting: called when another process waits to be admitted.
         judge: says why a process is not admitted, given its request; "" if it has to wait, and None
             if it may be.
+        tell: says what others that inquire are told about this process.
         wake: wakes the thread that listens.
         entrants: the view of which this process is rank 0, and who else has entered it.
         go: that view, once they are to be let in.
@@ -44,12 +45,14 @@ class Node:
         incarnation = secrets.token_hex(8)
         self._record = Record(incarnation)
         self.member = Member(topology.me, incarnation, here(options, self._record.path))
+        sweep(self.member.place)
         self.changed = threading.Condition(threading.RLock())
         self.regrouping = False
         self.leader: Member | None = None
         self.on_disturbed: Callable[[str], object] = lambda message: None
         self.on_waiting: Callable[[], object] = lambda: None
         self.judge: Callable[[str], str | None] = lambda request: None
+        self.tell: Callable[[], str] = lambda: ""
         self.wake: Callable[[], object] = lambda: None
         self._acceptor = AcceptorState()
         self._seen = NONE

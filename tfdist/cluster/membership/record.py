@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 
 from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist.cluster.membership.place import is_dead, is_visible
+from tfdist.cluster.membership.view import Place
 from tfdist.cluster.membership.wire import decode_acceptor, encode_acceptor
 from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.wait_messages import say
@@ -21,6 +23,8 @@ from tfdist.cluster.net.wait_messages import say
 _MEMORY = "/dev/shm"
 _TRIES = 3
 _STALE_SECONDS = 7 * 24 * 3600.0
+_CHANGE_SECONDS = 3600.0
+"""For how long a record may not know who has come in the change of the group that it is from."""
 
 
 def folder() -> Path:
@@ -49,7 +53,6 @@ class Record:
                     return
                 self.path = str(place / incarnation)
                 self.write(AcceptorState())
-                _remove_stale(place)
                 return
             except OSError:
                 self.path = ""
@@ -108,10 +111,27 @@ def remove(path: str) -> None:
             os.rmdir(folder())
 
 
-def _remove_stale(place: Path) -> None:
-    """Removes what killed jobs have left behind long ago."""
+def sweep(mine: Place) -> None:
+    """Removes what jobs that were killed on this machine have left behind.
+
+    Args:
+        mine: where this process runs.
+    """
     now = time.time()
-    for file in place.iterdir():
-        with contextlib.suppress(OSError):
-            if now - file.stat().st_mtime > _STALE_SECONDS:
-                file.unlink()
+    with contextlib.suppress(OSError):  # another process may remove the folder, or a file
+        for file in folder().iterdir():
+            with contextlib.suppress(OSError):
+                age = now - file.stat().st_mtime
+                if age > _STALE_SECONDS or (age > _CHANGE_SECONDS and _is_over(file, mine)):
+                    file.unlink()
+
+
+def _is_over(file: Path, mine: Place) -> bool:
+    """Whether everybody is dead who may want to know this last word."""
+    last_word = read(str(file))
+    if last_word is None:
+        return False
+    accepted = last_word.accepted
+    views = [last_word.view, last_word.excluded, accepted.view if accepted else None]
+    places = [member.place for view in views if view for member in view.members]
+    return bool(places) and all(is_visible(one, mine) and is_dead(one) for one in places)

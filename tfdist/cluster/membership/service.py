@@ -80,6 +80,7 @@ class MembershipService:
             "join": self._join,
             "who": lambda caller, header: self._who(),
             "inspect": self._inspect,
+            "inquire": lambda caller, header: {"kind": "told", "text": self._node.tell()},
             "farewell": self._farewell,
         }
 

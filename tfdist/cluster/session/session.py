@@ -81,11 +81,6 @@ class Session:
         return self.topology.size
 
     @property
-    def generation(self) -> int:
-        """How often the group has formed anew; connections of different ones refuse each other."""
-        return self.topology.generation
-
-    @property
     def lost_ranks(self) -> list[int]:
         """The ranks that are known to be lost."""
         return sorted(self._state.lost_ranks)
@@ -110,6 +105,11 @@ class Session:
             TfdistError: a worker is lost, or the session has failed or has been closed.
         """
         self._state.check()
+
+    @property
+    def failure(self) -> str | None:
+        """The message of the error that ended the session, if any."""
+        return self._state.failure
 
     def exchange(
         self,
@@ -290,7 +290,8 @@ class Session:
         atexit.unregister(self._at_exit)
         self.address.evict()
         self._role.close(failure, _LINGER_SECONDS)
-        self._state.fail(PeerLostError("This worker has closed its session."))
+        why = f": {failure}" if failure else ""
+        self._state.fail(PeerLostError(f"This worker has closed its session{why}."))
 
     def _chief(self) -> str:
         return f"rank 0, {self.topology.chief}" if self.topology.workers else "this process"

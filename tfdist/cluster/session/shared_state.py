@@ -47,6 +47,12 @@ class SessionState:
         with self._changed:
             self._check()
 
+    @property
+    def failure(self) -> str | None:
+        """The message of the error that ended the session, if any."""
+        with self._changed:
+            return None if self._error is None else str(self._error)
+
     def expect(self, tag: str) -> int:
         """Begins an exchange, of whose results only that is kept; returns its number."""
         with self._changed:

@@ -1,0 +1,53 @@
+"""What members tell one another while no group forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tfdist.cluster.membership.calls import Calls
+from tfdist.cluster.membership.consensus import AcceptorState
+from tfdist.cluster.membership.node import Node
+from tfdist.cluster.membership.view import encode_member
+from tfdist.cluster.membership.wire import encode_acceptor
+from tfdist.cluster.net.framing import WireError
+from tfdist.errors import TfdistError
+
+_INQUIRY_SECONDS = 2.0
+_FAREWELL_SECONDS = 0.5
+_FAREWELLS = 3
+"""How many members are tried."""
+
+
+def inquire(node: Node, calls: Calls) -> Iterator[str]:
+    """What the other members tell about themselves; those that do not answer are left out."""
+    for other in node.others:
+        header = {"kind": "inquire", "to": other.incarnation}
+        try:
+            answer = calls.ask(other.worker.address, header, _INQUIRY_SECONDS)
+        except (OSError, WireError, TfdistError):
+            continue
+        if answer["kind"] == "told":
+            yield str(answer["text"])
+
+
+def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
+    """Tells another member what this one has agreed to last.
+
+    Returns:
+        Whether nobody needs to read its record any more.
+    """
+    header = {
+        "kind": "farewell",
+        "member": encode_member(node.member),
+        "acceptor": encode_acceptor(last_word),
+    }
+    others = node.others[:_FAREWELLS]
+    for other in others:
+        try:
+            to = {**header, "to": other.incarnation}
+            answer = calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
+        except (OSError, WireError, TfdistError):  # it ends too, or is busy
+            continue
+        if answer["kind"] != "other":
+            return True
+    return not others
