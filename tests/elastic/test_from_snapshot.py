@@ -109,6 +109,16 @@ def test_a_second_worker_is_lost_on_the_way_back(start, tmp_path, second, losing
 
 
 @exhaustive
+@pytest.mark.parametrize("victim", [0, 2])
+def test_a_worker_is_lost_while_all_look_for_a_snapshot(start, tmp_path, victim):
+    settings = {"losing": 0, "dies_looking": victim}
+    results = go_back(start, tmp_path, 3, {}, settings, None, dead={victim})
+    assert "nobody has trained a step yet" in results[0]["said"]
+    for result in results:
+        assert (result["changes"], result["begun"]) == ([(3, 2)], 2)
+
+
+@exhaustive
 def test_a_damaged_snapshot_is_passed_over(start, tmp_path):
     settings = {**WAITS, "spoil": ("newest", 10)}
     go_back(start, tmp_path, 3, {1: ("before", 11, "kill")}, settings, 4)

@@ -108,6 +108,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._held: list[Held] = []
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._not_counted: int | None = None  # steps that this process has not counted
+        self._looking = False  # for a snapshot, with the state from before the first step
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
@@ -174,12 +175,13 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             standing: how many steps stood on the worker that was furthest.
 
         Returns:
-            After how many steps it was taken, and how many have been trained since; None if there
-            is none.
+            After how many steps it was taken, and how many have been trained since; zeros if there
+            is none, but all have the state from before the first step; None otherwise.
         """
         found = self._series.find(self.model)
         if found is None:
-            return None
+            intact = self._series.workers.exchange("intact", "yes" if self._looking else "")
+            return (0, 0) if all(intact) else None
         step = found.step
         trained = step if self._not_counted is None else self._not_counted + standing
         most = max(map(int, self._series.workers.exchange("steps trained", str(trained))))
@@ -219,7 +221,9 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
     def _restore(self, progress: Progress) -> None:
         elastic, torn = self._data.live is not None, progress.torn
         progress.torn |= elastic  # until the first batch begins on all workers
+        self._looking = not torn
         restored = self._series.read(self.model)
+        self._looking = False
         if restored is None:
             progress.torn = torn
             return

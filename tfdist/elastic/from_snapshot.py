@@ -17,7 +17,8 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
     """Has `fit` begin anew from the last snapshot; called by all workers.
 
     A callback with a method `on_state_lost(standing)` reads it: it returns after how many steps it
-    was taken, and how many have been trained since; None if there is none.
+    was taken, and how many have been trained since; zeros if there is none, and no step has been
+    trained; None if there is none that would be needed.
 
     Args:
         lost: why no worker can go on.
@@ -45,6 +46,9 @@ def go_back(lost: GroupLostError, entries: Entries, group: Group, standing: int)
     set_initial_epoch(entries.callbacks.model, None)
     if group.topology.is_chief:
         steps, again = found
+        if not steps:
+            say("tfdist: nobody has trained a step yet, and all begin anew.")
+            return
         say(
             "tfdist: no worker that is left has the whole state of the training, so all go back to "
             f"the snapshot of step {steps}: {again} steps are trained again."

@@ -19,6 +19,7 @@ import tfdist
 from tests.elastic.behaviours import surviving
 from tests.elastic.behaviours.surviving import Fault
 from tfdist.elastic import peer_state, recovery
+from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.errors import GroupLostError
 
 
@@ -70,6 +71,7 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
             second: faults of other workers, by rank.
             spoil: what happens to the snapshots, and after how many steps.
             dies_giving: a rank that dies while it passes its state on.
+            dies_looking: one that dies while all look for a snapshot at the beginning.
         faults: by rank.
     """
     if strategy is None:
@@ -114,6 +116,8 @@ def _trained(
             during.enter_context(losing(settings.get("losing", 1), watched))
             if settings.get("dies_giving") == tfdist.rank():
                 during.enter_context(dying_while_it_gives())
+            if settings.get("dies_looking") == tfdist.rank():
+                during.enter_context(dying_while_it_looks())
         try:
             result = surviving.trained(strategy, {**settings, "more": more}, faults)
         except Exception as error:
@@ -189,6 +193,12 @@ def dying_while_it_gives() -> Any:
         share(value, assign, broadcast, source, takes)
 
     return mock.patch.object(peer_state, "_share", share_or_die)
+
+
+def dying_while_it_looks() -> Any:
+    """Has this worker die while all look for a snapshot at the beginning."""
+    die = lambda self, model: os.kill(os.getpid(), signal.SIGKILL)  # noqa: E731
+    return mock.patch.object(SnapshotSeries, "read", die)
 
 
 def coming(_: Any, *arguments: Any) -> Any:
