@@ -13,6 +13,7 @@ from tfdist.cluster import Membership
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.exit_reason import describe
 from tfdist.elastic.fit_calls import FitCalls
+from tfdist.errors import GroupLostError
 from tfdist.strategies.group import Group
 
 _PAUSE_SECONDS = 1.0
@@ -39,7 +40,7 @@ def watch_others(group: Group, call: int, error: BaseException) -> None:
         error: with which it has.
     """
     membership = group.membership
-    if membership is None:
+    if membership is None or isinstance(error, GroupLostError):  # The others have gone on.
         return
     watch = threading.Thread(
         target=_watch, args=(group, membership, call, describe(error)), daemon=True
