@@ -46,6 +46,7 @@ PARTS = {
         "auth",
         "session",
         "rendezvous",
+        "resolvers",
         "membership",
         "observation",
         "mesh",

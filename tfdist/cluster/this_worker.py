@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tfdist.cluster.spec.tf_config import from_environment
+from tfdist.cluster.resolvers.registry import find
 from tfdist.cluster.spec.topology import Topology
 
 _joined: Topology | None = None
@@ -18,11 +18,12 @@ def note_joined(topology: Topology, *, is_admitted: bool = True) -> None:
 def rank() -> int:
     """The rank of this worker, starting at 0; the chief is rank 0.
 
-    Until a strategy is created it is read from `TF_CONFIG`. Ranks number workers, not devices: a
+    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
+    and others set. Ranks number workers, not devices: a
     worker with four GPUs has one rank.
 
     Raises:
-        ClusterError: `TF_CONFIG` is invalid.
+        ClusterError: the environment's description of the job is invalid.
 
     Example:
         >>> import tfdist
@@ -35,11 +36,12 @@ def rank() -> int:
 def size() -> int:
     """The number of workers in the job; 1 without a cluster.
 
-    Until a strategy is created it is read from `TF_CONFIG`. The number of replicas on all devices
+    Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
+    and others set. The number of replicas on all devices
     of all workers is `strategy.num_replicas_in_sync`.
 
     Raises:
-        ClusterError: `TF_CONFIG` is invalid.
+        ClusterError: the environment's description of the job is invalid.
 
     Example:
         >>> import tfdist
@@ -55,7 +57,7 @@ def is_chief() -> bool:
     A process that waits to be admitted to a running job is not.
 
     Raises:
-        ClusterError: `TF_CONFIG` is invalid.
+        ClusterError: the environment's description of the job is invalid.
 
     Example:
         >>> import tfdist
@@ -67,9 +69,9 @@ def is_chief() -> bool:
 
 
 def topology() -> Topology:
-    """The job that this process has joined; until then, the one in `TF_CONFIG`.
+    """The job that this process has joined; until then, the one that its environment describes.
 
     Raises:
-        ClusterError: `TF_CONFIG` is invalid.
+        ClusterError: the environment's description of the job is invalid.
     """
-    return from_environment() if _joined is None else _joined
+    return find().topology if _joined is None else _joined

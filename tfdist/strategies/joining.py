@@ -7,7 +7,15 @@ import platform
 
 import tensorflow as tf
 
-from tfdist.cluster import Joiner, Membership, Topology, meet, meet_or_join
+from tfdist.cluster import (
+    Found,
+    Joiner,
+    Membership,
+    Topology,
+    complete,
+    meet,
+    meet_or_join,
+)
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
 from tfdist.collective.communicator_interface import Alone
@@ -19,11 +27,11 @@ _joined: Group | None = None
 _joined_by: Topology | None = None  # the cluster as the program describes it
 
 
-def join(topology: Topology, *, elastic: bool = False) -> Group:
+def join(found: Found, *, elastic: bool = False) -> Group:
     """Joins the group, or returns the membership that this process already has.
 
     Args:
-        topology: the cluster and this process's rank in it.
+        found: the cluster and this process's rank in it.
         elastic: whether the workers may become others; see `Group`.
 
     Raises:
@@ -31,6 +39,7 @@ def join(topology: Topology, *, elastic: bool = False) -> Group:
         RendezvousError: not all workers connected in time.
     """
     global _joined, _joined_by
+    topology = found.topology
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
         options = Options.from_environment()
         if _joined is None:
@@ -38,7 +47,7 @@ def join(topology: Topology, *, elastic: bool = False) -> Group:
             registry.put("workers", Alone())
         return Group(topology, meet(Topology(), options), options)
     if _joined is None:
-        _joined, _joined_by = _join(topology, elastic), topology
+        _joined, _joined_by = _join(found, elastic), topology
         note_joined(_joined.topology, is_admitted=_joined.joiner is None)
     elif not _is_same(topology, _joined_by):
         raise ClusterError(
@@ -65,9 +74,9 @@ def _is_same(topology: Topology, other: Topology | None) -> bool:
     )
 
 
-def _join(topology: Topology, elastic: bool) -> Group:
+def _join(found: Found, elastic: bool) -> Group:
     flight_log.survive_signal()
-    options = Options.from_environment()
+    topology, options = complete(found, Options.from_environment())
     met = meet_or_join(topology, options) if options.elastic else meet(topology, options)
     joiner = None
     if isinstance(met, Joiner):

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.cluster import Topology
+from tfdist.cluster import Found
 from tfdist.collective.communicator_interface import Alone
 from tfdist.strategies.communication import local_devices, replica_communicators
 from tfdist.strategies.extended import ReplicatedExtended
@@ -29,7 +29,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     """
 
     def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
-        group = join(Topology())
+        group = join(Found())
         names = [_full_name(d) for d in devices] if devices else local_devices(group)
         options = tf.distribute.experimental.CommunicationOptions()
         workers = Alone()

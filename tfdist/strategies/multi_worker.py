@@ -7,7 +7,7 @@ from typing import Any, Literal
 import tensorflow as tf
 
 from tfdist import cluster
-from tfdist.cluster import ClusterResolver
+from tfdist.cluster import ClusterResolver, Found
 from tfdist.cluster.net.wait_messages import say
 from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
@@ -79,10 +79,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
                 f"`communication` must be one of {', '.join(map(repr, COMMUNICATIONS))}. "
                 f"Received: {communication!r}."
             )
-        topology, resolver = read_cluster(cluster_resolver)
+        found = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
-        group = join(topology)
+        group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
         share_randomness(group)
         native = choose(group, communication) == "native"
@@ -96,7 +96,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         workers = worker_communicator(group, options, native=native)
         replicas = replica_communicators(group, devices, workers, options)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
-        extended.cluster_resolver = resolver
+        extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
         extended.compressor = make_compressor(group, policy, devices, workers, options)
         tf.distribute.Strategy.__init__(self, extended)
@@ -136,16 +136,22 @@ def cannot_shard(devices: list[str]) -> UnsupportedError:
     )
 
 
-def read_cluster(cluster_resolver: Any) -> tuple[cluster.Topology, Any]:
-    """The topology from a resolver, or by default from `TF_CONFIG`, and the resolver.
+def read_cluster(cluster_resolver: Any) -> Found:
+    """The job from a resolver, or by default from the environment.
 
     Raises:
         ClusterError: the description of the cluster is invalid.
     """
-    if cluster_resolver is not None:
-        return cluster.from_resolver(cluster_resolver), cluster_resolver
-    topology = cluster.from_environment()
-    return topology, tf.distribute.cluster_resolver.SimpleClusterResolver(
+    if cluster_resolver is None:
+        return cluster.find()
+    return Found(type(cluster_resolver).__name__, cluster.from_resolver(cluster_resolver))
+
+
+def resolver_of(group: Group, found: Found) -> Any:
+    """TensorFlow's description of a job that was found in the environment."""
+    # A process that waits to be admitted to a running job is alone for now.
+    topology = found.topology if found.exchange is None else group.topology
+    return tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(topology.jobs),
         task_type=topology.task_type,
         task_id=topology.task_index,

@@ -19,6 +19,7 @@ from tests.elastic.behaviours import surviving
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.common import scope
 from tfdist import cluster
+from tfdist.cluster import Found
 from tfdist.collective import step_ops
 from tfdist.pipeline.placement import strategy as pipeline_strategy
 
@@ -176,7 +177,7 @@ def coming(
         os.environ["TFDIST_ELASTIC"] = "1"
         workers[place] = everyone.workers[everyone.rank]
     topology = cluster.Topology(tuple(workers), place, "worker", everyone.rank)
-    with mock.patch.object(pipeline_strategy, "read_cluster", return_value=(topology, None)):
+    with mock.patch.object(pipeline_strategy, "read_cluster", return_value=Found("test", topology)):
         strategy = make(settings)
     wait = functools.partial(surviving.AwaitNewcomers, step, sign, len(places))
     if came:  # It is rank 0 as long as it is alone.

@@ -20,6 +20,7 @@ import tensorflow as tf
 import tfdist
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tfdist import cluster
+from tfdist.cluster import Found
 from tfdist.elastic.membership import membership_of
 from tfdist.sharding.full_state import FullState
 from tfdist.sharding.sharded import sharded_by
@@ -358,7 +359,7 @@ def come(
             "worker",
             everyone.rank,
         )
-        with mock.patch.object(multi_worker, "read_cluster", return_value=(topology, None)):
+        with mock.patch.object(multi_worker, "read_cluster", return_value=Found("test", topology)):
             strategy = make_strategy()
     else:
         faults = {}  # It is rank 0 as long as it is alone.

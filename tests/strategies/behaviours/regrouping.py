@@ -22,6 +22,7 @@ import tfdist
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tests.strategies.behaviours.compression import codec_of
 from tfdist import cluster, native
+from tfdist.cluster import Found
 from tfdist.collective import functions as collective
 from tfdist.compression import Policy
 from tfdist.errors import PeerLostError
@@ -44,7 +45,7 @@ class Member:
         self.number = self._everyone.rank
         topology = self._topology(first if self.number in first else [self.number])
         with (
-            mock.patch.object(multi_worker, "read_cluster", return_value=(topology, None)),
+            mock.patch.object(multi_worker, "read_cluster", return_value=Found("test", topology)),
             mock.patch.object(multi_worker, "join", functools.partial(join, elastic=True)),
         ):
             self.strategy = tfdist.MultiWorkerMirroredStrategy(**settings)

@@ -70,7 +70,7 @@ def summary(topology: Topology, options: Options) -> str:
 
 
 def _hosts(topology: Topology) -> set[str]:
-    return {split(worker.address)[0] for worker in topology.workers}
+    return {split(worker.address)[0] for worker in topology.workers if worker.address}
 
 
 def _is_loopback(host: str) -> bool:

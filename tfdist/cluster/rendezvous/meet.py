@@ -62,7 +62,9 @@ def meet(
         return Session(topology, {}, options)
     check_security(topology, options, announce)
     tls = Tls.load(options)
-    claimed = claim(topology.me.address, name=str(topology.me))
+    # Workers that have yet to tell one another their addresses only dial rank 0.
+    known = bool(topology.me.address)
+    claimed = claim(topology.me.address, name=str(topology.me)) if known else []
     try:
         if topology.rank == 0:
             _listen(topology, claimed)

@@ -13,7 +13,7 @@ class Worker:
     Attributes:
         task_type: its job in TF_CONFIG, `"chief"` or `"worker"`.
         task_index: its index within that job.
-        address: the `"host:port"` at which it listens.
+        address: the `"host:port"` at which it listens; "" if that is yet unknown.
     """
 
     task_type: str
@@ -21,7 +21,8 @@ class Worker:
     address: str
 
     def __str__(self) -> str:
-        return f"{self.task_type} {self.task_index} ({self.address})"
+        name = f"{self.task_type} {self.task_index}"
+        return f"{name} ({self.address})" if self.address else name
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,11 @@ from tfdist.strategies.communication import choose, local_devices
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 from tfdist.strategies.joining import join
-from tfdist.strategies.multi_worker import MultiWorkerMirroredStrategy, read_cluster
+from tfdist.strategies.multi_worker import (
+    MultiWorkerMirroredStrategy,
+    read_cluster,
+    resolver_of,
+)
 from tfdist.strategies.random_state import share_randomness
 
 
@@ -135,7 +139,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
     ) -> None:
         if not isinstance(microbatches, int) or microbatches < 1:
             raise ValueError(f"`microbatches` must be an integer >= 1. Received: {microbatches!r}.")
-        topology, resolver = read_cluster(cluster_resolver)
+        found = read_cluster(cluster_resolver)
+        topology = found.topology
         policy = compression_policy(compression)
         size = topology.size if pipeline_size is None else pipeline_size
         RankGrid.of_hosts([0] * topology.size, size)  # Fails before any worker waits for others.
@@ -144,7 +149,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         self._schedules: dict[int, Schedule] = {}
         self._pipeline_size = size
         self.schedule_for(microbatches)
-        group = join(topology)
+        group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
         share_randomness(group)
         name = getattr(schedule, "__qualname__", schedule)
@@ -175,7 +180,7 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         extended = PipelineExtended(
             self, devices[0], group, mesh, self._place, topology.size, self._connect
         )
-        extended.cluster_resolver = resolver
+        extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.compressor = make_compressor(group, policy, devices[0], extended.workers, mesh)
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)

@@ -1,0 +1,1 @@
+"""What the environment tells of this process's job, by the engine that has started it."""
