@@ -34,16 +34,16 @@ class LateResolver(FakeResolver):
         return super().cluster_spec()
 
 
-@pytest.mark.parametrize("jobs", [None, {}])
-def test_alone(jobs):
-    assert from_resolver(FakeResolver(jobs)) == Topology()
+def test_alone():
+    for jobs in (None, {}):
+        assert from_resolver(FakeResolver(jobs)) == Topology()
 
 
-@pytest.mark.parametrize("jobs", [["a:1", "b:1"], {0: "a:1", 1: "b:1"}])
-def test_lists_and_dicts(jobs):
-    topology = from_resolver(FakeResolver({"chief": ["c:1"], "worker": jobs}, "worker", 1))
-    assert [w.address for w in topology.workers] == ["c:1", "a:1", "b:1"]
-    assert topology.rank == 2
+def test_lists_and_dicts():
+    for jobs in (["a:1", "b:1"], {0: "a:1", 1: "b:1"}):
+        topology = from_resolver(FakeResolver({"chief": ["c:1"], "worker": jobs}, "worker", 1))
+        assert [w.address for w in topology.workers] == ["c:1", "a:1", "b:1"]
+        assert topology.rank == 2
 
 
 def test_task_known_late():

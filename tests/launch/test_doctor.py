@@ -139,13 +139,33 @@ def test_the_port_of_metrics(monkeypatch):
     assert "pip install 'tfdist[metrics]'" in problem
 
 
-def test_without_tf_config():
-    assert rows(workers.check(Context({})))["TF_CONFIG"] == "not set"
+def test_without_a_job():
+    found = rows(workers.check(Context({})))
+    assert found["looked for"].startswith("TF_CONFIG, Open MPI, MPICH, Slurm, ")
+    assert (found["found"], found["this process"]) == ("nothing", "a single process")
 
 
 def test_a_wrong_tf_config():
     section = workers.check(Context({"TF_CONFIG": "{"}))
     assert section.problems[0].startswith("TF_CONFIG is not JSON")
+
+
+@exhaustive
+def test_addresses_that_the_workers_have_yet_to_tell(monkeypatch):
+    monkeypatch.setattr(workers, "probe", lambda address, timeout: ProbeResult.REFUSED)
+    place = {"RANK": "1", "WORLD_SIZE": "3", "MASTER_ADDR": "10.0.0.1"}
+    section = workers.check(Context(place))
+    found = rows(section)
+    assert found["found"] == "torchrun"
+    assert found["this process"] == "rank 1 of 3: worker 1"
+    assert found["addresses"] == "the workers tell theirs to rank 0, at 10.0.0.1:29500"
+    assert found["worker 0 (10.0.0.1:29500)"] == ProbeResult.REFUSED.value
+    assert section.problems == []
+    mpi = {f"OMPI_COMM_WORLD_{name}": value for name, value in (("RANK", "0"), ("SIZE", "2"))}
+    found = rows(workers.check(Context({**mpi, "OMPI_COMM_WORLD_LOCAL_SIZE": "1"})))
+    assert found["authentication"] == "a secret that rank 0 makes, and its launcher tells"
+    (problem,) = workers.check(Context({"RANK": "1"})).problems
+    assert "WORLD_SIZE is not set" in problem
 
 
 def test_an_evaluator():
