@@ -30,9 +30,8 @@ def inside(namespace: str, names: Path, command: list[str]) -> list[str]:
 def test_pods_come_one_after_the_other(hosts, tmp_path, alone):
     names = tmp_path / "hosts"
     names.write_text("127.0.0.1 localhost\n")
-    pods, outputs = [], []
+    pods = []
     for index, host in enumerate(hosts):
-        outputs.append((tmp_path / f"{index}.log").open("w+"))
         variables = {
             "JOB_COMPLETION_INDEX": str(index),
             "HOSTNAME": f"train-{index}",
@@ -41,20 +40,20 @@ def test_pods_come_one_after_the_other(hosts, tmp_path, alone):
             "TFDIST_SECRET": "from a Secret",
             "KUBERNETES_SERVICE_HOST": "10.96.0.1",
         }
-        pods.append(
-            subprocess.Popen(
+        log = tmp_path / f"{index}.log"
+        with log.open("w") as output:
+            pod = subprocess.Popen(
                 inside(host, names, SCRIPT),
                 env=clean_environment(**variables),
                 cwd=ROOT,
-                stdout=outputs[-1],
+                stdout=output,
                 stderr=subprocess.STDOUT,
             )
-        )
-        log = tmp_path / f"{index}.log"
+        pods.append(pod)
         while "to resolve [" not in log.read_text():
-            assert pods[-1].poll() is None, log.read_text()
+            assert pod.poll() is None, log.read_text()
             time.sleep(0.5)
-    assert "waiting for the name of worker 0 (train-0.workers:2222) to resolve" in log.read_text()
+    assert "worker 1 (train-1.workers:2222) waiting for its own name to resolve" in log.read_text()
     with names.open("a") as file:  # in place, as it is mounted
         file.write(_NAMES)
     assert [pod.wait(300) for pod in pods] == [0, 0], log.read_text()

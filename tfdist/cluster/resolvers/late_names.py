@@ -27,9 +27,9 @@ def await_names(topology: Topology, options: Options, announce: Announce) -> Non
         return
     waits = WaitMessages(topology.me, options.start_timeout, announce)
     end = time.monotonic() + options.start_timeout
-    for worker in (topology.me, topology.chief):
+    for worker, what in ((topology.me, "its own name"), (topology.chief, str(topology.chief))):
         while not _resolves(worker.address) and time.monotonic() < end:
-            waits.report(functools.partial("the name of {} to resolve".format, worker))
+            waits.report(functools.partial("{} to resolve".format, what))
             time.sleep(_PAUSE_SECONDS)
 
 
