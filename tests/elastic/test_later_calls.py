@@ -25,9 +25,11 @@ def check(results, comes_in=0):
 
 
 @exhaustive
-@pytest.mark.parametrize("call", range(CALLS))
-def test_a_worker_comes_in_any_call(start, tmp_path, call):
-    settings = {"comes_in": call, "folder": str(tmp_path)}
+@pytest.mark.parametrize(
+    ("call", "unprepared"), [*((call, False) for call in range(CALLS)), (1, True)]
+)
+def test_a_worker_comes_in_any_call(start, tmp_path, call, unprepared):
+    settings = {"comes_in": call, "folder": str(tmp_path), "unprepared": unprepared}
     arguments = [0, 1], 5, {}, str(tmp_path / "come"), settings
     answers = start(3, strategy=False).answers(f"{BEHAVIOURS}:coming", *arguments)
     assert all(done for done, _ in answers), answers

@@ -32,9 +32,10 @@ def train(start, workers, folder, silent=(), **settings):
 
 
 @exhaustive
-@pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
+@pytest.mark.parametrize(("error", "elastic"), [("ValueError", "1"), ("KeyboardInterrupt", "0")])
 @pytest.mark.parametrize("raisers", [[0], [2], [0, 1]])
-def test_the_others_go_on(start, tmp_path, raisers, error):
+def test_the_others_go_on(start, tmp_path, monkeypatch, raisers, error, elastic):
+    monkeypatch.setenv("TFDIST_ELASTIC", elastic)
     workers = 2 * len(raisers) + 1
     results = train(start, workers, tmp_path, raisers=raisers, error=error)
     for rank in raisers:

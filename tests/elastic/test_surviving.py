@@ -222,6 +222,27 @@ def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
     assert seen == expected["events"][-len(seen) :]
 
 
+SHUFFLED = ["dataset", "shuffled arrays"]
+
+
+@exhaustive
+@pytest.mark.parametrize("data", SHUFFLED)
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize(
+    ("phase", "at", "comes"),
+    [("train begin", 0, 3), ("epoch begin", 0, 3), ("before", 0, 3), ("epoch begin", 7, 10)],
+)
+def test_a_loss_before_a_step_of_an_epoch_and_one_that_comes_in_it(
+    start, tmp_path, data, phase, at, comes, victim
+):
+    ranks = start(4, strategy=False)
+    faults = {victim: (phase, at, "kill")}
+    arguments = [0, 1, 2], comes, faults, str(tmp_path / "come"), {"data": data}
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={victim})
+    results, _ = check(answers, [rank for rank in range(4) if rank != victim], {"data": data})
+    assert results[2]["changes"] == [(3, 2), (2, 3)]
+
+
 @exhaustive
 @pytest.mark.parametrize(
     ("step", "settings"),

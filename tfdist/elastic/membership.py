@@ -27,16 +27,18 @@ def membership_of(group: Group) -> Membership | None:
     Raises:
         GroupLostError: a worker has been lost before anything could decide on the group.
     """
-    if group.membership is not None or group.joiner is not None:
-        return group.membership
-    try:
-        membership = Membership(group.session, group.options)
-    except PeerLostError as error:
-        raise GroupLostError(
-            "Elastic cannot go on without a worker that was lost before its first training. "
-            f"{error} Start the job again; with TFDIST_ELASTIC=1, as `tfdist run --elastic` sets "
-            "it, a worker may be lost at any time."
-        ) from error
+    if group.joiner is not None:
+        return None
+    membership = group.membership  # with TFDIST_ELASTIC=1 since the workers have met
+    if membership is None:
+        try:
+            membership = Membership(group.session, group.options)
+        except PeerLostError as error:
+            raise GroupLostError(
+                "Elastic cannot go on without a worker that was lost before its first training. "
+                f"{error} Start the job again; with TFDIST_ELASTIC=1, as `tfdist run --elastic` "
+                "sets it, a worker may be lost at any time."
+            ) from error
     _enter(group, membership)
     return membership
 

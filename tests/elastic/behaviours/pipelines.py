@@ -172,9 +172,9 @@ def coming(
     came = everyone.rank not in first
     place = places[everyone.rank] if came else first.index(everyone.rank)
     workers = [everyone.workers[rank] for rank in first]
+    os.environ["TFDIST_ELASTIC"] = "1"
     if came:
         surviving._await(pathlib.Path(sign).exists)
-        os.environ["TFDIST_ELASTIC"] = "1"
         workers[place] = everyone.workers[everyone.rank]
     topology = cluster.Topology(tuple(workers), place, "worker", everyone.rank)
     with mock.patch.object(pipeline_strategy, "read_cluster", return_value=Found("test", topology)):

@@ -46,8 +46,12 @@ class Fault(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._begun += 1
+        self._meet("train begin")
         if self._begun > 1:
             self._meet("begun anew")
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self._meet("epoch begin")
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._meet("before")
@@ -343,7 +347,8 @@ def come(
         step: after which step they wait for the other one.
         faults: as for `trained`.
         sign: a file that tells the other one to come.
-        settings: as for `trained`.
+        settings: as for `trained`, and unprepared: whether the first ones start without
+            TFDIST_ELASTIC, which `tfdist run --elastic` sets.
     """
     everyone = cluster.from_environment()
     given = settings or {}
@@ -352,7 +357,10 @@ def come(
         compression=given.get("compression"),
         shard_optimizer=given.get("sharded", False),
     )
-    if everyone.rank in first:
+    is_new = everyone.rank not in first
+    if is_new or not given.get("unprepared"):
+        os.environ["TFDIST_ELASTIC"] = "1"
+    if not is_new:
         topology = cluster.Topology(
             tuple(everyone.workers[rank] for rank in first),
             first.index(everyone.rank),
@@ -364,7 +372,6 @@ def come(
     else:
         faults = {}  # It is rank 0 as long as it is alone.
         _await(pathlib.Path(sign).exists)
-        os.environ["TFDIST_ELASTIC"] = "1"
         strategy = make_strategy()
     count = len(everyone.workers) - len(first)
     more = {"more": lambda: [AwaitNewcomers(step, sign, count)]}

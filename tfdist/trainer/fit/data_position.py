@@ -264,8 +264,8 @@ class TrainingData:
             self._note(step[-1])
             wanted = self._at_epoch and self._may_serialize
             self._fresh = position_of(step[-1]) if wanted else None
-            begun(step[-1])
             self._iterator, self._batches = step[-1], 0
+            begun(step[-1])
         return step
 
     def _taken(self, step: Any) -> Any:

@@ -48,6 +48,7 @@ class LiveData:
         self.logs: dict[str, Any] = {}
         self._ended = False  # whether it has no more batches
         self._step: Step | None = None  # the last one that was taken from it
+        self._is_uncounted = False  # the last step, as a worker was lost when its epoch began
         self._seen = self._given = self.batches_before = 0
         self._goes_on: tuple[int, Callable[[], object]] | None = None
         self._iterator: Any = None
@@ -138,7 +139,7 @@ class LiveData:
             self.read, self._ended, self._step = self.epoch, False, None
             self.batches_before = self.replay.given - self._given
         if self._step is None:
-            step = self._next(advance)
+            step, self._is_uncounted = self._next(advance), True
             try:
                 begun(step)
             finally:  # What it takes for itself is no batch of the epoch.
@@ -150,7 +151,9 @@ class LiveData:
             last = self._step
             step = self._go_to(batches, last[-1], advance)
             ready()
-            return step, step[0] > last[0]
+            if step[0] <= last[0] and not self._is_uncounted:
+                return step, False
+        self._is_uncounted = False
         return step, True
 
     def stops(self) -> bool:
