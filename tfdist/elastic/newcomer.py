@@ -113,6 +113,9 @@ def enter_at(
             held.assign(value)
         load_callbacks()
 
+    def set_random() -> None:
+        set_random_states(document["random"])
+
     load_callbacks()
     callbacks.enter_at(epoch, document["epochs_begun"], restore)
     batches = document["batches"]
@@ -129,13 +132,16 @@ def enter_at(
     elif batches or document["has_untrained"]:
 
         def ready() -> None:
+            set_random()  # Until now there were those with which the others began to read.
             restore_metrics()
             if document["has_untrained"] and position.state is not None and document["own"] is None:
                 live.replay.request()
 
         data.joins = True
+        set_random()
         data.resume_within_epoch(position, epoch, batches, ready)
-    set_random_states(document["random"])
+        return
+    set_random()
 
 
 def encode(entry: Entry) -> bytes:

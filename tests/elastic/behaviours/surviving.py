@@ -219,6 +219,15 @@ class _Batches(keras.utils.PyDataset):
         return self._batches[index]
 
 
+class _Shuffling(_Batches):
+    def __init__(self, x: Any, y: Any) -> None:
+        super().__init__(x, y)
+        self._order = np.random.default_rng(3)
+
+    def on_epoch_end(self) -> None:
+        self._order.shuffle(self._batches)
+
+
 def _sparse(x: tf.Tensor, y: tf.Tensor) -> Any:
     return tf.sparse.from_dense(x), y
 
@@ -238,6 +247,7 @@ DATA = {
     "generator dataset": _from_generator,
     "generator": lambda x, y: {"x": _endless(x, y), "steps_per_epoch": 7},
     "PyDataset": lambda x, y: {"x": _Batches(x, y), "shuffle": False},
+    "shuffling PyDataset": lambda x, y: {"x": _Shuffling(x, y)},
 }
 
 
