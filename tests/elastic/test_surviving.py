@@ -244,6 +244,20 @@ def test_a_loss_before_a_step_of_an_epoch_and_one_that_comes_in_it(
 
 
 @exhaustive
+@pytest.mark.parametrize("data", [*SHUFFLED, "shuffling PyDataset"])
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("phase", ["epoch begin", "before", "backward"])
+def test_one_is_lost_in_the_first_step_of_an_epoch_and_another_one_waits(
+    start, tmp_path, data, phase, victim
+):
+    ranks = start(4, strategy=False)
+    faults = {victim: (phase, 7, "kill")}
+    arguments = [0, 1, 2], 7, faults, str(tmp_path / "come"), {"data": data}
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={victim})
+    check(answers, [rank for rank in range(4) if rank != victim], {"data": data})
+
+
+@exhaustive
 @pytest.mark.parametrize(
     ("step", "settings"),
     [

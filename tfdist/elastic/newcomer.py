@@ -129,7 +129,7 @@ def enter_at(
             position = dataclasses.replace(position, iterators=position.iterators - 1)
         data.resume_between_epochs(position, epoch + 1)
         live.resume_behind(epoch, document["batches" if epoch == entry.epoch else "batches_before"])
-    elif batches or document["has_untrained"]:
+    elif batches or document["has_untrained"] or position.begun:
 
         def ready() -> None:
             set_random()  # Until now there were those with which the others began to read.

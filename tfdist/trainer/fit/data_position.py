@@ -66,8 +66,7 @@ class TrainingData:
     @property
     def batches_of_epoch(self) -> int | None:
         """The number of batches of an epoch, if it is known."""
-        batches: int | None = self._epochs.num_batches
-        return batches
+        return self._epochs.num_batches  # type: ignore[no-any-return]
 
     @property
     def batch_size(self) -> BatchSize | None:
@@ -115,8 +114,7 @@ class TrainingData:
     @property
     def obstacle(self) -> str:
         """Why this process cannot read its data once more from the beginning; "" if it can."""
-        adapter = self._last_adapter
-        return "" if adapter is None else self._first.obstacle(adapter)
+        return "" if self._last_adapter is None else self._first.obstacle(self._last_adapter)
 
     @property
     def _last_adapter(self) -> Any:
@@ -167,6 +165,7 @@ class TrainingData:
             fresh=None if state is None else self._fresh,
             is_common=self.live is not None and self.own is None,
             rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
+            begun=current is not None and not fresh,
         )
 
     def read_trained(self, batches: int) -> Position:
@@ -180,12 +179,13 @@ class TrainingData:
         if self.live.has_ended or not self.live.taken:
             return position
         taken = self.live.taken
+        counted = taken - self.live.uncounted
         read = self.live.replay.read(before_last=self.live.has_untrained(batches))
         begun = batches - batches % self._epochs.steps_per_execution
         return dataclasses.replace(
             position,
-            batches=position.batches - taken + batches,
-            in_all=position.in_all - taken + batches,
+            batches=position.batches - counted + batches,
+            in_all=position.in_all - counted + batches,
             steps_seen=position.steps_seen - taken + begun,
             rows=self._rows(read),
         )
@@ -239,9 +239,9 @@ class TrainingData:
         self._make_iterators(position.iterators - 1)  # The last one is made now.
         step = advance()
         self._note(step[-1])
-        if position.batches:  # What `begun` takes was not taken there otherwise.
+        if position.batches or position.begun:  # Otherwise `begun` has taken nothing there.
             self._with_new(step, begun)
-        replay = None if self.live is None or self.batch_size is None else self.live.replay
+        replay = self.live.replay if self.live is not None and self.batch_size else None
         if self.own is None or not (self.joins and self.own.is_shared_out):
             self.skipped = go_to(step[-1], position, self._epochs, replay)
         self._with_new(step, begun)

@@ -48,7 +48,7 @@ class LiveData:
         self.logs: dict[str, Any] = {}
         self._ended = False  # whether it has no more batches
         self._step: Step | None = None  # the last one that was taken from it
-        self._is_uncounted = False  # the last step, as a worker was lost when its epoch began
+        self._is_uncounted = False  # the last step
         self._seen = self._given = self.batches_before = 0
         self._goes_on: tuple[int, Callable[[], object]] | None = None
         self._iterator: Any = None
@@ -67,6 +67,11 @@ class LiveData:
     def taken(self) -> int:
         """How many batches of its epoch the last step and those before it have."""
         return 0 if self._step is None else self._step[0] + self._epochs.steps_per_execution
+
+    @property
+    def uncounted(self) -> int:
+        """How many of these batches nobody counts yet, as a worker was lost when they began."""
+        return self._epochs.steps_per_execution if self._is_uncounted else 0
 
     @property
     def goes_on(self) -> bool:

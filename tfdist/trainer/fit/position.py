@@ -46,6 +46,7 @@ class Position:
             iterator that has read all lacks the seeds with which later ones shuffle.
         is_common: whether the state serves any worker, of however many that may become others.
         rows: how large batches are, if that depends on the number of workers.
+        begun: whether the first batch of the last one has been compared among the workers.
     """
 
     iterators: int
@@ -58,6 +59,7 @@ class Position:
     fresh: bytes | None
     is_common: bool = False
     rows: KeptRows | None = None
+    begun: bool = False
 
     @property
     def has_own_batches(self) -> bool:
