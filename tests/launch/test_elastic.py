@@ -187,6 +187,46 @@ hear("waits")
 
 
 @exhaustive
+def test_a_replacement_is_of_no_use_when_the_others_have_saved_and_left(elastic, program, tmp_path):
+    path = program("""
+if rank == 1 and life == 0:
+    meet()
+    die()
+if rank == 1:
+    tell("waits")
+    while True: time.sleep(0.01)
+hear("waits")
+sys.exit(75)
+""")
+    job = elastic("-n", "2", "--grace", "0.1", path)
+    assert job.wait() == 75, job.err
+    assert lives(tmp_path) == ["0-0", "1-0", "1-1"]
+    assert job.processes() == set()
+
+
+@exhaustive
+@pytest.mark.parametrize("ends", [True, False])
+def test_a_worker_that_is_stopped_is_killed_once_the_others_have_given_it_up(
+    elastic, program, tmp_path, ends
+):
+    path = program(f"""
+meet()
+if rank == 1 and life == 0:
+    step(5)
+    tell("stopped")
+    os.kill(os.getpid(), signal.SIGSTOP)
+hear("stopped")
+if rank == 0 and not {ends}:
+    hear("life-1-1.json")
+""")
+    job = elastic("-n", "2", path, TFDIST_LINK_TIMEOUT="1", TFDIST_HEARTBEAT_TIMEOUT="1")
+    assert job.wait() == 0, job.err
+    assert "worker 1 has been stopped (SIGSTOP) for 6 s, so the others have given it up" in job.err
+    assert lives(tmp_path) == (["0-0", "1-0"] if ends else ["0-0", "1-0", "1-1"])
+    assert job.processes() == set()
+
+
+@exhaustive
 def test_one_that_has_joined_is_not_stopped(elastic, program, tmp_path):
     path = program("""
 if rank == 1 and life == 0:

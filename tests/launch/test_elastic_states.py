@@ -9,6 +9,7 @@ import pytest
 
 from tests.tiers import exhaustive
 from tfdist.exit_codes import PREEMPTED
+from tfdist.launch.elastic import paused_workers
 from tfdist.launch.elastic.job import spare_settings
 from tfdist.launch.elastic.replacements import GoOnWithout, Replace, decide_replacement
 from tfdist.launch.elastic.report import describe_end, describe_loss
@@ -99,6 +100,58 @@ def test_a_replacement_that_never_joined_is_of_no_use_in_the_end():
     assert states.heed(WorkerCounts(joining=1, completed=1)) == [1]
     assert states.ended(1, failed(status=-15), WorkerCounts(completed=1), now=3.0) is None
     assert states.counts == WorkerCounts(completed=1)
+
+
+@exhaustive
+def test_a_replacement_is_of_no_use_when_the_others_have_left():
+    states = WorkerStates([0, 1], LIMIT, now=0.0)
+    states.ended(1, failed(7), WorkerCounts(), now=1.0)
+    assert states.heed(WorkerCounts(members=1, waiting=1)) == []
+    states.started(1, 1.0)
+    states.ended(0, failed(7, status=PREEMPTED), WorkerCounts(), now=2.0)
+    assert states.heed(states.counts) == [1]
+    assert states.ended(1, failed(status=-15), WorkerCounts(left=1), now=3.0) is None
+    assert states.counts == WorkerCounts(left=1)
+
+
+class Process:
+    def __init__(self, pid):
+        self.pid, self.signals = pid, []
+
+    def signal(self, number):
+        self.signals.append(number)
+
+
+@exhaustive
+def test_workers_that_are_stopped_for_long_are_killed(monkeypatch, capsys):
+    stopped = set()
+    monkeypatch.setattr(paused_workers, "_is_stopped", stopped.__contains__)
+    running = {rank: Process(100 + rank) for rank in range(3)}
+    states, job = WorkerStates(running, LIMIT, now=0.0), WorkerCounts(members=3)
+    paused = paused_workers.PausedWorkers(10.0)
+
+    def look(now):
+        paused.end(running, states, job, now)
+        return [rank for rank, process in running.items() if process.signals]
+
+    stopped.add(101)
+    assert [look(now) for now in (0.0, 0.5, 14.0)] == [[], [], []]
+    assert paused.next_time == 15.0
+    stopped.clear()  # It has gone on.
+    assert look(15.0) == []
+    stopped.add(101)
+    assert [look(now) for now in (20.0, 34.0)] == [[], []]
+    stopped.update({100, 102})  # As a scheduler suspends a job: nobody has given anybody up.
+    assert [look(now) for now in (36.0, 99.0)] == [[], []]
+    stopped.difference_update({100, 102})
+    assert [look(now) for now in (100.0, 114.0, 115.0)] == [[], [], [1]]
+    assert "worker 1 has been stopped (SIGSTOP) for 15 s" in capsys.readouterr().err
+    assert states.ended(1, failed(7, status=-9), job, now=116.0) is not None
+    # The training is complete: the last one is of no use, and no loss.
+    job, running = WorkerCounts(members=1, completed=2), {2: running[2]}
+    stopped.add(102)
+    assert [look(now) for now in (200.0, 215.0)] == [[], [2]]
+    assert states.ended(2, failed(7, status=-9), job, now=216.0) is None
 
 
 @exhaustive

@@ -9,9 +9,11 @@ from tfdist.cluster.membership.witness import Witness
 from tfdist.errors import TfdistError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
+from tfdist.launch.elastic.outcome import ElasticOutcome
+from tfdist.launch.elastic.paused_workers import PausedWorkers
 from tfdist.launch.elastic.report import describe_end
 from tfdist.launch.elastic.spares import Spares
-from tfdist.launch.elastic.supervisor import ElasticOutcome, ElasticSupervisor
+from tfdist.launch.elastic.supervisor import ElasticSupervisor
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts
 from tfdist.launch.hosts.rendezvous import Rendezvous
 from tfdist.launch.job.gpus import VISIBLE
@@ -85,6 +87,10 @@ def run_elastic(
     Raises:
         LaunchError: a worker cannot be started at the beginning.
     """
+    try:
+        silences = Options.from_environment(dict(environment))
+    except ValueError:  # The workers say what is wrong.
+        silences = Options()
     output = Output(options.output, options.log_dir)
     flight_dir = environment.get(_FLIGHT_DIR) or str(output.directory)
     environment = {**environment, _GENERATION: "0", _FLIGHT_DIR: flight_dir}
@@ -114,6 +120,7 @@ def run_elastic(
             grace=Grace.given(options.grace),
             limit=options.max_restarts,
             spares=spares,
+            paused=PausedWorkers(max(silences.heartbeat_timeout, silences.link_timeout)),
             joining=rendezvous.running,
         ).run()
     except BaseException:

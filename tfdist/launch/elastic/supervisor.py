@@ -7,19 +7,18 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 from tfdist.errors import LaunchError
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.console import say
+from tfdist.launch.elastic.outcome import ElasticOutcome
+from tfdist.launch.elastic.paused_workers import PausedWorkers
 from tfdist.launch.elastic.report import describe_leave, describe_loss, mark
 from tfdist.launch.elastic.spares import Spares
 from tfdist.launch.elastic.worker_states import State, WorkerStates
 from tfdist.launch.hosts.elastic_hosts import ElasticHosts
-from tfdist.launch.hosts.worker_counts import WorkerCounts
 from tfdist.launch.job.failure import Failure, stopped_by, worker_failure
 from tfdist.launch.job.log_routing import Output
-from tfdist.launch.job.losses import Loss
 from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.progress import VARIABLE, ProgressMemory
 from tfdist.launch.job.readable import readable
@@ -28,23 +27,6 @@ from tfdist.launch.job.shutdown import Grace, SignalEscalation
 from tfdist.launch.job.signals import Signals
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import WorkerProcess
-
-
-@dataclass(frozen=True)
-class ElasticOutcome:
-    """How an elastic job has ended, as this host knows it.
-
-    Attributes:
-        code: the exit code.
-        losses: what was lost, in order.
-        job: what has become of the workers.
-        stopped: why it was stopped, if it was.
-    """
-
-    code: int
-    losses: tuple[Loss, ...]
-    job: WorkerCounts
-    stopped: Failure | None = None
 
 
 class ElasticSupervisor:
@@ -61,6 +43,7 @@ class ElasticSupervisor:
         grace: seconds from one signal to the next, harder one.
         limit: how many replacements each worker may have.
         spares: processes that become replacements.
+        paused: ends workers that are stopped.
         joining: whether the job runs already, and this host has come again.
     """
 
@@ -76,6 +59,7 @@ class ElasticSupervisor:
         grace: Grace,
         limit: int,
         spares: Spares,
+        paused: PausedWorkers,
         joining: bool = False,
     ) -> None:
         self._plan = plan
@@ -86,7 +70,7 @@ class ElasticSupervisor:
         self._watchdog = watchdog
         self._grace = grace
         self._limit = limit
-        self._spares = spares
+        self._spares, self._paused = spares, paused
         ranks = [worker.rank for worker in plan(None)]
         self._states = WorkerStates(ranks, limit, time.monotonic(), joining=joining)
         self._running: dict[int, WorkerProcess] = {}
@@ -116,6 +100,7 @@ class ElasticSupervisor:
                     self._reap(now)
                     self._follow(now)
                     self._send_signals(now)
+                    self._paused.end(self._running, self._states, self._hosts.job, now)
             finally:
                 for worker in self._running.values():
                     worker.signal(signal.SIGKILL)
@@ -163,7 +148,11 @@ class ElasticSupervisor:
         poll.register(signals, select.POLLIN)
         for descriptor in [*self._output.pipes().values(), *self._hosts.descriptors()]:
             poll.register(descriptor, select.POLLIN)
-        times = [self._states.next_time, *(e.next_time for e in self._stopping.values())]
+        times = [
+            self._paused.next_time,
+            self._states.next_time,
+            *(e.next_time for e in self._stopping.values()),
+        ]
         due = min((at for at in times if at is not None), default=None)
         poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))
 

@@ -26,7 +26,7 @@ class State(enum.Enum):
     COMPLETED = "completed"
     LEFT = "left"
     LOST = "lost"
-    UNNEEDED = "unneeded"  # A replacement that never trained, when the training was complete.
+    UNNEEDED = "unneeded"  # It never trained, or was given up, when the training was complete.
     STOPPED = "stopped"  # It ended after this command was told to stop.
 
 
@@ -152,9 +152,9 @@ class WorkerStates:
         """Follows what has become of the job.
 
         Returns:
-            Replacements to stop: the others have completed the training without them.
+            Replacements to stop: the others have ended the training without them.
         """
-        if job.completed:
+        if job.completed or job.over:
             for rank in self.of(State.WAITING):
                 self._workers[rank].state = State.UNNEEDED
         if not job.over:
@@ -163,6 +163,10 @@ class WorkerStates:
         for rank in unneeded:
             self._workers[rank].state = State.UNNEEDED
         return unneeded
+
+    def unneeded(self, rank: int) -> None:
+        """A worker has no part in the training any more, which the others have completed."""
+        self._workers[rank].state = State.UNNEEDED
 
     def given_up(self, rank: int) -> None:
         """A worker is still running after SIGKILL, and nobody waits for it any more."""

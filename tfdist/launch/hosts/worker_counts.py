@@ -41,8 +41,8 @@ class WorkerCounts:
 
     @property
     def over(self) -> bool:
-        """Whether the training is complete: a worker that has not joined by now has no use."""
-        return self.completed > 0 and not self.members
+        """Whether the training has ended: a worker that has not joined by now has no use."""
+        return self.completed + self.left > 0 and not self.members
 
     @property
     def gone(self) -> WorkerCounts:
