@@ -27,7 +27,7 @@ def test_every_feature_has_a_row(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     rows = json.loads(file.read_text())
-    features = ["none", "none_again", "agreement", "snapshots", "elastic"]
+    features = ["none", "none_again", "agreement", "snapshots", "elastic", "sharded", "copies"]
     assert [row["feature"] for row in rows] == features
     for row in rows:
         assert row["model"] == "tiny" and row["workers"] == 2
