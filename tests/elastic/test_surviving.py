@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.elastic.behaviours.surviving import DATA
+from tests.elastic.behaviours.surviving import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
@@ -220,6 +220,34 @@ def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
     assert results[3]["changes"] == [(1, 3)]
     seen = results[3]["events"][2:]
     assert seen == expected["events"][-len(seen) :]
+
+
+@exhaustive
+@pytest.mark.parametrize("kind", VALIDATION)
+@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize(
+    ("phase", "step"),
+    [("evaluation", 7), ("evaluation", 14), ("epoch end", 7), ("backward", 10)],
+)
+def test_validation_reads_the_same_rows(start, kind, victim, phase, step):
+    faults = {victim: (phase, step, "kill")}
+    answers = start(3).answers(
+        f"{SURVIVING}:trained", {"validation": kind}, faults, silent={victim}
+    )
+    check(answers, [rank for rank in range(3) if rank != victim], {"validation": kind})
+
+
+@exhaustive
+@pytest.mark.parametrize("kind", VALIDATION)
+@pytest.mark.parametrize(
+    ("step", "faults"),
+    [(4, {}), (10, {}), (8, {1: ("evaluation", 14, "kill")}), (4, {0: ("evaluation", 7, "kill")})],
+)
+def test_validation_reads_the_same_rows_on_one_that_comes(start, tmp_path, kind, step, faults):
+    ranks = start(4, strategy=False)
+    arguments = [0, 1, 2], step, faults, str(tmp_path / "come"), {"validation": kind}
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent=set(faults))
+    check(answers, [rank for rank in range(4) if rank not in faults], {"validation": kind})
 
 
 SHUFFLED = ["dataset", "shuffled arrays"]

@@ -15,6 +15,7 @@ from tfdist.cluster import Membership, Session
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.from_snapshot import BeginsAnew, go_back
 from tfdist.elastic.group_info import report_change, tell_of_change
+from tfdist.elastic.live_training_data import begin_live
 from tfdist.elastic.lost_workers import is_loss
 from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
@@ -26,10 +27,9 @@ from tfdist.elastic.stale_graphs import StaleGraphs
 from tfdist.elastic.standing import Agreement, Standing, agree
 from tfdist.elastic.workers import broadcast_bytes, workers_of
 from tfdist.errors import GroupLostError, TfdistError
-from tfdist.internals.iterators import forget_validation_data, set_initial_epoch
+from tfdist.internals.iterators import set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
-from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.metric_totals import keep_totals
 from tfdist.trainer.optimizers.accumulation import accumulate_sums
 
@@ -68,7 +68,7 @@ class Recovery:
         self._entries = entries
         self._callbacks, self._data = entries.callbacks, entries.data
         self._keeps_rows = keeps_rows
-        self._live = self._begin_data()
+        self._live = begin_live(self._model, self._data, keeps_rows=keeps_rows)
         self._totals = keep_totals(model)
         self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
         accumulate_sums(model, joins=membership is None)
@@ -83,11 +83,6 @@ class Recovery:
         self._known = self._group.topology  # what callbacks know
         self._lost: GroupLostError | None = None  # why no worker has the state
         self._changed_at = (-1, 0)  # after which step, and how often
-
-    def _begin_data(self) -> LiveData:
-        live = LiveData(keeps_rows=self._keeps_rows, workers=lambda: self._group.topology.size)
-        self._data.live = live
-        return live
 
     @property
     def membership(self) -> Membership | None:
@@ -207,7 +202,8 @@ class Recovery:
         if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]
         self.graphs.group_changes()
-        forget_validation_data(self._model)
+        came = bool(agreement.newcomers)
+        self._live.validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
             self._share_entry(agreement, is_new=is_new)
@@ -234,7 +230,7 @@ class Recovery:
         """Has `fit` begin anew from the last snapshot, on all workers."""
         assert self._lost is not None
         go_back(self._lost, self._entries, self._group, self._extended.progress.standing)
-        self._live = self._begin_data()
+        self._live = begin_live(self._model, self._data, keeps_rows=self._keeps_rows)
         self._steps_before = {}
 
     def _save_before_waiting(self, agreement: Agreement) -> None:

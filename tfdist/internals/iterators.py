@@ -124,6 +124,11 @@ def set_initial_epoch(model: Any, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
+def validation_epochs(model: Any) -> Any:
+    """Keras's epoch iterator over the validation data of the running call of `fit`, if any."""
+    return getattr(model, "_eval_epoch_iterator", None)
+
+
 def forget_validation_data(model: Any) -> None:
     """Has the running call of `fit` distribute its validation data anew."""
     model._eval_epoch_iterator = None

@@ -251,6 +251,29 @@ DATA = {
 }
 
 
+def _shuffled(**more: Any) -> dict[str, Any]:
+    data = tf.data.Dataset.from_tensor_slices(rows(30, seed=1)).shuffle(30, seed=8)
+    return {"validation_data": data.batch(8), **more}
+
+
+def _split(data: dict[str, Any]) -> dict[str, Any]:
+    """Both from one shuffled dataset, as which they are drawn anew in each epoch."""
+    whole = tf.data.Dataset.from_tensor_slices(rows(80)).shuffle(80, seed=5)
+    data["x"] = whole.skip(30).batch(8)
+    return {"validation_data": whole.take(30).batch(8)}
+
+
+VALIDATION = {
+    "shuffled": lambda data: _shuffled(),
+    "part": lambda data: _shuffled(validation_steps=3),
+    "repeated part": lambda data: {
+        "validation_data": _shuffled()["validation_data"].repeat(),
+        "validation_steps": 3,
+    },
+    "split": _split,
+}
+
+
 def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
     """Trains; `faults` has a phase, a step and what happens then, by rank."""
     if settings.get("sharded") and strategy:
@@ -302,12 +325,17 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
         data["x"] = data["x"].apply(tf.data.experimental.assert_cardinality(7))
     if settings.get("steps_per_epoch"):
         data["x"] = data["x"].repeat()
+    validation: dict[str, Any] = {
+        "validation_data": rows(20, seed=1),
+        "validation_batch_size": 8,
+    }
+    if kind := settings.get("validation"):
+        validation = VALIDATION[kind](data)
     history = model.fit(
         **data,
         epochs=3,
         verbose=0,
-        validation_data=rows(20, seed=1),
-        validation_batch_size=8,
+        **validation,
         callbacks=callbacks,
         **{key: settings[key] for key in ("steps_per_epoch", "class_weight") if key in settings},
     )

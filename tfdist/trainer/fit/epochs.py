@@ -22,6 +22,7 @@ from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.own_batches import OwnBatches
+from tfdist.trainer.fit.validation_data import ValidationData
 from tfdist.trainer.patching import patch
 
 
@@ -58,6 +59,10 @@ def install() -> None:
         data: TrainingData | None = getattr(self, "_training_data", None)
         if data is not None and data.live is not None and data.own is not None:
             _follow_group(self, data, data.live, data.own)
+        if (validation := _validation(self)) is not None:
+            running = current_data()
+            assert running is not None and running.live is not None
+            validation.begins(running.live.epoch)
         return enter(self)
 
     @functools.wraps(advance)
@@ -77,6 +82,8 @@ def install() -> None:
         if data is not None:
             return data.advance(lambda: advance(self), begun)
         step = advance(self)
+        if (validation := _validation(self)) is not None:
+            validation.step(self, step[-1])
         begun(step[-1])
         return step
 
@@ -97,6 +104,14 @@ def install() -> None:
     patch("TFEpochIterator.__iter__", lambda _: enter_epoch)
     patch("TFEpochIterator.__next__", lambda _: next_compared)
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+
+
+def _validation(self: Any) -> ValidationData | None:
+    """The place in the validation data, if this is Keras's epoch iterator over it."""
+    data = current_data()
+    validation = data.live.validation if data is not None and data.live is not None else None
+    is_it = validation is not None and validation.belongs_to(self)
+    return validation if is_it and hasattr(self, "_first_batch") else None
 
 
 def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:

@@ -1,0 +1,31 @@
+"""The data of a call of `fit` that goes on with other workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tfdist.elastic.workers import broadcast_bytes, workers_of
+from tfdist.trainer.fit.data_position import TrainingData
+from tfdist.trainer.fit.live_data import LiveData
+from tfdist.trainer.fit.validation_data import ValidationData
+
+
+def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
+    """Has data go on with the same iterators when `fit` is entered again.
+
+    Args:
+        model: in training.
+        data: the training data.
+        keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
+    """
+    extended = model.distribute_strategy.extended
+
+    def broadcast(contents: bytes, source: int) -> bytes:
+        return broadcast_bytes(contents, source, workers_of(extended))
+
+    data.live = LiveData(
+        keeps_rows=keeps_rows,
+        workers=lambda: extended.group.topology.size,
+        validation=ValidationData(model, broadcast),
+    )
+    return data.live
