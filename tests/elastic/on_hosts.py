@@ -1,7 +1,7 @@
 """A worker of a training on hosts with launchers: `on_hosts.py FOLDER FAULTS WAIT`.
 
 FAULTS are a phase, a step and what happens then, by rank, for the first process of each; after step
-WAIT, rank 0 waits until a process waits to be admitted. See test_on_hosts.py.
+WAIT, rank 0 waits until as many processes wait to be admitted. See test_on_hosts.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ life = len(list(folder.glob(f"{index}-*.life")))
 (folder / f"{index}-{life}.life").write_text(str(os.getpid()))
 strategy = tfdist.MultiWorkerMirroredStrategy()
 try:
-    settings = {"more": lambda: [AwaitNewcomers(wait, str(folder / "sign"))] if wait else []}
+    awaited = AwaitNewcomers(wait, str(folder / "sign"), len(faults))
+    settings = {"more": lambda: [awaited] if wait else []}
     mine = {tfdist.rank(): faults[str(index)]} if str(index) in faults and not life else {}
     answer = True, trained(strategy, settings, mine)
 except Exception:
