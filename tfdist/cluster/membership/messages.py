@@ -41,8 +41,7 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
         "member": encode_member(node.member),
         "acceptor": encode_acceptor(last_word),
     }
-    others = node.others[:_FAREWELLS]
-    for other in others:
+    for other in node.others[:_FAREWELLS]:
         try:
             to = {**header, "to": other.incarnation}
             answer = calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
@@ -50,4 +49,4 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
             continue
         if answer["kind"] != "other":
             return True
-    return not others
+    return not node.others  # They may have said their last word meanwhile.
