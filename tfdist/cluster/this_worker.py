@@ -19,8 +19,7 @@ def rank() -> int:
     """The rank of this worker, starting at 0; the chief is rank 0.
 
     Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
-    and others set. Ranks number workers, not devices: a
-    worker with four GPUs has one rank.
+    and others set. Ranks number workers, not devices: a worker with four GPUs has one rank.
 
     Raises:
         ClusterError: the environment's description of the job is invalid.
@@ -37,8 +36,8 @@ def size() -> int:
     """The number of workers in the job; 1 without a cluster.
 
     Until a strategy is created it is read from the environment: `TF_CONFIG`, or what Slurm, mpirun
-    and others set. The number of replicas on all devices
-    of all workers is `strategy.num_replicas_in_sync`.
+    and others set. The number of replicas on all devices of all workers is
+    `strategy.num_replicas_in_sync`.
 
     Raises:
         ClusterError: the environment's description of the job is invalid.

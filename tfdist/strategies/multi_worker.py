@@ -34,7 +34,8 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
 
     Args:
         cluster_resolver: any `tf.distribute.cluster_resolver.ClusterResolver`; by default
-            `TF_CONFIG` is read, and without that the process trains alone.
+            the environment is read (`TF_CONFIG`, or what Slurm, mpirun and others set), and a
+            process that finds nothing there trains alone.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
             collectives use its `bytes_per_pack` and `timeout_seconds`.
         communication: `"native"` for tfdist's collectives (shared memory and TCP), `"tensorflow"`

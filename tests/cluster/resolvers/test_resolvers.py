@@ -41,6 +41,7 @@ FOUND = [
     ({}, "", 0, 1, None),
     (SLURM, "Slurm", 2, 3, "gpu07:12218"),
     ({**SLURM, "MASTER_ADDR": "gpu07-ib", "MASTER_PORT": "5000"}, "Slurm", 2, 3, "gpu07-ib:5000"),
+    ({**SLURM, "MASTER_ADDR": "fd00::1"}, "Slurm", 2, 3, "[fd00::1]:12218"),
     ({**SLURM, "RANK": "2", "WORLD_SIZE": "3"}, "Slurm", 2, 3, "gpu07:12218"),
     ({**SLURM, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, "Slurm", 0, 1, None),
     ({**SLURM, "SLURM_STEP_ID": ""}, "", 0, 1, None),  # a batch script

@@ -70,9 +70,8 @@ class Membership:
         node = Node(session.topology, options)
         listener = shared_listener_of(session, options, WHAT, announce)
         calls = Calls(session.topology, options)
-        self._view = View(
-            session.topology.generation, (node.member,)
-        )  # until all have said who they are
+        # Until all have said who they are:
+        self._view = View(session.topology.generation, (node.member,))
         self._take(session, node, listener, calls, options, announce)
         listen(listener, node, session.topology)
         session.address.let(listener)

@@ -27,10 +27,9 @@ def share(rank: int, descriptor: int, text: str) -> str:
         ClusterError: the launcher does not answer.
     """
     try:
-        with socket.socket(fileno=os.dup(descriptor)) as connection:
-            connection.settimeout(None)
-            with connection.makefile("rw") as stream:
-                return _share(stream, rank, text)
+        connection = socket.socket(fileno=os.dup(descriptor))
+        with connection, connection.makefile("rw") as stream:
+            return _share(stream, rank, text)
     except (OSError, KeyError, ValueError) as error:
         raise ClusterError(
             f"MPICH's launcher does not answer at PMI_FD={descriptor}: {error}. Start the "

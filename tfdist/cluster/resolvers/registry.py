@@ -12,7 +12,6 @@ from tfdist.cluster.spec.tf_config import from_environment
 
 Resolver = Callable[[Mapping[str, str]], Found | None]
 
-
 _IN_A_POD = "KUBERNETES_SERVICE_HOST"
 
 

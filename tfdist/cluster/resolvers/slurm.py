@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 from tfdist.cluster.resolvers.found import AddressExchange, Found, number, numbered, rank_and_size
 from tfdist.cluster.resolvers.host_list import expand
+from tfdist.cluster.resolvers.master import master
 from tfdist.errors import ClusterError
 
 _RANK, _SIZE = "SLURM_PROCID", "SLURM_STEP_NUM_TASKS"
@@ -46,9 +47,8 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
         return Found("Slurm")
     hosts = expand(environ.get("SLURM_STEP_NODELIST", ""), "SLURM_STEP_NODELIST")
     job, step = number(environ, "SLURM_JOB_ID"), number(environ, "SLURM_STEP_ID")
-    port = environ.get("MASTER_PORT") or str(_FIRST_PORT + (31 * job + step) % _PORTS)
     exchange = AddressExchange(
-        meeting=f"{environ.get('MASTER_ADDR') or hosts[0]}:{port}",
+        meeting=master(environ, hosts[0], _FIRST_PORT + (31 * job + step) % _PORTS),
         seals=shutil.which("munge") is not None,
         one_host=len(hosts) == 1,
     )

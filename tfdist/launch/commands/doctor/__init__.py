@@ -1,4 +1,4 @@
-"""`tfdist doctor`: reports what this host has, how TF_CONFIG is parsed, and any problems.
+"""`tfdist doctor`: reports what this host has, which job it finds, and any problems.
 
 With `--flight`, it explains a job's flight logs instead; with `--job`, it asks a running job.
 """
