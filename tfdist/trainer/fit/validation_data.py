@@ -34,6 +34,7 @@ class ValidationData:
         self._model, self._broadcast = model, broadcast
         self._begins = self._came = self._lacks = False
         self._entered = self._epoch = -1  # the epoch; and of which `_beginning` is
+        self._shuffles: bool | None = None
         self._beginning: bytes | None = None  # where the iterator of the last validation began
         self._again: bytes | None = None  # where that of the next one begins
 
@@ -57,7 +58,9 @@ class ValidationData:
         self._begins, self._epoch = False, self._entered
         again, self._again = self._again, None
         self._beginning = again
-        if _shuffles(epochs):
+        if self._shuffles is None:  # To look at data may copy it.
+            self._shuffles = _shuffles(epochs)
+        if self._shuffles:
             self._beginning = again or position_of(iterator)
             if self._came:
                 again = self._take_over(epochs, again)
