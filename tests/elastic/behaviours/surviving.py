@@ -96,12 +96,24 @@ class Journal(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self.events.append(("batch ended", batch))
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        self.events.append("test")
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self.events.append(("test batch", batch))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.events.append(("test batch ended", batch))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self.events.append("test ended")
+
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.events.append(("epoch ended", epoch))
 
     def on_group_change(self, old: Any, new: Any) -> None:
         self.changes.append((old.size, new.size))
-        self.changed_after.append(sum(event[0] == "batch ended" for event in self.events))
+        self.changed_after.append(sum("batch ended" in event for event in self.events))
 
 
 class AwaitNewcomers(keras.callbacks.Callback):

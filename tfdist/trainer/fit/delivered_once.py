@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -15,8 +16,8 @@ from tfdist.trainer.fit.data_position import TrainingData
 class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
     """Passes each event of training to each callback once, however often `fit` is entered.
 
-    When the group of workers changes, `fit` is entered again, and Keras begins the training and the
-    running epoch once more, of which the callbacks must not learn. An event in whose middle the
+    When the group of workers changes, `fit` is entered again, and Keras begins the training, the
+    running epoch and its validation once more, of which the callbacks must not learn. An event in whose middle the
     group changed goes on with the callbacks that have not seen it. Those that communicate in the
     event, however, see it on each entry, since some workers may have been further than others:
     those with `same_on_all_workers` at the end of an epoch or batch, or in the events that their
@@ -48,6 +49,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._begun = self._ended = -1  # epochs
         self._batch = (-1, -1)  # the last one that has begun, and its epoch
         self._batch_ended = (-1, -1)
+        self._tested = _NO_TEST  # the last event of validation that they have seen
         self._interrupted: Interrupted | None = None
         self._begun_before = _NONE_BEGUN  # by another process, and how to restore what it had
 
@@ -61,7 +63,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         if self._batch_ended >= (epoch, batch):
             return len(self.callbacks)
         event = self._interrupted
-        if event is None or event[:2] != (_BATCH_END, batch) or self.epoch != epoch:
+        if event is None or event[:2] != (_BATCH_END, (batch,)) or self.epoch != epoch:
             return 0
         return event.callback + 1
 
@@ -115,7 +117,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
         self._know_length()
         self.epoch = epoch
         self._ended = max(self._ended, epoch - 1)  # maybe in another process
-        self._deliver("on_epoch_begin", epoch, logs, again=epoch <= self._begun)
+        self._deliver("on_epoch_begin", (epoch,), logs, again=epoch <= self._begun)
         self._begun = max(self._begun, epoch)
         epochs, restore = self._begun_before
         if epoch < epochs:
@@ -124,7 +126,7 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             self._begun_before = _NONE_BEGUN
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        self._deliver("on_epoch_end", epoch, logs, again=epoch <= self._ended)
+        self._deliver("on_epoch_end", (epoch,), logs, again=epoch <= self._ended)
         self._ended = max(self._ended, epoch)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
@@ -138,8 +140,20 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             self._data.live.logs = logs
         self._data.update_length()
         self._know_length()
-        self._call(_BATCH_END, batch, logs, self.callbacks)
+        self._call(_BATCH_END, (batch,), logs, self.callbacks)
         self._batch_ended = self.epoch, batch
+
+    def on_test_begin(self, logs: Any = None) -> None:
+        self._deliver_test("on_test_begin", (), logs, (self.epoch, -1, 0))
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        self._deliver_test("on_test_batch_begin", (batch,), logs, (self.epoch, batch, 0))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self._deliver_test("on_test_batch_end", (batch,), logs, (self.epoch, batch, 1))
+
+    def on_test_end(self, logs: Any = None) -> None:
+        self._deliver_test("on_test_end", (), logs, (self.epoch, math.inf, 1))
 
     def _know_length(self) -> None:
         """Tells callbacks how many batches the epoch has, if that has changed with the group."""
@@ -154,30 +168,44 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
             if isinstance(callback, keras.callbacks.ProgbarLogger) and bar is not None:
                 bar.target = steps
 
-    def _deliver(self, event: str, epoch: int, logs: Any, *, again: bool) -> None:
+    def _deliver_test(
+        self, event: str, arguments: tuple[int, ...], logs: Any, place: tuple[int, float, int]
+    ) -> None:
+        self._deliver(event, arguments, logs, again=place <= self._tested)
+        self._tested = max(self._tested, place)
+
+    def _deliver(self, event: str, arguments: tuple[int, ...], logs: Any, *, again: bool) -> None:
         first = len(self.callbacks) if again else 0
-        if self._interrupted is not None and self._interrupted[:2] == (event, epoch):
+        if self._interrupted is not None and self._interrupted[:2] == (event, arguments):
             first, self._interrupted = self._interrupted.callback, None
         to_call = [
             callback if number >= first or _communicates(callback, event) else None
             for number, callback in enumerate(self.callbacks)
         ]
-        self._call(event, epoch, plain_logs(logs), to_call, first)
+        self._call(event, arguments, plain_logs(logs), to_call, first)
 
     def _call(
-        self, event: str, argument: int, logs: Any, callbacks: Sequence[Any], first: int = 0
+        self,
+        event: str,
+        arguments: tuple[int, ...],
+        logs: Any,
+        callbacks: Sequence[Any],
+        first: int = 0,
     ) -> None:
         for number, callback in enumerate(callbacks):
             if callback is None:
                 continue
             try:
-                getattr(callback, event)(argument, logs)
+                getattr(callback, event)(*arguments, logs)
             except BaseException:
-                self._interrupted = Interrupted(event, argument, max(number, first))
+                if first < len(callbacks):  # Otherwise all of them had seen it before.
+                    self._interrupted = Interrupted(event, arguments, max(number, first))
                 raise
 
 
 _NONE_BEGUN: tuple[int, Callable[[], object]] = 0, lambda: None
+_NO_TEST: tuple[int, float, int] = -1, 0, 0
+"""An event of validation: the epoch, the batch, and whether it is the end of that."""
 
 
 class Interrupted(NamedTuple):
@@ -185,12 +213,12 @@ class Interrupted(NamedTuple):
 
     Attributes:
         name: the method.
-        argument: the epoch or batch.
+        arguments: those besides `logs`: the epoch, the batch, or nothing.
         callback: the number of the callback in which it was interrupted.
     """
 
     name: str
-    argument: int
+    arguments: tuple[int, ...]
     callback: int
 
 
