@@ -256,6 +256,31 @@ def test_validation_reads_the_same_rows_on_one_that_comes(start, tmp_path, kind,
         assert results[rank]["events"] == expected["events"]
 
 
+@exhaustive
+@pytest.mark.parametrize(
+    ("step", "faults"),
+    [
+        (4, {}),  # in the first epoch, whose order is not shuffled yet
+        (10, {}),
+        (7, {1: ("epoch end", 7, "kill")}),
+    ],
+)
+def test_one_that_comes_with_other_data_leaves_alone(start, tmp_path, monkeypatch, step, faults):
+    monkeypatch.setenv("TFDIST_STALL_WARNING", "3")
+    ranks, settings = start(3, strategy=False), {"data": "shuffling PyDataset"}
+    arguments = [0, 1], step, faults, str(tmp_path / "come"), {**settings, "seed": 5}
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={*faults})
+    there = [rank for rank in range(2) if rank not in faults]
+    results, expected = check(answers, there, settings)
+    done, message = answers[2]
+    assert not done
+    assert "ProgramMismatchError: The workers read different data: worker 0" in message
+    assert "has y of" in message
+    for result in results.values():
+        assert result["changes"][-1][1] == len(there)
+        assert result["events"] == expected["events"]
+
+
 SHUFFLED = ["dataset", "shuffled arrays"]
 
 

@@ -446,6 +446,10 @@ int tfd_replay_want(int64_t number, int64_t rows) {
   return Guarded([&] { tfdist::FindReplay(number)->Want(rows); });
 }
 
+int tfd_replay_give_whole(int64_t number, int whole) {
+  return Guarded([&] { tfdist::FindReplay(number)->GiveWhole(whole != 0); });
+}
+
 int tfd_replay_rows(int64_t number, int before_last, int64_t* batches, int64_t* rows,
                     int64_t* pending, int64_t* pending_batches) {
   return Guarded([&] {

@@ -182,6 +182,8 @@ int tfd_replay_keep_rows(int64_t number, int64_t workers, int64_t batch);
 int tfd_replay_batch(int64_t number, int64_t workers, int64_t* own, int64_t* rows);
 /* Has the next batch have so many rows. */
 int tfd_replay_want(int64_t number, int64_t rows);
+// Whether a worker is given whole batches from now on, instead of its part of them.
+int tfd_replay_give_whole(int64_t number, int whole);
 /* Of the iterator that was read last, now or before its last batch was given, and without the first
    batch, which is read twice: how many of the dataset's own batches it has read, their rows, how many
    of these are still to be given, and in how many of the dataset's own batches these are. */

@@ -23,9 +23,11 @@ def begin_live(model: Any, data: TrainingData, *, keeps_rows: bool) -> LiveData:
     def broadcast(contents: bytes, source: int) -> bytes:
         return broadcast_bytes(contents, source, workers_of(extended))
 
+    came_later = data.live is not None and data.live.came_later
     data.live = LiveData(
         keeps_rows=keeps_rows,
         workers=lambda: extended.group.topology.size,
         validation=ValidationData(model, broadcast),
     )
+    data.live.came_later = came_later
     return data.live

@@ -154,6 +154,7 @@ class Recovery:
             TfdistError: it was not admitted, or cannot go on.
         """
         self._next.membership, session = be_admitted(self._group)
+        self._live.came_later = True
         while True:
             form: Callable[[], Session] = self._next.large_enough
             try:
@@ -177,7 +178,8 @@ class Recovery:
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
         standing = Standing(is_new=True) if is_new else self._standing()
-        standing = dataclasses.replace(standing, shards=self.shards.held())
+        later = self._live.came_later
+        standing = dataclasses.replace(standing, shards=self.shards.held(), came_later=later)
         texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
         answers = [json.loads(text) for text in texts]
         standings = [Standing.from_json(text) for text, _ in answers]
@@ -202,7 +204,7 @@ class Recovery:
         if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]
         self.graphs.group_changes()
-        came = bool(agreement.newcomers)
+        self._live.compares, came = agreement.compares, bool(agreement.newcomers)
         self._live.validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):

@@ -22,6 +22,7 @@ class Standing:
         steps: how many steps of training stand on it.
         epochs_ended: of how many epochs all of its callbacks have seen the end.
         seen: how many of its callbacks have seen the end of the last batch.
+        came_later: whether it joined in this call of `fit`.
         shards: what it holds of a sharded optimizer; None if the optimizer is not sharded.
     """
 
@@ -31,6 +32,7 @@ class Standing:
     steps: int = 0
     epochs_ended: int = 0
     seen: int = 0
+    came_later: bool = False
     shards: tuple[HeldShards, ...] | None = None
 
     def to_json(self) -> str:
@@ -60,6 +62,7 @@ class Agreement:
         newcomers: those of them that have just joined.
         epoch: the epoch that all of them enter.
         seen: how many callbacks have seen the end of the last batch on any worker.
+        compares: whether the next batch is compared, since some came later.
         shards: where the state of a sharded optimizer comes from; None if it is not sharded.
     """
 
@@ -71,6 +74,7 @@ class Agreement:
     newcomers: frozenset[int]
     epoch: int
     seen: int
+    compares: bool = False
     shards: ShardSource | None = None
 
 
@@ -125,6 +129,7 @@ def agree(standings: Sequence[Standing], alike: Sequence[Sequence[int]] | None =
         newcomers=frozenset(rank for rank, standing in enumerate(standings) if standing.is_new),
         epoch=min(standing.epochs_ended for standing in members),
         seen=max(whole[rank].seen for rank in newest),
+        compares=any(standing.came_later for standing in standings),
         shards=shards,
     )
 

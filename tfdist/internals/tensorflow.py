@@ -225,5 +225,14 @@ def _drop_in_background(parts: list[Any]) -> None:
 
 def discard_next(iterator: Any) -> None:
     """Consumes the next element of a distributed iterator, if any, on this worker only."""
-    for part in iterator._iterators:
-        part.get_next_as_optional_list()
+    take_next(iterator)
+
+
+def take_next(iterator: Any) -> list[Any]:
+    """Takes the next element of a distributed iterator on this worker only.
+
+    Returns:
+        The part of each of this worker's devices; none if there are no more.
+    """
+    parts = [one for part in iterator._iterators for one in part.get_next_as_optional_list()]
+    return [part.get_value() for part in parts] if all(p.has_value() for p in parts) else []

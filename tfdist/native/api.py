@@ -151,6 +151,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_replay_keep_rows": (c_int, (c_int64, c_int64, c_int64)),
     "tfd_replay_batch": (c_int, (c_int64, c_int64, POINTER(c_int64), POINTER(c_int64))),
     "tfd_replay_want": (c_int, (c_int64, c_int64)),
+    "tfd_replay_give_whole": (c_int, (c_int64, c_int)),
     "tfd_replay_rows": (c_int, (c_int64, c_int, *[POINTER(c_int64)] * 4)),
     "tfd_replay_close": (c_int, (c_int64,)),
     "tfd_encoded_bytes": (c_int, (POINTER(Codec), c_size_t, POINTER(c_size_t))),

@@ -1,5 +1,7 @@
 """Checks that all workers read the same global batches, by comparing the first of each epoch.
 
+Where workers come in the middle of an epoch, the next batch is compared, too.
+
 Each worker takes its rows of every batch, so data sharded by hand would silently lose rows. The
 check does not run the input pipeline a second time: the first element is duplicated, and the
 worker takes one copy before the epoch begins.
@@ -11,27 +13,17 @@ import contextlib
 import json
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError
-from tfdist.internals.datasets import dataset_operations
-from tfdist.internals.tensorflow import discard_next
-from tfdist.strategies.fingerprint import fingerprint, matches, spec_of
+from tfdist.internals.tensorflow import discard_next, take_next
+from tfdist.strategies.batch_contents import Leaf, difference, leaves_of, values_of
 from tfdist.strategies.group import Group
-
-# Operations that draw random numbers while data is read. If batches are produced in parallel, the
-# order of their draws is not deterministic.
-_RANDOM_OPS = ("Random", "Multinomial", "TruncatedNormal", "SampleDistorted", "StatefulUniform")
-# Used by Keras to shuffle arrays, in a deterministic order.
-_SHUFFLES_IN_ORDER = "RandomShuffle"
-_PYTHON = "PyFunc"
-
-_NAMES = ("x", "y", "sample_weight")
+from tfdist.strategies.replay import Replay
 
 
 class FirstBatch:
@@ -47,6 +39,7 @@ class FirstBatch:
         self._per_worker_hint = True
         # A weak reference, since the iterator's dataset refers to this object.
         self._begun: Callable[[], Any] = lambda: None
+        self._leaves: list[Leaf] = []
         self._seen: list[Any] = []
 
     @property
@@ -62,14 +55,14 @@ class FirstBatch:
             per_worker_hint: whether an error suggests how to read separate data on each worker.
         """
         self._watches, self._per_worker_hint = True, per_worker_hint
-        leaves = _leaves(dataset)
+        self._leaves = leaves_of(dataset)
 
         def note(*values: np.ndarray) -> np.int64:
-            self._seen = [leaf.seen(v) for leaf, v in zip(leaves, values, strict=True)]
+            self._see(values)
             return np.int64(2)
 
         def copies(number: tf.Tensor, element: Any) -> tf.data.Dataset:
-            values = [v for v in tf.nest.flatten(element, expand_composites=True) if _is_data(v)]
+            values = values_of(element)
             count = tf.cond(
                 tf.equal(number, 0),
                 lambda: tf.ensure_shape(tf.numpy_function(note, values, tf.int64), []),
@@ -79,12 +72,13 @@ class FirstBatch:
 
         return dataset.enumerate().flat_map(tf.autograph.experimental.do_not_convert(copies))
 
-    def compare(self, iterator: Any) -> None:
+    def compare(self, iterator: Any, *, is_new: bool = False) -> None:
         """Compares the first batch of a new iterator; called by all workers.
 
         Args:
             iterator: over the distributed form of a dataset from `watch`; one that was already
                 compared is left unchanged.
+            is_new: whether this worker came later, and is to fail alone if it differs.
 
         Raises:
             ProgramMismatchError: the workers read different data.
@@ -93,14 +87,44 @@ class FirstBatch:
             return
         self._begun, self._seen = weakref.ref(iterator), []
         discard_next(iterator)
-        batches = [
-            json.loads(t) for t in self._group.exchange("first batch", json.dumps(self._seen))
-        ]
-        for rank, batch in enumerate(batches):
-            difference = _difference(batches[0], batch)
-            if difference:
+        self._compare("first", is_new=is_new)
+
+    def compare_next(self, iterator: Any, replay: Replay, *, is_new: bool) -> None:
+        """Compares the next batch, where new workers have joined; called by all workers.
+
+        Args:
+            iterator: as for `compare`, at any place; None if this worker reads no more of it.
+            replay: what the dataset passes through.
+            is_new: whether this worker is one of those.
+
+        Raises:
+            ProgramMismatchError: as for `compare`.
+        """
+        self._seen = []
+        if self._watches and iterator is not None and replay.has_whole:
+            parts = [values_of(part) for part in replay.show_next(lambda: take_next(iterator))]
+            if parts:
+                self._see([_joined(values) for values in zip(*parts, strict=True)])
+        self._compare("next", is_new=is_new)
+
+    def _see(self, values: Sequence[np.ndarray]) -> None:
+        self._seen = [leaf.seen(v) for leaf, v in zip(self._leaves, values, strict=True)]
+
+    def _compare(self, which: str, *, is_new: bool) -> None:
+        """Compares what the workers see; each that is new, and all others, with the first other."""
+        texts = self._group.exchange(f"{which} batch", json.dumps([self._seen, is_new]))
+        batches, new = zip(*map(json.loads, texts), strict=True)
+        there = [rank for rank, came in enumerate(new) if not came] or list(range(len(new)))
+        for rank in [*there, self._group.topology.rank]:
+            found = difference(batches[there[0]], batches[rank], which)
+            if found:
                 raise different_data(
-                    self._group, rank, *difference, per_worker_hint=self._per_worker_hint
+                    self._group,
+                    rank,
+                    *found,
+                    reference=there[0],
+                    per_worker_hint=self._per_worker_hint and not is_new,
+                    is_new=is_new,
                 )
 
     def skip(self, iterator: Any) -> None:
@@ -115,7 +139,14 @@ class FirstBatch:
 
 
 def different_data(
-    group: Group, rank: int, chiefs: str, others: str, *, per_worker_hint: bool
+    group: Group,
+    rank: int,
+    chiefs: str,
+    others: str,
+    *,
+    reference: int = 0,
+    per_worker_hint: bool,
+    is_new: bool = False,
 ) -> ProgramMismatchError:
     """The error for a worker that reads different data than the chief.
 
@@ -124,21 +155,30 @@ def different_data(
         rank: the worker's rank.
         chiefs: what the chief reads.
         others: what the worker reads.
+        reference: the rank of the worker that counts as the chief here.
         per_worker_hint: whether to suggest how to read separate data on each worker.
+        is_new: whether the worker has joined others that were training already.
     """
-    workers = group.topology.workers
+    chief, other = (group.topology.workers[one] for one in (reference, rank))
     return ProgramMismatchError(
-        f"The workers read different data: {workers[0]} has {chiefs} where {workers[rank]} has "
+        f"The workers read different data: {chief} has {chiefs} where {other} has "
         f"{others}. Every worker must read the same global batches, from which tfdist selects its "
         "rows: don't shard the data by hand, use the same batch size on all workers, and shuffle "
         "with a seed, or create the data after the strategy."
         + (_PER_WORKER_HINT if per_worker_hint else "")
+        + (_NEW_HINT if is_new else "")
     )
 
 
 _PER_WORKER_HINT = (
     " To read separate batches on each worker, pass a tf.data.Dataset whose options set the "
     "auto_shard_policy to OFF, or use strategy.distribute_datasets_from_function."
+)
+
+_NEW_HINT = (
+    " This worker joined while the others were training. If the program itself draws random "
+    "numbers for the data, as in the `on_epoch_end` of a PyDataset, it needs a seeded generator of "
+    "its own for them."
 )
 
 
@@ -160,74 +200,6 @@ def current_watcher() -> FirstBatch | None:
 _local = threading.local()
 
 
-def draws_numbers(dataset: Any) -> bool:
-    """Whether a dataset's functions draw random numbers, as data augmentation does."""
-    operations = dataset_operations(dataset)
-    return any(name in op for op in operations for name in _RANDOM_OPS)
-
-
-def _is_data(leaf: Any) -> bool:
-    # Not the optionals that represent None.
-    return isinstance(leaf, (tf.Tensor, tf.TensorSpec)) and leaf.dtype != tf.variant
-
-
-@dataclass(frozen=True)
-class _Leaf:
-    """A tensor of an element.
-
-    Attributes:
-        name: the name of its part of the batch.
-        same_rows: whether it has the same number of rows on all workers.
-        same_values: whether it is identical on all workers.
-    """
-
-    name: str
-    same_rows: bool
-    same_values: bool
-
-    def seen(self, values: np.ndarray) -> list[Any]:
-        """Its name, spec and fingerprint, as far as they are the same on all workers."""
-        if self.same_values:
-            return [self.name, spec_of(values), fingerprint(values)]
-        return [self.name, f"{len(values)} rows" if self.same_rows else "", []]
-
-
-def _leaves(dataset: Any) -> list[_Leaf]:
-    """The tensors of an element, and which of their properties are the same on all workers.
-
-    If inputs are randomly augmented, the targets are still the same. With TensorFlow's random
-    operations, floating-point targets may have been mixed as well, but not integers.
-    """
-    spec = dataset.element_spec
-    parts = spec if isinstance(spec, tuple) else (spec,)
-    operations = dataset_operations(dataset) - {_SHUFFLES_IN_ORDER}
-    draws = any(name in op for op in operations for name in _RANDOM_OPS)
-    by_python = any(_PYTHON in op for op in operations)
-    leaves = []
-    for i, part in enumerate(parts):
-        name = _NAMES[i] if i < len(_NAMES) else f"component {i}"
-        for component in tf.nest.flatten(part):
-            for leaf in filter(_is_data, tf.nest.flatten(component, expand_composites=True)):
-                same = True
-                if draws:
-                    same = i == 1 and not leaf.dtype.is_floating
-                elif by_python:
-                    same = i == 1 or len(parts) == 1
-                leaves.append(_Leaf(name, same or component is leaf, same))
-    return leaves
-
-
-def _difference(chiefs: list[Any], others: list[Any]) -> tuple[str, str] | None:
-    if len(chiefs) != len(others):
-        return _described(chiefs), _described(others)
-    for (name, spec, values), (_, other_spec, other_values) in zip(chiefs, others, strict=True):
-        if spec != other_spec:
-            return f"{name} of {spec} in the first batch", f"{name} of {other_spec}"
-        if not matches(values, other_values):
-            return f"{name} of {spec} in the first batch", "other values"
-    return None
-
-
-def _described(batch: list[Any]) -> str:
-    specs = ", ".join(f"{name} of {spec}" for name, spec, _ in batch)
-    return f"a first batch of {specs}" if batch else "no batch"
+def _joined(parts: Sequence[tf.Tensor]) -> np.ndarray:
+    """The rows of all devices."""
+    return np.concatenate([part.numpy() for part in parts])

@@ -7,9 +7,11 @@ import ctypes
 import threading
 import weakref
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from tfdist import native
+
+T = TypeVar("T")
 
 
 class RowsRead(NamedTuple):
@@ -49,6 +51,7 @@ class Replay:
         number: the core's number of it.
         keeps_rows: as given.
         is_used: whether a dataset passes through it; not if each worker has batches of its own.
+        has_whole: whether it can give a worker whole batches.
     """
 
     def __init__(self, *, keeps_rows: bool = False) -> None:
@@ -57,7 +60,7 @@ class Replay:
         self._core.tfd_replay_create(ctypes.byref(number))
         self.number, self.keeps_rows = number.value, keeps_rows
         self._workers = 0
-        self.is_used = False
+        self.is_used = self.has_whole = False
         weakref.finalize(self, self._core.tfd_replay_close, self.number)
 
     @property
@@ -70,6 +73,24 @@ class Replay:
     def request(self) -> None:
         """Has the next batch be the last one again."""
         self._core.tfd_replay_request(self.number)
+
+    def show_next(self, take_next: Callable[[], T]) -> T:
+        """Lets this worker see the whole next batch, which is then given as if it had not.
+
+        Args:
+            take_next: takes a batch; returns something false if there is none.
+
+        Returns:
+            What `take_next` does.
+        """
+        self._core.tfd_replay_give_whole(self.number, True)
+        try:
+            batch = take_next()
+        finally:
+            self._core.tfd_replay_give_whole(self.number, False)
+        if batch:
+            self.request()
+        return batch
 
     def keep_rows(self, workers: int, batch: int = 0) -> None:
         """Keeps the number of rows that a worker has of one of the dataset's own batches.

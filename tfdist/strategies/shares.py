@@ -76,7 +76,7 @@ def _natively(
     """Has our operation give each replica's rows, or the whole batch and the replica's number."""
     name = workers.lasting_name
     if replay is not None:
-        replay.is_used = True
+        replay.is_used, replay.has_whole = True, splits
     return derived_dataset(
         batches,
         native.load_ops().tfdist_shares_dataset,

@@ -27,6 +27,7 @@ from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies import multi_worker
 
 _WAIT_SECONDS = 120
+_SEED = "TESTS_SEED_OF_ORDER"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -234,7 +235,7 @@ class _Batches(keras.utils.PyDataset):
 class _Shuffling(_Batches):
     def __init__(self, x: Any, y: Any) -> None:
         super().__init__(x, y)
-        self._order = np.random.default_rng(3)
+        self._order = np.random.default_rng(int(os.environ.get(_SEED, 3)))
 
     def on_epoch_end(self) -> None:
         self._order.shuffle(self._batches)
@@ -398,7 +399,7 @@ def come(
         faults: as for `trained`.
         sign: a file that tells the other one to come.
         settings: as for `trained`, and unprepared: whether the first ones start without
-            TFDIST_ELASTIC, which `tfdist run --elastic` sets.
+            TFDIST_ELASTIC, which `tfdist run --elastic` sets; seed: of the other one's order.
     """
     everyone = cluster.from_environment()
     given = settings or {}
@@ -421,6 +422,8 @@ def come(
             strategy = make_strategy()
     else:
         faults = {}  # It is rank 0 as long as it is alone.
+        if "seed" in given:
+            os.environ[_SEED] = str(given["seed"])
         _await(pathlib.Path(sign).exists)
         strategy = make_strategy()
     count = len(everyone.workers) - len(first)

@@ -39,12 +39,15 @@ class Replay {
   // Has the next batch have so many rows.
   void Want(int64_t rows) { rows_wanted_ = rows; }
   int64_t TakeWanted() { return rows_wanted_.exchange(0); }
+  // Whether a worker is given the whole batch, to look at, instead of its part.
+  void GiveWhole(bool whole) { gives_whole_ = whole; }
+  bool gives_whole() const { return gives_whole_; }
   void Publish(const RowCounts& now, const RowCounts& before_last);
   // Those of the iterator that was read last, or before its last batch was given.
   RowCounts Counts(bool before_last) const;
 
  private:
-  std::atomic<bool> wanted_{false};
+  std::atomic<bool> wanted_{false}, gives_whole_{false};
   std::atomic<int64_t> given_{0}, workers_{0}, batch_{0}, rows_wanted_{0};
   mutable std::mutex mutex_;
   RowCounts now_, before_last_;

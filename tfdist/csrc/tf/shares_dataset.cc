@@ -187,9 +187,11 @@ class SharesDataset : public DatasetBase {
       }
       const std::vector<Tensor>& batch = source_.batch();
       element->resize(batch.size());
-      const int64_t replica = place_.worker * settings.replicas + next_;
+      const auto& replay = dataset()->replay_;
+      const Place place = replay && replay->gives_whole() ? Place{0, 1} : place_;
+      const int64_t replica = place.worker * settings.replicas + next_;
       for (size_t i = 0; i < batch.size(); ++i) {
-        TF_RETURN_IF_ERROR(TakeShare(batch[i], replica, place_.workers * settings.replicas,
+        TF_RETURN_IF_ERROR(TakeShare(batch[i], replica, place.workers * settings.replicas,
                                      &(*element)[i]));
       }
       return absl::OkStatus();

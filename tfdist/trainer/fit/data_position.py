@@ -17,7 +17,7 @@ from tfdist.internals.iterators import (
     stop_reading,
 )
 from tfdist.internals.keras import is_of_arrays
-from tfdist.strategies.first_batch import draws_numbers
+from tfdist.strategies.batch_contents import draws_numbers
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.strategies.replay import RowsRead
 from tfdist.trainer.fit.batch_size import BatchSize

@@ -17,11 +17,11 @@ class DeliveredOnce(keras.callbacks.CallbackList):  # type: ignore[misc]
     """Passes each event of training to each callback once, however often `fit` is entered.
 
     When the group of workers changes, `fit` is entered again, and Keras begins the training, the
-    running epoch and its validation once more, of which the callbacks must not learn. An event in whose middle the
-    group changed goes on with the callbacks that have not seen it. Those that communicate in the
-    event, however, see it on each entry, since some workers may have been further than others:
-    those with `same_on_all_workers` at the end of an epoch or batch, or in the events that their
-    attribute `communicates_in` names.
+    running epoch and its validation once more, of which the callbacks must not learn. An event in
+    whose middle the group changed goes on with the callbacks that have not seen it. Those that
+    communicate in the event, however, see it on each entry, since some workers may have been
+    further than others: those with `same_on_all_workers` at the end of an epoch or batch, or in the
+    events that their attribute `communicates_in` names.
 
     Args:
         callbacks: the callbacks, in their order.

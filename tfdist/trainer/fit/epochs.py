@@ -21,6 +21,7 @@ from tfdist.strategies.replay import replaying
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.live_data import LiveData
+from tfdist.trainer.fit.newcomers_data import advance_compared
 from tfdist.trainer.fit.own_batches import OwnBatches
 from tfdist.trainer.fit.validation_data import ValidationData
 from tfdist.trainer.patching import patch
@@ -74,13 +75,17 @@ def install() -> None:
                 if data is not None and data.joins:
                     self._first_batch.skip(iterator)
                 else:
-                    self._first_batch.compare(iterator)
+                    later = data is not None and data.live is not None and data.live.came_later
+                    self._first_batch.compare(iterator, is_new=later)
                 if iterator is not self._begun:
                     end_in_background(iterator)
                     self._begun = iterator
 
         if data is not None:
-            return data.advance(lambda: advance(self), begun)
+            compared = getattr(self, "_first_batch", None)
+            return advance_compared(
+                compared, data, lambda: data.advance(lambda: advance(self), begun)
+            )
         step = advance(self)
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])

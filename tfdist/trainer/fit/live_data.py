@@ -37,6 +37,8 @@ class LiveData:
         batches_before: how many batches the epoch before that one had.
         logs: the logs of the last step.
         batches_done: of the batches of the next step of Keras's loop, how many have been trained.
+        came_later: whether this worker joined others that were training already.
+        compares: whether the next batch is to be compared, since some worker did.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class LiveData:
         self.batch_size = BatchSize(self.replay, workers)
         self.epoch = 0
         self.batches_done = 0
+        self.came_later = self.compares = False
         self._epochs: Any = None  # Keras's epoch iterator
         self.read = -1
         self.logs: dict[str, Any] = {}
