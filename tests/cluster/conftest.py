@@ -52,17 +52,19 @@ def tf_config(addresses: list[str], index: int) -> str:
 
 
 @pytest.fixture
-def addresses() -> Iterator[Callable[[int], list[str]]]:
+def addresses() -> Iterator[Callable[..., list[str]]]:
     """Reserves loopback addresses as the launcher does: bound, not listening."""
     held: list[socket.socket] = []
 
-    def reserve(count: int) -> list[str]:
-        fresh = [socket.socket() for _ in range(count)]
+    def reserve(count: int, host: str = "127.0.0.1") -> list[str]:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        fresh = [socket.socket(family) for _ in range(count)]
         held.extend(fresh)
         for sock in fresh:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            sock.bind(("127.0.0.1", 0))
-        return [f"127.0.0.1:{sock.getsockname()[1]}" for sock in fresh]
+            sock.bind((host, 0))
+        name = f"[{host}]" if ":" in host else host
+        return [f"{name}:{sock.getsockname()[1]}" for sock in fresh]
 
     yield reserve
     for sock in held:

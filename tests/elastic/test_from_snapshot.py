@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic.behaviours.surviving import DATA
+from tests.elastic.behaviours.data_kinds import DATA
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive

@@ -2,8 +2,8 @@
 
 import pytest
 
+from tests.elastic.behaviours.data_kinds import DATA
 from tests.elastic.behaviours.features import FEATURES
-from tests.elastic.behaviours.surviving import DATA
 from tests.elastic.test_features import MODULE as FEATURE
 from tests.elastic.test_features import check as check_feature
 from tests.elastic.test_rows_per_worker import PER_WORKER

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from tests.elastic.behaviours.surviving import DATA, VALIDATION
+from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive

@@ -55,6 +55,11 @@ def dataset_operations(dataset: Any) -> set[str]:
     return names
 
 
+def shuffles(dataset: Any) -> bool:
+    """Whether the iterators of a dataset may each give its elements in another order."""
+    return any("ShuffleDataset" in name for name in dataset_operations(dataset))
+
+
 def dataset_sources(dataset: Any) -> list[Any]:
     """The strings that a pipeline begins with, such as names of files, and the shards it takes.
 

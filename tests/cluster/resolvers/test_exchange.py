@@ -25,13 +25,6 @@ def found(rank, size, how):
     return numbered("test", rank, size, how)
 
 
-def free_address(host="127.0.0.1"):
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
-        probe.bind((host, 0))
-        port = probe.getsockname()[1]
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
 class Store:
     """What a launcher passes on."""
 
@@ -57,13 +50,13 @@ def check(answers, size):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_a_known_meeting(in_parallel, host):
-    how = AddressExchange(meeting=free_address(host), one_host=True)
+def test_a_known_meeting(in_parallel, addresses, host):
+    how = AddressExchange(meeting=addresses(1, host)[0], one_host=True)
     answers = in_parallel(lambda rank: complete(found(rank, 3, how), OPTIONS), range(3))
-    addresses, secrets = check(answers, 3)
-    assert addresses[0] == how.meeting
+    all_addresses, secrets = check(answers, 3)
+    assert all_addresses[0] == how.meeting
     assert secrets == [""] * 3
-    for address in addresses[1:]:
+    for address in all_addresses[1:]:
         assert address.rpartition(":")[0] == how.meeting.rpartition(":")[0]
 
 
@@ -78,10 +71,10 @@ def test_a_launcher_that_passes_on_texts(in_parallel, given):
 
 
 @pytest.mark.parametrize("without", [None, 1])
-def test_a_secret_that_is_sealed(in_parallel, monkeypatch, without):
+def test_a_secret_that_is_sealed(in_parallel, monkeypatch, addresses, without):
     monkeypatch.setattr(munge, "seal", lambda secret: secret[::-1])
     monkeypatch.setattr(munge, "unseal", lambda sealed: sealed[::-1])
-    meeting = free_address()
+    [meeting] = addresses(1)
 
     def join(rank):
         return complete(found(rank, 3, AddressExchange(meeting, seals=rank != without)), OPTIONS)

@@ -12,7 +12,8 @@ import numpy as np
 
 import tfdist
 from tests.elastic.behaviours import surviving
-from tests.elastic.behaviours.surviving import DATA, rows
+from tests.elastic.behaviours.data_kinds import DATA
+from tests.elastic.behaviours.surviving import rows
 from tfdist.errors import ProgramMismatchError
 
 CALLS = 3

@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.elastic.behaviours.surviving import DATA, Journal, make_model
+from tests.elastic.behaviours.data_kinds import DATA
+from tests.elastic.behaviours.surviving import Journal, make_model
 from tests.strategies.behaviours.common import rows
 
 EPOCHS = 3

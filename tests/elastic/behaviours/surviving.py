@@ -18,6 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
+from tests.elastic.behaviours import data_kinds
+from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.strategies.behaviours.common import cross_entropy, rows, scope
 from tfdist import cluster
 from tfdist.cluster import Found
@@ -27,7 +29,6 @@ from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies import multi_worker
 
 _WAIT_SECONDS = 120
-_SEED = "TESTS_SEED_OF_ORDER"
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -201,92 +202,6 @@ def make_model(strategy: Any, settings: dict[str, Any]) -> keras.Model:
     return model
 
 
-def _slices(*values: Any) -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices(values).shuffle(50, seed=5)
-
-
-def _in_batches(x: Any, y: Any) -> Any:
-    for start in range(0, len(x), 8):
-        yield x[start : start + 8], y[start : start + 8]
-
-
-def _from_generator(x: Any, y: Any) -> dict[str, Any]:
-    specs = tf.TensorSpec([None, 8]), tf.TensorSpec([None], y.dtype)
-    return {"x": tf.data.Dataset.from_generator(lambda: _in_batches(x, y), output_signature=specs)}
-
-
-def _endless(x: Any, y: Any) -> Any:
-    while True:
-        yield from _in_batches(x, y)
-
-
-class _Batches(keras.utils.PyDataset):
-    def __init__(self, x: Any, y: Any) -> None:
-        super().__init__(workers=2, max_queue_size=3)
-        self._batches = list(_in_batches(x, y))
-
-    def __len__(self) -> int:
-        return len(self._batches)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._batches[index]
-
-
-class _Shuffling(_Batches):
-    def __init__(self, x: Any, y: Any) -> None:
-        super().__init__(x, y)
-        self._order = np.random.default_rng(int(os.environ.get(_SEED, 3)))
-
-    def on_epoch_end(self) -> None:
-        self._order.shuffle(self._batches)
-
-
-def _sparse(x: tf.Tensor, y: tf.Tensor) -> Any:
-    return tf.sparse.from_dense(x), y
-
-
-def _parallel(x: Any, y: Any) -> tf.data.Dataset:
-    return _slices(x, y).map(lambda x, y: (2 * x, y), tf.data.AUTOTUNE).batch(8)
-
-
-DATA = {
-    "dataset": lambda x, y: {"x": _slices(x, y).batch(8)},
-    "prefetched": lambda x, y: {"x": _parallel(x, y).prefetch(tf.data.AUTOTUNE)},
-    "cached": lambda x, y: {"x": _slices(x, y).cache().batch(8)},
-    "weighted": lambda x, y: {"x": _slices(x, y, np.linspace(0, 2, len(x))).batch(8)},
-    "sparse": lambda x, y: {"x": _slices(x, y).batch(8).map(_sparse)},
-    "arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8, "shuffle": False},
-    "shuffled arrays": lambda x, y: {"x": x, "y": y, "batch_size": 8},
-    "generator dataset": _from_generator,
-    "generator": lambda x, y: {"x": _endless(x, y), "steps_per_epoch": 7},
-    "PyDataset": lambda x, y: {"x": _Batches(x, y), "shuffle": False},
-    "shuffling PyDataset": lambda x, y: {"x": _Shuffling(x, y)},
-}
-
-
-def _shuffled(**more: Any) -> dict[str, Any]:
-    data = tf.data.Dataset.from_tensor_slices(rows(30, seed=1)).shuffle(30, seed=8)
-    return {"validation_data": data.batch(8), **more}
-
-
-def _split(data: dict[str, Any]) -> dict[str, Any]:
-    """Both from one shuffled dataset, as which they are drawn anew in each epoch."""
-    whole = tf.data.Dataset.from_tensor_slices(rows(80)).shuffle(80, seed=5)
-    data["x"] = whole.skip(30).batch(8)
-    return {"validation_data": whole.take(30).batch(8)}
-
-
-VALIDATION = {
-    "shuffled": lambda data: _shuffled(),
-    "part": lambda data: _shuffled(validation_steps=3),
-    "repeated part": lambda data: {
-        "validation_data": _shuffled()["validation_data"].repeat(),
-        "validation_steps": 3,
-    },
-    "split": _split,
-}
-
-
 def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
     """Trains; `faults` has a phase, a step and what happens then, by rank."""
     if settings.get("sharded") and strategy:
@@ -423,7 +338,7 @@ def come(
     else:
         faults = {}  # It is rank 0 as long as it is alone.
         if "seed" in given:
-            os.environ[_SEED] = str(given["seed"])
+            os.environ[data_kinds.SEED] = str(given["seed"])
         _await(pathlib.Path(sign).exists)
         strategy = make_strategy()
     count = len(everyone.workers) - len(first)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.datasets import shuffles
 from tfdist.internals.iterators import changes_between_epochs, position_of
 from tfdist.internals.keras import is_of_one_generator
 from tfdist.trainer.fit.position import move_to
-
-_SHUFFLE = "ShuffleDataset"
 
 
 class FirstIterator:
@@ -45,7 +43,6 @@ class FirstIterator:
             return "the training data is a PyDataset that changes at the beginning or end of epochs"
         if not self._is_known or self._position is not None:
             return ""
-        names = dataset_operations(adapter.get_tf_dataset())
-        if not any(_SHUFFLE in name for name in names):
+        if not shuffles(adapter.get_tf_dataset()):
             return ""
         return "the training data is shuffled, and has an iterator that cannot be saved"

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.datasets import shuffles
 from tfdist.internals.iterators import (
     forget_validation_data,
     position_of,
@@ -18,8 +18,6 @@ from tfdist.internals.iterators import (
     validation_epochs,
 )
 from tfdist.internals.keras import made_under
-
-_SHUFFLE = "ShuffleDataset"
 
 
 class ValidationData:
@@ -59,7 +57,7 @@ class ValidationData:
         again, self._again = self._again, None
         self._beginning = again
         if self._shuffles is None:  # To look at data may copy it.
-            self._shuffles = _shuffles(epochs)
+            self._shuffles = shuffles(epochs.data_adapter.get_tf_dataset())
         if self._shuffles:
             self._beginning = again or position_of(iterator)
             if self._came:
@@ -95,8 +93,3 @@ class ValidationData:
         if self._lacks and contents:
             again = self._beginning = contents
         return again
-
-
-def _shuffles(epochs: Any) -> bool:
-    names = dataset_operations(epochs.data_adapter.get_tf_dataset())
-    return any(_SHUFFLE in name for name in names)
