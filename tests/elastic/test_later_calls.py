@@ -49,6 +49,19 @@ def test_a_worker_comes_in_any_call(start, tmp_path, call, unprepared):
 
 
 @exhaustive
+def test_a_worker_learns_of_a_long_history(start, tmp_path):
+    curve = {"curve": 150_000}  # 6 MiB in two epochs, as text
+    settings = {"comes_in": 1, "folder": str(tmp_path), **curve}
+    arguments = [0, 1], 5, {}, str(tmp_path / "come"), settings
+    answers = start(3, strategy=False).answers(f"{BEHAVIOURS}:coming", *arguments)
+    assert all(done for done, _ in answers), answers
+    expected = reference(f"{BEHAVIOURS}:several", curve, {})
+    for _, result in answers:
+        assert_close(result["weights"], expected["weights"], "weights", 1e-5)
+        assert_close(result["histories"], expected["histories"], "histories", 1e-5)
+
+
+@exhaustive
 @pytest.mark.parametrize(
     ("call", "differs", "named"),
     [

@@ -33,6 +33,21 @@ class AwaitRefusal(keras.callbacks.Callback):
             surviving._await(pathlib.Path(f"{self._sign}.refused").exists)
 
 
+class Curve(keras.callbacks.Callback):
+    """Records a list of numbers in each epoch, for `History`.
+
+    Args:
+        count: how many.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__()
+        self._count = count
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        logs["curve"] = [epoch + number / 3 for number in range(self._count)]
+
+
 def several(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> dict[str, Any]:
     """Calls `fit` several times; evaluates and saves behind each.
 
@@ -43,6 +58,7 @@ def several(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
         comes_in: in which call a process comes.
             differs: what is different on that process: "epochs", "callback", "batch" or "model".
             refused: a file that says to come, if the process is refused.
+            curve: how many numbers each epoch adds to `History`.
         faults: none.
     """
     is_new = strategy is not None and strategy.extended.group.joiner is not None
@@ -66,7 +82,7 @@ def _calls(strategy: Any, settings: dict[str, Any], differs: str | None) -> dict
     histories, losses, weights = [], [], []
     folder = pathlib.Path(settings.get("folder", ""))
     for call in range(CALLS):
-        callbacks: list[Any] = []
+        callbacks: list[Any] = [Curve(settings["curve"])] if "curve" in settings else []
         if strategy:
             callbacks.append(
                 tfdist.callbacks.Elastic(

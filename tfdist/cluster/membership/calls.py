@@ -10,10 +10,9 @@ from collections.abc import Callable
 
 from tfdist.cluster.auth.handshake import handshake
 from tfdist.cluster.auth.identity import REGROUP, Identity
-from tfdist.cluster.membership.wire import FRAME_LIMIT
 from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.dns import resolve
-from tfdist.cluster.net.framing import Header, WireError, encode, read_frame
+from tfdist.cluster.net.framing import FRAME_LIMIT, Header, WireError, encode, read_frame
 from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.spec.topology import Topology
