@@ -171,12 +171,26 @@ def callbacks_of(folder):
     ]
 
 
-def train(strategy, folder, data, at=None, every=4, rated=True, **model):
+def validation_of(kind, data, x, y):
+    """The arguments of `fit` for a kind of validation data; `data` are those for training."""
+    held_out = {"validation_data": (x[:10], y[:10]), "validation_batch_size": 5}
+    if kind == "held out":
+        return held_out
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x), seed=6)
+    if kind == "split":  # from one dataset, that is shuffled anew in each epoch
+        data["x"] = whole.skip(10).batch(8)
+    shuffled = {"validation_data": whole.take(10).batch(5)}
+    return {**shuffled, "validation_steps": 1} if kind == "part" else shuffled
+
+
+def train(strategy, folder, data, at=None, every=4, rated=True, validation="held out", **model):
     """One call of `fit` in what might be a new process; returns all that has come of it."""
     folder = pathlib.Path(folder)
     keras.utils.set_random_seed(1)
     trained = dense(strategy, **model)
     x, y = rows(ROWS, 6)
+    arguments = DATA[data](x, y)
+    held_out = validation_of(validation, arguments, x, y)
     callbacks = [
         tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=every),
         *callbacks_of(folder),
@@ -189,10 +203,9 @@ def train(strategy, folder, data, at=None, every=4, rated=True, **model):
         callbacks.append(Interrupt(at))
     try:
         history = trained.fit(
-            **DATA[data](x, y),
+            **arguments,
+            **held_out,
             epochs=EPOCHS,
-            validation_data=(x[:10], y[:10]),
-            validation_batch_size=5,
             callbacks=callbacks,
             verbose=0,
         )

@@ -54,6 +54,14 @@ def test_where_the_data_has_been_read_ahead_to_the_end_of_an_epoch(tmp_path, at)
     check("2", tmp_path, at=at, every=1)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("group", ["1", "2"])
+@pytest.mark.parametrize("validation", ["shuffled", "part", "split"])
+@pytest.mark.parametrize(("at", "every"), [(9, 4), (9, "epoch"), (13, "epoch"), ("validation", 4)])
+def test_validation_goes_on_with_the_same_rows(tmp_path, group, validation, at, every):
+    check(group, tmp_path, at=at, every=every, validation=validation)
+
+
 @pytest.mark.parametrize("every", some([1, 2, 6, 100, "epoch"], always=["epoch"]))
 @pytest.mark.parametrize("group", some(["1", "2", "2x2"], always=["1"]))
 def test_snapshots_of_steps_and_of_epochs(tmp_path, group, every):

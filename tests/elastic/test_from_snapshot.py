@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic.behaviours.data_kinds import DATA
+from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive
@@ -12,7 +12,11 @@ from tests.tiers import exhaustive
 BEHAVIOURS = "tests.elastic.behaviours.from_snapshot"
 AT_ONCE = [0, 3, 6, 7, 10, 13, 14]  # the steps that stand when three of an epoch's seven are run
 WAITS = {"asynchronous": False}  # so that it is known which snapshot is the last
-SAME = ("data", "optimizer", "steps_per_execution", "steps_per_epoch", "policy")
+ONCE = {
+    "generator": "a Python generator, which gives each batch once",
+    "shuffling PyDataset": "a PyDataset that changes at the beginning or end of epochs",
+}
+SAME = ("data", "validation", "optimizer", "steps_per_execution", "steps_per_epoch", "policy")
 
 
 def go_back(start, tmp_path, workers, faults, settings, snapshot, dead=(), **group):
@@ -87,12 +91,28 @@ def test_at_any_step(start, tmp_path, step):
         {"steps_per_epoch": 7},
         {"optimizer": {"use_ema": True}},
         {"optimizer": {"gradient_accumulation_steps": 3}},
-        *({"data": data} for data in DATA if data not in ("dataset", "generator")),
+        *({"data": data} for data in DATA if data not in ("dataset", *ONCE)),
     ],
 )
 def test_ways_to_train(start, tmp_path, settings):
     snapshot = 10 if "steps_per_execution" in settings else 8
     go_back(start, tmp_path, 3, {1: ("backward", 11, "kill")}, {**WAITS, **settings}, snapshot)
+
+
+@exhaustive
+@pytest.mark.parametrize("kind", VALIDATION)
+@pytest.mark.parametrize(
+    ("phase", "step", "every", "snapshot"),
+    [
+        ("before", 15, 4, 12),
+        ("evaluation", 14, 4, 12),
+        ("before", 10, 6, 6),
+        ("before", 10, "epoch", 7),
+    ],
+)
+def test_validation_reads_the_same_rows(start, tmp_path, kind, phase, step, every, snapshot):
+    settings = {**WAITS, "validation": kind, "every": every}
+    go_back(start, tmp_path, 2, {1: (phase, step, "kill")}, settings, snapshot)
 
 
 @exhaustive
@@ -131,7 +151,7 @@ def test_a_damaged_snapshot_is_passed_over(start, tmp_path):
         ({"every": 0}, "there is no BackupAndRestore"),
         ({"every": 1000}, "there is no complete one"),
         ({"every": 4, "spoil": ("all", 10)}, "damaged"),
-        ({"every": 4, "data": "generator"}, "a Python generator, which gives each batch once"),
+        *(({"every": 4, "data": data}, why) for data, why in ONCE.items()),
     ],
 )
 def test_without_a_snapshot_it_ends_with_the_reason(start, tmp_path, settings, why):

@@ -13,6 +13,7 @@ import keras
 
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.held_state import Held, held_by
+from tfdist.elastic.live_training_data import keep_validation
 from tfdist.elastic.preemption import requesting_on_sigterm
 from tfdist.elastic.snapshot_folder import SnapshotFolder
 from tfdist.elastic.snapshot_series import SnapshotSeries
@@ -128,7 +129,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 "it inside `with strategy.scope():`; with a single process, too."
             )
         require_variables(self.model, "BackupAndRestore")
-        self._data = data
+        self._data, self._validation = data, keep_validation(self.model, data)
         self._series.begin(strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._held = []
@@ -158,7 +159,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         ends = epoch + 1 >= self.params["epochs"] or self.model.stop_training
         # Where snapshots stay, a call of `fit` that has ended does nothing the next time.
         if self._save_every == "epoch" or self._is_due() or (ends and not self._delete):
-            self._save(self._between_epochs())
+            self._save(Place(self._steps, epoch + 1, 0, bool(self.model.stop_training)))
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
@@ -235,6 +236,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._series.resume_from(restored.snapshot)
         set_initial_epoch(self.model, place.epoch)
         resume.load()
+        self._validation.resume(resume.validation)
         if place.batch:
             # Once more when the epoch has begun: callbacks change the state at its beginning.
             self._steps -= place.batch
@@ -257,9 +259,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         steps = self.params.get("steps")
         return bool(steps) and batch + 1 >= steps
 
-    def _between_epochs(self) -> Place:
-        return Place(self._steps, self._epoch + 1, 0, bool(self.model.stop_training))
-
     def _save(self, place: Place, position: Position | None = None) -> None:
         self._series.finish_last()
         if not self._held:  # It takes a while where parts of a whole have to be numbered.
@@ -269,6 +268,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             self._held,
             self._others,
             position or self._data.read(epoch_ends=place.batch == 0),
+            self._validation.next,
             place,
             self._series.workers.rank,
             shared=self._series.writes_shared,

@@ -15,7 +15,7 @@ from tfdist.cluster import Membership, Session
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.from_snapshot import BeginsAnew, go_back
 from tfdist.elastic.group_info import report_change, tell_of_change
-from tfdist.elastic.live_training_data import begin_live
+from tfdist.elastic.live_training_data import begin_live, keep_validation
 from tfdist.elastic.lost_workers import is_loss
 from tfdist.elastic.membership import be_admitted
 from tfdist.elastic.newcomer import decode, encode, enter_at, entry_of
@@ -65,10 +65,10 @@ class Recovery:
         self._extended = model.distribute_strategy.extended
         self._group = self._extended.group
         self._group.elastic = True
-        self._entries = entries
-        self._callbacks, self._data = entries.callbacks, entries.data
+        self._entries, self._callbacks, self._data = entries, entries.callbacks, entries.data
         self._keeps_rows = keeps_rows
         self._live = begin_live(self._model, self._data, keeps_rows=keeps_rows)
+        self._validation = keep_validation(model, self._data)
         self._totals = keep_totals(model)
         self.shards, self.graphs = shards, StaleGraphs(model, divided=self._stages.divided)
         accumulate_sums(model, joins=membership is None)
@@ -177,16 +177,17 @@ class Recovery:
         """Enters a group and takes the state over; returns None if no worker has it."""
         self._group.regroup(session)
         self._stages.follow_group(self._next.membership)
-        standing = Standing(is_new=True) if is_new else self._standing()
-        later = self._live.came_later
-        standing = dataclasses.replace(standing, shards=self.shards.held(), came_later=later)
+        standing = Standing(is_new=True, came_later=True) if is_new else self._standing()
+        standing = dataclasses.replace(standing, shards=self.shards.held())
         texts = self._group.exchange("standing", json.dumps([standing.to_json(), self._live.logs]))
         answers = [json.loads(text) for text in texts]
         standings = [Standing.from_json(text) for text, _ in answers]
+        came = any(one.came_later for one in standings)
         try:
             with self.shards.following():
                 agreement = agree(standings, self._stages.alike())
         except GroupLostError as error:
+            self._validation.group_changes(-1, is_new=is_new, others_came=came)
             self._lose(error, max(one.steps for one in standings))
             return None
         takes = session.rank in agreement.takers
@@ -204,8 +205,8 @@ class Recovery:
         if takes or session.rank in agreement.redo:
             self._live.logs = answers[agreement.source][1]
         self.graphs.group_changes()
-        self._live.compares, came = agreement.compares, bool(agreement.newcomers)
-        self._live.validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
+        self._live.compares = came
+        self._validation.group_changes(agreement.epoch, is_new=is_new, others_came=came)
         set_initial_epoch(self._model, agreement.epoch)
         if any(one.is_new for one in standings):
             self._share_entry(agreement, is_new=is_new)
@@ -260,6 +261,7 @@ class Recovery:
             steps=progress.standing,
             epochs_ended=self._callbacks.epochs_ended,
             seen=0 if batch is None else self._callbacks.seen_of(*batch),
+            came_later=self._live.came_later,
         )
 
     def _share_entry(self, agreement: Agreement, *, is_new: bool) -> None:

@@ -62,7 +62,6 @@ class Agreement:
         newcomers: those of them that have just joined.
         epoch: the epoch that all of them enter.
         seen: how many callbacks have seen the end of the last batch on any worker.
-        compares: whether the next batch is compared, since some came later.
         shards: where the state of a sharded optimizer comes from; None if it is not sharded.
     """
 
@@ -74,7 +73,6 @@ class Agreement:
     newcomers: frozenset[int]
     epoch: int
     seen: int
-    compares: bool = False
     shards: ShardSource | None = None
 
 
@@ -129,7 +127,6 @@ def agree(standings: Sequence[Standing], alike: Sequence[Sequence[int]] | None =
         newcomers=frozenset(rank for rank, standing in enumerate(standings) if standing.is_new),
         epoch=min(standing.epochs_ended for standing in members),
         seen=max(whole[rank].seen for rank in newest),
-        compares=any(standing.came_later for standing in standings),
         shards=shards,
     )
 

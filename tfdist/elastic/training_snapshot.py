@@ -15,14 +15,17 @@ from tfdist.elastic.callback_states import load_states, states_of
 from tfdist.elastic.compression_states import codec_arrays, load_codec_arrays
 from tfdist.elastic.held_state import Held, as_pieces, read_all
 from tfdist.elastic.part_file import Array, Piece, write_part
+from tfdist.elastic.parts import Parts
 from tfdist.elastic.restore import Restored, names
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
 from tfdist.elastic.workers import Workers
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.position import Position
+from tfdist.trainer.fit.validation_data import NextValidation
 
 _POSITION = "position of the data of worker"
 _FRESH = "beginning of the data of worker"
+_VALIDATION = "validation data of worker"
 
 
 @dataclass(frozen=True)
@@ -47,6 +50,7 @@ def take(
     held: Sequence[Held],
     callbacks: Sequence[Any],
     position: Position,
+    validation: NextValidation,
     place: Place,
     rank: int,
     *,
@@ -60,6 +64,7 @@ def take(
         held: its variables on this worker.
         callbacks: all of them, in their order.
         position: where its data stands.
+        validation: what the next validation reads.
         place: where training stands.
         rank: this worker's rank.
         shared: whether this worker also writes what others hold as well.
@@ -71,15 +76,20 @@ def take(
     read = read_all(held, rank, shared=shared)
     states, arrays = states_of(callbacks)
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}
-    if position.state is not None:
-        own[f"{_POSITION} {rank}"] = np.frombuffer(position.state, np.uint8)
-    if position.fresh is not None:
-        own[f"{_FRESH} {rank}"] = np.frombuffer(position.fresh, np.uint8)
+    positions = {
+        _POSITION: position.state,
+        _FRESH: position.fresh,
+        _VALIDATION: validation.position,
+    }
+    for name, contents in positions.items():
+        if contents is not None:
+            own[f"{name} {rank}"] = np.frombuffer(contents, np.uint8)
     document = {
         "complete": complete,
         "place": dataclasses.asdict(place),
         "callbacks": states,
         "position": position.to_json(),
+        "validation": {"again": validation.again, "made": validation.made},
         "random": random_states(),
     }
 
@@ -104,6 +114,7 @@ class Resumption:
     Attributes:
         place: where training goes on.
         position: where its data goes on.
+        validation: what the next validation reads.
     """
 
     def __init__(
@@ -123,19 +134,19 @@ class Resumption:
         self._weights = {key: parts.whole(key) for key in parts.keys if key.startswith("callback ")}
         self._states = states
         self._codecs: dict[str, Array] = {}
-        state = fresh = None
         source = rank if restored.is_own else None
         if restored.is_own:
             prefix = f"compression/worker {rank}/"
             self._codecs = {k: parts.whole(k) for k in parts.keys if k.startswith(prefix)}
         elif elastic and restored.document["position"].get("is_common"):
             # Otherwise its buffers hold a worker's rows, of no use to another number of workers.
-            source = next((r for r in parts.ranks if f"{_POSITION} {r}" in parts), None)
-        if source is not None and f"{_POSITION} {source}" in parts:
-            state = parts.whole(f"{_POSITION} {source}").tobytes()
-        if source is not None and f"{_FRESH} {source}" in parts:
-            fresh = parts.whole(f"{_FRESH} {source}").tobytes()
+            source = next((r for r in parts.ranks if _has_position(parts, r)), None)
+        state, fresh, validation = (
+            parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
+            for name in (_POSITION, _FRESH, _VALIDATION)
+        )
         self.position = Position.from_json(restored.document["position"], state, fresh)
+        self.validation = NextValidation(validation, **restored.document.get("validation", {}))
         parts.close()
 
     def announce(self) -> None:
@@ -170,3 +181,7 @@ class Resumption:
                 f"tfdist: the position in the data could not be saved; {batches} batches were read "
                 f"again to get there, which took {seconds:.1f} s."
             )
+
+
+def _has_position(parts: Parts, rank: int) -> bool:
+    return any(f"{name} {rank}" in parts for name in (_POSITION, _VALIDATION))

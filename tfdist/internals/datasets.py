@@ -60,6 +60,18 @@ def shuffles(dataset: Any) -> bool:
     return any("ShuffleDataset" in name for name in dataset_operations(dataset))
 
 
+def common_shuffles(one: Any, other: Any) -> bool:
+    """Whether two datasets have a shuffle in common, whose iterators draw one after the other."""
+    return bool(_shuffles_of(one) & _shuffles_of(other))
+
+
+def _shuffles_of(dataset: Any) -> set[int]:
+    parts = [dataset]
+    for part in parts:
+        parts.extend(part._inputs())
+    return {id(part) for part in parts if "ShuffleDataset" in type(part).__name__}
+
+
 def dataset_sources(dataset: Any) -> list[Any]:
     """The strings that a pipeline begins with, such as names of files, and the shards it takes.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -11,22 +10,19 @@ from tfdist.internals.iterators import (
     batches_seen,
     lasting_iterator,
     new_iterator,
-    position_of,
     set_batches_seen,
     set_number_of_batches,
     stop_reading,
 )
-from tfdist.internals.keras import is_of_arrays
-from tfdist.strategies.batch_contents import draws_numbers
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.strategies.replay import RowsRead
 from tfdist.trainer.fit.batch_size import BatchSize
 from tfdist.trainer.fit.first_iterator import FirstIterator
+from tfdist.trainer.fit.iterator_states import IteratorStates
 from tfdist.trainer.fit.live_data import LiveData
 from tfdist.trainer.fit.own_batches import OwnBatches
 from tfdist.trainer.fit.position import KeptRows, Position, go_to
-
-_LARGEST_BYTES = 256 << 20
+from tfdist.trainer.fit.validation_data import ValidationData
 
 
 class TrainingData:
@@ -34,6 +30,9 @@ class TrainingData:
 
     Attributes:
         live: goes on with the same iterators when `fit` is entered again; None if it never is.
+        validation: where the validation data stands; None if nobody asks.
+        iterators: how many iterators have been made that shuffle the dataset, each in its own way.
+            Keras makes some that it never reads.
         own: what workers read that read separate batches; None if they divide the same ones.
         joins: whether the other workers have begun the epoch that is about to be resumed.
         resumed: whether an epoch has gone on from where another process left it.
@@ -42,15 +41,17 @@ class TrainingData:
 
     def __init__(self) -> None:
         self.live: LiveData | None = None
+        self.validation: ValidationData | None = None
         self.own: OwnBatches | None = OwnBatches()
         self._first = FirstIterator()
+        self._saves: IteratorStates | None = None
         self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
         self._begin()
 
     def _begin(self) -> None:
         self._epochs: Any = None
         self._iterator: Any = None
-        self._iterators = self._batches = self._in_all = 0
+        self.iterators = self._batches = self._in_all = 0
         self._at_epoch: dict[str, Any] = {}
         self._fresh: bytes | None = None
         self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
@@ -124,16 +125,19 @@ class TrainingData:
         """Has `fit` be entered as in a process that has just started."""
         stop_reading(self._last_adapter)
         self._first.comes_again()
+        if self.validation is not None:
+            self.validation.begin_anew()
         self._begin()
+
+    @property
+    def dataset(self) -> Any:
+        """The dataset, as Keras reads it."""
+        return self._epochs.data_adapter.get_tf_dataset()
 
     @property
     def batches_before(self) -> int:
         """How many batches of the epoch that begins have been trained before it is resumed."""
         return 0 if self._resume_at is None else self._resume_at[1]
-
-    def iterator_is_made(self) -> None:
-        """Counts an iterator over the dataset. Keras makes some that it never reads."""
-        self._iterators += 1
 
     def epoch_begins(self) -> None:
         """Records the random states, from which an epoch can be read again."""
@@ -149,13 +153,10 @@ class TrainingData:
         current = lasting_iterator(epochs) or self._iterator
         fresh = current is not None and current is not self._iterator
         goes_on = epochs.steps_per_epoch is not None and epoch_ends
-        state = None
-        if current is not None and (goes_on or not epoch_ends) and self._may_serialize:
-            state = position_of(current)
-        if state is not None and len(state) > _LARGEST_BYTES:
-            state, self._may_serialize = None, False
+        readable = current is not None and (goes_on or not epoch_ends)
+        state = self._states.of(current) if readable else None
         return Position(
-            iterators=self._iterators,
+            iterators=self.iterators,
             batches=0 if fresh else self._batches,
             in_all=self._in_all,
             steps_seen=batches_seen(epochs),
@@ -262,8 +263,7 @@ class TrainingData:
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
         if step[-1] is not self._iterator:
             self._note(step[-1])
-            wanted = self._at_epoch and self._may_serialize
-            self._fresh = position_of(step[-1]) if wanted else None
+            self._fresh = self._states.of(step[-1]) if self._at_epoch else None
             self._iterator, self._batches = step[-1], 0
             begun(step[-1])
         return step
@@ -273,8 +273,14 @@ class TrainingData:
         self._in_all += self._epochs.steps_per_execution
         return step
 
+    @property
+    def _states(self) -> IteratorStates:
+        if self._saves is None:
+            self._saves = IteratorStates(self._epochs.data_adapter)
+        return self._saves
+
     def _count(self, position: Position) -> None:
-        self._iterators, self._batches = position.iterators, position.batches
+        self.iterators, self._batches = position.iterators, position.batches
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
 
     def _make_iterators(self, count: int) -> None:
@@ -291,10 +297,3 @@ class TrainingData:
         for _ in range(epoch):
             self._epochs.data_adapter.on_epoch_end()
         set_random_states(position.at_epoch)
-
-    @functools.cached_property
-    def _may_serialize(self) -> bool:
-        """Whether an iterator has all state: no random numbers are drawn while it is read."""
-        adapter = self._epochs.data_adapter
-        # Keras's shuffle of arrays is drawn at the beginning of an iterator, which keeps it.
-        return is_of_arrays(adapter) or not draws_numbers(adapter.get_tf_dataset())

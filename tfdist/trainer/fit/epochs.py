@@ -62,8 +62,9 @@ def install() -> None:
             _follow_group(self, data, data.live, data.own)
         if (validation := _validation(self)) is not None:
             running = current_data()
-            assert running is not None and running.live is not None
-            validation.begins(running.live.epoch)
+            assert running is not None
+            live = running.live
+            validation.begins(self, running, live.epoch if live is not None else 0)
         return enter(self)
 
     @functools.wraps(advance)
@@ -114,9 +115,8 @@ def install() -> None:
 def _validation(self: Any) -> ValidationData | None:
     """The place in the validation data, if this is Keras's epoch iterator over it."""
     data = current_data()
-    validation = data.live.validation if data is not None and data.live is not None else None
-    is_it = validation is not None and validation.belongs_to(self)
-    return validation if is_it and hasattr(self, "_first_batch") else None
+    validation = data.validation if data is not None else None
+    return validation if validation is not None and validation.belongs_to(self) else None
 
 
 def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> None:
@@ -173,7 +173,11 @@ def _counted(get: Callable[[Any], Any]) -> Callable[[Any], Any]:
             if iterator is not None:
                 return iterator
         if data is not None:
-            data.iterator_is_made()
+            data.iterators += 1
+        elif (validation := _validation(self)) is not None:
+            running = current_data()
+            assert running is not None
+            validation.iterator_is_made(running)
         return get(self)
 
     return get_counted

@@ -14,7 +14,6 @@ from tfdist.internals.iterators import (
 )
 from tfdist.strategies.replay import Replay, RowsRead
 from tfdist.trainer.fit.batch_size import BatchSize
-from tfdist.trainer.fit.validation_data import ValidationData
 
 Step = tuple[Any, ...]
 """A step of Keras's loop: its first batch, in newer versions its last one, and the iterator."""
@@ -26,10 +25,8 @@ class LiveData:
     Args:
         keeps_rows: whether a worker's part of a batch keeps its rows when the group changes.
         workers: returns the number of workers now.
-        validation: where the validation data stands.
 
     Attributes:
-        validation: as given.
         replay: gives a batch again that no step stands for.
         batch_size: how large batches are.
         epoch: the epoch that Keras's loop is in.
@@ -41,10 +38,7 @@ class LiveData:
         compares: whether the next batch is to be compared, since some worker did.
     """
 
-    def __init__(
-        self, *, keeps_rows: bool, workers: Callable[[], int], validation: ValidationData
-    ) -> None:
-        self.validation = validation
+    def __init__(self, *, keeps_rows: bool, workers: Callable[[], int]) -> None:
         self.replay = Replay(keeps_rows=keeps_rows)
         if keeps_rows:
             self.replay.keep_rows(workers())
