@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from tfdist.cluster.membership.calls import Calls
@@ -13,9 +14,9 @@ from tfdist.cluster.net.framing import WireError
 from tfdist.errors import TfdistError
 
 _INQUIRY_SECONDS = 2.0
-_FAREWELL_SECONDS = 0.5
-_FAREWELLS = 3
-"""How many members are tried."""
+_FAREWELL_SECONDS = 2.0
+_FAREWELLS_SECONDS = 3.0
+"""For all members that are tried."""
 
 
 def inquire(node: Node, calls: Calls) -> Iterator[str]:
@@ -41,10 +42,14 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
         "member": encode_member(node.member),
         "acceptor": encode_acceptor(last_word),
     }
-    for other in node.others[:_FAREWELLS]:
+    until = time.monotonic() + _FAREWELLS_SECONDS
+    for other in node.others:
+        seconds = min(_FAREWELL_SECONDS, until - time.monotonic())
+        if seconds <= 0:
+            break
         try:
             to = {**header, "to": other.incarnation}
-            answer = calls.ask(other.worker.address, to, _FAREWELL_SECONDS)
+            answer = calls.ask(other.worker.address, to, seconds)
         except (OSError, WireError, TfdistError):  # it ends too, or is busy
             continue
         if answer["kind"] != "other":
