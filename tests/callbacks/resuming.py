@@ -61,6 +61,12 @@ def seeded_dataset(x, y):
     return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(ROWS, seed=3).batch(BATCH)}
 
 
+def shuffled_twice(x, y):
+    half = len(x) // 2
+    data = tf.data.Dataset.from_tensor_slices((x[:half], y[:half])).shuffle(8, seed=5)
+    return {"x": data.repeat(2).batch(BATCH)}
+
+
 def arrays(x, y):
     return {"x": x, "y": y, "batch_size": BATCH}
 
@@ -229,6 +235,7 @@ DATA = {
     f.__name__: f
     for f in (
         seeded_dataset,
+        shuffled_twice,
         arrays,
         generator,
         repeated,

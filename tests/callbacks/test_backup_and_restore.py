@@ -13,6 +13,7 @@ from tfdist.callbacks import BackupAndRestore
 RESUMING = "tests.callbacks.resuming"
 DATA = (
     "seeded_dataset",
+    "shuffled_twice",
     "arrays",
     "generator",
     "repeated",
@@ -60,6 +61,11 @@ def test_where_the_data_has_been_read_ahead_to_the_end_of_an_epoch(tmp_path, at)
 @pytest.mark.parametrize(("at", "every"), [(9, 4), (9, "epoch"), (13, "epoch"), ("validation", 4)])
 def test_validation_goes_on_with_the_same_rows(tmp_path, group, validation, at, every):
     check(group, tmp_path, at=at, every=every, validation=validation)
+
+
+@pytest.mark.exhaustive
+def test_a_shuffle_that_is_repeated_goes_on_after_an_epoch(tmp_path):
+    check("2", tmp_path, data="shuffled_twice", at=9, every="epoch")
 
 
 @pytest.mark.parametrize("every", some([1, 2, 6, 100, "epoch"], always=["epoch"]))

@@ -65,6 +65,18 @@ def common_shuffles(one: Any, other: Any) -> bool:
     return bool(_shuffles_of(one) & _shuffles_of(other))
 
 
+def shuffle_passes(dataset: Any) -> int:
+    """How often a shuffle draws while the dataset is read once: each time that it is repeated."""
+    most, parts = 1, [(dataset, 1)]
+    for part, passes in parts:
+        if "ShuffleDataset" in type(part).__name__:
+            most = max(most, passes)
+        if "RepeatDataset" in type(part).__name__:
+            passes *= max(int(part._count), 1)
+        parts.extend((source, passes) for source in part._inputs())
+    return most
+
+
 def _shuffles_of(dataset: Any) -> set[int]:
     parts = [dataset]
     for part in parts:

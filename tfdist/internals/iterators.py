@@ -9,7 +9,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
+from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
+
+from tfdist.internals.datasets import shuffle_passes
 
 # Errors of iterators that cannot be serialized, such as those of Python generators.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
@@ -141,6 +144,12 @@ def changes_between_epochs(adapter: Any) -> bool:
     mine, base = type(adapter.py_dataset), keras.utils.PyDataset
     names = ("on_epoch_begin", "on_epoch_end")
     return any(getattr(mine, name, None) is not getattr(base, name, None) for name in names)
+
+
+def shuffles_per_epoch(adapter: Any) -> int:
+    """How often a shuffle of the data of one of Keras's adapters draws in an epoch."""
+    is_dataset = isinstance(adapter, TFDatasetAdapter)
+    return shuffle_passes(adapter.get_tf_dataset()) if is_dataset else 1
 
 
 def stop_reading(adapter: Any) -> None:

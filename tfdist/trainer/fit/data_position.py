@@ -12,6 +12,7 @@ from tfdist.internals.iterators import (
     new_iterator,
     set_batches_seen,
     set_number_of_batches,
+    shuffles_per_epoch,
     stop_reading,
 )
 from tfdist.strategies.random_state import random_states, set_random_states
@@ -54,7 +55,7 @@ class TrainingData:
         self.iterators = self._batches = self._in_all = 0
         self._at_epoch: dict[str, Any] = {}
         self._fresh: bytes | None = None
-        self._resume_at: tuple[Position, int, Callable[[], object]] | None = None
+        self._resume_at: tuple[Position, int, int, Callable[[], object]] | None = None
         self.skipped: tuple[int, float] | None = None
         self.resumed = self.joins = False
 
@@ -137,7 +138,7 @@ class TrainingData:
     @property
     def batches_before(self) -> int:
         """How many batches of the epoch that begins have been trained before it is resumed."""
-        return 0 if self._resume_at is None else self._resume_at[1]
+        return 0 if self._resume_at is None else self._resume_at[2]
 
     def epoch_begins(self) -> None:
         """Records the random states, from which an epoch can be read again."""
@@ -201,9 +202,9 @@ class TrainingData:
         self._replay_epochs(position, epoch)
         self.follow(position, anew=not position.goes_on)
         if position.goes_on:
-            self._resume_at = position, 0, lambda: None
+            self._resume_at = position, epoch, 0, lambda: None
             return
-        self._make_iterators(position.iterators)
+        self._make_iterators(position.iterators, epoch)
         self._count(position)
 
     def resume_within_epoch(
@@ -219,7 +220,7 @@ class TrainingData:
         """
         self._replay_epochs(position, epoch)
         self.follow(position)
-        self._resume_at = position, batch, ready
+        self._resume_at = position, epoch, batch, ready
 
     def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
         """The next step of an epoch: the numbers of its first and last batch, and the iterator.
@@ -235,9 +236,9 @@ class TrainingData:
                 step, is_new = self.live.advance(advance, lambda one: self._with_new(one, begun))
                 return self._taken(step) if is_new else step
             return self._taken(self._with_new(advance(), begun))
-        position, batch, ready = self._resume_at
+        position, epoch, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        self._make_iterators(position.iterators - 1)  # The last one is made now.
+        self._make_iterators(position.iterators - 1, epoch)  # The last one is made now.
         step = advance()
         self._note(step[-1])
         if position.batches or position.begun:  # Otherwise `begun` has taken nothing there.
@@ -283,9 +284,9 @@ class TrainingData:
         self.iterators, self._batches = position.iterators, position.batches
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
 
-    def _make_iterators(self, count: int) -> None:
-        """Makes later iterators shuffle as if this many had been there before."""
-        for _ in range(count):
+    def _make_iterators(self, count: int, epochs: int) -> None:
+        """Makes later iterators shuffle as if this many had been there, and epochs been read."""
+        for _ in range(count + epochs * (shuffles_per_epoch(self._epochs.data_adapter) - 1)):
             self._note(new_iterator(self._epochs))
 
     def _note(self, iterator: Any) -> None:

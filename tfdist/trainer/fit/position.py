@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist.errors import SnapshotError
-from tfdist.internals.iterators import has_seeds, new_iterator, set_position
+from tfdist.internals.iterators import has_seeds, new_iterator, set_position, shuffles_per_epoch
 from tfdist.internals.keras import is_of_one_generator
 from tfdist.internals.tensorflow import discard_next
 from tfdist.strategies.replay import Replay, RowsRead
@@ -118,6 +118,8 @@ def go_to(
         move_to(iterator, position.state)
         if position.fresh is not None and not has_seeds(position.state):
             move_to(new_iterator(epochs), position.fresh)
+            for _ in range(shuffles_per_epoch(epochs.data_adapter) - 1):
+                new_iterator(epochs)
         return None
     # Each iterator goes on with the same Python generator.
     one = is_of_one_generator(epochs.data_adapter)
