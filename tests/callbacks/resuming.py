@@ -67,6 +67,35 @@ def shuffled_twice(x, y):
     return {"x": data.repeat(2).batch(BATCH)}
 
 
+def cached(x, y):
+    return {"x": tf.data.Dataset.from_tensor_slices((x, y)).shuffle(8, seed=5).batch(BATCH).cache()}
+
+
+class Turning(keras.utils.PyDataset):
+    """Does something at the beginning of each epoch, and at its end."""
+
+    def __init__(self, x, y):
+        super().__init__()
+        self._x, self._y, self._turn = x, y, 0
+
+    def __len__(self):
+        return -(-len(self._x) // BATCH)
+
+    def __getitem__(self, index):
+        rows = slice(index * BATCH, (index + 1) * BATCH)
+        return np.roll(self._x, self._turn, 0)[rows], np.roll(self._y, self._turn, 0)[rows]
+
+    def on_epoch_begin(self):
+        self._turn = 3 * self._turn + 1
+
+    def on_epoch_end(self):
+        self._turn += 2
+
+
+def turning(x, y):
+    return {"x": Turning(x, y)}
+
+
 def arrays(x, y):
     return {"x": x, "y": y, "batch_size": BATCH}
 
@@ -189,7 +218,9 @@ def validation_of(kind, data, x, y):
     return {**shuffled, "validation_steps": 1} if kind == "part" else shuffled
 
 
-def train(strategy, folder, data, at=None, every=4, rated=True, validation="held out", **model):
+def train(
+    strategy, folder, data, at=None, every=4, rated=True, begins=0, validation="held out", **model
+):
     """One call of `fit` in what might be a new process; returns all that has come of it."""
     folder = pathlib.Path(folder)
     keras.utils.set_random_seed(1)
@@ -212,6 +243,7 @@ def train(strategy, folder, data, at=None, every=4, rated=True, validation="held
             **arguments,
             **held_out,
             epochs=EPOCHS,
+            initial_epoch=begins,
             callbacks=callbacks,
             verbose=0,
         )
@@ -236,6 +268,8 @@ DATA = {
     for f in (
         seeded_dataset,
         shuffled_twice,
+        cached,
+        turning,
         arrays,
         generator,
         repeated,

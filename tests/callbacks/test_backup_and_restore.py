@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
+import zipfile
 
+import numpy as np
 import pytest
 
 from tests.groups import GROUPS
@@ -14,6 +17,8 @@ RESUMING = "tests.callbacks.resuming"
 DATA = (
     "seeded_dataset",
     "shuffled_twice",
+    "cached",
+    "turning",
     "arrays",
     "generator",
     "repeated",
@@ -114,6 +119,18 @@ def test_what_each_worker_alone_holds(tmp_path, kind, group):
     check(group, tmp_path, kind=kind)
 
 
+def spoil(part, name):
+    """Changes a bit of an array of a part."""
+    with np.load(part) as arrays:
+        pieces = json.loads(arrays["header"].tobytes())["pieces"]
+    number = [key for key, *_ in pieces].index(name)
+    with zipfile.ZipFile(part) as archive:
+        start = archive.getinfo(f"{number}.npy").header_offset
+    contents = bytearray(part.read_bytes())
+    contents[start + 500] ^= 1
+    part.write_bytes(contents)
+
+
 def stop(group, folder, kind="plain", data="seeded_dataset", at=9, every=4, **options):
     GROUPS[group].run(f"{RESUMING}:stop", kind, str(folder), data, at, every, options)
 
@@ -178,13 +195,50 @@ def test_hosts_with_disks_of_their_own_pass_parts_on(tmp_path):
     assert "training resumes at epoch 2, batch 3" in resumed[0][1]
 
 
-@pytest.mark.parametrize("damage", some(["cut", "spoiled", "gone"], always=["cut"]))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (
+            {"optimizer": "ema"},
+            "they are of the optimizer Adam, and this model has the optimizer SGD",
+        ),
+        ({"data": "arrays"}, "The training data must be the same as when the snapshot was taken"),
+        ({"data": "generator"}, "Received: batches of (TensorSpec"),
+    ],
+)
+def test_a_snapshot_of_something_else_is_an_error(tmp_path, other, said):
+    stop("2", tmp_path / "a", optimizer="adam")
+    for answer, _ in go_on("2", tmp_path / "a", **other):
+        assert answer.startswith("SnapshotError: ")
+        assert said in answer
+
+
+@pytest.mark.exhaustive
+def test_data_that_is_cached_goes_on_twice(tmp_path):
+    folder, cached = tmp_path / "a", {"data": "cached"}
+    for at in (15, 2):
+        stop("2", folder, at=at, every=1, **cached)
+    resumed, whole = go_on("2", folder, **cached), go_on("2", tmp_path / "b", **cached)
+    assert [result["weights"] for result, _ in resumed] == [r["weights"] for r, _ in whole]
+    assert "after 15 steps" in resumed[0][1]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("data", ["seeded_dataset", "turning"])
+def test_a_training_that_begins_at_a_later_epoch(tmp_path, data):
+    check("2", tmp_path, data=data, at=3, begins=1)
+
+
+@pytest.mark.parametrize("damage", some(["cut", "spoiled", "gone", "position"], always=["cut"]))
 def test_a_damaged_snapshot_costs_a_warning_and_the_one_before_is_taken(tmp_path, damage):
     stop("2", tmp_path / "a", at=11)
     newest = max((tmp_path / "a" / "snapshots").glob("step-*"))
     part = newest / "rank-0-of-2.npz"
     if damage == "gone":
         part.unlink()
+    elif damage == "position":
+        spoil(part, "position of the data of worker 0")
     else:
         contents = bytearray(part.read_bytes())
         contents[len(contents) // 2] ^= 255

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import keras
 
+from tfdist.callbacks.arguments import is_positive
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.held_state import Held, held_by
 from tfdist.elastic.live_training_data import keep_validation
@@ -94,12 +95,12 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                 f"`directory` must be a local path. Received: {path!r}. Mount remote storage, or "
                 "use a local disk of each host."
             )
-        if save_every != "epoch" and not _positive(save_every):
+        if save_every != "epoch" and not is_positive(save_every):
             raise ValueError(
                 "`save_every` must be a positive number of batches or 'epoch'. Received: "
                 f"{save_every!r}. Pass an integer such as 500."
             )
-        if not _positive(keep):
+        if not is_positive(keep):
             raise ValueError(f"`keep` must be a positive integer. Received: {keep!r}. Pass 2.")
         folder = SnapshotFolder(Path(path).absolute())
         self._series = SnapshotSeries(folder, keep=keep, asynchronous=asynchronous)
@@ -132,8 +133,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._data, self._validation = data, keep_validation(self.model, data)
         self._series.begin(strategy.extended)
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
-        self._held = []
-        progress, self._not_counted = strategy.extended.progress, None
+        progress, self._held, self._not_counted = strategy.extended.progress, [], None
         if strategy.extended.group.joiner is None:  # Otherwise the others have the state.
             self._restore(progress)
             self._not_counted = self._steps - progress.standing
@@ -148,7 +148,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if self.model.stop_training:
             return  # The epoch ends here; a training that resumes stops in the same way.
         if requests.is_granted(Request.SAVE_AND_EXIT):
-            self._leave(batch)
+            self._leave(Place(self._steps, self._epoch, batch + 1))
         elif self._save_every != "epoch" and self._is_due() and not self._ends_epoch(batch):
             self._save(Place(self._steps, self._epoch, batch + 1))
 
@@ -163,6 +163,11 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
+        mine = "SIGTERM" if requests.is_wanted(Request.SAVE_AND_EXIT) else ""
+        # Not before all have trained to the end: one that fails now has to be able to resume.
+        if any(self._series.workers.exchange("training has ended", mine)):
+            requests.withdraw(Request.SAVE_AND_EXIT)
+            self._leave(Place(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
 
     def on_group_change(self, old: Any, new: Any) -> None:
@@ -277,9 +282,9 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._last_saved = place.steps
         self._series.add(place.steps, write)
 
-    def _leave(self, batch: int) -> None:
+    def _leave(self, place: Place) -> None:
         """Saves and exits, as SIGTERM has asked one of the workers."""
-        self._save(Place(self._steps, self._epoch, batch + 1))
+        self._save(place)
         code = PREEMPTED if self._finish_last("SIGTERM: ") else 1
         if self._series.workers.rank == 0:
             what = ", to be started again" if code == PREEMPTED else ""
@@ -293,7 +298,3 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             state = f"is saved in {self._series.folder.path}" if is_complete else "is lost"
             say(f"tfdist: {why}the state after {self._steps} steps {state}.")
         return is_complete
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import keras
 
+from tfdist.callbacks.arguments import is_positive
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.fit_calls import CallHasEnded, past_history
 from tfdist.elastic.from_snapshot import BeginsAnew
@@ -83,11 +84,13 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         copies: int = 0,
     ) -> None:
         super().__init__()
-        if not _positive(min_workers):
+        if not is_positive(min_workers):
             raise ValueError(
                 f"`min_workers` must be a positive integer. Received: {min_workers!r}. Pass 1."
             )
-        if max_workers is not None and not (_positive(max_workers) and max_workers >= min_workers):
+        if max_workers is not None and not (
+            is_positive(max_workers) and max_workers >= min_workers
+        ):
             raise ValueError(
                 f"`max_workers` must be an integer of at least `min_workers` ({min_workers}), or "
                 f"None. Received: {max_workers!r}. Omit it to admit any number."
@@ -218,7 +221,3 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
 class _GroupChanges(Exception):
     """Leaves `fit`, in order to enter it again in another group."""
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

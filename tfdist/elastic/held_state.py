@@ -82,6 +82,14 @@ def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[He
     return [*_model_state(model), *_metrics(model), *_global_seed(stored)]
 
 
+def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
+    """The classes of what updates a model's variables, by the names of `optimizers_of`."""
+    return {
+        name: [type(one).__name__ for one in updating_optimizers(optimizer)]
+        for name, optimizer in optimizers_of(model).items()
+    }
+
+
 def read_all(
     variables: Sequence[Held], rank: int, *, shared: bool
 ) -> list[tuple[str, int | None, tf.Tensor]]:

@@ -126,7 +126,8 @@ def enter_at(
         pass  # All begin an epoch, and share the data out.
     elif document["has_ended"] or epoch < entry.epoch:
         if epoch < entry.epoch:  # It has made an iterator for the next epoch already.
-            position = dataclasses.replace(position, iterators=position.iterators - 1)
+            made = position.iterators - 1
+            position = dataclasses.replace(position, iterators=made, fresh=None)
         data.resume_between_epochs(position, epoch + 1)
         live.resume_behind(epoch, document["batches" if epoch == entry.epoch else "batches_before"])
     elif batches or document["has_untrained"] or position.begun:

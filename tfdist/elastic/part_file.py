@@ -26,7 +26,7 @@ _HEADER = "header"
 _DAMAGES = (
     OSError,
     ValueError,
-    KeyError,
+    LookupError,
     EOFError,
     NotImplementedError,  # of a damaged header: a compression that does not exist
     RuntimeError,  # the same: an encrypted file

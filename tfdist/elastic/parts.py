@@ -90,6 +90,17 @@ class Parts:
             raise KeyError(f"{key}[{found.size}:{stop}]")
         return found[start:stop]
 
+    def check(self, prefixes: tuple[str, ...]) -> None:
+        """Reads the arrays whose names begin with one of these, to find out whether it is possible.
+
+        Raises:
+            DamagedError: a part cannot be read.
+        """
+        for key, places in self._places.items():
+            if key.startswith(prefixes):
+                for _, rank, number in places:
+                    self._files[rank].values(number)
+
     def close(self) -> None:
         """Closes the files."""
         for file in self._files.values():

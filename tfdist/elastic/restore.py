@@ -20,6 +20,8 @@ from tfdist.elastic.workers import Workers, broadcast_bytes
 from tfdist.errors import SnapshotError
 
 _LOOKED_AT = 5  # snapshots
+_READ_LATER = "position of", "beginning of", "validation data of", "compression/", "callback "
+"""What the names of arrays begin with that are not the model's variables."""
 
 
 @dataclass
@@ -55,6 +57,7 @@ def read_newest(
     folder: SnapshotFolder,
     held: Callable[[Container[str]], Sequence[Held]],
     workers: Workers,
+    optimizers: dict[str, list[str]],
     *,
     holds_all: bool,
 ) -> Restored | None:
@@ -66,6 +69,7 @@ def read_newest(
         folder: this worker's folder, which may be shared.
         held: returns the variables of this worker.
         workers: all of them.
+        optimizers: the classes of the model's optimizers, by their names.
         holds_all: whether every worker holds the whole model.
 
     Returns:
@@ -92,7 +96,7 @@ def read_newest(
             "there is none to resume from."
         )
     for candidate in found:
-        restored, problem = _read(folder, candidate, held, workers, holds_all)
+        restored, problem = _read(folder, candidate, held, workers, optimizers, holds_all)
         problems = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
         foreign = [text for kind, text in filter(None, problems) if kind == "foreign"]
         if foreign:
@@ -135,6 +139,7 @@ def _read(
     candidate: Candidate,
     held: Callable[[Container[str]], Sequence[Held]],
     workers: Workers,
+    optimizers: dict[str, list[str]],
     holds_all: bool,
 ) -> tuple[Restored | None, tuple[str, str] | None]:
     """Reads a snapshot; the second value tells what kind of problem there is, and which."""
@@ -149,6 +154,11 @@ def _read(
         is_own = snapshot.size == workers.size and workers.rank in files
         first = next(iter(files.values()))
         document = files[workers.rank].document if is_own else first.document
+        theirs = document.get("optimizers", optimizers)
+        if theirs != optimizers:
+            raise ValueError(
+                f"they are of {_classes(theirs)}, and this model has {_classes(optimizers)}"
+            )
         lost = [f"what worker {rank} alone held" for rank in candidate.missing]
         values = []
         mine = held(parts)
@@ -160,6 +170,7 @@ def _read(
                 values.append((one, fitting(one, value)))
         if holds_all:
             _check_all_taken(parts, mine)
+        parts.check(_READ_LATER)
         return Restored(folder.path, snapshot, document, is_own, values, parts, lost), None
     except (DamagedError, OSError) as error:
         return None, ("damaged", str(error))
@@ -169,6 +180,10 @@ def _read(
         return None, ("damaged", f"{error.args[0]} is in none of the files that are left")
     except ValueError as error:
         return None, ("foreign", str(error))
+
+
+def _classes(optimizers: dict[str, list[str]]) -> str:
+    return "the optimizer " + " and ".join("/".join(names) for names in optimizers.values())
 
 
 def _check_all_taken(parts: Parts, held: Sequence[Held]) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import keras
 
-from tfdist.elastic.held_state import held_by
+from tfdist.elastic.held_state import held_by, optimizer_classes
 from tfdist.elastic.restore import Restored, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
 from tfdist.elastic.snapshot_writer import SnapshotWriter
@@ -61,6 +61,7 @@ class SnapshotSeries:
             self.folder,
             lambda stored: held_by(model, stored),
             self.workers,
+            optimizer_classes(model),
             holds_all=not model.distribute_strategy.extended.in_stages,
         )
         return None if self._found is None else self._found.snapshot
@@ -121,15 +122,13 @@ class SnapshotSeries:
         self._writer.wait()
 
     def end(self, *, delete: bool) -> None:
-        """Ends the training; called by all workers.
+        """Ends the training, once all workers have trained to the end.
 
         Args:
             delete: whether no call will resume from it.
         """
         self._writer.wait()
         if delete:
-            # Not before all have trained to the end: one that fails now has to be able to resume.
-            self.workers.exchange("training has ended", "")
             self.folder.clear()
 
     def _meet(self, extended: ReplicatedExtended, run: str, *, goes_on: bool = False) -> None:

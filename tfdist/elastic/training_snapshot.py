@@ -13,7 +13,7 @@ import numpy as np
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.callback_states import load_states, states_of
 from tfdist.elastic.compression_states import codec_arrays, load_codec_arrays
-from tfdist.elastic.held_state import Held, as_pieces, read_all
+from tfdist.elastic.held_state import Held, as_pieces, optimizer_classes, read_all
 from tfdist.elastic.part_file import Array, Piece, write_part
 from tfdist.elastic.parts import Parts
 from tfdist.elastic.restore import Restored, names
@@ -86,6 +86,7 @@ def take(
             own[f"{name} {rank}"] = np.frombuffer(contents, np.uint8)
     document = {
         "complete": complete,
+        "optimizers": optimizer_classes(model),
         "place": dataclasses.asdict(place),
         "callbacks": states,
         "position": position.to_json(),

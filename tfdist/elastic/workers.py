@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import uuid
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.strategies.extended import ReplicatedExtended
 
 _PIECE_BYTES = 64 << 20
+_FULL = errno.ENOSPC, errno.EDQUOT
 
 
 @dataclass(frozen=True)
@@ -76,32 +78,33 @@ def writes_for_others(
             of them then tries to write by itself later.
 
     Raises:
-        ValueError: some worker cannot write to its directory; the same error on all.
+        ValueError: some worker cannot write to its directory, which is not just full; the same
+            error on all.
     """
-    token, problem = uuid.uuid4().hex, ""
+    token, problem, is_full = uuid.uuid4().hex, "", False
     mark = _mark(directory, workers.rank)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         mark.write_text(token)
     except OSError as error:
-        problem = error.strerror or str(error)
-    texts = workers.exchange("directory", json.dumps([token, problem]))
+        problem, is_full = error.strerror or str(error), error.errno in _FULL
+    texts = workers.exchange("directory", json.dumps([token, problem, is_full]))
     answers = [json.loads(text) for text in texts]
-    if problem and goes_on:
+    if problem and (goes_on or is_full):
         say(
             f"tfdist: worker {workers.rank} cannot write to {directory}: {problem}. Training goes "
             "on, and later snapshots are tried. Free space, or correct the directory of "
             "tfdist.callbacks.BackupAndRestore."
         )
-    for rank, (_, text) in enumerate(answers):
-        if text and not goes_on:
+    for rank, (_, text, full) in enumerate(answers):
+        if text and not (goes_on or full):
             with contextlib.suppress(OSError):
                 mark.unlink()
             raise ValueError(
                 "`directory` must be a folder that every worker can write to. Received: "
                 f"{str(directory)!r}, on worker {rank}: {text}. Choose another one."
             )
-    tokens = [token for token, _ in answers]
+    tokens = [token for token, *_ in answers]
     seen = (r for r, one in enumerate(tokens) if _text_of(_mark(directory, r)) == one)
     first = next(seen, workers.rank)
     firsts = workers.exchange("directory seen", str(first))

@@ -60,6 +60,19 @@ def shuffles(dataset: Any) -> bool:
     return any("ShuffleDataset" in name for name in dataset_operations(dataset))
 
 
+def caches(dataset: Any) -> bool:
+    """Whether a part of a dataset is read once, and remembered."""
+    return any("CacheDataset" in name for name in dataset_operations(dataset))
+
+
+def shuffle_buffers(dataset: Any) -> list[int]:
+    """How many elements each shuffle of a dataset keeps."""
+    parts = [dataset]
+    for part in parts:
+        parts.extend(part._inputs())
+    return [int(part._buffer_size) for part in parts if "ShuffleDataset" in type(part).__name__]
+
+
 def common_shuffles(one: Any, other: Any) -> bool:
     """Whether two datasets have a shuffle in common, whose iterators draw one after the other."""
     return bool(_shuffles_of(one) & _shuffles_of(other))

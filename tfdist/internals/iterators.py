@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +13,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
-from tfdist.internals.datasets import shuffle_passes
+from tfdist.internals.datasets import caches, shuffle_passes
 
 # Errors of iterators that cannot be serialized, such as those of Python generators.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
@@ -58,8 +59,13 @@ def set_position(iterator: Any, position: bytes) -> None:
         tf.raw_ops.DeserializeIterator(resource_handle=plain._iterator_resource, serialized=state)
     except tf.errors.OpError as error:
         raise ValueError(
-            f"The position belongs to another dataset: {str(error).splitlines()[0]}"
+            f"The position belongs to another dataset: {_plain_text(error)}"
         ) from error
+
+
+def _plain_text(error: tf.errors.OpError) -> str:
+    """The first line of a message, without TensorFlow's names of functions."""
+    return re.sub(r"\{\{.*?\}\} ?", "", str(error)).splitlines()[0]
 
 
 def has_seeds(position: bytes) -> bool:
@@ -101,6 +107,16 @@ def lasting_iterator(epochs: Any) -> Any:
     return epochs._current_iterator if epochs.steps_per_epoch else None
 
 
+def unread_iterator(epochs: Any, read: Any) -> Any:
+    """The iterator that has been made at the end of an epoch, if Keras knew how long that was.
+
+    Args:
+        epochs: Keras's epoch iterator.
+        read: the one that has been read.
+    """
+    return None if epochs._current_iterator is read else epochs._current_iterator
+
+
 def batches_seen(epochs: Any) -> int:
     """Keras's count of the batches that have been taken from its iterator."""
     return int(epochs._steps_seen)
@@ -137,6 +153,15 @@ def forget_validation_data(model: Any) -> None:
     model._eval_epoch_iterator = None
 
 
+def replay_epochs(adapter: Any, count: int) -> None:
+    """Tells the data of one of Keras's adapters of epochs that have been, without reading any."""
+    if not isinstance(adapter, PyDatasetAdapter):
+        return
+    for _ in range(count):
+        adapter.py_dataset.on_epoch_begin()
+        adapter.py_dataset.on_epoch_end()
+
+
 def changes_between_epochs(adapter: Any) -> bool:
     """Whether the data of one of Keras's adapters are told when epochs begin or end."""
     if not isinstance(adapter, PyDatasetAdapter):
@@ -144,6 +169,14 @@ def changes_between_epochs(adapter: Any) -> bool:
     mine, base = type(adapter.py_dataset), keras.utils.PyDataset
     names = ("on_epoch_begin", "on_epoch_end")
     return any(getattr(mine, name, None) is not getattr(base, name, None) for name in names)
+
+
+def remembers_epochs(adapter: Any) -> bool:
+    """Whether the data of one of Keras's adapters is read in the first epoch, and remembered."""
+    if not isinstance(adapter, TFDatasetAdapter):
+        return False
+    dataset = adapter.get_tf_dataset()
+    return caches(dataset) and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY
 
 
 def shuffles_per_epoch(adapter: Any) -> int:

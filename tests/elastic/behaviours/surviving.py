@@ -121,6 +121,8 @@ class Journal(keras.callbacks.Callback):
 class AwaitNewcomers(keras.callbacks.Callback):
     """Before a step, the first worker waits until processes wait to be admitted.
 
+    If it is lost before they are, the next one waits in its place.
+
     Args:
         step: how many steps have ended then.
         sign: a file that tells such processes to come.
@@ -131,14 +133,21 @@ class AwaitNewcomers(keras.callbacks.Callback):
         super().__init__()
         self._step, self._sign, self._count = step, pathlib.Path(sign), count
         self._steps = 0
+        self._wanted = self._waits = False
+
+    def on_group_change(self, old: Any, new: Any) -> None:
+        self._wanted &= set(new.workers) <= set(old.workers)  # nobody has come
+        self._waits = self._wanted
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         self._steps += 1
         if self._steps == self._step:
             self._sign.touch()
-            if tfdist.is_chief():
-                membership = membership_of(self.model.distribute_strategy.extended.group)
-                _await(lambda: len(membership.waiting) >= self._count)
+            self._wanted = self._waits = True
+        if self._waits and tfdist.is_chief():
+            membership = membership_of(self.model.distribute_strategy.extended.group)
+            _await(lambda: len(membership.waiting) >= self._count)
+        self._waits = False
 
 
 class Dying(keras.layers.Layer):

@@ -89,6 +89,7 @@ def install() -> None:
             bound.arguments["callbacks"] = called = _in_order(several, added)
         with contextlib.ExitStack() as during:
             data = during.enter_context(training_data())
+            data.first_epoch = bound.arguments.get("initial_epoch") or 0
             for callback in called:
                 if isinstance(callback, RunsLast):
                     during.enter_context(callback.during_fit())

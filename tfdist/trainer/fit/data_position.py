@@ -9,11 +9,11 @@ from typing import Any
 from tfdist.internals.iterators import (
     batches_seen,
     lasting_iterator,
-    new_iterator,
+    replay_epochs,
     set_batches_seen,
     set_number_of_batches,
-    shuffles_per_epoch,
     stop_reading,
+    unread_iterator,
 )
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.strategies.replay import RowsRead
@@ -36,6 +36,7 @@ class TrainingData:
             Keras makes some that it never reads.
         own: what workers read that read separate batches; None if they divide the same ones.
         joins: whether the other workers have begun the epoch that is about to be resumed.
+        first_epoch: `initial_epoch` of this call.
         resumed: whether an epoch has gone on from where another process left it.
         skipped: how many batches were read to get to a position, and for how many seconds, if so.
     """
@@ -44,8 +45,8 @@ class TrainingData:
         self.live: LiveData | None = None
         self.validation: ValidationData | None = None
         self.own: OwnBatches | None = OwnBatches()
-        self._first = FirstIterator()
-        self._saves: IteratorStates | None = None
+        self._first = FirstIterator(lambda: self.live is not None)
+        self.first_epoch = 0
         self._last_epochs: Any = None  # Keras's epoch iterator of the last entry
         self._begin()
 
@@ -63,6 +64,7 @@ class TrainingData:
         """Whether this is the data of Keras's epoch iterator: the first that `fit` makes."""
         if self._epochs is None:
             self._epochs = self._last_epochs = epochs
+            self._states = IteratorStates(epochs)
         return self._epochs is epochs
 
     @property
@@ -156,6 +158,11 @@ class TrainingData:
         goes_on = epochs.steps_per_epoch is not None and epoch_ends
         readable = current is not None and (goes_on or not epoch_ends)
         state = self._states.of(current) if readable else None
+        fresh_state = None if state is None else self._fresh
+        if epoch_ends and not goes_on:
+            shares = self.validation is not None and self.validation.shares_shuffles
+            unread = None if shares else unread_iterator(epochs, self._iterator)
+            fresh_state = None if unread is None else self._states.of(unread)
         return Position(
             iterators=self.iterators,
             batches=0 if fresh else self._batches,
@@ -164,10 +171,11 @@ class TrainingData:
             goes_on=goes_on,
             at_epoch=self._at_epoch,
             state=state,
-            fresh=None if state is None else self._fresh,
+            fresh=fresh_state,
             is_common=self.live is not None and self.own is None,
             rows=self._rows(RowsRead() if fresh or self.live is None else self.live.replay.read()),
             begun=current is not None and not fresh,
+            data=self._states.description,
         )
 
     def read_trained(self, batches: int) -> Position:
@@ -199,12 +207,12 @@ class TrainingData:
             position: where the data stood.
             epoch: the number of epochs that have ended.
         """
-        self._replay_epochs(position, epoch)
+        epochs = self._replay_epochs(position, epoch)
         self.follow(position, anew=not position.goes_on)
         if position.goes_on:
-            self._resume_at = position, epoch, 0, lambda: None
+            self._resume_at = position, epochs, 0, lambda: None
             return
-        self._make_iterators(position.iterators, epoch)
+        self._first.follow(self._epochs, position, epochs)
         self._count(position)
 
     def resume_within_epoch(
@@ -218,9 +226,11 @@ class TrainingData:
             batch: the number of batches of the epoch that have been trained.
             ready: called when the epoch has begun, before its next batch is trained.
         """
-        self._replay_epochs(position, epoch)
+        epochs = self._replay_epochs(position, epoch)
         self.follow(position)
-        self._resume_at = position, epoch, batch, ready
+        if not self.joins:
+            position.check_data(self._states.description)
+        self._resume_at = position, epochs, batch, ready
 
     def advance(self, advance: Callable[[], Any], begun: Callable[[Any], object]) -> Any:
         """The next step of an epoch: the numbers of its first and last batch, and the iterator.
@@ -236,11 +246,11 @@ class TrainingData:
                 step, is_new = self.live.advance(advance, lambda one: self._with_new(one, begun))
                 return self._taken(step) if is_new else step
             return self._taken(self._with_new(advance(), begun))
-        position, epoch, batch, ready = self._resume_at
+        position, epochs, batch, ready = self._resume_at
         self._resume_at, self.resumed = None, True
-        self._make_iterators(position.iterators - 1, epoch)  # The last one is made now.
+        self._first.make(self._epochs, position.iterators - 1, epochs)  # The last is made now.
         step = advance()
-        self._note(step[-1])
+        self._first.made(step[-1])
         if position.batches or position.begun:  # Otherwise `begun` has taken nothing there.
             self._with_new(step, begun)
         replay = self.live.replay if self.live is not None and self.batch_size else None
@@ -263,7 +273,7 @@ class TrainingData:
 
     def _with_new(self, step: Any, begun: Callable[[Any], object]) -> Any:
         if step[-1] is not self._iterator:
-            self._note(step[-1])
+            self._first.made(step[-1])
             self._fresh = self._states.of(step[-1]) if self._at_epoch else None
             self._iterator, self._batches = step[-1], 0
             begun(step[-1])
@@ -274,27 +284,13 @@ class TrainingData:
         self._in_all += self._epochs.steps_per_execution
         return step
 
-    @property
-    def _states(self) -> IteratorStates:
-        if self._saves is None:
-            self._saves = IteratorStates(self._epochs.data_adapter)
-        return self._saves
-
     def _count(self, position: Position) -> None:
         self.iterators, self._batches = position.iterators, position.batches
         self._in_all, self._at_epoch = position.in_all, position.at_epoch
 
-    def _make_iterators(self, count: int, epochs: int) -> None:
-        """Makes later iterators shuffle as if this many had been there, and epochs been read."""
-        for _ in range(count + epochs * (shuffles_per_epoch(self._epochs.data_adapter) - 1)):
-            self._note(new_iterator(self._epochs))
-
-    def _note(self, iterator: Any) -> None:
-        if self.live is not None:  # Otherwise `fit` is entered once.
-            self._first.made(iterator)
-
-    def _replay_epochs(self, position: Position, epoch: int) -> None:
-        """Has the data do what it does at the end of each epoch, such as to shuffle."""
-        for _ in range(epoch):
-            self._epochs.data_adapter.on_epoch_end()
+    def _replay_epochs(self, position: Position, epoch: int) -> int:
+        """Has the data do what it does in each epoch, such as to shuffle; returns how many."""
+        epochs = max(epoch - self.first_epoch, 0)
+        replay_epochs(self._epochs.data_adapter, epochs)
         set_random_states(position.at_epoch)
+        return epochs

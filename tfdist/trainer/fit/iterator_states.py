@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from tfdist.internals.datasets import caches, shuffle_buffers
 from tfdist.internals.iterators import position_of
 from tfdist.internals.keras import is_of_arrays
 from tfdist.strategies.batch_contents import draws_numbers
@@ -16,12 +17,16 @@ class IteratorStates:
     """Saves iterators, unless their states are incomplete or too large.
 
     Args:
-        adapter: of Keras, of the data.
+        epochs: Keras's epoch iterator over the data.
     """
 
-    def __init__(self, adapter: Any) -> None:
-        self._adapter = adapter
+    def __init__(self, epochs: Any) -> None:
+        self._epochs = epochs
         self._is_small = True
+
+    @property
+    def _adapter(self) -> Any:
+        return self._epochs.data_adapter  # Keras sets it late.
 
     def of(self, iterator: Any) -> bytes | None:
         """The state of an iterator; None if it cannot be saved."""
@@ -31,7 +36,20 @@ class IteratorStates:
         return state
 
     @functools.cached_property
+    def description(self) -> str:
+        """What the data is like, to tell whether a position is one in it."""
+        if is_of_arrays(self._adapter):
+            return "arrays"
+        dataset = self._adapter.get_tf_dataset()
+        buffers = shuffle_buffers(dataset)
+        shuffled = f", shuffled in buffers of {buffers}" if buffers else ""
+        return f"batches of {dataset.element_spec}{shuffled}"
+
+    @functools.cached_property
     def _is_complete(self) -> bool:
-        """Whether an iterator has all state: no random numbers are drawn while it is read."""
-        # Keras's shuffle of arrays is drawn at the beginning of an iterator, which keeps it.
-        return is_of_arrays(self._adapter) or not draws_numbers(self._adapter.get_tf_dataset())
+        """Whether an iterator has all state: what is drawn, or remembered, while it is read."""
+        if is_of_arrays(self._adapter):  # Keras shuffles them at the beginning of an iterator.
+            return True
+        dataset = self._adapter.get_tf_dataset()
+        # One of a cache that has been moved to its place loses elements when it is moved again.
+        return not draws_numbers(dataset) and not caches(dataset)

@@ -43,9 +43,11 @@ class Position:
         at_epoch: the random states when the epoch began.
         state: the serialized iterator; None if it has to be skipped forward.
         fresh: what that was before its first batch, if it has been serialized. The state of an
-            iterator that has read all lacks the seeds with which later ones shuffle.
+            iterator that has read all lacks the seeds with which later ones shuffle. At the end of
+            an epoch, what one was that had been made after that, and not been read.
         is_common: whether the state serves any worker, of however many that may become others.
         rows: how large batches are, if that depends on the number of workers.
+        data: what the data was like; "" if that is not known.
         begun: whether the first batch of the last one has been compared among the workers.
     """
 
@@ -59,6 +61,7 @@ class Position:
     fresh: bytes | None
     is_common: bool = False
     rows: KeptRows | None = None
+    data: str = ""
     begun: bool = False
 
     @property
@@ -79,6 +82,19 @@ class Position:
                 "batches, so what follows has to be drawn in the same way. Pass "
                 'tfdist.callbacks.Elastic(batch="per_worker") on two workers or more, or choose '
                 "another directory to train from the beginning."
+            )
+
+    def check_data(self, received: str) -> None:
+        """Checks that this is a position in data that is like what has been received.
+
+        Raises:
+            SnapshotError: it was of another kind.
+        """
+        if self.data not in ("", received):
+            raise SnapshotError(
+                "The training data must be the same as when the snapshot was taken, in the middle "
+                f"of an epoch. Received: {received}, where it was {self.data}. Pass the same "
+                "dataset, or choose another directory."
             )
 
     def to_json(self) -> dict[str, Any]:

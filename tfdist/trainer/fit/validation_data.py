@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from tfdist.internals.datasets import common_shuffles, shuffles
+from tfdist.internals.datasets import caches, common_shuffles, shuffles
 from tfdist.internals.iterators import (
     forget_validation_data,
     new_iterator,
@@ -86,7 +86,7 @@ class ValidationData:
         self._begins, self._entered, self._made = True, epoch, 0
         if self._shuffles is None:  # To look at data may copy it.
             dataset = epochs.data_adapter.get_tf_dataset()
-            self._shuffles = shuffles(dataset)
+            self._shuffles = shuffles(dataset) and not caches(dataset)
             self._common = common_shuffles(dataset, training.dataset)
         if self._again is None:
             self._made_before = training.iterators
@@ -138,6 +138,11 @@ class ValidationData:
             self._again = self._beginning
         self._begins = False
         forget_validation_data(self._model)
+
+    @property
+    def shares_shuffles(self) -> bool:
+        """Whether the data has a shuffle in common with the training data."""
+        return self._common
 
     @property
     def next(self) -> NextValidation:
