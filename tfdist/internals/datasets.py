@@ -47,8 +47,8 @@ def dataset_operations(dataset: Any) -> set[str]:
     while pending:
         part = pending.pop()
         names.add(type(part).__name__)
-        pending.extend(part._inputs())
-        for function in part._functions():
+        pending.extend(_inputs_of(part))
+        for function in getattr(part, "_functions", list)():
             graph = function.function.graph.as_graph_def()
             nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
             names.update(node.op for node in nodes)
@@ -67,34 +67,35 @@ def caches(dataset: Any) -> bool:
 
 def shuffle_buffers(dataset: Any) -> list[int]:
     """How many elements each shuffle of a dataset keeps."""
-    parts = [dataset]
-    for part in parts:
-        parts.extend(part._inputs())
-    return [int(part._buffer_size) for part in parts if "ShuffleDataset" in type(part).__name__]
-
-
-def common_shuffles(one: Any, other: Any) -> bool:
-    """Whether two datasets have a shuffle in common, whose iterators draw one after the other."""
-    return bool(_shuffles_of(one) & _shuffles_of(other))
+    return [int(part._buffer_size) for part, _ in _shuffles_of(dataset)]
 
 
 def shuffle_passes(dataset: Any) -> int:
     """How often a shuffle draws while the dataset is read once: each time that it is repeated."""
-    most, parts = 1, [(dataset, 1)]
+    return max((passes for _, passes in _shuffles_of(dataset)), default=1)
+
+
+def common_shuffles(one: Any, other: Any) -> bool:
+    """Whether two datasets have a shuffle in common, whose iterators draw one after the other."""
+    ones, others = ({id(part) for part, _ in _shuffles_of(data)} for data in (one, other))
+    return bool(ones & others)
+
+
+def _shuffles_of(dataset: Any) -> list[tuple[Any, int]]:
+    """The shuffles that a dataset is made with, and how often each is read in one pass over it."""
+    parts = [(dataset, 1)]
     for part, passes in parts:
-        if "ShuffleDataset" in type(part).__name__:
-            most = max(most, passes)
-        if "RepeatDataset" in type(part).__name__:
-            passes *= max(int(part._count), 1)
-        parts.extend((source, passes) for source in part._inputs())
-    return most
+        repeats = int(part._count) if "RepeatDataset" in type(part).__name__ else 1
+        parts.extend((source, passes * max(repeats, 1)) for source in _inputs_of(part))
+    return [(part, passes) for part, passes in parts if "ShuffleDataset" in type(part).__name__]
 
 
-def _shuffles_of(dataset: Any) -> set[int]:
-    parts = [dataset]
-    for part in parts:
-        parts.extend(part._inputs())
-    return {id(part) for part in parts if "ShuffleDataset" in type(part).__name__}
+def _inputs_of(dataset: Any) -> list[Any]:
+    """The datasets from which one is made directly, or that a strategy has distributed."""
+    if hasattr(dataset, "_inputs"):
+        return list(dataset._inputs())
+    original = getattr(dataset, "_original_dataset", None)
+    return [] if original is None else [original]
 
 
 def dataset_sources(dataset: Any) -> list[Any]:
@@ -107,7 +108,7 @@ def dataset_sources(dataset: Any) -> list[Any]:
     pending = [dataset]
     while pending:
         part = pending.pop()
-        pending.extend(part._inputs())
+        pending.extend(_inputs_of(part))
         files = getattr(part, "_filenames", None)
         if hasattr(files, "_inputs"):
             pending.append(files)

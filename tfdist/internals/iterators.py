@@ -13,7 +13,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
 
-from tfdist.internals.datasets import caches, shuffle_passes
+from tfdist.internals.datasets import caches, common_shuffles, shuffle_passes, shuffles
 
 # Errors of iterators that cannot be serialized, such as those of Python generators.
 _NOT_SERIALIZABLE = (tf.errors.UnimplementedError, tf.errors.FailedPreconditionError)
@@ -173,10 +173,24 @@ def changes_between_epochs(adapter: Any) -> bool:
 
 def remembers_epochs(adapter: Any) -> bool:
     """Whether the data of one of Keras's adapters is read in the first epoch, and remembered."""
-    if not isinstance(adapter, TFDatasetAdapter):
+    dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+    if not isinstance(dataset, tf.data.Dataset):
         return False
-    dataset = adapter.get_tf_dataset()
     return caches(dataset) and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY
+
+
+def draws_anew(adapter: Any) -> bool:
+    """Whether iterators over the data of one of Keras's adapters may differ, and can be saved."""
+    dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+    return dataset is not None and shuffles(dataset) and not caches(dataset)
+
+
+def draw_together(one: Any, other: Any) -> bool:
+    """Whether the data of two of Keras's adapters have a shuffle in common."""
+    adapters = one, other
+    if not all(isinstance(adapter, TFDatasetAdapter) for adapter in adapters):
+        return False
+    return common_shuffles(*(adapter.get_tf_dataset() for adapter in adapters))
 
 
 def shuffles_per_epoch(adapter: Any) -> int:

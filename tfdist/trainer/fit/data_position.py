@@ -133,9 +133,9 @@ class TrainingData:
         self._begin()
 
     @property
-    def dataset(self) -> Any:
-        """The dataset, as Keras reads it."""
-        return self._epochs.data_adapter.get_tf_dataset()
+    def adapter(self) -> Any:
+        """Keras's, of the data."""
+        return self._epochs.data_adapter
 
     @property
     def batches_before(self) -> int:

@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from tfdist.internals.datasets import caches, common_shuffles, shuffles
 from tfdist.internals.iterators import (
+    draw_together,
+    draws_anew,
     forget_validation_data,
     new_iterator,
     position_of,
@@ -46,8 +47,8 @@ class TrainingIterators(Protocol):
     iterators: int
 
     @property
-    def dataset(self) -> Any:
-        """The dataset, as Keras reads it."""
+    def adapter(self) -> Any:
+        """Keras's, of the data."""
 
 
 class ValidationData:
@@ -84,10 +85,10 @@ class ValidationData:
             epoch: the number of the epoch.
         """
         self._begins, self._entered, self._made = True, epoch, 0
-        if self._shuffles is None:  # To look at data may copy it.
-            dataset = epochs.data_adapter.get_tf_dataset()
-            self._shuffles = shuffles(dataset) and not caches(dataset)
-            self._common = common_shuffles(dataset, training.dataset)
+        if self._shuffles is None:
+            adapter = epochs.data_adapter
+            self._shuffles = draws_anew(adapter)
+            self._common = draw_together(adapter, training.adapter)
         if self._again is None:
             self._made_before = training.iterators
         elif self._common:
@@ -111,9 +112,7 @@ class ValidationData:
         again, self._again = self._again, None
         before, self._before = self._before, None
         if self._shuffles:
-            if (
-                before is not None and not self._common
-            ):  # Otherwise it moves with the training data.
+            if before is not None and not self._common:  # That moves with the training data.
                 made, again = self._made, _following(before, epochs, iterator)
                 self._made = made
             self._beginning = again or position_of(iterator)
