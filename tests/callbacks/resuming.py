@@ -219,7 +219,16 @@ def validation_of(kind, data, x, y):
 
 
 def train(
-    strategy, folder, data, at=None, every=4, rated=True, begins=0, validation="held out", **model
+    strategy,
+    folder,
+    data,
+    at=None,
+    every=4,
+    rated=True,
+    begins=0,
+    validation="held out",
+    distributes=False,
+    **model,
 ):
     """One call of `fit` in what might be a new process; returns all that has come of it."""
     folder = pathlib.Path(folder)
@@ -228,6 +237,8 @@ def train(
     x, y = rows(ROWS, 6)
     arguments = DATA[data](x, y)
     held_out = validation_of(validation, arguments, x, y)
+    if distributes:
+        arguments["x"] = strategy.experimental_distribute_dataset(arguments["x"])
     callbacks = [
         tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=every),
         *callbacks_of(folder),

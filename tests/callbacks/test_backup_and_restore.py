@@ -215,6 +215,12 @@ def test_a_snapshot_of_something_else_is_an_error(tmp_path, other, said):
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("at", [9, 13])
+def test_data_that_the_script_distributes_goes_on(tmp_path, at):
+    check("2", tmp_path, at=at, distributes=True)
+
+
+@pytest.mark.exhaustive
 def test_data_that_is_cached_goes_on_twice(tmp_path):
     folder, cached = tmp_path / "a", {"data": "cached"}
     for at in (15, 2):
