@@ -11,7 +11,8 @@ import keras
 import numpy as np
 
 import tfdist
-from tests.callbacks.resuming import EPOCHS, arrays, dense, digest
+from tests.callbacks.data_kinds import arrays
+from tests.callbacks.resuming import EPOCHS, dense, digest
 from tests.strategies.behaviours.common import rows
 
 HOW = {"killed": signal.SIGKILL, "told to go": signal.SIGTERM}

@@ -286,6 +286,17 @@ def test_a_full_disk_costs_snapshots_and_no_training(tmp_path):
 
 
 @pytest.mark.exhaustive
+def test_a_disk_that_is_full_at_the_start_keeps_no_training_from_going_on(tmp_path):
+    stop("2", tmp_path / "a")
+    resumed = GROUPS["2"].run(f"{RESUMING}:full_at_start", str(tmp_path / "a"))
+    whole = go_on("2", tmp_path / "b")
+    for rank, ((result, said), (undisturbed, _)) in enumerate(zip(resumed, whole, strict=True)):
+        assert result["weights"] == undisturbed["weights"]
+        assert f"tfdist: worker {rank} cannot write to" in said
+    assert "training resumes at epoch 2, batch 3" in resumed[0][1]
+
+
+@pytest.mark.exhaustive
 def test_what_is_refused_in_fit(tmp_path):
     for said in GROUPS["2"].run(f"{RESUMING}:refused", str(tmp_path)):
         assert "`directory` must be a folder that every worker can write to" in said[0]

@@ -20,7 +20,10 @@ from tfdist.elastic.workers import Workers, broadcast_bytes
 from tfdist.errors import SnapshotError
 
 _LOOKED_AT = 5  # snapshots
-_READ_LATER = "position of", "beginning of", "validation data of", "compression/", "callback "
+POSITION = "position of the data of worker"
+FRESH = "beginning of the data of worker"
+VALIDATION = "validation data of worker"
+_READ_LATER = POSITION, FRESH, VALIDATION, "compression/", "callback "
 """What the names of arrays begin with that are not the model's variables."""
 
 
@@ -154,7 +157,7 @@ def _read(
         is_own = snapshot.size == workers.size and workers.rank in files
         first = next(iter(files.values()))
         document = files[workers.rank].document if is_own else first.document
-        theirs = document.get("optimizers", optimizers)
+        theirs = document["optimizers"]
         if theirs != optimizers:
             raise ValueError(
                 f"they are of {_classes(theirs)}, and this model has {_classes(optimizers)}"

@@ -16,16 +16,12 @@ from tfdist.elastic.compression_states import codec_arrays, load_codec_arrays
 from tfdist.elastic.held_state import Held, as_pieces, optimizer_classes, read_all
 from tfdist.elastic.part_file import Array, Piece, write_part
 from tfdist.elastic.parts import Parts
-from tfdist.elastic.restore import Restored, names
+from tfdist.elastic.restore import FRESH, POSITION, VALIDATION, Restored, names
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
 from tfdist.elastic.workers import Workers
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.position import Position
 from tfdist.trainer.fit.validation_data import NextValidation
-
-_POSITION = "position of the data of worker"
-_FRESH = "beginning of the data of worker"
-_VALIDATION = "validation data of worker"
 
 
 @dataclass(frozen=True)
@@ -77,9 +73,9 @@ def take(
     states, arrays = states_of(callbacks)
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}
     positions = {
-        _POSITION: position.state,
-        _FRESH: position.fresh,
-        _VALIDATION: validation.position,
+        POSITION: position.state,
+        FRESH: position.fresh,
+        VALIDATION: validation.position,
     }
     for name, contents in positions.items():
         if contents is not None:
@@ -144,10 +140,10 @@ class Resumption:
             source = next((r for r in parts.ranks if _has_position(parts, r)), None)
         state, fresh, validation = (
             parts.whole(f"{name} {source}").tobytes() if f"{name} {source}" in parts else None
-            for name in (_POSITION, _FRESH, _VALIDATION)
+            for name in (POSITION, FRESH, VALIDATION)
         )
         self.position = Position.from_json(restored.document["position"], state, fresh)
-        self.validation = NextValidation(validation, **restored.document.get("validation", {}))
+        self.validation = NextValidation(validation, **restored.document["validation"])
         parts.close()
 
     def announce(self) -> None:
@@ -185,4 +181,4 @@ class Resumption:
 
 
 def _has_position(parts: Parts, rank: int) -> bool:
-    return any(f"{name} {rank}" in parts for name in (_POSITION, _VALIDATION))
+    return any(f"{name} {rank}" in parts for name in (POSITION, VALIDATION))

@@ -173,7 +173,7 @@ def changes_between_epochs(adapter: Any) -> bool:
 
 def remembers_epochs(adapter: Any) -> bool:
     """Whether the data of one of Keras's adapters is read in the first epoch, and remembered."""
-    dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+    dataset = _dataset_of(adapter)
     if not isinstance(dataset, tf.data.Dataset):
         return False
     return caches(dataset) and int(dataset.cardinality()) != tf.data.INFINITE_CARDINALITY
@@ -181,22 +181,25 @@ def remembers_epochs(adapter: Any) -> bool:
 
 def draws_anew(adapter: Any) -> bool:
     """Whether iterators over the data of one of Keras's adapters may differ, and can be saved."""
-    dataset = adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
+    dataset = _dataset_of(adapter)
     return dataset is not None and shuffles(dataset) and not caches(dataset)
 
 
 def draw_together(one: Any, other: Any) -> bool:
     """Whether the data of two of Keras's adapters have a shuffle in common."""
-    adapters = one, other
-    if not all(isinstance(adapter, TFDatasetAdapter) for adapter in adapters):
-        return False
-    return common_shuffles(*(adapter.get_tf_dataset() for adapter in adapters))
+    first, second = _dataset_of(one), _dataset_of(other)
+    return first is not None and second is not None and common_shuffles(first, second)
 
 
 def shuffles_per_epoch(adapter: Any) -> int:
     """How often a shuffle of the data of one of Keras's adapters draws in an epoch."""
-    is_dataset = isinstance(adapter, TFDatasetAdapter)
-    return shuffle_passes(adapter.get_tf_dataset()) if is_dataset else 1
+    dataset = _dataset_of(adapter)
+    return 1 if dataset is None else shuffle_passes(dataset)
+
+
+def _dataset_of(adapter: Any) -> Any:
+    """The dataset that `fit` was given; None if it was given other data."""
+    return adapter.get_tf_dataset() if isinstance(adapter, TFDatasetAdapter) else None
 
 
 def stop_reading(adapter: Any) -> None:

@@ -45,9 +45,9 @@ class Position:
         fresh: what that was before its first batch, if it has been serialized. The state of an
             iterator that has read all lacks the seeds with which later ones shuffle. At the end of
             an epoch, what one was that had been made after that, and not been read.
+        data: what the data was like.
         is_common: whether the state serves any worker, of however many that may become others.
         rows: how large batches are, if that depends on the number of workers.
-        data: what the data was like; "" if that is not known.
         begun: whether the first batch of the last one has been compared among the workers.
     """
 
@@ -59,9 +59,9 @@ class Position:
     at_epoch: dict[str, Any]
     state: bytes | None
     fresh: bytes | None
+    data: str
     is_common: bool = False
     rows: KeptRows | None = None
-    data: str = ""
     begun: bool = False
 
     @property
@@ -90,7 +90,7 @@ class Position:
         Raises:
             SnapshotError: it was of another kind.
         """
-        if self.data not in ("", received):
+        if self.data != received:
             raise SnapshotError(
                 "The training data must be the same as when the snapshot was taken, in the middle "
                 f"of an epoch. Received: {received}, where it was {self.data}. Pass the same "

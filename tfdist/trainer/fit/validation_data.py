@@ -152,7 +152,8 @@ class ValidationData:
 
     def begin_anew(self) -> None:
         """Reads as in a process that has just started."""
-        self._again, self._beginning, self._epoch = self._first, None, -1
+        self._again, self._before = self._first, None
+        self._beginning, self._epoch = None, -1
 
     def resume(self, following: NextValidation) -> None:
         """Goes on with what another call of `fit` would have read next."""
