@@ -136,7 +136,8 @@ class AwaitNewcomers(keras.callbacks.Callback):
         self._wanted = self._waits = False
 
     def on_group_change(self, old: Any, new: Any) -> None:
-        self._wanted &= set(new.workers) <= set(old.workers)  # nobody has come
+        none_has_come = set(new.workers) <= set(old.workers)
+        self._wanted &= none_has_come and old.workers[0] not in new.workers
         self._waits = self._wanted
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
