@@ -163,6 +163,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
     def on_train_end(self, logs: Any = None) -> None:
         set_initial_epoch(self.model, None)
+        # What another worker deletes must not be written any more.
+        self._series.wait()
         mine = "SIGTERM" if requests.is_wanted(Request.SAVE_AND_EXIT) else ""
         # Not before all have trained to the end: one that fails now has to be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
@@ -275,9 +277,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             position or self._data.read(epoch_ends=place.batch == 0),
             self._validation.next,
             place,
-            self._series.workers.rank,
-            shared=self._series.writes_shared,
-            complete=self._series.complete,
+            self._series,
         )
         self._last_saved = place.steps
         self._series.add(place.steps, write)

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.elastic.part_file import Array, Piece
+from tfdist.elastic.untracked_variables import untracked_variables
 from tfdist.internals.keras import global_seed_state
-from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.internals.optimizer import accumulators, updating_optimizers, wrappers
 from tfdist.sharding.full_state import FullSlot, FullState
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.variables import SummedVariable
@@ -67,9 +68,12 @@ class Held:
         return tuple(self.variable.shape)
 
 
+OF_WORKER = " of worker "
+
+
 def own_key(held: Held, rank: int) -> str:
     """The name of a worker's value of something that differs between workers."""
-    return f"{held.key} of worker {rank}, device {held.device}"
+    return f"{held.key}{OF_WORKER}{rank}, device {held.device}"
 
 
 def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[Held]:
@@ -85,9 +89,19 @@ def held_by(model: keras.Model, stored: Container[str] | None = None) -> list[He
 def optimizer_classes(model: keras.Model) -> dict[str, list[str]]:
     """The classes of what updates a model's variables, by the names of `optimizers_of`."""
     return {
-        name: [type(one).__name__ for one in updating_optimizers(optimizer)]
+        name: [
+            type(one).__name__ for one in (*wrappers(optimizer), *updating_optimizers(optimizer))
+        ]
         for name, optimizer in optimizers_of(model).items()
     }
+
+
+def held_as_wholes(model: keras.Model) -> set[str]:
+    """What each worker holds all variables of: `"model"`, and the names of optimizers."""
+    if in_stages(model):
+        return set()
+    optimizers = optimizers_of(model).items()
+    return {"model", _UNTRACKED, *(name for name, one in optimizers if sharded_by(one) is None)}
 
 
 def read_all(
@@ -126,6 +140,8 @@ def _model_state(model: keras.Model) -> Iterator[Held]:
         weights, slots = model.held_variables()
     else:
         weights = {f"model/{i}": v for i, v in enumerate(model.variables)}
+        untracked = untracked_variables(model)
+        weights |= {f"{_UNTRACKED}/{i}": v for i, v in enumerate(untracked)}
         slots = {
             f"{name}/{i}": v
             for name, optimizer in optimizers_of(model).items()
@@ -176,6 +192,7 @@ def _global_seed(stored: Container[str] | None) -> Iterator[Held]:
 
 
 _SEED = "global seed"
+_UNTRACKED = "beside the model"
 
 
 def _equal(key: str, variable: Any) -> Held:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 
 from tfdist.cluster.net.wait_messages import say
 from tfdist.elastic.candidates import Candidate, candidates
-from tfdist.elastic.held_state import Held, fitting, own_key
+from tfdist.elastic.held_state import OF_WORKER, Held, fitting, own_key
 from tfdist.elastic.part_file import Array, DamagedError, PartFile
 from tfdist.elastic.parts import Parts
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
@@ -62,7 +62,7 @@ def read_newest(
     workers: Workers,
     optimizers: dict[str, list[str]],
     *,
-    holds_all: bool,
+    wholes: Collection[str],
 ) -> Restored | None:
     """Reads the newest snapshot that the workers can put together; called by all of them.
 
@@ -73,7 +73,7 @@ def read_newest(
         held: returns the variables of this worker.
         workers: all of them.
         optimizers: the classes of the model's optimizers, by their names.
-        holds_all: whether every worker holds the whole model.
+        wholes: what each worker holds as a whole, of `"model"` and the optimizers' names.
 
     Returns:
         None if there is no snapshot.
@@ -99,7 +99,7 @@ def read_newest(
             "there is none to resume from."
         )
     for candidate in found:
-        restored, problem = _read(folder, candidate, held, workers, optimizers, holds_all)
+        restored, problem = _read(folder, candidate, held, workers, optimizers, wholes)
         problems = [json.loads(t) for t in workers.exchange("snapshot read", json.dumps(problem))]
         foreign = [text for kind, text in filter(None, problems) if kind == "foreign"]
         if foreign:
@@ -143,7 +143,7 @@ def _read(
     held: Callable[[Container[str]], Sequence[Held]],
     workers: Workers,
     optimizers: dict[str, list[str]],
-    holds_all: bool,
+    wholes: Collection[str],
 ) -> tuple[Restored | None, tuple[str, str] | None]:
     """Reads a snapshot; the second value tells what kind of problem there is, and which."""
     snapshot = candidate.snapshot
@@ -171,8 +171,7 @@ def _read(
                 lost.append(one.key)
             else:
                 values.append((one, fitting(one, value)))
-        if holds_all:
-            _check_all_taken(parts, mine)
+        _check_all_taken(parts, mine, wholes)
         parts.check(_READ_LATER)
         return Restored(folder.path, snapshot, document, is_own, values, parts, lost), None
     except (DamagedError, OSError) as error:
@@ -189,14 +188,15 @@ def _classes(optimizers: dict[str, list[str]]) -> str:
     return "the optimizer " + " and ".join("/".join(names) for names in optimizers.values())
 
 
-def _check_all_taken(parts: Parts, held: Sequence[Held]) -> None:
-    """Checks that a model without stages has a use for all weights.
+def _check_all_taken(parts: Parts, held: Sequence[Held], wholes: Collection[str]) -> None:
+    """Checks that this worker has a use for all weights and slots of what it holds as a whole.
 
     Raises:
         ValueError: the snapshot is of a model with more of them.
     """
     taken = {one.key for one in held}
-    left = sorted(k for k in parts.keys if k.startswith("model/") and k not in taken)
+    keys = {key.partition(OF_WORKER)[0] for key in parts.keys}
+    left = sorted(k for k in keys if k.rpartition("/")[0] in wholes and k not in taken)
     if left:
         raise ValueError(f"they have {left[0]} besides")
 
@@ -230,7 +230,7 @@ def _total(held: Held, parts: Parts) -> Array:
     for rank in parts.ranks:
         device = 0
         while (key := f"{held.key} of worker {rank}, device {device}") in parts:
-            total, found = total + parts.whole(key), True
+            total, found = total + fitting(held, parts.whole(key)), True
             device += 1
     if not found:
         raise KeyError(held.key)

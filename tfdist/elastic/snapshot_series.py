@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable
+from pathlib import Path
 
 import keras
 
-from tfdist.elastic.held_state import held_by, optimizer_classes
+from tfdist.elastic.held_state import held_as_wholes, held_by, optimizer_classes
 from tfdist.elastic.restore import Restored, read_newest
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId, new_run
 from tfdist.elastic.snapshot_writer import SnapshotWriter
 from tfdist.elastic.workers import Workers, workers_of, writes_for_others
+from tfdist.errors import SnapshotError
 from tfdist.strategies.extended import ReplicatedExtended
+
+# The calls of `fit` of this process, by the folder of their snapshots.
+_calls: collections.Counter[Path] = collections.Counter()
 
 
 class SnapshotSeries:
@@ -25,6 +31,7 @@ class SnapshotSeries:
     Attributes:
         folder: where they are kept.
         writes_shared: whether this worker writes what others hold as well.
+        call: which call of `fit` with this folder this is, from 1.
     """
 
     workers: Workers
@@ -32,6 +39,7 @@ class SnapshotSeries:
     def __init__(self, folder: SnapshotFolder, *, keep: int, asynchronous: bool) -> None:
         self.folder = folder
         self.writes_shared = False
+        self.call = 0
         self._keep = keep
         self._writer = SnapshotWriter(asynchronous=asynchronous)
         self._run = ""
@@ -42,6 +50,7 @@ class SnapshotSeries:
     def begin(self, extended: ReplicatedExtended) -> None:
         """Begins a training; called by all workers."""
         self._complete = []
+        self.call = _calls[self.folder.path] + 1
         self._meet(extended, new_run())
 
     def change_workers(self, extended: ReplicatedExtended) -> None:
@@ -62,7 +71,7 @@ class SnapshotSeries:
             lambda stored: held_by(model, stored),
             self.workers,
             optimizer_classes(model),
-            holds_all=not model.distribute_strategy.extended.in_stages,
+            wholes=held_as_wholes(model),
         )
         return None if self._found is None else self._found.snapshot
 
@@ -70,11 +79,21 @@ class SnapshotSeries:
         """The snapshot that has been found, or else the newest one; called by all workers.
 
         Raises:
-            SnapshotError: see `find`.
+            SnapshotError: see `find`; or the snapshot is one of a later call of `fit`.
         """
         if self._found is None:
             self.find(model)
         restored, self._found = self._found, None
+        if restored is not None:
+            call = restored.document["call"]
+            if call > self.call:
+                raise SnapshotError(
+                    f"The snapshots in {str(self.folder.path)!r} are of call {call} of `fit` with "
+                    f"this directory, and this is call {self.call}. Give each call a directory of "
+                    "its own, or delete this one to train from the beginning."
+                )
+            # It goes on with that one, which this process may have interrupted.
+            self.call = _calls[self.folder.path] = call
         return restored
 
     def resume_from(self, snapshot: SnapshotId) -> None:
@@ -133,7 +152,11 @@ class SnapshotSeries:
 
     def _meet(self, extended: ReplicatedExtended, run: str, *, goes_on: bool = False) -> None:
         self.workers, self._last = workers_of(extended), None
-        self._run = self.workers.exchange("run", run)[0]
+        answers = self.workers.exchange("run", f"{self.call} {run}")
+        self._run = answers[0].partition(" ")[2]
+        # A process that has come later has not made all the calls.
+        self.call = max(int(answer.partition(" ")[0]) for answer in answers)
+        _calls[self.folder.path] = self.call
         self.writes_shared = writes_for_others(
             self.folder.path, self.workers, extended, goes_on=goes_on
         )

@@ -18,6 +18,7 @@ from tfdist.elastic.part_file import Array, Piece, write_part
 from tfdist.elastic.parts import Parts
 from tfdist.elastic.restore import FRESH, POSITION, VALIDATION, Restored, names
 from tfdist.elastic.snapshot_folder import SnapshotFolder, SnapshotId
+from tfdist.elastic.snapshot_series import SnapshotSeries
 from tfdist.elastic.workers import Workers
 from tfdist.strategies.random_state import random_states, set_random_states
 from tfdist.trainer.fit.position import Position
@@ -48,10 +49,7 @@ def take(
     position: Position,
     validation: NextValidation,
     place: Place,
-    rank: int,
-    *,
-    shared: bool,
-    complete: int | None,
+    series: SnapshotSeries,
 ) -> Callable[[SnapshotFolder, SnapshotId], None]:
     """Takes the state without waiting for a copy of it.
 
@@ -62,13 +60,12 @@ def take(
         position: where its data stands.
         validation: what the next validation reads.
         place: where training stands.
-        rank: this worker's rank.
-        shared: whether this worker also writes what others hold as well.
-        complete: the step of the last snapshot that all workers have written, if any.
+        series: the snapshots that it is to be one of.
 
     Returns:
         Writes this worker's part, from any thread.
     """
+    rank, shared = series.workers.rank, series.writes_shared
     read = read_all(held, rank, shared=shared)
     states, arrays = states_of(callbacks)
     own = {**codec_arrays(model, rank), **(arrays if shared else {})}
@@ -81,7 +78,8 @@ def take(
         if contents is not None:
             own[f"{name} {rank}"] = np.frombuffer(contents, np.uint8)
     document = {
-        "complete": complete,
+        "complete": series.complete,
+        "call": series.call,
         "optimizers": optimizer_classes(model),
         "place": dataclasses.asdict(place),
         "callbacks": states,

@@ -217,6 +217,13 @@ def is_of_arrays(adapter: Any) -> bool:
     return isinstance(adapter, data_adapters.ArrayDataAdapter)
 
 
+def describe_arrays(adapter: Any) -> str:
+    """The shapes and types of the arrays of one of Keras's adapters, and the size of a batch."""
+    arrays = [array for array in keras.tree.flatten(adapter._inputs) if array is not None]
+    specs = [f"{keras.backend.standardize_dtype(a.dtype)}{[*a.shape]}" for a in arrays]
+    return f"arrays {', '.join(specs)} in batches of {adapter.batch_size}"
+
+
 def is_of_one_generator(adapter: Any) -> bool:
     """Whether the data of one of Keras's adapters come from one Python generator."""
     return isinstance(adapter, data_adapters.GeneratorDataAdapter)

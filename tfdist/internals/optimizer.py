@@ -40,6 +40,13 @@ def updating_optimizers(optimizer: Any) -> list[Any]:
     return list(inner.optimizers) if isinstance(inner, _OUTER) else [inner]
 
 
+def wrappers(optimizer: Any) -> list[Any]:
+    """The optimizers around those that update variables, outermost first."""
+    found = [optimizer] if scales_losses(optimizer) else []
+    inner = inner_optimizer(optimizer)
+    return [*found, inner] if isinstance(inner, _OUTER) else found
+
+
 def overrides(optimizer: Any, name: str) -> bool:
     """Whether an optimizer's class overrides a method of Keras's."""
     owner = next(kind for kind in type(optimizer).__mro__ if name in vars(kind))

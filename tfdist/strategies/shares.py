@@ -109,7 +109,7 @@ def _in_functions(batches: Any, workers: Communicator, count: int, fixed: int | 
     def cut(batch: Any, own: tf.Tensor) -> Any:
         worker, size = workers.place()
         replica = tf.cast(worker, own.dtype) * count + own
-        return take_share(batch, replica, size * count, fixed)
+        return take_share(batch, replica, size * count, fixed, own_memory=True)
 
     return batches.map(_as_written(cut))
 
@@ -121,7 +121,9 @@ def _not_ahead(dataset: Any) -> Any:
     return dataset.with_options(options)
 
 
-def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> Any:
+def take_share(
+    batch: Any, replica: Any, replicas: Any, fixed: int | None, *, own_memory: bool = False
+) -> Any:
     """One replica's rows of every component of a batch.
 
     Args:
@@ -129,6 +131,9 @@ def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> An
         replica: the replica's number.
         replicas: the number of replicas.
         fixed: the same, if it does not change.
+        own_memory: whether to copy the rows. A dataset's batch may be the memory of an array that a
+            Python generator has yielded. TensorFlow knows that of the batch, but not of a slice of
+            it, which the next operation would overwrite with its result.
     """
 
     def take(component: Any) -> Any:
@@ -138,7 +143,10 @@ def take_share(batch: Any, replica: Any, replicas: Any, fixed: int | None) -> An
             return _take_sparse(component, replica, replicas)
         rows = component.nrows() if isinstance(component, tf.RaggedTensor) else _rows(component)
         start, stop = share_of_rows(rows, replica, replicas)
-        share = component[start:stop]
+        if own_memory:
+            share = tf.gather(component, tf.range(start, stop))
+        else:
+            share = component[start:stop]
         if isinstance(component, tf.RaggedTensor):
             return share
         known = _static_rows(component, fixed)

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "tensorflow/core/framework/tensor_util.h"
+#include "tf/rows.h"
 
 namespace tfdist::tf {
 namespace {
@@ -143,7 +144,7 @@ absl::Status BatchSource::Take() {
     const int64_t stop = i == end_.batches ? end_.offset : RowsOf(read_[i]);
     if (start == stop) continue;
     Batch& piece = pieces.emplace_back();
-    for (const Tensor& component : read_[i]) piece.push_back(component.Slice(start, stop));
+    for (const Tensor& component : read_[i]) piece.push_back(TakeRows(component, start, stop));
   }
   if (pieces.empty()) pieces.push_back(read_[0]);  // All of them are empty.
   return Join(pieces, &batch_);

@@ -11,6 +11,7 @@
 #include "tensorflow/core/framework/tensor_util.h"
 #include "tf/batch_source.h"
 #include "tf/collective_op.h"
+#include "tf/rows.h"
 
 namespace tfdist::tf {
 namespace {
@@ -55,7 +56,7 @@ absl::Status TakeShare(const Tensor& batch, int64_t replica, int64_t replicas, T
   }
   const int64_t least = batch.dim_size(0) / replicas, excess = batch.dim_size(0) % replicas;
   const int64_t start = replica * least + std::min(replica, excess);
-  *share = batch.Slice(start, start + least + (replica < excess ? 1 : 0));
+  *share = TakeRows(batch, start, start + least + (replica < excess ? 1 : 0));
   // TensorFlow's kernels rely on it.
   if (!share->IsAligned()) *share = tensorflow::tensor::DeepCopy(*share);
   return absl::OkStatus();

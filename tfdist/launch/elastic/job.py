@@ -108,7 +108,9 @@ def run_elastic(
         {**environment, **(settings or {})},
         watchdog,
     )
-    hosts = ElasticHosts(options.node_rank, rendezvous.channels, rendezvous.late_hosts, witness)
+    hosts = ElasticHosts(
+        options.node_rank, rendezvous.channels, rendezvous.late_hosts, witness, options.nnodes
+    )
     try:
         outcome = ElasticSupervisor(
             plan=plan,

@@ -215,7 +215,7 @@ class ElasticSupervisor:
                     progress=progress,
                     time=time.time(),
                 )
-            loss = self._states.ended(rank, failure, self._hosts.job, now)
+            loss = self._states.ended(rank, failure, self._hosts.job, now, alone=self._hosts.alone)
             if loss is not None:
                 self._hosts.lose(loss)
                 say(describe_loss(loss, others=self._others()), below_output=True)

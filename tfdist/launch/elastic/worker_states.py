@@ -81,7 +81,13 @@ class WorkerStates:
             self._workers[rank].state = State.MEMBER
 
     def ended(
-        self, rank: int, failure: Failure | None, job: WorkerCounts, now: float
+        self,
+        rank: int,
+        failure: Failure | None,
+        job: WorkerCounts,
+        now: float,
+        *,
+        alone: bool = False,
     ) -> Loss | None:
         """A worker has ended.
 
@@ -90,6 +96,7 @@ class WorkerStates:
             failure: None if it ended with 0.
             job: the counts of all hosts before.
             now: the current time.
+            alone: whether the other hosts of the job are gone for good.
 
         Returns:
             What was lost; None if it was not a failure.
@@ -105,13 +112,17 @@ class WorkerStates:
         elif worker.state == State.UNNEEDED or (worker.state == State.JOINING and completed):
             worker.state = State.UNNEEDED
         else:
-            return self._failed(rank, failure, completed, now)
+            return self._failed(rank, failure, completed, now, alone)
         return None
 
-    def _failed(self, rank: int, failure: Failure, completed: bool, now: float) -> Loss:
+    def _failed(
+        self, rank: int, failure: Failure, completed: bool, now: float, alone: bool
+    ) -> Loss:
         worker = self._workers[rank]
         worker.history.append(Ended(failure, now - worker.since))
         decision = decide_replacement(worker.history, self._limit, completed=completed)
+        if alone and self.of(State.MEMBER) in ([], [rank]):
+            decision = GoOnWithout("host 0 is lost, and no worker is left that it could join")
         if isinstance(decision, GoOnWithout):
             worker.state = State.LOST
             fate = f"not replaced: {decision.reason}"

@@ -29,6 +29,7 @@ class ElasticHosts:
         channels: open connections by host number, as in `Rendezvous`.
         late_hosts: on host 0, admits launchers that come again.
         witness: tells the workers of other hosts which workers of this one are dead.
+        num_hosts: how many hosts the job was started on.
 
     Attributes:
         job: the counts of all hosts, as far as this one knows.
@@ -44,8 +45,10 @@ class ElasticHosts:
         channels: Mapping[int, Channel],
         late_hosts: LateHosts | None = None,
         witness: Witness | None = None,
+        num_hosts: int = 1,
     ) -> None:
         self._host = host
+        self._num_hosts = num_hosts
         self._channels = dict(channels)
         self._late = late_hosts
         self._witness = witness
@@ -68,6 +71,11 @@ class ElasticHosts:
     def coordinated(self) -> bool:
         """Whether host 0 will tell how the job has ended."""
         return not self._decides
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other host has workers, nor will have: host 0, the only other one, is lost."""
+        return self._host != _HOST_0 and not self._channels and self._num_hosts == 2
 
     def descriptors(self) -> list[int]:
         """Those to wait on before `receive`, `admit` and `testify`."""

@@ -7,7 +7,7 @@ from typing import Any
 
 from tfdist.internals.datasets import caches, shuffle_buffers
 from tfdist.internals.iterators import position_of
-from tfdist.internals.keras import is_of_arrays
+from tfdist.internals.keras import describe_arrays, is_of_arrays
 from tfdist.strategies.batch_contents import draws_numbers
 
 _LARGEST_BYTES = 256 << 20
@@ -39,7 +39,7 @@ class IteratorStates:
     def description(self) -> str:
         """What the data is like, to tell whether a position is one in it."""
         if is_of_arrays(self._adapter):
-            return "arrays"
+            return describe_arrays(self._adapter)
         dataset = self._adapter.get_tf_dataset()
         buffers = shuffle_buffers(dataset)
         shuffled = f", shuffled in buffers of {buffers}" if buffers else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -17,7 +18,8 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
 
     Returns:
         `"optimizer"` for the one that was passed to `compile`, if any, then `"optimizer NAME"` for
-        each other one that is an attribute of the model.
+        each other one that is an attribute of the model, or `"optimizer NAME/KEY"` for one in a
+        list or dict.
 
     Example:
         >>> model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
@@ -29,8 +31,19 @@ def optimizers_of(model: keras.Model) -> dict[str, Any]:
     first = getattr(model, "optimizer", None)
     found = {} if first is None else {"optimizer": first}
     seen = {id(first)}
-    for name, value in sorted(vars(model).items()):
-        if isinstance(value, BaseOptimizer) and id(value) not in seen:
+    for name, value in _named(sorted(vars(model).items())):
+        if id(value) not in seen:
             seen.add(id(value))
             found[f"optimizer {name}"] = value
     return found
+
+
+def _named(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in items:
+        name = f"{prefix}{key}"
+        if isinstance(value, BaseOptimizer):
+            yield name, value
+        elif isinstance(value, (list, tuple)):
+            yield from _named(enumerate(value), f"{name}/")
+        elif isinstance(value, dict):
+            yield from _named(value.items(), f"{name}/")
