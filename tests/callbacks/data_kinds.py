@@ -52,6 +52,14 @@ def arrays(x, y):
     return {"x": x, "y": y, "batch_size": BATCH}
 
 
+def smaller_batches(x, y):
+    return {"x": x, "y": y, "batch_size": BATCH // 2}
+
+
+def weighted(x, y):
+    return {**arrays(x, y), "sample_weight": abs(x[:, 0])}
+
+
 def generator(x, y):
     def batches():
         for start in range(0, ROWS, BATCH):
@@ -95,6 +103,8 @@ DATA = {
         cached,
         turning,
         arrays,
+        smaller_batches,
+        weighted,
         generator,
         repeated,
         finite_steps,

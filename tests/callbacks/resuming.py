@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import pathlib
+import time
 from unittest import mock
 
 import keras
@@ -334,3 +335,23 @@ def fails_later(strategy, folder):
 
     with mock.patch.object(atomic_file.os, "fsync", fail):
         train(strategy, own_folder(folder), "arrays", at=13, every=2)
+
+
+def interrupted_in_its_second_call(strategy, folder):
+    """Two calls of `fit` with one directory, which the first one has deleted."""
+    train(strategy, own_folder(folder), "arrays")
+    train(strategy, own_folder(folder), "arrays", at=9)
+
+
+def one_writes_slowly(strategy, folder):
+    """A training on whose worker 1 files take long; what is said of it, and what it leaves."""
+    sync, said = atomic_file.os.fsync, io.StringIO()
+
+    def slowly(descriptor):
+        if tfdist.rank() == 1:
+            time.sleep(0.3)
+        sync(descriptor)
+
+    with mock.patch.object(atomic_file.os, "fsync", slowly), contextlib.redirect_stderr(said):
+        left = train(strategy, own_folder(folder), "arrays", every=1)["left"]
+    return said.getvalue(), left

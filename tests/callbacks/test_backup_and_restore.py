@@ -14,6 +14,7 @@ from tests.tiers import some
 from tfdist.callbacks import BackupAndRestore
 
 RESUMING = "tests.callbacks.resuming"
+UNLISTED = "tests.callbacks.unlisted"
 DATA = (
     "seeded_dataset",
     "shuffled_twice",
@@ -205,6 +206,10 @@ def test_hosts_with_disks_of_their_own_pass_parts_on(tmp_path):
         ),
         ({"data": "arrays"}, "The training data must be the same as when the snapshot was taken"),
         ({"data": "generator"}, "Received: batches of (TensorSpec"),
+        (
+            {"optimizer": "loss scaling"},
+            "they are of the optimizer Adam, and this model has the optimizer LossScaleOptimizer/",
+        ),
     ],
 )
 def test_a_snapshot_of_something_else_is_an_error(tmp_path, other, said):
@@ -212,6 +217,41 @@ def test_a_snapshot_of_something_else_is_an_error(tmp_path, other, said):
     for answer, _ in go_on("2", tmp_path / "a", **other):
         assert answer.startswith("SnapshotError: ")
         assert said in answer
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [("smaller_batches", "in batches of 5, where it was"), ("weighted", "], float32[")],
+)
+def test_other_arrays_within_an_epoch_are_an_error(tmp_path, data, said):
+    stop("2", tmp_path / "a", data="arrays")
+    for answer, _ in go_on("2", tmp_path / "a", data=data):
+        assert answer.startswith("SnapshotError: The training data must be the same as when the")
+        assert said in answer
+
+
+@pytest.mark.exhaustive
+def test_a_snapshot_of_a_later_call_is_an_error(tmp_path):
+    """Two calls with one directory, the second of which was interrupted."""
+    GROUPS["2"].run(f"{RESUMING}:interrupted_in_its_second_call", str(tmp_path / "a"))
+    for answer, _ in go_on("1", tmp_path / "a", data="arrays"):
+        assert "are of call 2 of `fit` with this directory, and this is call 1" in answer
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", ["optimizers in a list", "a tf.Variable", "stateful"])
+def test_what_keras_does_not_list_among_the_variables(tmp_path, kind):
+    group = "1" if kind == "stateful" else "2"
+    for undisturbed, resumed in GROUPS[group].run(f"{UNLISTED}:resume", kind, str(tmp_path)):
+        assert undisturbed == resumed
+
+
+@pytest.mark.exhaustive
+def test_the_folder_is_not_deleted_while_another_worker_writes(tmp_path):
+    for said, left in GROUPS["2"].run(f"{RESUMING}:one_writes_slowly", str(tmp_path / "a")):
+        assert "could not be written" not in said
+        assert left == []
 
 
 @pytest.mark.exhaustive

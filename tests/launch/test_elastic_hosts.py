@@ -225,3 +225,16 @@ def test_one_elastic_host_and_one_that_is_not(start, program):
     jobs = [start(0, program("")), start(1, program(""), elastic=False)]
     assert [job.wait() for job in jobs] == [1, 1]
     assert all("pass it on all hosts, or on none" in job.err for job in jobs)
+
+
+@exhaustive
+def test_the_last_worker_of_the_last_host_is_not_replaced(start, program, tmp_path):
+    path = program("meet()\nif rank == 0: stay()\nhear('die'); step(3); sys.exit(4)")
+    jobs = [start(host, path) for host in range(2)]
+    until_lives(tmp_path, "0-0", "1-0")
+    jobs[0].process.kill()
+    jobs[1].wait_err("This host goes on without it")
+    (tmp_path / "die").touch()
+    assert jobs[1].wait() == 4
+    assert "not replaced: host 0 is lost, and no worker is left that it could join" in jobs[1].err
+    assert lives(tmp_path) == ["0-0", "1-0"]

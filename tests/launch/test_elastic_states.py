@@ -316,3 +316,16 @@ def test_every_job_ends_with_a_code_that_its_history_explains(count):
         assert (code == 0) == (job.completed > 0 and not any(loss.late for loss in losses))
         if code == PREEMPTED:
             assert job.left and not job.completed
+
+
+@exhaustive
+def test_nobody_is_replaced_where_nobody_is_left_to_join():
+    for alone, others, state in [
+        (False, [], State.WAITING),
+        (True, [], State.LOST),
+        (True, [2], State.WAITING),
+    ]:
+        states = WorkerStates([1, *others], LIMIT, 0.0)
+        loss = states.ended(1, failed(7, "GroupLostError"), WorkerCounts(), 9.0, alone=alone)
+        assert 1 in states.of(state)
+        assert ("host 0 is lost, and no worker is left" in loss.fate) == (state == State.LOST)

@@ -201,3 +201,24 @@ def test_a_replay_that_is_gone():
     del replay
     with pytest.raises(tf.errors.OpError, match="does not exist in this process"):
         next(iter(dataset))
+
+
+@pytest.mark.parametrize("natively", [True, False])
+def test_arrays_that_a_generator_yields_stay_as_they_are(natively, monkeypatch):
+    """TensorFlow computes in place where it takes a tensor's memory for its own."""
+    if not natively:
+        monkeypatch.setattr(native, "has_ops", lambda: False)
+    memory = np.zeros(64 * 16 * 4 + 64, np.uint8)
+    start = -memory.ctypes.data % 64  # Others are copied for their alignment.
+    array = memory[start : start + 64 * 16 * 4].view(np.float32).reshape(64, 16)
+    array[:] = 1.0
+
+    def generate():
+        for row in range(0, 64, 32):
+            yield array[row : row + 32]
+
+    spec = tf.TensorSpec([None, 16], tf.float32)
+    dataset = tf.data.Dataset.from_generator(generate, output_signature=spec)
+    for share in split_batches(dataset, Alone(), 2, 2).map(lambda rows: rows * 0.5):
+        assert (share.numpy() == 0.5).all()
+    assert (array == 1.0).all()
