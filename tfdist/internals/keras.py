@@ -220,7 +220,8 @@ def is_of_arrays(adapter: Any) -> bool:
 def describe_arrays(adapter: Any) -> str:
     """The shapes and types of the arrays of one of Keras's adapters, and the size of a batch."""
     arrays = [array for array in keras.tree.flatten(adapter._inputs) if array is not None]
-    specs = [f"{keras.backend.standardize_dtype(a.dtype)}{[*a.shape]}" for a in arrays]
+    # A data frame has a type for each column.
+    specs = [f"{getattr(a, 'dtype', type(a).__name__)}{[*a.shape]}" for a in arrays]
     return f"arrays {', '.join(specs)} in batches of {adapter.batch_size}"
 
 
