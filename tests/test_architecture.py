@@ -86,7 +86,9 @@ PARTS = {
         "elastic",
         "flight",
         "live",
+        "ssh",
         "commands",
+        "cli",
     ],
 }
 WITHOUT_TENSORFLOW = {

@@ -30,6 +30,7 @@ from tfdist.launch.job.run_options import RunOptions, parse
 from tfdist.launch.job.shutdown import Grace
 from tfdist.launch.job.syntax import check_syntax
 from tfdist.launch.job.watchdog import Watchdog
+from tfdist.launch.ssh.job import run_on_hosts
 from tfdist.options import Options
 
 _LOOPBACK = "127.0.0.1"
@@ -52,6 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
     options = parse(arguments)
+    if options.hosts:
+        return run_on_hosts(options)
     gpus = visible_gpus(os.environ)
     count = options.workers or len(gpus) or 1
     per_worker, note = gpu_settings(gpus, count, options.gpus_per_worker)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from tfdist.cluster.spec.host_port import split
-from tfdist.launch.argument_types import OneLineParser, count, port, seconds, typed
+from tfdist.launch.job.host_list import ListedHost
+from tfdist.launch.job.run_parser import run_parser
 
-OUTPUTS = ("chief", "all", "none")
 # Replacements of each worker with --elastic, unless --max-restarts says otherwise.
 _REPLACEMENTS = 3
+
+
+# What `--hosts` replaces, as it is when it is not given.
+_EACH_HOSTS_OWN = {"workers": None, "nnodes": 1, "node_rank": 0, "host": None}
+# What the launchers of the hosts are told in another way, or need not know.
+_OF_THE_COMMAND = frozenset({"--hosts", "--hostfile", "-x", "--ssh", "--rendezvous", "--dry-run"})
 
 
 @dataclass(frozen=True)
@@ -28,7 +31,11 @@ class RunOptions:
         node_rank: this host's number.
         rendezvous: host and port that host 0 listens on; None for a job on one host.
         host: the address of this host for the other workers; None to detect it.
-        output: a member of `OUTPUTS`.
+        hosts: the hosts whose launchers are started by ssh; empty to start workers on this one.
+        forward: the variables that they are sent, `"NAME"` or `"NAME=VALUE"`.
+        ssh: the command that reaches them.
+        launcher_arguments: what their launchers are passed, but for their own places.
+        output: a member of `run_parser.OUTPUTS`.
         log_dir: the directory for the log files; None for a temporary one.
         cores_per_worker: None to divide the cores evenly, 0 to leave threads unconfigured.
         gpus_per_worker: None to divide the GPUs evenly.
@@ -47,6 +54,10 @@ class RunOptions:
     node_rank: int = 0
     rendezvous: tuple[str, int] | None = None
     host: str | None = None
+    hosts: tuple[ListedHost, ...] = ()
+    forward: tuple[str, ...] = ()
+    ssh: str = "ssh"
+    launcher_arguments: tuple[str, ...] = ()
     output: str = "chief"
     log_dir: str | None = None
     cores_per_worker: int | None = None
@@ -77,7 +88,7 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         >>> options.workers, options.command[-4:]
         (2, ('--epochs', '3', '-n', '5'))
     """
-    parser, takes_value = _parser()
+    parser, takes_value = run_parser()
     options, program, unknown = _split_arguments(arguments, takes_value)
     if unknown:
         parser.error(f"unknown option {unknown}; pass the script's options after its name")
@@ -86,7 +97,18 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         parser.error("no script given; for example: tfdist run -n 4 train.py")
     if program == ["-m"]:
         parser.error("-m requires a module name")
-    if not program[0].startswith("-m") and not os.path.exists(program[0]):
+    if values.hosts and values.hostfile:
+        parser.error("--hosts and --hostfile exclude each other")
+    values.hosts = values.hosts or values.hostfile or ()
+    if values.hosts:
+        for name, given in _EACH_HOSTS_OWN.items():
+            if getattr(values, name) != given:
+                option = "-n" if name == "workers" else f"--{name.replace('_', '-')}"
+                parser.error(f"{option} belongs to one host; --hosts a:2,b:2 tells it for all")
+    elif values.forward:
+        parser.error("-x requires --hosts or --hostfile: here, workers inherit the environment")
+    del values.hostfile
+    if not program[0].startswith("-m") and not values.hosts and not os.path.exists(program[0]):
         parser.error(f"no such file: {program[0]!r}")
     if values.nnodes > 1 and values.rendezvous is None:
         parser.error("--nnodes requires --rendezvous HOST:PORT, the same on all hosts")
@@ -100,8 +122,27 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         values.max_restarts = _REPLACEMENTS if values.elastic else 0
     if values.spares is None:
         values.spares = 1 if values.elastic else 0
-    fields = {**vars(values), "command": (sys.executable, "-u", *program)}
-    return RunOptions(**fields)
+    values.forward = tuple(values.forward)
+    passed_on: tuple[str, ...] = ()
+    if values.hosts:
+        passed_on = (*_without(options, takes_value, _OF_THE_COMMAND), *program)
+    command = (sys.executable, "-u", *program)
+    return RunOptions(**vars(values), command=command, launcher_arguments=passed_on)
+
+
+def _without(
+    options: Sequence[str], takes_value: Mapping[str, bool], names: frozenset[str]
+) -> Iterator[str]:
+    """The options but for those of these names, and their values."""
+    rest = iter(options)
+    for option in rest:
+        name = option.partition("=")[0] if option.startswith("--") else option[:2]
+        attached = option != name
+        words = [option]
+        if takes_value.get(name) and not attached:
+            words.append(next(rest))
+        if name not in names:
+            yield from words
 
 
 def _split_arguments(
@@ -127,153 +168,3 @@ def _split_arguments(
             return [], [], name
         position += 2 if takes_value[name] and not attached else 1
     return list(arguments), [], ""
-
-
-def _parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
-    """The parser, and whether each option takes a value."""
-    parser = OneLineParser(
-        prog="tfdist run",
-        usage="%(prog)s [-n N] [options] script.py [arguments]\n"
-        "       %(prog)s [-n N] [options] -m module [arguments]",
-        description="Runs a script as several workers, on this host or on several, and sets the "
-        "TF_CONFIG\nof each worker.",
-        epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    takes_value = {"-h": False, "--help": False}
-
-    def add(*names: str, **settings: Any) -> None:
-        takes_value.update(dict.fromkeys(names, "action" not in settings))
-        group.add_argument(*names, **settings)
-
-    group: argparse._ActionsContainer = parser
-    add(
-        "-n",
-        "--workers",
-        type=_workers,
-        metavar="N",
-        help="workers on this host, or auto: one per GPU, or one without GPUs (default: auto)",
-    )
-    add("-m", metavar="MODULE", default=argparse.SUPPRESS, help="run a module, like python -m")
-    add(
-        "--output",
-        choices=OUTPUTS,
-        default="chief",
-        help="which workers' output to show: chief (only rank 0, unmodified), all (also the "
-        "others, each line prefixed with the rank), or none (default: chief)",
-    )
-    add(
-        "--log-dir",
-        metavar="DIR",
-        help="write each worker's output to DIR/worker-RANK.log (the chief's only with --output "
-        "none), after restart N to DIR/restart-N, overwriting old files (default: a temporary "
-        "directory, kept only if the job fails or was restarted)",
-    )
-    add(
-        "--cores-per-worker",
-        type=count(0),
-        metavar="K",
-        help="threads per worker; 0 leaves threads unconfigured (default: this host's cores "
-        "divided evenly, except for thread variables that are already set)",
-    )
-    add(
-        "--gpus-per-worker",
-        type=count(0),
-        metavar="K",
-        help="GPUs per worker; 0 for the CPU (default: divided evenly, or the CPU for all workers "
-        "if there are fewer GPUs than workers)",
-    )
-    add(
-        "--grace",
-        type=seconds(zero=True),
-        metavar="SECONDS",
-        help="seconds between SIGTERM and SIGKILL, and after Ctrl-C between SIGINT and SIGTERM "
-        "(default: 5; 25 if this command gets SIGTERM, so that workers can save their state)",
-    )
-    add(
-        "--max-restarts",
-        type=count(0),
-        metavar="N",
-        help="after a failure, start all workers again, at most N times, waiting 1, 2, 4 ... 60 "
-        "seconds; not after a failure that must come again, nor after the same one at the same "
-        "step (default: 0; with several hosts, that of host 0 counts); with --elastic, the number "
-        "of replacements of each worker (default: 3)",
-    )
-    add(
-        "--elastic",
-        action="store_true",
-        help="after a failure of a worker, let the others go on, and start a replacement that "
-        "joins them; needs the callback tfdist.callbacks.Elastic",
-    )
-    add(
-        "--spares",
-        type=count(0),
-        metavar="N",
-        help="with --elastic, processes on this host that have imported TensorFlow already and "
-        "wait to become a replacement (default: 1; none with GPUs)",
-    )
-    add(
-        "--metrics-port",
-        type=port,
-        metavar="PORT",
-        help="serve Prometheus metrics: a host's first worker on PORT, the next on PORT + 1, and "
-        "so on (default: TFDIST_METRICS_PORT, or none; needs the package prometheus_client)",
-    )
-    add(
-        "--dry-run",
-        action="store_true",
-        help="print each worker's command and settings without starting it",
-    )
-    group = parser.add_argument_group("several hosts (same command on each, except --node-rank)")
-    add("--nnodes", type=count(1), default=1, metavar="N", help="number of hosts (default: 1)")
-    add(
-        "--node-rank",
-        type=count(0),
-        default=0,
-        metavar="R",
-        help="this host's number, from 0 to N-1 (default: 0)",
-    )
-    add(
-        "--rendezvous",
-        type=typed(split),
-        metavar="HOST:PORT",
-        help="an address of host 0 and a free port on it, where the hosts connect within "
-        "TFDIST_START_TIMEOUT seconds (default: 300)",
-    )
-    add(
-        "--host",
-        metavar="ADDRESS",
-        help="this host's address for the other workers (default: the one its connection to the "
-        "rendezvous uses)",
-    )
-    return parser, takes_value
-
-
-_EPILOG = """\
-examples:
-  tfdist run -n 4 train.py --epochs 10        4 workers here; --epochs goes to train.py
-  tfdist run -n 4 -m project.train            the same for a module
-  tfdist run -n 2 --output all train.py       lines of worker 1 are prefixed with "[1] "
-  tfdist run -n 8 --dry-run train.py          only show what would be started
-
-  two hosts with 8 workers each, one command per host:
-  tfdist run -n 8 --nnodes 2 --node-rank 0 --rendezvous 10.0.0.1:29400 train.py
-  tfdist run -n 8 --nnodes 2 --node-rank 1 --rendezvous 10.0.0.1:29400 train.py
-
-The first worker that fails ends the job: the others are stopped, its last lines of output are
-shown, and this command exits with its exit code (128 + the signal number if it was killed). With
---max-restarts, all workers on all hosts then start again, with the same ranks and addresses; a
-callback such as BackupAndRestore continues the training. With --elastic, nobody is stopped: the
-failed worker alone is replaced, and the job succeeds if the workers that remain do.
-SIGTERM is forwarded to the workers; if all of them save their state and exit with code 75, so does
-this command; with --elastic, other hosts go on. Ctrl-C interrupts all workers; a second Ctrl-C
-kills them. No worker, nor any process in a worker's process group, outlives this command, even if
-it is killed.
-
-Environment variables, such as TFDIST_START_TIMEOUT, are listed in docs/settings.md; `tfdist doctor`
-shows those that are set."""
-
-
-def _workers(text: str) -> int | None:
-    return None if text == "auto" else count(1)(text)

@@ -1,0 +1,20 @@
+"""`tfdist run --hosts` with OpenSSH's server on two hosts."""
+
+import pytest
+
+from tests.engines.conftest import SCRIPT
+from tests.launch.sshd import ssh_hosts
+from tests.tiers import exhaustive
+
+
+@exhaustive
+def test_ssh(tmp_path, train):
+    with ssh_hosts(tmp_path) as hosts:
+        hosts.serve()
+        where = ["--hosts", "localhost:1,second:1", "--ssh", hosts.ssh()]
+        quiet = ["-x", "TF_CPP_MIN_LOG_LEVEL", "-x", "CUDA_VISIBLE_DEVICES"]
+        command = [SCRIPT[0], "-m", "tfdist", "run", *where, *quiet]
+        train(hosts.inside(0, *command), SCRIPT[1:])
+
+
+pytestmark = pytest.mark.timeout(600)

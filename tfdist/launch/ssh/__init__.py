@@ -1,0 +1,1 @@
+"""`tfdist run --hosts`: the launchers of other hosts, started by the system's ssh."""
