@@ -87,6 +87,7 @@ PARTS = {
         "flight",
         "live",
         "ssh",
+        "manifest",
         "commands",
         "cli",
     ],

@@ -6,6 +6,7 @@ from __future__ import annotations
 # The module is imported only when its command is run.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("tfdist.launch.commands.run", "run a script as several workers"),
+    "manifest": ("tfdist.launch.commands.manifest", "print what Kubernetes needs to run a job"),
     "build": ("tfdist.launch.commands.build", "compile the native collectives ahead of time"),
     "pipeline": ("tfdist.launch.commands.pipeline", "simulate and compare pipeline schedules"),
     "doctor": ("tfdist.launch.commands.doctor", "check this host and its TF_CONFIG"),

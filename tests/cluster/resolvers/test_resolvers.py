@@ -54,6 +54,13 @@ FOUND = [
     ({"RANK": "0", "WORLD_SIZE": "1"}, "torchrun", 0, 1, None),
     (POD, "Kubernetes", 1, 2, "train-0.workers:2222"),
     ({**POD, "HOSTNAME": "set-pods-0-1.x.svc"}, "Kubernetes", 1, 2, "set-pods-0-0.workers:2222"),
+    (
+        {**POD, "TFDIST_ELASTIC": "1", "JOB_COMPLETION_INDEX": "4", "HOSTNAME": "train-4"},
+        "Kubernetes",
+        4,
+        5,
+        None,
+    ),  # given to a job of fewer, which takes it in
     ({"JOB_COMPLETION_INDEX": "3"}, "", 0, 1, None),  # pods that do not work together
     (SAGEMAKER, "SageMaker", 1, 2, "algo-1:2222"),
     ({**SAGEMAKER, "SM_HOSTS": '["algo-2"]'}, "SageMaker", 0, 1, None),

@@ -10,11 +10,12 @@ from __future__ import annotations
 import socket
 from collections.abc import Mapping
 
-from tfdist.cluster.resolvers.found import Found, rank_and_size
+from tfdist.cluster.resolvers.found import Found, number, rank_and_size
 from tfdist.cluster.spec import cluster_spec
 from tfdist.errors import ClusterError
 
 _RANK, _SIZE, _SERVICE = "JOB_COMPLETION_INDEX", "TFDIST_WORKERS", "TFDIST_SERVICE"
+_ELASTIC = "TFDIST_ELASTIC"
 _PORT = 2222
 _AT = cluster_spec.Source("the job's pods", _RANK, _RANK)
 
@@ -27,13 +28,18 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
     """
     if _RANK not in environ or _SIZE not in environ:
         return None
-    rank, size = rank_and_size(environ, _RANK, _SIZE)
+    if environ.get(_ELASTIC, "0") not in ("", "0"):
+        # The job has been given more pods since; this one joins those that it was begun with.
+        rank, size = number(environ, _RANK), number(environ, _SIZE)
+        size = max(size, rank + 1)
+    else:
+        rank, size = rank_and_size(environ, _RANK, _SIZE)
     if size == 1:
         return Found("Kubernetes")
     name = environ.get("HOSTNAME") or socket.gethostname()
-    job, _, index = name.partition(".")[0].rpartition("-")
+    job, _, last = name.partition(".")[0].rpartition("-")
     service = environ.get(_SERVICE, "")
-    if not job or index != str(rank):
+    if not job or last != str(rank):
         raise ClusterError(
             f"The pod's host name does not end with its index. Received: {name!r}, {_RANK}={rank}. "
             "Use a job with completionMode: Indexed, and leave the pod's hostname alone."
@@ -44,5 +50,5 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
             "headless service that selects them, which is the subdomain of the pods, too; `tfdist "
             "manifest` writes all of it."
         )
-    addresses = [f"{job}-{number}.{service}:{_PORT}" for number in range(size)]
+    addresses = [f"{job}-{index}.{service}:{_PORT}" for index in range(size)]
     return Found("Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT))

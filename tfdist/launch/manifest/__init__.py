@@ -1,0 +1,1 @@
+"""`tfdist manifest`: what Kubernetes needs to run a job."""
