@@ -84,8 +84,10 @@ def test_what_each_pod_gets(objects, kind):
     if kind != "tfjob":
         assert environment["TFDIST_WORKERS"] == "4"
         assert environment["TFDIST_SERVICE"] == pod["spec"]["subdomain"] == "train"
-    (from_secret,) = [entry for entry in container["env"] if "valueFrom" in entry]
-    assert from_secret["name"] == "TFDIST_SECRET"
+    given = {entry["name"]: entry for entry in container["env"] if "valueFrom" in entry}
+    assert set(given) == {"TFDIST_SECRET", "TFDIST_METRICS_HOST"}
+    assert given["TFDIST_METRICS_HOST"]["valueFrom"]["fieldRef"]["fieldPath"] == "status.podIP"
+    from_secret = given["TFDIST_SECRET"]
     (secret,) = [one for one in made if one["kind"] == "Secret"]
     assert from_secret["valueFrom"]["secretKeyRef"] == {"name": "train", "key": "secret"}
     assert re.fullmatch("[0-9a-f]{64}", secret["stringData"]["secret"])

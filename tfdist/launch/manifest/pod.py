@@ -77,6 +77,7 @@ def pod_spec(
         "env": [
             *({"name": name, "value": value} for name, value in given.items()),
             {"name": VARIABLE, "valueFrom": from_secret},
+            *(_metrics_address() if options.probes else []),
         ],
         "ports": [{"name": port, "containerPort": PORT}],
         "resources": _resources(options),
@@ -106,6 +107,12 @@ def pod_spec(
             for name, volume in zip(names, options.volumes, strict=True)
         ]
     return spec
+
+
+def _metrics_address() -> list[dict[str, Any]]:
+    """Metrics are served at the pod's address, where Kubernetes asks for them, not at loopback."""
+    own = {"fieldRef": {"fieldPath": "status.podIP"}}
+    return [{"name": "TFDIST_METRICS_HOST", "valueFrom": own}]
 
 
 def _resources(options: ManifestOptions) -> dict[str, Any]:
