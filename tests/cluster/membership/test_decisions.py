@@ -27,8 +27,11 @@ from tfdist.cluster.membership.consensus import (
     Refused,
     Vote,
 )
+from tfdist.cluster.membership.messages import say_farewell
+from tfdist.cluster.membership.node import Node
 from tfdist.cluster.membership.place import here, is_dead, is_visible
 from tfdist.cluster.membership.quorum import is_hopeless, may_go_on
+from tfdist.cluster.membership.service import MembershipService
 from tfdist.cluster.membership.view import Member, Place, View, decode_view, encode_view
 from tfdist.cluster.membership.wire import (
     decode_acceptor,
@@ -300,3 +303,26 @@ def test_without_a_folder_there_is_no_record(tmp_path, monkeypatch):
     one.write(AcceptorState())
     assert record.read(one.path) is None
     assert os.listdir(tmp_path) == [record.folder().name]
+
+
+@exhaustive
+def test_whoever_leaves_last_has_heard_of_all(tmp_path, monkeypatch):
+    """Each tells the next one alone, which leaves then."""
+    monkeypatch.setattr(record, "_MEMORY", str(tmp_path))
+    topologies = [Topology((Worker("worker", 0, f"w:{i}"),)) for i in range(1, 5)]
+    nodes = {t.me.address: Node(t, Options(host="a")) for t in topologies}
+    everyone = View(1, tuple(node.member for node in nodes.values()))
+    for node in nodes.values():
+        node._acceptor = AcceptorState(everyone)
+
+    class Calls:
+        def ask(self, address, header, seconds):
+            if address not in nodes:
+                raise OSError
+            service = MembershipService.__new__(MembershipService)
+            service._node = nodes[address]
+            return service._farewell(None, header)
+
+    for address, node in list(nodes.items()):
+        del nodes[address]
+        assert say_farewell(node, Calls(), node.acceptor)

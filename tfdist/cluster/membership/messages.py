@@ -32,7 +32,9 @@ def inquire(node: Node, calls: Calls) -> Iterator[str]:
 
 
 def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
-    """Tells another member what this one has agreed to last.
+    """Tells another member what this one has agreed to last, and those whose last words it has.
+
+    So whoever leaves last has heard of all the others.
 
     Returns:
         Whether nobody needs to read its record any more.
@@ -48,7 +50,8 @@ def say_farewell(node: Node, calls: Calls, last_word: AcceptorState) -> bool:
         if seconds <= 0:
             break
         try:
-            to = {**header, "to": other.incarnation}
+            heard = {one: encode_acceptor(word) for one, word in node.last_words.items()}
+            to = {**header, "heard": heard, "to": other.incarnation}
             answer = calls.ask(other.worker.address, to, seconds)
         except (OSError, WireError, TfdistError):  # it ends too, or is busy
             continue

@@ -129,6 +129,12 @@ class Node:
             self._last_words[incarnation] = last_word
             self.changed.notify_all()
 
+    @property
+    def last_words(self) -> dict[str, AcceptorState]:
+        """The last words of all members that are known here to have left, by incarnation."""
+        with self.changed:
+            return dict(self._last_words)
+
     def last_word(self, incarnation: str) -> AcceptorState | None:
         """The last word of a member that has left, if it has told this process."""
         return self._last_words.get(incarnation)

@@ -6,7 +6,7 @@ import contextlib
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from tfdist.cluster.auth.identity import REGROUP, Identity
@@ -198,7 +198,12 @@ class MembershipService:
 
     def _farewell(self, caller: _Caller, header: Header) -> Header:
         member = decode_member(header.get("member"))
-        self._node.say_last_word(member.incarnation, decode_acceptor(header.get("acceptor")))
+        heard = header.get("heard", {})
+        if not isinstance(heard, Mapping):
+            raise WireError("it sent no last words")
+        words = {**heard, member.incarnation: header.get("acceptor")}
+        for incarnation, word in words.items():
+            self._node.say_last_word(incarnation, decode_acceptor(word))
         return self._who()
 
     def _disturb(self, view: View, header: Header) -> None:
