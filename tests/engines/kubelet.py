@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -56,7 +57,7 @@ class Kubelet:
     def start(self, index: int) -> None:
         """Starts the pod with this index, and lets its name resolve."""
         (container,) = self._pod["containers"]
-        variables = {entry["name"]: entry.get("value", self._secret) for entry in container["env"]}
+        variables = {e["name"]: self._value(index, e) for e in container["env"]}
         variables |= {
             "JOB_COMPLETION_INDEX": str(index),
             "HOSTNAME": f"{self._name}-{index}",
@@ -81,6 +82,25 @@ class Kubelet:
         if line not in self._names.read_text():
             with self._names.open("a") as file:  # in place, as it is mounted
                 file.write(line)
+
+    def _value(self, index: int, entry: dict[str, Any]) -> str:
+        if "value" in entry:
+            return str(entry["value"])
+        if "secretKeyRef" in entry["valueFrom"]:
+            return str(self._secret)
+        assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "status.podIP"}}
+        return f"{_NETWORK}.{index + 1}"
+
+    def answers(self, index: int) -> bool:
+        """Whether a pod, which must run, answers its probe at its own address."""
+        assert self._pods[index].poll() is None, self.said()
+        (container,) = self._pod["containers"]
+        asked = container["livenessProbe"]["httpGet"]
+        ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+        url = f"http://{_NETWORK}.{index + 1}:{ports[asked['port']]}{asked['path']}"
+        program = f"import urllib.request; urllib.request.urlopen({url!r}, timeout=20)"
+        command = ["ip", "netns", "exec", self._namespaces[index], sys.executable, "-c", program]
+        return subprocess.run(command, stderr=subprocess.DEVNULL).returncode == 0
 
     def run(self, back_off: float = 1.0) -> str:
         """Goes on until the job has succeeded or failed.

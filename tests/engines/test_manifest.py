@@ -11,22 +11,22 @@ from tests.engines.kubelet import kubelet
 from tests.tiers import exhaustive
 
 pytestmark = pytest.mark.timeout(600)
-# What happens to worker 1 once, in its step 12.
+# A signal that worker 1 gets once, in its step 12, and how many workers there are to be at the end.
 TRAIN = """
-import os, pathlib, signal, sys, time
+import os, pathlib, signal, sys
 import keras, numpy, tfdist
-what, folder = sys.argv[1], pathlib.Path(sys.argv[2])
+what, folder, awaited = sys.argv[1], pathlib.Path(sys.argv[2]), int(sys.argv[3])
+mark = folder / "trains"
 class Happen(keras.callbacks.Callback):
     steps = 0
     def on_train_batch_end(self, batch, logs=None):
         self.steps += 1
-        mark = folder / "has happened"
-        if what == "wait":  # until a third worker trains
-            (folder / "trains").touch()
-            time.sleep(0.0 if tfdist.size() == 3 else 0.5)
-        elif self.steps == 12 and tfdist.rank() == 1 and what != "nothing" and not mark.exists():
+        if self.steps == 12 and tfdist.rank() == 1 and not mark.exists():
             mark.touch()
-            os.kill(os.getpid(), getattr(signal, what))
+            if what != "nothing":
+                os.kill(os.getpid(), getattr(signal, what))
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = epoch >= 1 and tfdist.size() == awaited
 keras.utils.set_random_seed(1)
 strategy = tfdist.MultiWorkerMirroredStrategy()
 with strategy.scope():
@@ -37,8 +37,7 @@ x = numpy.random.default_rng(0).normal(size=(640, 8)).astype("float32")
 callbacks = [Happen(), tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=5)]
 if os.environ.get("TFDIST_ELASTIC"):
     callbacks.append(tfdist.callbacks.Elastic(min_workers=1))
-epochs = 20 if what == "wait" else 2
-model.fit(x, x.sum(1), batch_size=32, epochs=epochs, verbose=0, callbacks=callbacks)
+model.fit(x, x.sum(1), batch_size=32, epochs=100_000, verbose=0, callbacks=callbacks)
 weights = numpy.concatenate([w.numpy().ravel() for w in model.weights])
 print(f"weights {weights.astype('float64').sum():.12f} of {tfdist.size()} workers", flush=True)
 """
@@ -47,7 +46,7 @@ print(f"weights {weights.astype('float64').sum():.12f} of {tfdist.size()} worker
 def manifest(*arguments):
     command = [sys.executable, "-m", "tfdist", "manifest", "--name", "train", "--image", "x"]
     return subprocess.run(
-        [*command, "--no-probes", *arguments],
+        [*command, *arguments],
         env=clean_environment(),
         cwd=ROOT,
         check=True,
@@ -73,18 +72,18 @@ def script(tmp_path_factory):
 def undisturbed(script, tmp_path_factory):
     folder = tmp_path_factory.mktemp("undisturbed")
     with kubelet(2, folder) as pods:
-        pods.apply(manifest(str(script), "nothing", str(folder)))
+        pods.apply(manifest(str(script), "nothing", str(folder), "2"))
         pods.start(0)
         pods.start(1)
         assert pods.run() == "Complete", pods.said()
         return weights_in(pods)
 
 
-def weights_in(pods):
+def weights_in(pods, workers=2):
     """What all workers have trained."""
-    logs = [pods.log(index).read_text() for index in range(2)]
+    logs = [pods.log(index).read_text() for index in range(workers)]
     found = [line for log in logs for line in log.splitlines() if line.startswith("weights ")]
-    assert len(found) == 2 and len(set(found)) == 1, pods.said()
+    assert len(found) == workers and len(set(found)) == 1, pods.said()
     return found[0]
 
 
@@ -102,9 +101,19 @@ def test_pods_come_one_after_the_other(pods, alone):
 
 
 @exhaustive
+def test_the_probes_of_all_workers_succeed(pods, script, tmp_path):
+    pods.apply(manifest(str(script), "nothing", str(tmp_path), "3"))  # It trains on and on.
+    for index in range(2):
+        pods.start(index)
+    for index in range(2):
+        while not pods.answers(index):
+            time.sleep(0.2)
+
+
+@exhaustive
 @pytest.mark.parametrize(("what", "counted"), [("SIGKILL", True), ("SIGTERM", False)])
 def test_a_worker_fails_or_is_preempted(pods, script, tmp_path, undisturbed, what, counted):
-    pods.apply(manifest(str(script), what, str(tmp_path)))
+    pods.apply(manifest(str(script), what, str(tmp_path), "2"))
     pods.start(0)
     pods.start(1)
     assert pods.run() == "Complete", pods.said()
@@ -114,19 +123,20 @@ def test_a_worker_fails_or_is_preempted(pods, script, tmp_path, undisturbed, wha
 
 
 @exhaustive
-def test_an_elastic_job_replaces_a_worker(pods, script, tmp_path, undisturbed):
-    pods.apply(manifest("--elastic", str(script), "SIGKILL", str(tmp_path)))
+def test_an_elastic_job_replaces_a_worker(pods, script, tmp_path):
+    pods.apply(manifest("--elastic", str(script), "SIGKILL", str(tmp_path), "2"))
     pods.start(0)
     pods.start(1)
     assert pods.run() == "Complete", pods.said()
     assert pods.lives() == [1, 2], pods.said()
+    assert weights_in(pods, 2).endswith("of 2 workers")
 
 
 @exhaustive
 def test_an_elastic_job_that_is_given_more_pods(script, tmp_path):
     """As `kubectl patch` does with completions and parallelism: the pods' variables stay."""
     with kubelet(3, tmp_path) as pods:
-        pods.apply(manifest("--elastic", str(script), "wait", str(tmp_path)))
+        pods.apply(manifest("--elastic", str(script), "nothing", str(tmp_path), "3"))
         pods.start(0)
         pods.start(1)
         while not (tmp_path / "trains").exists():
@@ -134,9 +144,7 @@ def test_an_elastic_job_that_is_given_more_pods(script, tmp_path):
         pods.start(2)
         assert pods.run() == "Complete", pods.said()
         assert pods.lives() == [1, 1, 1], pods.said()
-        assert [pods.log(i).read_text().count("of 3 workers") for i in range(3)] == [1, 1, 1]
-        found = {line for line in pods.said().splitlines() if line.startswith("weights ")}
-        assert len(found) == 1, pods.said()
+        assert weights_in(pods, 3).endswith("of 3 workers")
 
 
 @exhaustive

@@ -39,11 +39,15 @@ def test_wrong_lists():
 
 def test_files(tmp_path):
     path = tmp_path / "hosts"
-    path.write_text("# all\n\na\nb slots=2 max_slots=4\nc:3 # new\nd  Slots = 4\n")
+    path.write_text("# all\n\na\nb max_slots=4 slots=2\nc:3 # new\nd  Slots = 4\n[::1] slots=5")
     assert [(host.name, host.workers) for host in read_hostfile(str(path))] == [
-        ("a", None), ("b", 2), ("c", 3), ("d", 4)
+        ("a", None), ("b", 2), ("c", 3), ("d", 4), ("::1", 5)
     ]  # fmt: skip
-    for text, message in {"a 2": "HOST slots=N. Received: 'a 2'", "#": "at least one"}.items():
+    for text, message in {
+        "a 2": "HOST slots=N. Received: 'a 2'",
+        "a:4 slots=2": "HOST slots=N. Received: 'a:4 slots=2'",
+        "#": "at least one",
+    }.items():
         path.write_text(text)
         with pytest.raises(ValueError, match=f"^{re.escape(str(path))}: .*{message}"):
             read_hostfile(str(path))
@@ -61,9 +65,9 @@ def test_what_the_launchers_of_the_hosts_are_passed():
 
 def test_what_excludes_each_other(capsys):
     for line, message in {
-        "--hosts a -n 2 x.py": "-n belongs to one host",
-        "--hosts a --node-rank 1 --nnodes 2 --rendezvous a:1 x.py": "--nnodes belongs to one host",
-        "--hosts a --host b x.py": "--host belongs to one host",
+        "--hosts a -n 2 x.py": "-n is for one host and cannot be combined with --hosts",
+        "--hosts a --node-rank 1 --nnodes 2 --rendezvous a:1 x.py": "--nnodes is for one host",
+        "--hosts a --host b x.py": "--host is for one host",
         "-x A x.py": "-x requires --hosts or --hostfile",
         "--hosts a:x x.py": "must be an integer >= 1. Received: 'a:x'",
     }.items():

@@ -62,12 +62,14 @@ def run(hosts, tmp_path, environment):
         list_option="--hosts",
         seconds=None,
         key="key",
+        ssh=None,
         arguments=(),
         **settings,
     ):
         how = ["-c", OTHER_SECONDS, json.dumps(seconds)] if seconds else ["-m", "tfdist", "run"]
         passed = [word for name in VARIABLES for word in ("-x", name)]
-        own = [list_option, str(where), "--ssh", hosts.ssh(key), *passed, *options]
+        reached = hosts.ssh(key) if ssh is None else ssh
+        own = [list_option, str(where), "--ssh", reached, *passed, *options]
         command = hosts.inside(0, sys.executable, *how, *own, path, *arguments)
         # In `environment`: what is started by ssh has another.
         jobs.append(Job(tmp_path, command, {**environment, **settings}))
@@ -214,11 +216,57 @@ def test_nothing_outlives_the_command(served, hosts, run, script, where):
 
 
 @exhaustive
+def test_nothing_outlives_a_command_that_ignores_hangups(served, hosts, run, script):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # As with nohup, it is inherited.
+    try:
+        job = run("localhost:1,second:1", script(HANG))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    job.wait_ready(2)
+    job.process.kill()
+    nothing_left(hosts)
+
+
+@exhaustive
+def test_exit_code_255_is_no_lost_connection(served, run, script):
+    job = run("second:1,localhost:1", script("sys.exit(-1)"))
+    assert job.wait() == 1
+    assert "failed with exit code 255" in job.err
+    assert "the connection to" not in job.err
+
+
+@exhaustive
+def test_an_ssh_that_never_connects_is_ended(hosts, run, script, tmp_path):
+    never = tmp_path / "never"
+    never.write_text("#!/bin/sh\nexec sleep 100000\n")
+    never.chmod(0o755)
+    job = run("localhost:1,second:1", script(HANG), ssh=str(never), TFDIST_START_TIMEOUT="1")
+    assert job.wait() == 1
+    assert "second did not answer within 1 s: check ssh second" in job.err
+    assert not hosts.processes(0) + hosts.processes(1)
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("ssh", "message"),
+    [
+        ("", "--ssh must be a command, such as"),
+        ("ssh 'x", '--ssh must be a command: No closing quotation. Received: "ssh \'x"'),
+        ("/nowhere/ssh", "host second cannot be reached: [Errno 2] No such file or directory"),
+    ],
+)
+def test_a_wrong_command_for_ssh_is_one_clear_line(hosts, run, script, ssh, message):
+    job = run("second:1", script(HANG), ssh=ssh)
+    assert job.wait() == 1
+    assert message in job.err and job.err.count("\n") == 1
+
+
+@exhaustive
 def test_nothing_outlives_a_connection(served, hosts, run, script):
     job = run("localhost:1,second:1", script(HANG))
     job.wait_ready(2)
     kill_ssh(hosts)
-    assert job.wait() == 128 + signal.SIGHUP
+    assert job.wait() == 128 + signal.SIGTERM
     assert "the connection to second is lost" in job.err
     nothing_left(hosts)
 

@@ -2,7 +2,7 @@
 
 It is told on standard input, in lines of JSON, what its environment is and what to run, so that
 neither the secret nor the variables are seen in any list of processes; and later which signals have
-reached the command. When the connection ends, so does the launcher, as after a hangup.
+reached the command. When the connection ends, so does the launcher, as after SIGTERM.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from tfdist._version import __version__
 from tfdist.launch.cli import main as run_command
+from tfdist.launch.ssh.remote_host import SSH_FAILED
 from tfdist.launch.ssh.shown_stream import MARK
 
 
@@ -39,7 +40,8 @@ def main() -> int:
         return 1
     _forward_signals(orders)
     orders.close()
-    return run_command(["run", *order["run"]])
+    code = run_command(["run", *order["run"]])
+    return code if code != SSH_FAILED else 1
 
 
 def _next(orders: IO[bytes]) -> dict[str, Any] | None:
@@ -77,7 +79,7 @@ def _forward_signals(orders: IO[bytes]) -> None:
         while (order := _next(orders)) is not None and os.getppid() == launcher:
             os.kill(launcher, int(order["signal"]))
         if os.getppid() == launcher:
-            os.kill(launcher, signal.SIGHUP)
+            os.kill(launcher, signal.SIGTERM)  # nohup makes a launcher ignore SIGHUP.
     finally:
         os._exit(0)
 

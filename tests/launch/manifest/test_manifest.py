@@ -109,8 +109,38 @@ def test_secrets_differ_and_modules_run(objects):
 
 
 def test_texts_survive_yaml():
-    texts = ["", "yes", "No", "1", "1.5", "0x1", "a b", "a: b", "# a", "- a", "ü\n\t", "~", "null"]
-    texts += ["on", "1e3", "2026-01-01", "a'b", 'a"b', "{}", "[", "&a", "*a", "!a", "%", "@", "`"]
+    texts = [
+        "",
+        "yes",
+        "No",
+        "1",
+        "1.5",
+        "0x1",
+        "a b",
+        "a: b",
+        "# a",
+        "- a",
+        "ü\n\t",
+        "\N{ROCKET}",
+        "~",
+        "null",
+    ]
+    texts += [
+        "on",
+        "1e3",
+        "2026-01-01",
+        "a'b",
+        'a"b',
+        "{}",
+        "[",
+        "&a",
+        "*a",
+        "!a",
+        "%",
+        "@",
+        "`",
+        "\N{ROCKET}",
+    ]
     value = {"texts": texts, "nested": [{"a": {"b": [["c"], {}]}}, []], "yes": True, "n": 3}
     assert yaml.safe_load(to_yaml(value)) == value
 
@@ -125,6 +155,9 @@ def test_a_wrong_line_is_one_clear_line(capsys):
         "--name a --image a --env A t.py": "must be NAME=VALUE. Received: 'A'",
         "--name a --image a --kind pod t.py": "invalid choice: 'pod'",
         "--name a --image a --kind jobset --elastic t.py": "--elastic requires --kind job",
+        "--name a --image a --workers 1 --elastic t.py": "--elastic requires --workers 2 or more",
+        "--name a --image a --volume a_B:/x t.py": "must be CLAIM:/PATH. Received: 'a_B:/x'",
+        "--name a --image a --volume a:/x:ro t.py": "must be CLAIM:/PATH. Received: 'a:/x:ro'",
     }.items():
         with pytest.raises(SystemExit, match="2"):
             main(["manifest", *line.split()])

@@ -46,9 +46,9 @@ def resolve(environ: Mapping[str, str]) -> Found | None:
         )
     if not service:
         raise ClusterError(
-            f"{_SERVICE} is not set, by which the pods find one another. Set it to the name of a "
-            "headless service that selects them, which is the subdomain of the pods, too; `tfdist "
-            "manifest` writes all of it."
+            f"{_SERVICE} is not set; the pods need it to find one another. Set it to the headless "
+            "service that selects them, and use the same name as the pods' `subdomain`; `tfdist "
+            "manifest` writes both."
         )
     addresses = [f"{job}-{index}.{service}:{_PORT}" for index in range(size)]
     return Found("Kubernetes", cluster_spec.topology({"worker": addresses}, "worker", rank, _AT))

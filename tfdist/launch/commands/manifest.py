@@ -30,6 +30,6 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
     """
-    options = parse(arguments)
+    options = parse(arguments, tuple(_OBJECTS))
     print("---\n".join(to_yaml(made) for made in _OBJECTS[options.kind](options)), end="")
     return 0

@@ -30,7 +30,7 @@ from tfdist.launch.job.run_options import RunOptions, parse
 from tfdist.launch.job.shutdown import Grace
 from tfdist.launch.job.syntax import check_syntax
 from tfdist.launch.job.watchdog import Watchdog
-from tfdist.launch.ssh.job import run_on_hosts
+from tfdist.launch.ssh.run_on_hosts import run_on_hosts
 from tfdist.options import Options
 
 _LOOPBACK = "127.0.0.1"

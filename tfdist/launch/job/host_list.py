@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-_SLOTS = re.compile(r"(?:slots|np|max[-_]slots)\s*=\s*(\S+)", re.IGNORECASE)
+_SLOTS = re.compile(r"(?<![-_\w])slots\s*=\s*(\S+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,7 @@ class ListedHost:
 
     @property
     def address(self) -> str:
-        """The name without the user.
-
-        Example:
-            >>> ListedHost("ann@gpu1").address
-            'gpu1'
-        """
+        """The name without the user."""
         return self.name.rpartition("@")[2]
 
 
@@ -80,10 +75,10 @@ def _parse_line(line: str) -> ListedHost:
     name, *rest = line.split(maxsplit=1)
     if not rest:
         return _parse_host(name)
-    slots = _SLOTS.match(rest[0])
-    if slots is None:
+    slots, host = _SLOTS.search(rest[0]), _parse_host(name)
+    if slots is None or host.workers is not None:
         raise ValueError(f"a line must be HOST, HOST:N or HOST slots=N. Received: {line!r}")
-    return ListedHost(_name(name), _workers(slots.group(1), line))
+    return ListedHost(host.name, _workers(slots.group(1), line))
 
 
 def _parse_host(text: str) -> ListedHost:

@@ -12,8 +12,6 @@ from tfdist.launch.job.run_parser import run_parser
 
 # Replacements of each worker with --elastic, unless --max-restarts says otherwise.
 _REPLACEMENTS = 3
-
-
 # What `--hosts` replaces, as it is when it is not given.
 _EACH_HOSTS_OWN = {"workers": None, "nnodes": 1, "node_rank": 0, "host": None}
 # What the launchers of the hosts are told in another way, or need not know.
@@ -104,7 +102,10 @@ def parse(arguments: Sequence[str]) -> RunOptions:
         for name, given in _EACH_HOSTS_OWN.items():
             if getattr(values, name) != given:
                 option = "-n" if name == "workers" else f"--{name.replace('_', '-')}"
-                parser.error(f"{option} belongs to one host; --hosts a:2,b:2 tells it for all")
+                parser.error(
+                    f"{option} is for one host and cannot be combined with --hosts, which gives "
+                    f"each host's number of workers: --hosts a:2,b:2"
+                )
     elif values.forward:
         parser.error("-x requires --hosts or --hostfile: here, workers inherit the environment")
     del values.hostfile

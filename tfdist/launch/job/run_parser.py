@@ -10,8 +10,6 @@ from tfdist.launch.argument_types import OneLineParser, count, port, seconds, ty
 from tfdist.launch.job.host_list import parse_hosts, read_hostfile
 
 OUTPUTS = ("chief", "all", "none")
-
-
 _EPILOG = """\
 examples:
   tfdist run -n 4 train.py --epochs 10        4 workers here; --epochs goes to train.py
@@ -156,8 +154,8 @@ def run_parser() -> tuple[argparse.ArgumentParser, dict[str, bool]]:
         dest="forward",
         default=[],
         metavar="NAME[=VALUE]",
-        help="send a variable of the environment to the hosts; may be repeated (TFDIST_* are sent "
-        "anyway)",
+        help="send a variable to the hosts; may be repeated (TFDIST_* are sent anyway). Use NAME "
+        "for secrets: what stands here is in this machine's list of processes",
     )
     add(
         "--ssh",

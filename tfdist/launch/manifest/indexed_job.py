@@ -1,4 +1,4 @@
-"""An Indexed Job: each failed worker's pod is made anew, with the same name."""
+"""An Indexed Job: the pod of a failed worker is recreated under the same name."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _USAGE_ERROR = 2
 def indexed_job(options: ManifestOptions) -> list[dict[str, Any]]:
     """The objects to apply.
 
-    What a scheduler takes away does not count as a failure, a wrong command line ends the job. The
-    workers that lose another one fail too, without `elastic`; all meet again.
+    A preempted pod does not count as a failure, and a usage error ends the job. Without `elastic`,
+    workers that lose a peer fail as well; all are restarted and meet again.
     """
     rules = [
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},

@@ -9,7 +9,7 @@ from tfdist.launch.manifest.indexed_job import indexed, template
 from tfdist.launch.manifest.options import ManifestOptions
 from tfdist.launch.manifest.pod import metadata, secret
 
-# By which the job that a JobSet makes says that a scheduler took a worker away.
+# With these the child Job reports that a worker was preempted.
 _PREEMPTED_RULES = [
     {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
     {"action": "FailJob", "onExitCodes": {"operator": "In", "values": [PREEMPTED]}},

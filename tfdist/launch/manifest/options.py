@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 from tfdist.launch.argument_types import OneLineParser, count, typed
 
-KINDS = ("job", "jobset", "tfjob")
 # Pods are named after the job, and a label has at most 63 characters.
 _LONGEST_NAME = 45
 _NAME = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_CLAIM = re.compile(r"[a-z0-9]([-.a-z0-9]*[a-z0-9])?")
 _QUANTITY = re.compile(r"\d+(\.\d+)?(m|[kMGTPE]i?)?")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -34,7 +35,7 @@ class ManifestOptions:
         image: the container image.
         command: the command that each worker runs.
         workers: their number, one per pod.
-        kind: a member of `KINDS`.
+        kind: one of the kinds of `commands/manifest.py`.
         namespace: the namespace; "" for that of the context.
         gpus: GPUs of each worker.
         cpus: processors of each worker, as a quantity of Kubernetes; "" to not ask for any.
@@ -66,23 +67,26 @@ class ManifestOptions:
     variables: tuple[tuple[str, str], ...] = ()
 
 
-def parse(arguments: Sequence[str]) -> ManifestOptions:
+def parse(arguments: Sequence[str], kinds: Sequence[str]) -> ManifestOptions:
     """Parses the command line.
 
     Args:
         arguments: the command line, without `tfdist manifest`.
+        kinds: what `--kind` may be; the first one by default.
 
     Raises:
         SystemExit: on a usage error (code 2), or after printing the help (code 0).
 
     Example:
-        >>> parse(["--name", "train", "--image", "repo/train:1", "train.py", "-n", "3"]).command
+        >>> parse(["--name", "a", "--image", "a:1", "train.py", "-n", "3"], ["job"]).command
         ('python', '-u', 'train.py', '-n', '3')
     """
-    parser = _parser()
+    parser = _parser(kinds)
     values = parser.parse_args(arguments)
     if values.elastic and values.kind != "job":
-        parser.error("--elastic requires --kind job: the others start all workers again")
+        parser.error("--elastic requires --kind job: the other kinds restart all workers")
+    if values.elastic and values.workers == 1:
+        parser.error("--elastic requires --workers 2 or more: one that trains alone admits nobody")
     program = [word for i, word in enumerate(values.program) if (i, word) != (0, "--")]
     if not program:
         parser.error("no script given; for example: tfdist manifest --name a --image b train.py")
@@ -93,7 +97,7 @@ def parse(arguments: Sequence[str]) -> ManifestOptions:
     return ManifestOptions(**fields, command=("python", "-u", *program))
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(kinds: Sequence[str]) -> argparse.ArgumentParser:
     parser = OneLineParser(
         prog="tfdist manifest",
         usage="%(prog)s --name NAME --image IMAGE [options] script.py [arguments]",
@@ -104,38 +108,98 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--name", type=_matching(_NAME, "lower-case letters, digits and '-'", _LONGEST_NAME),
-        required=True, help="the job's name")  # fmt: skip
-    add("--image", required=True, type=_matching(re.compile(r"\S+"), "an image"),
-        help="the container image, with Python, tfdist and the script")  # fmt: skip
+    add(
+        "--name",
+        type=_matching(_NAME, "lower-case letters, digits and '-'", _LONGEST_NAME),
+        required=True,
+        help="the job's name",
+    )
+    add(
+        "--image",
+        required=True,
+        type=_matching(re.compile(r"\S+"), "an image"),
+        help="the container image, with Python, tfdist and the script",
+    )
     add("--workers", type=count(1), default=2, metavar="N", help="pods (default: 2)")
-    add("--kind", choices=KINDS, default="job",
+    add(
+        "--kind",
+        choices=kinds,
+        default=kinds[0],
         help="an Indexed Job, which needs nothing but Kubernetes 1.29; a JobSet, whose workers all "
-        "start again when one fails; or Kubeflow's TFJob (default: job)")  # fmt: skip
-    add("--namespace", type=_matching(_NAME, "a namespace", 63), metavar="NS",
-        help="the namespace (default: that of kubectl)")  # fmt: skip
+        "start again when one fails; or Kubeflow's TFJob (default: job)",
+    )
+    add(
+        "--namespace",
+        type=_matching(_LABEL, "lower-case letters, digits and '-'", 63),
+        metavar="NS",
+        help="the namespace (default: that of kubectl)",
+    )
     add("--gpus", type=count(0), default=0, metavar="N", help="GPUs of each worker (default: 0)")
-    add("--cpus", metavar="N", type=_matching(_QUANTITY, "a quantity such as 4 or 500m"),
-        help="processors of each worker (default: the cluster's)")  # fmt: skip
-    add("--memory", type=_matching(_QUANTITY, "a quantity such as 16Gi"), metavar="N",
-        help="memory of each worker (default: the cluster's)")  # fmt: skip
-    add("--max-restarts", type=count(0), default=3, metavar="N",
-        help="failures of each worker, or for a JobSet of the job, that it is started again after; "
-        "preemptions do not count (default: 3)")  # fmt: skip
-    add("--grace", type=count(0), default=60, metavar="SECONDS",
-        help="between SIGTERM and SIGKILL, for a last snapshot (default: 60)")  # fmt: skip
-    add("--start-timeout", type=count(1), default=1800, metavar="SECONDS",
-        help="in which all pods have to start (default: 1800)")  # fmt: skip
-    add("--elastic", action="store_true",
+    add(
+        "--cpus",
+        metavar="N",
+        type=_matching(_QUANTITY, "a quantity such as 4 or 500m"),
+        help="processors of each worker (default: the cluster's)",
+    )
+    add(
+        "--memory",
+        type=_matching(_QUANTITY, "a quantity such as 16Gi"),
+        metavar="N",
+        help="memory of each worker (default: the cluster's)",
+    )
+    add(
+        "--max-restarts",
+        type=count(0),
+        default=3,
+        metavar="N",
+        help="how often each worker (with a JobSet, the whole job) is restarted after a failure; a "
+        "preemption after which all workers have saved does not count (default: 3)",
+    )
+    add(
+        "--grace",
+        type=count(0),
+        default=60,
+        metavar="SECONDS",
+        help="between SIGTERM and SIGKILL, for a last snapshot (default: 60)",
+    )
+    add(
+        "--start-timeout",
+        type=count(1),
+        default=1800,
+        metavar="SECONDS",
+        help="in which all pods have to start, once one has made its strategy (default: 1800)",
+    )
+    add(
+        "--elastic",
+        action="store_true",
         help="let the workers that remain go on when one fails, and take in new ones; needs the "
-        "callback tfdist.callbacks.Elastic")  # fmt: skip
-    add("--no-probes", action="store_false", dest="probes",
+        "callback tfdist.callbacks.Elastic",
+    )
+    add(
+        "--no-probes",
+        action="store_false",
+        dest="probes",
         help="do not ask each worker for its metrics, which needs prometheus_client in the image, "
-        "to see whether it responds")  # fmt: skip
-    add("--volume", type=typed(_volume), action="append", default=[], dest="volumes",
-        metavar="CLAIM:/PATH", help="mount a persistent volume claim; may be repeated")  # fmt: skip
-    add("--env", type=typed(_variable), action="append", default=[], dest="variables",
-        metavar="NAME=VALUE", help="set a variable; may be repeated")  # fmt: skip
+        "to see whether it responds",
+    )
+    add(
+        "--volume",
+        type=typed(_volume),
+        action="append",
+        default=[],
+        dest="volumes",
+        metavar="CLAIM:/PATH",
+        help="mount a persistent volume claim; may be repeated",
+    )
+    add(
+        "--env",
+        type=typed(_variable),
+        action="append",
+        default=[],
+        dest="variables",
+        metavar="NAME=VALUE",
+        help="set a variable; may be repeated",
+    )
     add("program", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     return parser
 
@@ -146,7 +210,7 @@ examples:
   tfdist manifest --name train --image repo/train:1 --gpus 8 --memory 64Gi \\
       --volume data:/data -- -m project.train --epochs 10
 
-Every call makes another secret; keep the output to apply it again to a job that runs.
+Every call generates a new secret; keep the output to apply it again to a running job.
 docs/clusters.md tells what happens when a worker fails or is preempted."""
 
 
@@ -161,7 +225,7 @@ def _matching(pattern: re.Pattern[str], what: str, longest: int = 253) -> Callab
 
 def _volume(text: str) -> Volume:
     claim, _, path = text.partition(":")
-    if not claim or not path.startswith("/"):
+    if not _CLAIM.fullmatch(claim) or not path.startswith("/") or ":" in path:
         raise ValueError(f"must be CLAIM:/PATH. Received: {text!r}")
     return Volume(claim, path)
 

@@ -12,6 +12,8 @@ PORT = 2222
 _METRICS_PORT = 9400
 _LABEL = "app.kubernetes.io/instance"
 _PROBE_SECONDS = 10
+# Seconds in which a pod has to import TensorFlow, prepare its data and make its strategy.
+_BEFORE_STRATEGY = 600
 # A worker that traces a large model answers slowly; one that is stopped, never.
 _LIVENESS = {"periodSeconds": 30, "timeoutSeconds": 20, "failureThreshold": 5}
 
@@ -23,12 +25,12 @@ def metadata(options: ManifestOptions) -> dict[str, Any]:
 
 
 def labels(options: ManifestOptions) -> dict[str, str]:
-    """What the job's pods are known by."""
+    """The labels of all objects, by which the service selects the pods."""
     return {"app.kubernetes.io/managed-by": "tfdist", _LABEL: options.name}
 
 
 def secret(options: ManifestOptions) -> dict[str, Any]:
-    """The job's secret, another one each time."""
+    """A new random secret for the job."""
     return {
         "apiVersion": "v1",
         "kind": "Secret",
@@ -38,7 +40,7 @@ def secret(options: ManifestOptions) -> dict[str, Any]:
 
 
 def service(options: ManifestOptions) -> dict[str, Any]:
-    """The headless service, which gives the pods' names addresses, also before they are ready."""
+    """The headless service, which resolves the pods' names even before the pods are ready."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
@@ -85,14 +87,16 @@ def pod_spec(
     if options.probes:
         worker["ports"].append({"name": "metrics", "containerPort": _METRICS_PORT})
         asked = {"httpGet": {"path": "/metrics", "port": "metrics"}}
-        # Metrics begin with the strategy; what comes before is the start.
-        patience = options.start_timeout // _PROBE_SECONDS + 1
+        # Metrics begin once the strategy has met the other workers.
+        patience = (_BEFORE_STRATEGY + options.start_timeout) // _PROBE_SECONDS
         startup = {"periodSeconds": _PROBE_SECONDS, "failureThreshold": patience}
         worker["startupProbe"] = {**asked, **startup}
         worker["livenessProbe"] = {**asked, **_LIVENESS}
     spec = {
-        # Python is not the first process of the pod then, which ignores SIGTERM by default.
+        # So Python is not PID 1, which would ignore SIGTERM by default.
         "shareProcessNamespace": True,
+        # Variables such as TFDIST_METRICS_PORT must not come from a service of that name.
+        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": options.grace,
         "containers": [worker],
     }

@@ -26,7 +26,8 @@ def tfjob(options: ManifestOptions) -> list[dict[str, Any]]:
         "metadata": metadata(options),
         "spec": {
             "runPolicy": {
-                "backoffLimit": options.max_restarts * options.workers,
+                # All workers fail together, and the operator counts each of them.
+                "backoffLimit": options.max_restarts * options.workers + 1,
                 "cleanPodPolicy": "Running",
             },
             "successPolicy": "AllWorkers",

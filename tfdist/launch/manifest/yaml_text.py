@@ -50,4 +50,4 @@ def _is_block(value: Any) -> bool:
 def _scalar(value: Any) -> str:
     if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _WORDS:
         return value
-    return json.dumps(value)
+    return json.dumps(value, ensure_ascii=False)

@@ -32,6 +32,8 @@ def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str
     }
     for choice in chosen:
         name, given, value = choice.partition("=")
+        if not name:
+            raise ValueError(f"-x must be NAME or NAME=VALUE. Received: {choice!r}")
         if not given and name not in environment:
             raise ValueError(
                 f"-x {name}: this variable is not set; set it, or pass -x {name}=VALUE"

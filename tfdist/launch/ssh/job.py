@@ -1,11 +1,9 @@
-"""A job on the hosts of a list: starts their launchers, and ends with the job's exit code."""
+"""A job on the hosts of a list: starts their launchers, passes signals on, and reaps them."""
 
 from __future__ import annotations
 
 import math
-import os
 import select
-import shlex
 import signal
 import time
 from collections.abc import Sequence
@@ -13,15 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from tfdist._version import __version__
-from tfdist.cluster.auth.hmac_challenge import VARIABLE, new_secret
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
 from tfdist.launch.hosts.rendezvous import Deadline
 from tfdist.launch.job.run_options import RunOptions
 from tfdist.launch.job.signals import Signals
-from tfdist.launch.ssh.forwarded import forwarded
-from tfdist.launch.ssh.remote_host import SSH_FAILED, RemoteHost, is_this_machine, remote_command
-from tfdist.options import Options
+from tfdist.launch.ssh.launcher_arguments import joined, launcher_arguments
+from tfdist.launch.ssh.remote_host import SSH_FAILED, RemoteHost
 
 # Seconds until a lost host of an elastic job is tried again, the first time and at most.
 _RETRY_SECONDS = (5.0, 60.0)
@@ -30,61 +26,6 @@ _MOST_RETRIES = 8
 _CHECK_SECONDS = 1.0
 # How long the launchers may take to end after they have been told to; longer than their own grace.
 _END_SECONDS = 60.0
-
-
-def run_on_hosts(options: RunOptions) -> int:
-    """Runs the launchers of all hosts until they have ended.
-
-    Args:
-        options: those of the command, with `hosts`.
-
-    Returns:
-        The job's exit code, as the launchers tell it.
-
-    Raises:
-        LaunchError: a host cannot be reached, or does not fit.
-    """
-    ssh = tuple(shlex.split(options.ssh))
-    try:
-        variables = forwarded(os.environ, options.forward)
-        timeout = Options.from_environment().start_timeout
-    except ValueError as error:
-        raise LaunchError(str(error)) from error
-    if options.dry_run:
-        return _show(options, ssh)
-    variables[VARIABLE] = os.environ.get(VARIABLE) or new_secret()
-    with Signals() as signals:
-        job = _Job(options, ssh, {"environment": variables}, signals)
-        try:
-            job.start(Deadline(timeout))
-            return job.run()
-        finally:
-            job.end()
-
-
-def _show(options: RunOptions, ssh: Sequence[str]) -> int:
-    address = "HOST0:PORT" if len(options.hosts) > 1 else ""
-    for number, host in enumerate(options.hosts):
-        where = "here" if is_this_machine(host.address) else shlex.join((*ssh, host.name))
-        print(f"host {number} ({where}): {remote_command()}")
-        print(f"  tfdist run {shlex.join(launcher_arguments(options, number, address))}")
-    return 0
-
-
-def launcher_arguments(options: RunOptions, number: int, rendezvous: str) -> list[str]:
-    """The command line of one host's launcher, without `tfdist run`.
-
-    Args:
-        options: those of the command.
-        number: the host's number.
-        rendezvous: where the launchers meet; "" for a single host.
-    """
-    workers = options.hosts[number].workers
-    own = ["-n", "auto" if workers is None else str(workers)]
-    if rendezvous:
-        own += ["--nnodes", str(len(options.hosts)), "--node-rank", str(number)]
-        own += ["--rendezvous", rendezvous]
-    return [*own, *options.launcher_arguments]
 
 
 @dataclass(frozen=True)
@@ -99,25 +40,41 @@ class _Retry:
         return _Retry(now + delay, self.count + 1)
 
 
-class _Job:
-    """The hosts, and what is to be done with them next."""
+class HostsJob:
+    """The hosts, and what is to be done with them next.
+
+    Args:
+        options: those of the command.
+        ssh: the command that reaches other hosts.
+        task: what each agent is told first.
+        signals: those that this process receives.
+        timeout: seconds in which a host has to answer.
+    """
 
     def __init__(
-        self, options: RunOptions, ssh: Sequence[str], task: dict[str, Any], signals: Signals
+        self,
+        options: RunOptions,
+        ssh: Sequence[str],
+        task: dict[str, Any],
+        signals: Signals,
+        timeout: float,
     ) -> None:
         self._options = options
         self._ssh = ssh
         self._task = task
         self._signals = signals
+        self._timeout = timeout
         self._rendezvous = ""
         self._running: dict[int, RemoteHost] = {}
         self._codes: dict[int, int] = {}
         self._retries: dict[int, _Retry] = {}
+        self._failed_at: float | None = None
         self._stopped = False
         self._interrupted = False
 
-    def start(self, deadline: Deadline) -> None:
+    def start(self) -> None:
         """Reaches all hosts, and tells them where to meet and what to run."""
+        deadline = Deadline(self._timeout)
         for number, listed in enumerate(self._options.hosts):
             self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
         while missing := [h for h in self._running.values() if not h.description]:
@@ -133,7 +90,8 @@ class _Job:
             for number in self._signals.take():
                 raise SystemExit(128 + number)
             for host in self._running.values():
-                _check(host)
+                if problem := _problem(host):
+                    raise LaunchError(problem)
         self._rendezvous = self._meeting_place()
         for host in self._running.values():
             self._order(host)
@@ -146,16 +104,19 @@ class _Job:
                 self._pass_on(number)
             self._reap()
             self._retry()
+            self._give_up()
         return self._code()
 
     def end(self) -> None:
-        """Ends what still runs, and waits for it."""
+        """Ends what still runs, and waits for it, unless a signal comes meanwhile."""
         for host in self._running.values():
             host.end()
         deadline = time.monotonic() + _END_SECONDS
-        while self._running and time.monotonic() < deadline:
+        while self._running and time.monotonic() < deadline and not self._signals.take():
             self._wait(0.2)
             self._running = {n: h for n, h in self._running.items() if h.exit_code() is None}
+        for host in self._running.values():
+            host.kill()
 
     def _pass_on(self, number: signal.Signals) -> None:
         """Signals the launchers, of which host 0's tells the others what concerns them."""
@@ -187,7 +148,7 @@ class _Job:
     def _meeting_place(self) -> str:
         """Where the launchers meet: host 0, as the others reach it."""
         if len(self._options.hosts) == 1:
-            return ""
+            return ""  # Nobody has to be met.
         if self._options.rendezvous is not None:
             host, port = self._options.rendezvous
         else:
@@ -196,7 +157,7 @@ class _Job:
             seen = second.description["client"] if first.local else first.description["server"]
             host = seen or self._options.hosts[0].address
             port = first.description["port"]
-        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        return joined(host, port)
 
     def _reap(self) -> None:
         for number, host in list(self._running.items()):
@@ -207,40 +168,68 @@ class _Job:
             lost = not host.local and (code == SSH_FAILED or code < 0)  # or ssh was killed
             if lost and host.told:
                 say(f"the connection to {host.name} is lost")
+            now = time.monotonic()
             if not lost and host.told:
-                self._codes[number] = code
-            again = lost or (number in self._retries and code != 0)
-            if again and self._options.elastic and number > 0:
-                self._retries[number] = self._retries.get(number, _Retry()).next(time.monotonic())
+                self._codes[number] = code if code >= 0 else 128 - code
+                if code and self._failed_at is None:
+                    self._failed_at = now
+            retry = self._retries.pop(number, None)
+            if (lost or (retry and code)) and self._options.elastic and number > 0:
+                self._retries[number] = (retry or _Retry()).next(now)
 
     def _retry(self) -> None:
         """Reaches lost hosts of an elastic job again; host 0 admits their launchers."""
-        if self._stopped or 0 not in self._running:
-            return  # The job is ending, or nobody can admit a host.
         now = time.monotonic()
+        if self._stopped or 0 not in self._running:  # It is ending, or nobody can admit a host.
+            for host in self._running.values():
+                if not host.told:
+                    host.end()
+            return
         for number, retry in self._retries.items():
             if number not in self._running and retry.due <= now and retry.count <= _MOST_RETRIES:
                 listed = self._options.hosts[number]
                 say(f"connecting to {listed.name} again")
                 self._running[number] = RemoteHost(number, listed, self._ssh, self._task)
         for host in self._running.values():
-            if host.description and not host.told:
+            if host.told:
+                continue
+            problem = _problem(host)
+            if problem:
+                say(problem)
+            if problem or now > host.begun + self._timeout:
+                host.end()
+            elif host.description:
                 self._order(host)
 
+    def _give_up(self) -> None:
+        """Ends launchers that go on waiting for one that has failed."""
+        if self._options.elastic or self._failed_at is None:
+            return
+        if time.monotonic() > self._failed_at + _END_SECONDS:
+            for host in self._running.values():
+                host.end()
+
     def _code(self) -> int:
-        """Host 0's, which all agree on; if it is lost, that of the others."""
-        own = [code for _, code in sorted(self._codes.items())]
-        if self._options.elastic and 0 in own:
+        """The one that all launchers end with; where they differ, the first failure's.
+
+        An elastic job has succeeded if one of them says so.
+        """
+        codes = list(self._codes.values())  # in the order of their ends
+        if not codes:
+            return 1
+        if self._options.elastic and 0 in codes:
             return 0
-        return own[0] if own else 1
+        return next((code for code in codes if code), 0)
 
 
-def _check(host: RemoteHost) -> None:
+def _problem(host: RemoteHost) -> str:
+    """Why a host cannot take part, and the remedy, in one line; "" if nothing is known."""
     if host.exit_code() is not None:
-        raise LaunchError(host.why())
+        return host.why()
     version = host.description.get("version", __version__)
-    if version != __version__:
-        raise LaunchError(
-            f"{host.name} has tfdist {version}, this host has {__version__}: "
-            f"install the same version on all hosts"
-        )
+    if version == __version__:
+        return ""
+    return (
+        f"{host.name} has tfdist {version}, this host has {__version__}: install the same version "
+        f"on all hosts"
+    )

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,11 +20,19 @@ from tfdist.launch.ssh.shown_stream import ShownStream
 
 _AGENT = "tfdist.launch.host_agent"
 _PATH = "PYTHONPATH"
-# It asks for no password, which nobody could type for many hosts, and notices within a minute that
-# a host is gone.
-_SSH_OPTIONS = (
-    "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15", "-o", "ServerAliveCountMax=3", "-T",
-)  # fmt: skip
+_OPTIONS = (
+    # Never prompts for a password, and detects a dead host within a minute.
+    "BatchMode=yes",
+    "ConnectTimeout=30",
+    "ServerAliveInterval=15",
+    "ServerAliveCountMax=3",
+    # What the user's configuration may set for other uses: a shared connection outlives this one.
+    "ControlMaster=no",
+    "ControlPath=none",
+    "ClearAllForwardings=yes",
+    "RemoteCommand=none",
+)
+_SSH_OPTIONS = ("-T", *(word for option in _OPTIONS for word in ("-o", option)))
 _READ_SIZE = 65536
 # What ssh exits with when it fails itself, or loses the connection.
 SSH_FAILED = 255
@@ -41,6 +50,7 @@ class RemoteHost:
     Attributes:
         description: what the agent has reported; empty before.
         told: whether it has been told what to run.
+        begun: the `time.monotonic()` at which it was started.
 
     Raises:
         LaunchError: ssh cannot be started.
@@ -51,7 +61,8 @@ class RemoteHost:
     ) -> None:
         self.number = number
         self.name = host.name
-        self.local = is_this_machine(host.address)
+        self.local = is_this_machine(host)
+        self.begun = time.monotonic()
         self.description: dict[str, Any] = {}
         self.told = False
         self._last_words: list[str] = []
@@ -127,6 +138,13 @@ class RemoteHost:
             self._process.stdin.close()
         except OSError:
             pass  # It has ended.
+        if not self.description:  # Nobody reads it yet.
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills the process on this machine."""
+        self._process.kill()
+        self._process.wait()
 
     def exit_code(self) -> int | None:
         """The exit code, once all output has been read; 255 from ssh for a lost connection."""
@@ -145,6 +163,8 @@ class RemoteHost:
             )
         if "denied" in words:
             words += f". It must work without a password: ssh-copy-id {self.name}"
+        if "Host key verification failed" in words:
+            words += f" Accept its key once: ssh {self.name}"
         return f"{self.name} cannot be reached: {words}"
 
     def _report(self, line: str) -> None:
@@ -168,13 +188,16 @@ def remote_command() -> str:
     return f"cd {shlex.quote(os.getcwd())} && exec {shlex.join(words)}"
 
 
-def is_this_machine(name: str) -> bool:
-    """Whether a name or an address is this machine's.
+def is_this_machine(host: ListedHost) -> bool:
+    """Whether no ssh is needed: the name or address is this machine's, and names no other user.
 
     Example:
-        >>> is_this_machine("localhost")
-        True
+        >>> is_this_machine(ListedHost("localhost")), is_this_machine(ListedHost("ann@localhost"))
+        (True, False)
     """
+    if "@" in host.name:
+        return False
+    name = host.name
     if name in ("localhost", socket.gethostname()):
         return True
     try:

@@ -39,10 +39,9 @@ class ShownStream:
 
     def feed(self, data: bytes) -> bytes:
         """Shows what has arrived, b"" for the end; returns it without prefixes."""
+        ended = not data
         if self._report is not None:
-            data, ended = self._until_report(data), not data
-        else:
-            ended = not data
+            data = self._until_report(data)
         shown = data
         if self._lines is not None:
             shown = self._lines.feed(data) + (self._lines.flush() if ended else b"")
