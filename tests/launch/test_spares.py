@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import textwrap
@@ -195,6 +196,22 @@ def test_one_that_is_killed_is_started_again_a_few_times(folder):
     assert said == "a warm spare ended with signal 9; replacements start without one."
     assert len(seen) == 3
     assert pool.take() is None
+    pool.close()
+
+
+@exhaustive
+def test_one_that_is_stopped_is_not_taken(folder):
+    pool = Spares(2, ["show.py"], environment(), NoWatchdog())
+    pool.tend()
+    stopped, other = (spare.process for spare in pool._spares)
+    until(lambda: pool._spares[0].ready)
+    os.kill(stopped.pid, signal.SIGSTOP)
+    until(lambda: stopped.stopped)
+    taken = pool.take()
+    assert taken.process is other
+    assert ended(stopped) == -signal.SIGKILL
+    taken.process.end()
+    taken.close()
     pool.close()
 
 

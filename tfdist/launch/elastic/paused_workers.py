@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from pathlib import Path
 
 from tfdist.launch.console import say
 from tfdist.launch.elastic.worker_states import WorkerStates
@@ -17,7 +16,6 @@ from tfdist.launch.job.worker import WorkerProcess
 
 _LOOK_SECONDS = 1.0
 _MARGIN_SECONDS = 5.0
-_STOPPED = "T"
 
 
 class PausedWorkers:
@@ -53,7 +51,7 @@ class PausedWorkers:
         if now < self.next_time:
             return
         self.next_time = now + _LOOK_SECONDS
-        stopped = {rank: worker for rank, worker in running.items() if _is_stopped(worker.pid)}
+        stopped = {rank: worker for rank, worker in running.items() if worker.stopped}
         if len(stopped) == len(running) and not job.completed:
             stopped = {}
         self._since = {worker.pid: self._since.get(worker.pid, now) for worker in stopped.values()}
@@ -68,11 +66,3 @@ class PausedWorkers:
                     below_output=True,
                 )
                 worker.signal(signal.SIGKILL)
-
-
-def _is_stopped(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:  # it has ended
-        return False
-    return text.rpartition(")")[2].split()[0] == _STOPPED

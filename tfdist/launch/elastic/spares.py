@@ -166,7 +166,14 @@ class Spares:
         return ""
 
     def take(self) -> Spare | None:
-        """One that is ready, or else one that is about to be; None if there is none."""
+        """One that is ready, or else one that is about to be; None if there is none.
+
+        One that is stopped (SIGSTOP) would keep the job waiting, and is ended.
+        """
+        for spare in [spare for spare in self._spares if spare.process.stopped]:
+            self._spares.remove(spare)
+            spare.process.end()
+            spare.close()
         waiting = [spare for spare in self._spares if spare.process.exit_code() is None]
         if not waiting:
             return None

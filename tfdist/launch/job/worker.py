@@ -7,6 +7,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import IO
 
 from tfdist.errors import LaunchError
@@ -76,6 +77,15 @@ class WorkerProcess:
             self._watchdog.remove(self.pid)
             self._process.wait()
         return self._process.returncode
+
+    @property
+    def stopped(self) -> bool:
+        """Whether it is stopped by a signal (SIGSTOP), and not running."""
+        try:
+            text = Path(f"/proc/{self.pid}/stat").read_text()
+        except OSError:  # It has ended.
+            return False
+        return text.rpartition(")")[2].split()[0] == "T"
 
     def end(self) -> None:
         """Kills it, and waits a little until it is gone."""
