@@ -36,6 +36,7 @@ LAYERS = [
     {"pipeline"},
     {"callbacks"},
     {"launch"},
+    {"ray", "spark"},
     {"__init__", "__main__"},
 ]
 # The same within the larger packages; what is not named here is above all of it.

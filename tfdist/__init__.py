@@ -58,6 +58,8 @@ _MODULES = {
     "monitoring": "tfdist.monitoring",
     "pipeline": "tfdist.pipeline",
 }
+# These need extras, so they are not in `__all__`.
+_ENGINES = {"ray": "tfdist.ray", "spark": "tfdist.spark"}
 _FUNCTIONS = ("is_chief", "rank", "size")
 _STRATEGIES = {
     "HybridStrategy": "tfdist.pipeline.placement.strategy",
@@ -69,8 +71,8 @@ _STRATEGIES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(_MODULES[name])
+    if module := _MODULES.get(name) or _ENGINES.get(name):
+        return importlib.import_module(module)
     if name in _FUNCTIONS:
         return getattr(importlib.import_module("tfdist.cluster.this_worker"), name)
     if name not in _STRATEGIES:
