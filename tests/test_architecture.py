@@ -102,7 +102,7 @@ WITHOUT_TENSORFLOW = {
     "cluster",
     "launch",
 }
-READS_ENVIRONMENT = {"options", "cluster", "launch"}
+READS_ENVIRONMENT = {"options", "cluster", "launch", "ray", "spark"}
 
 
 MODULES = {_module(path) for path in FILES}

@@ -12,13 +12,15 @@ from ray.train.backend import Backend, BackendConfig
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE as SECRET
 from tfdist.cluster.auth.hmac_challenge import new_secret
+from tfdist.launch.job.forwarded import forwarded
 from tfdist.launch.job.ports import Reservation
 
-_OF_THE_DRIVER = "TFDIST_"
+# Held for as long as the worker's process lives, so that no other program gets its port.
+_held: list[Reservation] = []
 
 
 @dataclass
-class TfdistConfig(BackendConfig):
+class TfdistConfig(BackendConfig):  # type: ignore[misc]
     """How workers of Ray Train become workers of tfdist.
 
     Attributes:
@@ -38,11 +40,10 @@ class TfdistConfig(BackendConfig):
 
     def __post_init__(self) -> None:
         if self.settings is None:
-            own = os.environ.items()
-            self.settings = {k: v for k, v in own if k.startswith(_OF_THE_DRIVER)}
+            self.settings = forwarded(os.environ, [])
 
 
-class TfdistBackend(Backend):
+class TfdistBackend(Backend):  # type: ignore[misc]
     """Gives each worker its `TF_CONFIG`, and all of them a secret that only they have."""
 
     def on_start(self, worker_group: Any, backend_config: TfdistConfig) -> None:
@@ -62,8 +63,8 @@ class TfdistBackend(Backend):
 def _address() -> str:
     """This worker's address, at a port that is free."""
     host = ray.util.get_node_ip_address()
-    with Reservation(1) as reservation:
-        (port,) = reservation.ports
+    _held.append(Reservation(1))
+    (port,) = _held[-1].ports
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 

@@ -14,7 +14,7 @@ from tfdist.cluster.this_worker import is_chief
 MODEL = "model.keras"
 
 
-class ReportCallback(keras.callbacks.Callback):
+class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
     All workers report, as Ray wants it; the checkpoint is the chief's: a folder with `model.keras`,

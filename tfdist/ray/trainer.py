@@ -11,7 +11,7 @@ from ray.train.v2.api.data_parallel_trainer import DataParallelTrainer
 from tfdist.ray.backend import TfdistConfig
 
 
-class Trainer(DataParallelTrainer):
+class Trainer(DataParallelTrainer):  # type: ignore[misc]
     """Runs a function on several workers of a Ray cluster, as Ray's `TensorflowTrainer` does.
 
     In the function, `tfdist.MultiWorkerMirroredStrategy()` finds the workers by itself, `ray.train`

@@ -1,4 +1,4 @@
-"""The environment variables that `tfdist run --hosts` sends to the other hosts."""
+"""The environment variables that a job takes along to other hosts."""
 
 from __future__ import annotations
 

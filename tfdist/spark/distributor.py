@@ -1,0 +1,175 @@
+"""What starts a training on Spark, on the driver."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from tfdist.cluster.auth.hmac_challenge import new_secret
+from tfdist.launch.job.forwarded import forwarded
+from tfdist.spark.barrier_task import SCHEMA, BarrierTask
+from tfdist.spark.driver_log import DriverLog
+from tfdist.spark.local_job import run_locally
+from tfdist.spark.program import Program
+
+_GPUS_PER_TASK = "spark.task.resource.gpu.amount"
+
+
+class Distributor:
+    """Runs a function or a script on several workers, as PySpark's `TorchDistributor` does.
+
+    Each worker is one task of a barrier stage: Spark starts all of them together, or none. In the
+    function, `tfdist.MultiWorkerMirroredStrategy()` finds the others by itself. The workers' output
+    appears on the driver, each line with the worker's rank. If a worker fails, Spark ends the
+    others. With `max_restarts` all start again, and `tfdist.callbacks.BackupAndRestore` in a folder
+    that all hosts see resumes; Spark itself never starts such a stage again.
+
+    Args:
+        num_processes: how many workers there are.
+        local_mode: whether they run on the driver's machine, without tasks.
+        use_gpu: whether workers use the GPUs that Spark has assigned to their tasks. Without it
+            they use none.
+        max_restarts: how often all workers are started again after a failure.
+
+    Raises:
+        ValueError: there is no active session, `num_processes` is not positive, `max_restarts` is
+            negative, or Spark assigns no GPUs.
+
+    Example:
+        ```python
+        def train(epochs):
+            strategy = tfdist.MultiWorkerMirroredStrategy()
+            with strategy.scope():
+                model = build_model()
+                model.compile("adam", "mse")
+            history = model.fit(dataset, epochs=epochs)
+            return history.history["loss"]
+
+        losses = tfdist.spark.Distributor(num_processes=4, use_gpu=True).run(train, 10)
+        ```
+    """
+
+    def __init__(
+        self,
+        num_processes: int = 1,
+        local_mode: bool = False,
+        use_gpu: bool = False,
+        *,
+        max_restarts: int = 0,
+    ) -> None:
+        session = SparkSession.getActiveSession()
+        if session is None:
+            raise ValueError(
+                "Distributor needs a session of Spark: SparkSession.builder.getOrCreate()"
+            )
+        if num_processes < 1:
+            raise ValueError(f"`num_processes` must be positive. Received: {num_processes}")
+        if max_restarts < 0:
+            raise ValueError(f"`max_restarts` must not be negative. Received: {max_restarts}")
+        if use_gpu and not local_mode and float(session.conf.get(_GPUS_PER_TASK, "0")) < 1:
+            raise ValueError(
+                f"`use_gpu=True` needs {_GPUS_PER_TASK} to be at least 1 in the session"
+            )
+        self._session = session
+        self._count = num_processes
+        self._local = local_mode
+        self._use_gpu = use_gpu
+        self._max_restarts = max_restarts
+
+    def run(self, train_object: Callable[..., Any] | str, *args: Any, **kwargs: Any) -> Any:
+        """Trains, and returns when all workers have ended.
+
+        Args:
+            train_object: what each worker runs: a function, or the path of a script, which must be
+                there on all hosts.
+            args: the function's, or the command line of the script.
+            kwargs: the function's.
+
+        Returns:
+            What the function returns on rank 0; None for a script.
+
+        Raises:
+            ValueError: keyword arguments are given for a script.
+            Exception: a worker has failed; Spark's error holds the last lines that it printed.
+        """
+        program = Program.made(train_object, args, kwargs)
+        if self._local:
+            return run_locally(
+                program, self._count, use_gpu=self._use_gpu, max_restarts=self._max_restarts
+            )
+        numbers = self._session.range(0, self._count, 1, numPartitions=self._count)
+        return self._run(program, numbers, with_rows=False)
+
+    def run_on_dataframe(
+        self,
+        train_object: Callable[..., Any] | str,
+        dataframe: DataFrame | str,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        """Trains on rows of Spark, which go to the workers without passing through the driver.
+
+        Each worker gets as many rows as any other, or one fewer, and reads them with
+        `tfdist.spark.get_dataset_shard()`. They lie on the disk of its host while it runs.
+
+        Args:
+            train_object: as for `run`.
+            dataframe: the rows, or the path of a Parquet file or folder, as Spark reads it.
+            args: as for `run`.
+            kwargs: as for `run`.
+
+        Returns:
+            As `run`.
+
+        Raises:
+            ValueError: with `local_mode=True`, which has no tasks to get the rows.
+
+        Example:
+            ```python
+            def train():
+                strategy = tfdist.MultiWorkerMirroredStrategy()
+                with strategy.scope():
+                    model = build_model()
+                rows = tfdist.spark.get_dataset_shard()
+                batches = rows.map(lambda row: (row["features"], row["label"])).batch(64)
+                model.fit(strategy.distribute_datasets_from_function(lambda context: batches))
+
+            tfdist.spark.Distributor(num_processes=4).run_on_dataframe(train, "/data/train.parquet")
+            ```
+        """
+        if self._local:
+            raise ValueError(
+                "run_on_dataframe needs `local_mode=False`: the rows go to Spark's tasks"
+            )
+        if isinstance(dataframe, str):
+            dataframe = self._session.read.parquet(dataframe)
+        program = Program.made(train_object, args, kwargs)
+        return self._run(program, dataframe.repartition(self._count), with_rows=True)
+
+    def _run(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
+        for number in range(1, self._max_restarts + 1):
+            try:
+                return self._run_stage(program, rows, with_rows=with_rows)
+            except (Py4JError, PySparkException):
+                print(f"tfdist: a worker has failed; restart {number} of {self._max_restarts}")
+        return self._run_stage(program, rows, with_rows=with_rows)
+
+    def _run_stage(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
+        secret = new_secret()
+        host = self._session.conf.get("spark.driver.host", "")
+        with DriverLog(secret) as log:
+            task = BarrierTask(
+                program=program,
+                secret=secret,
+                settings=forwarded(os.environ, []),
+                use_gpu=self._use_gpu,
+                log=(host, log.port),
+                schema=rows.schema.json() if with_rows else None,
+            )
+            chunks = rows.mapInArrow(task, SCHEMA, barrier=True).collect()
+        return program.result(b"".join(row.chunk for row in chunks))
