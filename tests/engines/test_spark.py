@@ -14,10 +14,10 @@ import pytest
 from tests.tiers import exhaustive
 
 pytest.importorskip("pyspark.sql", reason="Spark is not installed: pip install -e '.[spark]'")
-from tests.engines.conftest import SCRIPT, needs  # noqa: E402
-from tests.engines.on_spark import session  # noqa: E402
-from tests.launch.conftest import until  # noqa: E402
-from tfdist.spark import Distributor, get_dataset_shard  # noqa: E402
+from tests.engines.conftest import SCRIPT, needs
+from tests.engines.on_spark import session
+from tests.launch.conftest import until
+from tfdist.spark import Distributor, get_dataset_shard
 
 # Spark warns of newer versions of what it uses.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -173,7 +173,7 @@ def test_rows_of_spark(spark, tmp_path, parquet):
 
 @exhaustive
 def test_on_the_driver(spark, tmp_path, capfd):
-    size, found = Distributor(2, local_mode=True).run(fit, tmp_path, kill=False)
+    size, _ = Distributor(2, local_mode=True).run(fit, tmp_path, kill=False)
     assert size == 2 and "[1] rank 1 has trained" in capfd.readouterr().out
     with pytest.raises(RuntimeError, match="no such customer"):
         Distributor(2, local_mode=True).run(fail, 0)
@@ -181,13 +181,13 @@ def test_on_the_driver(spark, tmp_path, capfd):
 
 @exhaustive
 def test_what_is_refused(spark):
-    with pytest.raises(ValueError, match="`num_processes` must be positive. Received: 0"):
+    with pytest.raises(ValueError, match=r"`num_processes` must be positive. Received: 0"):
         Distributor(0)
-    with pytest.raises(ValueError, match="`max_restarts` must not be negative. Received: -1"):
+    with pytest.raises(ValueError, match=r"`max_restarts` must not be negative. Received: -1"):
         Distributor(2, max_restarts=-1)
     with pytest.raises(ValueError, match=r"needs spark.task.resource.gpu.amount to be at least 1"):
         Distributor(2, use_gpu=True)
-    with pytest.raises(ValueError, match="A script takes no keyword arguments. Received: epochs"):
+    with pytest.raises(ValueError, match=r"A script takes no keyword arguments. Received: epochs"):
         Distributor(2).run("train.py", epochs=3)
     with pytest.raises(ValueError, match="local_mode=False"):
         Distributor(2, local_mode=True).run_on_dataframe(fit, spark.range(3))
