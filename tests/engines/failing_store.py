@@ -28,14 +28,12 @@ class FailingStore:
 
     def __call__(self, environment, start_response):
         """A request, as WSGI has it."""
-        if (
-            environment["REQUEST_METHOD"] == "GET"
-            and "list-type" not in environment["QUERY_STRING"]
-        ):
-            if next(self._numbers) % _EVERY == 0:
-                self.failed += 1
-                start_response("503 Slow Down", [("Content-Type", "application/xml")])
-                return [b"<Error><Code>SlowDown</Code><Message>later</Message></Error>"]
+        listing = "list-type" in environment["QUERY_STRING"]
+        reading = environment["REQUEST_METHOD"] == "GET" and not listing
+        if reading and next(self._numbers) % _EVERY == 0:
+            self.failed += 1
+            start_response("503 Slow Down", [("Content-Type", "application/xml")])
+            return [b"<Error><Code>SlowDown</Code><Message>later</Message></Error>"]
         return self._store(environment, start_response)
 
 
