@@ -59,7 +59,8 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
     """
     command = _words(setting)
     if not command:
-        command = next(([name] for name in names if shutil.which(name)), [])
+        # With its path: where PATH is not set at all, g++ would not find its own programs.
+        command = next(([path] for path in map(shutil.which, names) if path), [])
     if not command:
         raise NativeUnavailableError(
             f"No C++ compiler was found (looked for {', '.join(names)}). Install one (Debian: "
