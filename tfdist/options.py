@@ -180,6 +180,14 @@ def progress_path() -> str:
     return os.environ.get("TFDIST_PROGRESS_FILE", "")
 
 
+def environment_of_programs() -> dict[str, str]:
+    """The environment for the programs that this one starts.
+
+    With a `PATH` even where none is set: a compiler finds its own programs in it.
+    """
+    return {"PATH": os.defpath, **os.environ}
+
+
 def _cache(source: Mapping[str, str]) -> Path | None:
     home = source.get("HOME") or os.path.expanduser("~")
     if chosen := source.get("TFDIST_CACHE"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tfdist.native.compiler import Compiler
 from tfdist.native.recipe import CORE, OPS, Recipe
+from tfdist.options import environment_of_programs
 
 _SECONDS = 900.0
 _SHOWN_LINES = 6
@@ -79,6 +80,7 @@ def _run(command: tuple[str, ...], folder: Path) -> str:
         done = subprocess.run(
             command,
             cwd=folder,
+            env=environment_of_programs(),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.errors import NativeUnavailableError
+from tfdist.options import environment_of_programs
 
 NAMES = ("g++", "c++", "clang++")
 _SECONDS = 30.0
@@ -59,8 +60,7 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
     """
     command = _words(setting)
     if not command:
-        # With its path: where PATH is not set at all, g++ would not find its own programs.
-        command = next(([path] for path in map(shutil.which, names) if path), [])
+        command = next(([name] for name in names if shutil.which(name)), [])
     if not command:
         raise NativeUnavailableError(
             f"No C++ compiler was found (looked for {', '.join(names)}). Install one (Debian: "
@@ -70,6 +70,7 @@ def find(setting: str = "", names: tuple[str, ...] = NAMES) -> Compiler:
     try:
         done = subprocess.run(
             [*command, "--version"],
+            env=environment_of_programs(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
