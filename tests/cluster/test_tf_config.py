@@ -73,6 +73,10 @@ MISTAKES = {
     "not json": ("{cluster", ["TF_CONFIG is not JSON", "'{cluster'"]),
     "not an object": ("[1]", ["TF_CONFIG must be a JSON object", "'[1]'"]),
     "no cluster": ('{"task": {}}', ['lacks "cluster"']),
+    "a dynamic TFJob": (
+        '{"sparseCluster": {"worker": {"0": "a:1"}, "ps": []}, "task": {}}',
+        ["knows only itself", "enableDynamicWorker", "'a:1'"],
+    ),
     "no task": ('{"cluster": {"worker": ["a:1"]}}', ['lacks "task"']),
     "cluster no object": (text(["a:1"], TASK), ['TF_CONFIG["cluster"] must be', "['a:1']"]),
     "task no object": (text({"worker": WORKERS}, "worker"), ['TF_CONFIG["task"] must be']),

@@ -72,6 +72,12 @@ def from_tf_config(text: str | None) -> Topology:
         )
     if not config:
         return Topology()
+    if "sparseCluster" in config:
+        raise ClusterError(
+            'TF_CONFIG has a "sparseCluster", in which each worker knows only itself, but all of '
+            f"them train together. Received: {shown(config['sparseCluster'])}. Remove "
+            '"enableDynamicWorker" from the TFJob.'
+        )
     cluster = _part(config, "cluster", "TF_CONFIG")
     if not cluster:
         return Topology()
