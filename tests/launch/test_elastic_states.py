@@ -115,18 +115,21 @@ def test_a_replacement_is_of_no_use_when_the_others_have_left():
 
 
 class Process:
-    def __init__(self, pid):
-        self.pid, self.signals = pid, []
+    def __init__(self, pid, all_stopped):
+        self.pid, self.signals, self._all_stopped = pid, [], all_stopped
+
+    @property
+    def stopped(self):
+        return self.pid in self._all_stopped
 
     def signal(self, number):
         self.signals.append(number)
 
 
 @exhaustive
-def test_workers_that_are_stopped_for_long_are_killed(monkeypatch, capsys):
+def test_workers_that_are_stopped_for_long_are_killed(capsys):
     stopped = set()
-    monkeypatch.setattr(paused_workers, "_is_stopped", stopped.__contains__)
-    running = {rank: Process(100 + rank) for rank in range(3)}
+    running = {rank: Process(100 + rank, stopped) for rank in range(3)}
     states, job = WorkerStates(running, LIMIT, now=0.0), WorkerCounts(members=3)
     paused = paused_workers.PausedWorkers(10.0)
 
