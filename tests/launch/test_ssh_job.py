@@ -34,6 +34,9 @@ class Host:
     def signal(self, number):
         self.signals.append(number)
 
+    def beat(self):
+        pass
+
     def end(self):
         self.ended = True
 
@@ -67,7 +70,7 @@ def play(monkeypatch):
         monkeypatch.setattr("os.path.exists", lambda path: True)
         parsed = parse(["--hosts", "a:1,b:1", *options, "x.py"])
         with Signals() as signals:
-            running = job.HostsJob(parsed, ("ssh",), {}, signals, timeout)
+            running = job.HostsJob(parsed, ("ssh",), {}, signals, timeout, silence=60.0)
             wait = running._wait
 
             def waiting(seconds):

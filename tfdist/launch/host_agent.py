@@ -2,13 +2,15 @@
 
 It is told on standard input, in lines of JSON, what its environment is and what to run, so that
 neither the secret nor the variables are seen in any list of processes; and later which signals have
-reached the command. When the connection ends, so does the launcher, as after SIGTERM.
+reached the command. When the connection ends, so does the launcher, as after SIGTERM, and when
+nothing has come for `TFDIST_HEARTBEAT_TIMEOUT` seconds: a machine that loses power closes nothing.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -31,26 +33,26 @@ def main() -> int:
     if task is None:
         return 1
     os.environ.update(task["environment"])
+    silence = float(task["silence"])
     line = f"\n{MARK}{json.dumps(_description())}\n"
     os.write(report, line.encode())
     if report > 2:
         os.close(report)
-    order = _next(orders)
+    order = _next(orders, silence)
     if order is None:
         return 1
-    _forward_signals(orders)
+    _forward_signals(orders, silence)
     orders.close()
     code = run_command(["run", *order["run"]])
     return code if code != SSH_FAILED else 1
 
 
-def _next(orders: IO[bytes]) -> dict[str, Any] | None:
-    """The next order; None if the other side is gone."""
+def _next(orders: IO[bytes], silence: float | None = None) -> dict[str, Any] | None:
+    """The next order; None if the other side is gone, or silent for so many seconds."""
     line = b""
-    while not line.endswith(b"\n"):
+    while not line.strip() or not line.endswith(b"\n"):  # An empty line is a sign of life.
         # One by one: the process that forwards signals reads the rest.
-        byte = orders.read(1)
-        if not byte:
+        if not select.select([orders], [], [], silence)[0] or not (byte := orders.read(1)):
             return None
         line += byte
     order: dict[str, Any] = json.loads(line)
@@ -66,7 +68,7 @@ def _description() -> dict[str, Any]:
     return {"version": __version__, "client": client, "server": server, "port": port}
 
 
-def _forward_signals(orders: IO[bytes]) -> None:
+def _forward_signals(orders: IO[bytes], silence: float) -> None:
     """Forks a process that sends the launcher, which must have one thread, what it is told to."""
     launcher = os.getpid()
     if os.fork():
@@ -76,7 +78,7 @@ def _forward_signals(orders: IO[bytes]) -> None:
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (1, 2):
             os.dup2(nowhere, stream)  # ssh waits until nobody holds them.
-        while (order := _next(orders)) is not None and os.getppid() == launcher:
+        while (order := _next(orders, silence)) is not None and os.getppid() == launcher:
             os.kill(launcher, int(order["signal"]))
         if os.getppid() == launcher:
             os.kill(launcher, signal.SIGTERM)  # nohup makes a launcher ignore SIGHUP.

@@ -26,6 +26,8 @@ _MOST_RETRIES = 8
 _CHECK_SECONDS = 1.0
 # How long the launchers may take to end after they have been told to; longer than their own grace.
 _END_SECONDS = 60.0
+# Signs of life in the time of which a host ends its launcher without one.
+_BEATS = 6
 
 
 @dataclass(frozen=True)
@@ -49,6 +51,7 @@ class HostsJob:
         task: what each agent is told first.
         signals: those that this process receives.
         timeout: seconds in which a host has to answer.
+        silence: seconds after which a host ends its launcher if it hears nothing of this process.
     """
 
     def __init__(
@@ -58,10 +61,13 @@ class HostsJob:
         task: dict[str, Any],
         signals: Signals,
         timeout: float,
+        silence: float,
     ) -> None:
         self._options = options
         self._ssh = ssh
-        self._task = task
+        self._task = {**task, "silence": silence}
+        self._beat_seconds = silence / _BEATS
+        self._next_beat = 0.0
         self._signals = signals
         self._timeout = timeout
         self._rendezvous = ""
@@ -136,6 +142,12 @@ class HostsJob:
 
     def _wait(self, seconds: float) -> None:
         """Waits for a signal or for output, and passes the output on."""
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_seconds
+            for host in self._running.values():
+                host.beat()
+        seconds = min(seconds, self._next_beat - now)
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
         sources = {d: host for host in self._running.values() for d in host.descriptors}

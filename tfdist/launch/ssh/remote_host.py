@@ -167,13 +167,20 @@ class RemoteHost:
             words += f" Accept its key once: ssh {self.name}"
         return f"{self.name} cannot be reached: {words}"
 
+    def beat(self) -> None:
+        """Tells the agent that this side is alive."""
+        self._write(b"\n")
+
     def _report(self, line: str) -> None:
         self.description = json.loads(line)
 
     def _tell(self, order: Mapping[str, Any]) -> None:
+        self._write(json.dumps(order).encode() + b"\n")
+
+    def _write(self, data: bytes) -> None:
         assert self._process.stdin is not None
         try:
-            self._process.stdin.write(json.dumps(order).encode() + b"\n")
+            self._process.stdin.write(data)
             self._process.stdin.flush()
         except (OSError, ValueError):
             pass  # It has ended: `exit_code` will tell.

@@ -32,14 +32,21 @@ def run_on_hosts(options: RunOptions) -> int:
     try:
         ssh = _split(options.ssh)
         variables = forwarded(os.environ, options.forward)
-        timeout = Options.from_environment().start_timeout
+        settings = Options.from_environment()
     except ValueError as error:
         raise LaunchError(str(error)) from error
     if options.dry_run:
         return _show(options, ssh)
     variables[VARIABLE] = os.environ.get(VARIABLE) or new_secret()
     with Signals() as signals:
-        job = HostsJob(options, ssh, {"environment": variables}, signals, timeout)
+        job = HostsJob(
+            options,
+            ssh,
+            {"environment": variables},
+            signals,
+            timeout=settings.start_timeout,
+            silence=settings.heartbeat_timeout,
+        )
         try:
             job.start()
             return job.run()
