@@ -82,14 +82,17 @@ def read(urls):
     """A dataset of the rows of some files, in their order."""
     if urls[0].endswith(".parquet"):
         return tf.data.Dataset.from_generator(lambda: tables(urls), output_signature=SPEC).unbatch()
-    # Files that lie elsewhere are copied to this host first, once.
     names = tf.data.Dataset.from_generator(
-        lambda: (fsspec.open_local(f"simplecache::{url}") for url in urls),
-        output_signature=tf.TensorSpec([], tf.string),
+        lambda: map(local, urls), output_signature=tf.TensorSpec([], tf.string)
     )
     records = names.flat_map(tf.data.TFRecordDataset)
     rows = records.map(lambda record: tf.io.parse_single_example(record, RECORD))
     return rows.map(lambda row: (row["context"], row["next"]))
+
+
+def local(url):
+    """The path of a file; one that lies elsewhere is copied first, once by each worker."""
+    return fsspec.open_local(url if url.startswith("file:") else f"simplecache::{url}")
 
 
 def tables(urls):
@@ -107,7 +110,12 @@ def train():
     chief = tfdist.is_chief()
     keras.utils.set_random_seed(0)
     system, pattern = fsspec.url_to_fs(FLAGS.files)
-    *urls, held_out = (system.unstrip_protocol(path) for path in sorted(system.glob(pattern)))
+    found = sorted(system.glob(pattern))
+    if len(found) <= tfdist.size():
+        raise SystemExit(
+            f"Each worker needs a file, and one is held out. {FLAGS.files}: {len(found)}."
+        )
+    *urls, held_out = (system.unstrip_protocol(path) for path in found)
     with strategy.scope():
         model = keras.Sequential(
             [

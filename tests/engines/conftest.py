@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SCRIPT = [sys.executable, str(ROOT / "examples" / "char_lm.py"), "--epochs=1", "--steps=20"]
 _ENGINES = re.compile("TF_CONFIG|TFDIST_|SLURM|OMPI_|PMI|MPI_|RANK$|WORLD_SIZE|MASTER_|JOB_|SM_")
-_SECONDS = 300
+SECONDS = 300
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -38,7 +38,7 @@ def run(command: list[str], environment: dict[str, str], **given: object) -> str
         command,
         env=environment,
         cwd=ROOT,
-        timeout=_SECONDS,
+        timeout=SECONDS,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from tests.engines.conftest import SCRIPT, loss_in
+from tests.engines.conftest import SCRIPT, SECONDS, loss_in
 from tests.tiers import exhaustive
 from tfdist.launch.job.ports import Reservation
 
@@ -49,7 +49,11 @@ def test_the_example_with_an_empty_environment(alone, who):
     with Reservation(2) as reservation:
         addresses = [f"127.0.0.1:{port}" for port in reservation.ports]
         workers = [start(addresses, index, who) for index in range(2)]
-        first, second = (worker.communicate(timeout=600)[0] for worker in workers)
+        try:
+            first, second = (worker.communicate(timeout=SECONDS)[0] for worker in workers)
+        finally:
+            for worker in workers:
+                worker.kill()
     assert [worker.returncode for worker in workers] == [0, 0], first + second
     assert loss_in(first + second) == pytest.approx(alone, abs=2e-3)
     assert "slower" not in first + second  # The native collectives are there.

@@ -78,7 +78,7 @@ def build():
             keras.layers.Dense(1),
         ]
         model = keras.Sequential(layers)
-        model.compile("adam", "mse")
+        model.compile("adam", "mse", metrics=[keras.metrics.F1Score(threshold=0.5, name="f1")])
     return model
 
 
@@ -218,10 +218,8 @@ def test_a_node_is_taken_away(one_process, tmp_path):
             (found,) = [node for node in nodes.worker_nodes if node.node_id == name]
             nodes.remove_node(found, allow_graceful=False)
 
-        taking = threading.Thread(target=take_away)
-        taking.start()
+        threading.Thread(target=take_away, daemon=True).start()
         result = run_in(tmp_path)(fit, count=(1, 2), failures=1, config={"wait": True})
-        taking.join()
     assert result.return_value["workers"] == 1
     same(result.return_value, one_process, atol=1e-5)
 
@@ -242,6 +240,7 @@ def test_a_killed_worker(one_process, undisturbed, run):
 def test_metrics_and_checkpoints(undisturbed):
     import keras
 
+    assert len(undisturbed.metrics["f1"]) == 1  # One for each of the model's outputs.
     second, third = (metrics["loss"] for _, metrics in undisturbed.best_checkpoints)
     assert undisturbed.metrics["loss"] == third < second
     with undisturbed.checkpoint.as_directory() as folder:

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
+import re
 import signal
 import sys
+import uuid
 from pathlib import Path
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.tiers import exhaustive
 
 pytest.importorskip("pyspark.sql", reason="Spark is not installed: pip install -e '.[spark]'")
 from tests.engines.conftest import SCRIPT, needs
 from tests.engines.on_spark import session
-from tests.launch.conftest import until
+from tests.launch.conftest import MARK, marked, until
 from tfdist.spark import Distributor, get_dataset_shard
 
 # Spark warns of newer versions of what it uses.
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
 ROWS, FEATURES = 64, 4
+IDENTITY = uuid.uuid4().hex
 
 
 @pytest.fixture(scope="module")
 def spark():
     needs("java", package="openjdk-17-jre-headless")
-    with session() as found:
+    with session(**{f"spark.executorEnv.{MARK}": IDENTITY}) as found:
         yield found
 
 
@@ -80,8 +85,6 @@ def fit(folder, *, kill):
 
 def fit_on_rows():
     """Steps with all rows."""
-    import tensorflow as tf
-
     import tfdist
 
     strategy, model = linear()
@@ -110,14 +113,12 @@ def same(found, expected, **tolerance):
 
 
 def workers():
-    """The processes that run functions."""
+    """The processes that run functions of this session."""
     found = []
-    for entry in Path("/proc").iterdir():
-        try:
-            if b"tfdist.spark.worker" in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
-        except OSError:
-            continue
+    for pid in marked(IDENTITY):
+        with contextlib.suppress(OSError):
+            if b"tfdist.spark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
     return found
 
 
@@ -142,7 +143,7 @@ def test_a_killed_worker(spark, tmp_path, capfd):
     _, killed = distributor.run(fit, tmp_path / "killed", kill=True)
     assert (tmp_path / "killed" / "killed").exists()
     same(killed, undisturbed, rtol=0, atol=0)
-    assert "tfdist: a worker has failed; restart 1 of 1" in capfd.readouterr().out
+    assert re.search(r"tfdist: worker [01] ended with .*; restart 1 of 1", capfd.readouterr().out)
     until(lambda: not workers())
 
 
@@ -165,10 +166,60 @@ def test_rows_of_spark(spark, tmp_path, parquet):
         frame.write.parquet(str(tmp_path / "rows"))
         frame = str(tmp_path / "rows")
     names, found = Distributor(num_processes=2).run_on_dataframe(fit_on_rows, frame)
-    assert len(names) == ROWS // 2
+    assert 0 < len(names) < ROWS
     _, model = linear()
     model.fit(x, y, batch_size=ROWS, epochs=5, verbose=0)
     same(found, weights(model), atol=1e-5)
+
+
+def specification():
+    shard = get_dataset_shard()
+    return str(shard.element_spec), int(shard.cardinality()), len(list(shard))
+
+
+@exhaustive
+def test_a_worker_without_rows_has_the_same_columns(spark):
+    frame = spark.createDataFrame([([1.0, 2.0], True)], "x array<double>, b boolean").limit(1)
+    found = Distributor(2).run_on_dataframe(specification, frame)
+    assert found[0] == str(
+        {
+            "x": tf.TensorSpec([2], tf.float64, None),
+            "b": tf.TensorSpec([], tf.bool, None),
+        }
+    )
+    assert found[1] == found[2] <= 1
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("columns", "values", "message"),
+    [
+        (
+            "x date",
+            [(None,)],
+            r"column 'x' of the DataFrame has the type date, which has no tensor",
+        ),
+        ("x int, x int", [(1, 2)], "several columns of the name 'x'"),
+        ("x int", [(None,)], "column 'x' of the DataFrame has nulls"),
+        ("x array<int>", [([None],)], "column 'x' of the DataFrame has nulls in its arrays"),
+        ("x array<int>", [([1],), ([1, 2],)], "arrays of different lengths: pad them"),
+        ("x int", [], "the DataFrame has no rows"),
+    ],
+)
+def test_rows_that_cannot_be_tensors(spark, columns, values, message):
+    frame = spark.createDataFrame(values, columns)
+    with pytest.raises(Exception, match=message):
+        Distributor(2).run_on_dataframe(specification, frame)
+
+
+def end():
+    linear()
+    sys.exit()
+
+
+@exhaustive
+def test_a_function_that_ends_the_process(spark):
+    assert Distributor(2).run(end) is None
 
 
 @exhaustive

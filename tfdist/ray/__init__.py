@@ -5,6 +5,8 @@ Needs the extra `tfdist[ray]`.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 try:
     import ray.train  # noqa: F401
 except ImportError as error:
@@ -13,7 +15,18 @@ except ImportError as error:
     ) from error
 
 from tfdist.ray.backend import TfdistConfig
-from tfdist.ray.report import ReportCallback
 from tfdist.ray.trainer import Trainer
 
+if TYPE_CHECKING:
+    from tfdist.ray.report import ReportCallback
+
 __all__ = ["ReportCallback", "TfdistConfig", "Trainer"]
+
+
+def __getattr__(name: str) -> Any:
+    # It needs TensorFlow, which must not be imported before a worker has its environment.
+    if name != "ReportCallback":
+        raise AttributeError(f"module 'tfdist.ray' has no attribute {name!r}")
+    from tfdist.ray.report import ReportCallback
+
+    return ReportCallback

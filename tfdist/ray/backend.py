@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -25,9 +26,10 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
 
     Attributes:
         settings: environment variables for all workers; the driver's own `TFDIST_*` by default.
+            They are set before TensorFlow is imported.
     """
 
-    settings: dict[str, str] | None = None
+    settings: dict[str, str] | None = field(default=None, repr=False)  # Values may be secret.
 
     @property
     def backend_cls(self) -> type[Backend]:
@@ -35,8 +37,11 @@ class TfdistConfig(BackendConfig):  # type: ignore[misc]
         return TfdistBackend
 
     def to_dict(self) -> dict[str, Any]:
-        """What Ray shows of it: the names of the settings, since values may be secret."""
+        """What Ray shows of it: the names of the settings."""
         return {"settings": sorted(self.settings or {})}
+
+    def _repr_html_(self) -> str:
+        return html.escape(f"TfdistConfig({self.to_dict()})")
 
     def __post_init__(self) -> None:
         if self.settings is None:

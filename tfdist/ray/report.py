@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import ray.train
 
 from tfdist.cluster.this_worker import is_chief
+from tfdist.trainer.fit.added_callbacks import RunsLast
 
 MODEL = "model.keras"
 
 
-class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
+class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
     """Reports the logs of each epoch, with a checkpoint that holds the model.
 
     All workers report, as Ray wants it; the checkpoint is the chief's: a folder with `model.keras`,
-    which `keras.models.load_model` reads. To resume a training exactly, add
+    which `keras.models.load_model` reads. It has the weights of that epoch, also where
+    `EarlyStopping` restores better ones afterwards. To resume a training exactly, add
     `tfdist.callbacks.BackupAndRestore`.
 
     Args:
@@ -51,8 +55,11 @@ class ReportCallback(keras.callbacks.Callback):  # type: ignore[misc]
     def __repr__(self) -> str:
         return f"ReportCallback(checkpoint_every={self._every})"
 
+    def runs_after(self, others: Sequence[Any]) -> None:
+        """Needs nothing of them, but that they have decided whether this is the last epoch."""
+
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        metrics = {name: float(value) for name, value in (logs or {}).items()}
+        metrics = {name: np.asarray(value).tolist() for name, value in (logs or {}).items()}
         last = epoch + 1 == self.params["epochs"] or self.model.stop_training
         if not self._every or ((epoch + 1) % self._every and not last):
             ray.train.report(metrics)

@@ -5,25 +5,28 @@ from __future__ import annotations
 import collections
 import json
 import os
+import re
 import select
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
-from pyspark import BarrierTaskContext
+from pyspark import BarrierTaskContext, SparkFiles
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE as SECRET
+from tfdist.launch.job.cores import available_cores, thread_settings
 from tfdist.launch.job.gpus import VISIBLE
 from tfdist.launch.job.line_buffer import LineAssembler
 from tfdist.launch.job.plan import WorkerPlan
 from tfdist.launch.job.ports import Reservation
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import WorkerProcess
-from tfdist.spark.dataset_shard import ROWS, write_rows
+from tfdist.spark.dataset_shard import ROWS, Lengths, description, merge, write_rows
 from tfdist.spark.driver_log import DriverLogClient
 from tfdist.spark.program import Program
 
@@ -31,8 +34,9 @@ SCHEMA = "chunk binary"
 _CHUNK_BYTES = 1 << 20
 _READ_SIZE = 1 << 16
 _TAIL_LINES = 30
+_ENDED = "ended with"
 # A process that has left the group of a worker may hold its output for ever.
-_LAST_OUTPUT_MS = 1000
+_LAST_OUTPUT_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -45,44 +49,56 @@ class BarrierTask:
         settings: environment variables.
         use_gpu: whether the worker uses the GPUs of its task.
         log: host and port of the driver's log.
-        schema: Spark's schema of the rows, as JSON; None if the rows are not for the worker.
+        with_rows: whether the rows are for the worker.
     """
 
-    program: Program
-    secret: str
-    settings: dict[str, str]
+    program: Program = field(repr=False)
+    secret: str = field(repr=False)
+    settings: dict[str, str] = field(repr=False)
     use_gpu: bool
     log: tuple[str, int]
-    schema: str | None
+    with_rows: bool
 
     def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs the worker, and yields what the function has returned, on rank 0 only."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        with tempfile.TemporaryDirectory(prefix="tfdist-") as name, Reservation(1) as reservation:
+        # Spark removes what is left there, if this process is killed; the rows have no name.
+        with (
+            tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
+            tempfile.TemporaryFile(dir=name) as rows,
+            Reservation(1) as reservation,
+        ):
+            variables = self._variables(context, reservation.ports[0])
+            if self.with_rows:
+                variables[ROWS] = _receive_rows(batches, context, rows.fileno())
             folder = Path(name)
-            rows = folder / "rows.arrow"
-            if self.schema is not None:
-                write_rows(batches, self.schema, rows)
-            host = context.getTaskInfos()[rank].address.rpartition(":")[0]
-            addresses = context.allGather(f"{host}:{reservation.ports[0]}")
-            place = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
-            variables = {
-                **self.settings,
-                SECRET: self.secret,
-                "TF_CONFIG": json.dumps(place),
-                # What Spark has put on the path, such as packages sent along with the job.
-                "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
-                VISIBLE: ",".join(_gpus(context)) if self.use_gpu else "",
-                **({ROWS: str(rows)} if self.schema is not None else {}),
-            }
-            self._run_worker(rank, self.program.command(folder), variables)
+            self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
             result = self.program.saved_result(folder) if rank == 0 else b""
         for start in range(0, len(result), _CHUNK_BYTES):
             chunk = pa.array([result[start : start + _CHUNK_BYTES]], pa.binary())
             yield pa.RecordBatch.from_arrays([chunk], ["chunk"])
 
-    def _run_worker(self, rank: int, command: list[str], variables: dict[str, str]) -> None:
+    def _variables(self, context: BarrierTaskContext, port: int) -> dict[str, str]:
+        """The environment variables of the worker."""
+        rank = context.partitionId()
+        hosts = [info.address.rpartition(":")[0] for info in context.getTaskInfos()]
+        addresses = context.allGather(f"{hosts[rank]}:{port}")
+        place = {"cluster": {"worker": addresses}, "task": {"type": "worker", "index": rank}}
+        beside = hosts.count(hosts[rank])
+        return {
+            **thread_settings(available_cores(), beside, None, os.environ),
+            **self.settings,
+            SECRET: self.secret,
+            "TF_CONFIG": json.dumps(place),
+            # What Spark has put on the path, such as packages sent along with the job.
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            VISIBLE: ",".join(_gpus(context)) if self.use_gpu else "",
+        }
+
+    def _run_worker(
+        self, rank: int, command: list[str], variables: dict[str, str], inherit: list[int]
+    ) -> None:
         """Raises an error with what the worker has printed last, if it fails."""
         log = DriverLogClient(self.log, self.secret)
         watchdog = Watchdog()  # Spark kills a task's Python process without a warning.
@@ -91,7 +107,7 @@ class BarrierTask:
             plan = WorkerPlan(rank, (sys.executable, "-u", *command), variables)
             try:
                 streams = (subprocess.DEVNULL, write, write)
-                worker = WorkerProcess(plan, os.environ, streams, watchdog)
+                worker = WorkerProcess(plan, os.environ, streams, watchdog, inherit)
             finally:
                 os.close(write)
             tail = _follow(worker, read, rank, log)
@@ -102,7 +118,42 @@ class BarrierTask:
             log.close()
         if status:
             how = f"exit code {status}" if status > 0 else f"signal {-status}"
-            raise RuntimeError(f"worker {rank} ended with {how}. It printed last:\n{tail}")
+            raise RuntimeError(f"worker {rank} {_ENDED} {how}. It printed last:\n{tail}")
+
+
+def worker_failure(error: str) -> str | None:
+    """What has happened to a worker, from Spark's error; None if it is about something else.
+
+    Example:
+        >>> worker_failure("… RuntimeError: worker 1 ended with exit code 2. It printed last: …")
+        'worker 1 ended with exit code 2'
+    """
+    if found := re.search(rf"worker \d+ {_ENDED} (?:exit code|signal) \d+", error):
+        return found[0]
+    # Spark says so of any failure after the tasks have begun, such as the loss of an executor.
+    return "a task has failed" if "failed barrier ResultStage" in error else None
+
+
+def _receive_rows(
+    batches: Iterator[pa.RecordBatch], context: BarrierTaskContext, descriptor: int
+) -> str:
+    """Writes the rows, agrees with the other tasks on their form, and describes both."""
+    schema, lengths, problem = "", Lengths(), ""
+    try:
+        schema, lengths = write_rows(batches, descriptor)
+    except ValueError as error:
+        # Raised by all together: Spark can lose the executor of a task that waits for others when
+        # it is ended.
+        problem = str(error)
+    for text in context.allGather(json.dumps([schema, lengths, problem])):
+        other, more, theirs = json.loads(text)
+        if theirs:
+            raise ValueError(theirs)
+        schema = schema or other
+        merge(lengths, more)
+    if not schema:
+        raise ValueError("the DataFrame has no rows")
+    return description(f"/proc/self/fd/{descriptor}", schema, lengths)
 
 
 def _follow(worker: WorkerProcess, pipe: int, rank: int, log: DriverLogClient) -> str:
@@ -130,22 +181,31 @@ def _output(worker: WorkerProcess, pipe: int) -> Iterator[bytes]:
     try:
         poll.register(pipe, select.POLLIN)
         poll.register(process, select.POLLIN)
-        limit = None
-        while ready := poll.poll(limit):
+        deadline = None
+        while ready := poll.poll(None if deadline is None else _milliseconds_until(deadline)):
             if any(descriptor == process for descriptor, _ in ready):
                 worker.exit_code()
                 poll.unregister(process)
-                limit = _LAST_OUTPUT_MS
+                deadline = time.monotonic() + _LAST_OUTPUT_SECONDS
             if any(descriptor == pipe for descriptor, _ in ready):
                 if not (data := os.read(pipe, _READ_SIZE)):
                     break
                 yield data
+            if deadline is not None and time.monotonic() > deadline:
+                break
         while worker.exit_code() is None:  # It has closed its output.
             os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
     finally:
         os.close(process)
 
 
+def _milliseconds_until(deadline: float) -> int:
+    return max(0, round((deadline - time.monotonic()) * 1000))
+
+
 def _gpus(context: BarrierTaskContext) -> list[str]:
+    """Those of the task, which Spark counts among those that the executor sees."""
     found = context.resources().get("gpu")
-    return list(found.addresses) if found is not None else []
+    addresses = list(found.addresses) if found is not None else []
+    seen = [name for name in os.environ.get(VISIBLE, "").split(",") if name]
+    return [seen[int(address)] if seen else address for address in addresses]

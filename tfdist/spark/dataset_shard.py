@@ -5,37 +5,75 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import pyarrow as pa
+
+from tfdist.spark.columns import array_length, has_arrays, value_type, values
 
 if TYPE_CHECKING:
     import tensorflow as tf
 
 ROWS = "TFDIST_SPARK_ROWS"
-"""The environment variable with the path of this worker's rows."""
+"""The environment variable that tells a worker where its rows are, and how long their arrays."""
+
+Lengths = dict[str, int | None]
+"""The length of the arrays in each column; None for other columns, or if not known."""
 
 
-def write_rows(batches: Iterator[pa.RecordBatch], schema: str, path: Path) -> None:
-    """Writes rows as an Arrow file.
+def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str, Lengths]:
+    """Writes rows as a stream of Arrow.
 
     Args:
         batches: the rows.
-        schema: Spark's schema, as JSON.
-        path: of the file.
-    """
-    from pyspark.sql.pandas.types import to_arrow_schema
-    from pyspark.sql.types import StructType
+        descriptor: of the file, which stays open.
 
-    known = to_arrow_schema(StructType.fromJson(json.loads(schema)))
-    with pa.OSFile(str(path), "wb") as file:
+    Returns:
+        Their schema, serialized, in hexadecimal digits, "" if there are none; and their lengths.
+
+    Raises:
+        ValueError: a column has nulls, or arrays of different lengths.
+    """
+    schema, found = "", Lengths()
+    with open(descriptor, "wb", closefd=False) as file:
         writer = None
         for batch in batches:
-            writer = writer or pa.ipc.new_file(file, batch.schema)
+            if writer is None:
+                writer = pa.ipc.new_stream(file, batch.schema)
+                schema = batch.schema.serialize().to_pybytes().hex()
             writer.write_batch(batch)
-        (writer or pa.ipc.new_file(file, known)).close()
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                merge(found, {name: array_length(name, column)})
+        if writer is not None:
+            writer.close()
+    return schema, found
+
+
+def merge(known: Lengths, more: Lengths) -> None:
+    """Adds the lengths that other rows have.
+
+    Raises:
+        ValueError: they differ.
+    """
+    for name, length in more.items():
+        before = known.setdefault(name, length)
+        if before is None:
+            known[name] = length
+        elif length not in (None, before):
+            raise ValueError(
+                f"column {name!r} of the DataFrame has arrays of different lengths: pad them"
+            )
+
+
+def description(path: str, schema: str, lengths: Lengths) -> str:
+    """The value of the environment variable.
+
+    Args:
+        path: of the worker's rows.
+        schema: theirs.
+        lengths: those of all workers' rows.
+    """
+    return json.dumps({"path": path, "schema": schema, "lengths": lengths})
 
 
 def get_dataset_shard() -> tf.data.Dataset:
@@ -47,8 +85,7 @@ def get_dataset_shard() -> tf.data.Dataset:
         worker's own: pass them on with `strategy.distribute_datasets_from_function`.
 
     Raises:
-        ValueError: this is not a worker of `run_on_dataframe`, or a column has nulls, arrays of
-            different lengths, or a type that has no tensor.
+        ValueError: this is not a worker of `run_on_dataframe`.
 
     Example:
         ```python
@@ -59,68 +96,29 @@ def get_dataset_shard() -> tf.data.Dataset:
     """
     import tensorflow as tf
 
-    path = os.environ.get(ROWS)
-    if path is None:
+    if ROWS not in os.environ:
         raise ValueError(
             "There are no rows of Spark here: get_dataset_shard() is for what "
             "tfdist.spark.Distributor.run_on_dataframe runs"
         )
-    with pa.memory_map(path) as file:
-        reader = pa.ipc.open_file(file)
-        count = sum(reader.get_batch(i).num_rows for i in range(reader.num_record_batches))
-        first = reader.schema.empty_table().to_batches() or [_empty(reader.schema)]
-        sample = reader.get_batch(0) if reader.num_record_batches else first[0]
-    signature = {
-        name: tf.TensorSpec([None, *value.shape[1:]], tf.as_dtype(_tensor_type(value)), name)
-        for name, value in _columns(sample).items()
-    }
+    found = json.loads(os.environ[ROWS])
+    path, lengths = found["path"], found["lengths"]
+    schema = pa.ipc.read_schema(pa.py_buffer(bytes.fromhex(found["schema"])))
+    signature = {}
+    for field in schema:
+        row = [lengths.get(field.name) or 0] if has_arrays(field.type) else []
+        kind = tf.as_dtype(value_type(field.type))
+        signature[field.name] = tf.TensorSpec([None, *row], kind, field.name)
     batches = tf.data.Dataset.from_generator(
-        lambda: _read(path), output_signature=signature, name="spark"
+        lambda: ({name: values(batch[name]) for name in schema.names} for batch in _batches(path)),
+        output_signature=signature,
+        name="spark",
     )
+    count = sum(batch.num_rows for batch in _batches(path))
     return batches.unbatch().apply(tf.data.experimental.assert_cardinality(count))
 
 
-def _empty(schema: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], schema=schema)
-
-
-def _read(path: str) -> Iterator[dict[str, Any]]:
-    with pa.memory_map(path) as file:
-        reader = pa.ipc.open_file(file)
-        for number in range(reader.num_record_batches):
-            yield _columns(reader.get_batch(number))
-
-
-def _tensor_type(value: Any) -> Any:
-    return np.bytes_ if value.dtype == object else value.dtype
-
-
-def _columns(batch: pa.RecordBatch) -> dict[str, Any]:
-    return {
-        name: _array(name, column)
-        for name, column in zip(batch.schema.names, batch.columns, strict=True)
-    }
-
-
-def _array(name: str, column: pa.Array) -> Any:
-    """A column as an array of shape [rows] or [rows, length]."""
-    where = f"column {name!r} of the DataFrame"
-    if column.null_count:
-        raise ValueError(f"{where} has nulls: fill them, or drop these rows")
-    if pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-        lengths = set(column.value_lengths().to_pylist())
-        if len(lengths) > 1:
-            raise ValueError(f"{where} has arrays of different lengths: pad them")
-        values = _array(name, column.flatten())
-        return values.reshape(len(column), *(lengths or {0}), *values.shape[1:])
-    kind = column.type
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind):
-        return np.array([text.encode() for text in column.to_pylist()], object)
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind):
-        return np.array(column.to_pylist(), object)
-    if not (pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind)):
-        raise ValueError(
-            f"{where} has the type {kind}, which has no tensor: cast it to numbers, strings or "
-            "arrays of them (vectors of Spark ML: pyspark.ml.functions.vector_to_array), or drop it"
-        )
-    return column.to_numpy(zero_copy_only=False)
+def _batches(path: str) -> Iterator[pa.RecordBatch]:
+    with pa.OSFile(path) as file:
+        if file.size():
+            yield from pa.ipc.open_stream(file)

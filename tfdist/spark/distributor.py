@@ -6,13 +6,14 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.utils import is_remote
 
 from tfdist.cluster.auth.hmac_challenge import new_secret
 from tfdist.launch.job.forwarded import forwarded
-from tfdist.spark.barrier_task import SCHEMA, BarrierTask
+from tfdist.spark.barrier_task import SCHEMA, BarrierTask, worker_failure
+from tfdist.spark.columns import check_columns
 from tfdist.spark.driver_log import DriverLog
 from tfdist.spark.local_job import run_locally
 from tfdist.spark.program import Program
@@ -62,22 +63,17 @@ class Distributor:
         *,
         max_restarts: int = 0,
     ) -> None:
-        session = SparkSession.getActiveSession()
-        if session is None:
-            raise ValueError(
-                "Distributor needs a session of Spark: SparkSession.builder.getOrCreate()"
-            )
         if num_processes < 1:
             raise ValueError(f"`num_processes` must be positive. Received: {num_processes}")
         if max_restarts < 0:
             raise ValueError(f"`max_restarts` must not be negative. Received: {max_restarts}")
-        if use_gpu and not local_mode and float(session.conf.get(_GPUS_PER_TASK, "0")) < 1:
+        self._session = None if local_mode else _active_session()
+        gpus = self._session.conf.get(_GPUS_PER_TASK, "0") if self._session is not None else "1"
+        if use_gpu and float(gpus) < 1:
             raise ValueError(
                 f"`use_gpu=True` needs {_GPUS_PER_TASK} to be at least 1 in the session"
             )
-        self._session = session
         self._count = num_processes
-        self._local = local_mode
         self._use_gpu = use_gpu
         self._max_restarts = max_restarts
 
@@ -98,7 +94,7 @@ class Distributor:
             Exception: a worker has failed; Spark's error holds the last lines that it printed.
         """
         program = Program.made(train_object, args, kwargs)
-        if self._local:
+        if self._session is None:
             return run_locally(
                 program, self._count, use_gpu=self._use_gpu, max_restarts=self._max_restarts
             )
@@ -114,8 +110,8 @@ class Distributor:
     ) -> Any:
         """Trains on rows of Spark, which go to the workers without passing through the driver.
 
-        Each worker gets as many rows as any other, or one fewer, and reads them with
-        `tfdist.spark.get_dataset_shard()`. They lie on the disk of its host while it runs.
+        Each worker gets about as many rows as any other, in no particular order, and reads them
+        with `tfdist.spark.get_dataset_shard()`. They lie on the disk of its host while it runs.
 
         Args:
             train_object: as for `run`.
@@ -127,7 +123,8 @@ class Distributor:
             As `run`.
 
         Raises:
-            ValueError: with `local_mode=True`, which has no tasks to get the rows.
+            ValueError: with `local_mode=True`, which has no tasks to get the rows, or for columns
+                that cannot become tensors.
 
         Example:
             ```python
@@ -142,12 +139,13 @@ class Distributor:
             tfdist.spark.Distributor(num_processes=4).run_on_dataframe(train, "/data/train.parquet")
             ```
         """
-        if self._local:
+        if self._session is None:
             raise ValueError(
                 "run_on_dataframe needs `local_mode=False`: the rows go to Spark's tasks"
             )
         if isinstance(dataframe, str):
             dataframe = self._session.read.parquet(dataframe)
+        check_columns(dataframe.schema)
         program = Program.made(train_object, args, kwargs)
         return self._run(program, dataframe.repartition(self._count), with_rows=True)
 
@@ -155,21 +153,34 @@ class Distributor:
         for number in range(1, self._max_restarts + 1):
             try:
                 return self._run_stage(program, rows, with_rows=with_rows)
-            except (Py4JError, PySparkException):
-                print(f"tfdist: a worker has failed; restart {number} of {self._max_restarts}")
+            except Exception as error:
+                if (reason := worker_failure(str(error))) is None:
+                    raise
+                print(f"tfdist: {reason}; restart {number} of {self._max_restarts}", flush=True)
         return self._run_stage(program, rows, with_rows=with_rows)
 
     def _run_stage(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
+        assert self._session is not None
         secret = new_secret()
-        host = self._session.conf.get("spark.driver.host", "")
-        with DriverLog(secret) as log:
+        # With Spark Connect, the driver that executors know is another machine.
+        host = "" if is_remote() else self._session.conf.get("spark.driver.host", "")
+        with DriverLog(secret, self._count) as log:
             task = BarrierTask(
                 program=program,
                 secret=secret,
                 settings=forwarded(os.environ, []),
                 use_gpu=self._use_gpu,
                 log=(host, log.port),
-                schema=rows.schema.json() if with_rows else None,
+                with_rows=with_rows,
             )
             chunks = rows.mapInArrow(task, SCHEMA, barrier=True).collect()
         return program.result(b"".join(row.chunk for row in chunks))
+
+
+def _active_session() -> SparkSession:
+    try:
+        return SparkSession.active()
+    except PySparkException as error:
+        raise ValueError(
+            "Distributor needs a session of Spark: SparkSession.builder.getOrCreate()"
+        ) from error

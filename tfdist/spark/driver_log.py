@@ -5,11 +5,12 @@ from __future__ import annotations
 import hmac
 import socket
 import socketserver
-import sys
 import threading
 from types import TracebackType
 
-_CONNECT_SECONDS = 10.0
+_CONNECT_SECONDS = 30.0
+# How long the last output may take after the workers have ended.
+_LAST_SECONDS = 10.0
 
 
 class DriverLog(socketserver.ThreadingTCPServer):
@@ -17,20 +18,43 @@ class DriverLog(socketserver.ThreadingTCPServer):
 
     Args:
         secret: what a worker must begin with.
+        workers: how many there are.
 
     Attributes:
         port: where it listens, on all addresses.
     """
 
     daemon_threads = True
-    allow_reuse_address = True
+    request_queue_size = 1024
 
-    def __init__(self, secret: str) -> None:
-        super().__init__(("", 0), _Lines)
+    def __init__(self, secret: str, workers: int) -> None:
+        super().__init__(("", 0), _Lines, bind_and_activate=False)
+        self.socket.close()
+        both = socket.has_dualstack_ipv6()
+        self.socket = socket.create_server(
+            ("", 0),
+            family=socket.AF_INET6 if both else socket.AF_INET,
+            backlog=self.request_queue_size,
+            dualstack_ipv6=both,
+        )
         self.token = _token(secret)
-        self.port: int = self.server_address[1]
+        self.port: int = self.socket.getsockname()[1]
         self.printing = threading.Lock()
+        self._workers = workers
+        self._begun = self._ended = 0
+        self._changed = threading.Condition()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
+
+    def worker_begins(self) -> None:
+        """A worker has connected."""
+        with self._changed:
+            self._begun += 1
+
+    def worker_ends(self) -> None:
+        """All that it has sent is printed."""
+        with self._changed:
+            self._ended += 1
+            self._changed.notify()
 
     def __enter__(self) -> DriverLog:
         self._thread.start()
@@ -42,6 +66,16 @@ class DriverLog(socketserver.ThreadingTCPServer):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        with self._changed:
+            # After a failure, some may never have begun.
+            wanted = self._workers if error is None and self._begun else 0
+            self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
+        if not self._begun and error is None:
+            print(
+                "tfdist: no worker has reached the driver: what they have printed is in the "
+                "executors' logs",
+                flush=True,
+            )
         self.shutdown()
         self.server_close()
 
@@ -53,9 +87,13 @@ class _Lines(socketserver.StreamRequestHandler):
         token = self.rfile.readline(len(self.server.token))
         if not hmac.compare_digest(token, self.server.token):
             return
-        for line in self.rfile:
-            with self.server.printing:
-                print(line.decode(errors="replace"), end="", flush=True, file=sys.stdout)
+        self.server.worker_begins()
+        try:
+            for line in self.rfile:
+                with self.server.printing:
+                    print(line.decode(errors="replace"), end="", flush=True)
+        finally:
+            self.server.worker_ends()
 
 
 class DriverLogClient:
@@ -68,16 +106,14 @@ class DriverLogClient:
 
     def __init__(self, address: tuple[str, int], secret: str) -> None:
         self._socket: socket.socket | None = None
-        if not address[0]:
+        host, port = address
+        if not host:
             return
         try:
-            self._socket = socket.create_connection(address, timeout=_CONNECT_SECONDS)
+            self._socket = socket.create_connection((host.strip("[]"), port), _CONNECT_SECONDS)
             self._socket.sendall(_token(secret))
         except OSError as error:
-            print(
-                f"tfdist: the driver shows no output, as it cannot be reached: {error}", flush=True
-            )
-            self.close()
+            self._give_up(error)
 
     def send(self, lines: bytes) -> None:
         """Sends whole lines."""
@@ -85,14 +121,19 @@ class DriverLogClient:
             return
         try:
             self._socket.sendall(lines)
-        except OSError:
-            self.close()
+        except OSError as error:
+            self._give_up(error)
 
     def close(self) -> None:
         """Closes the connection."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
+
+    def _give_up(self, error: OSError) -> None:
+        # In the executor's log.
+        print(f"tfdist: the driver shows no output from here on: {error}", flush=True)
+        self.close()
 
 
 def _token(secret: str) -> bytes:

@@ -38,9 +38,13 @@ def run_locally(program: Program, count: int, *, use_gpu: bool, max_restarts: in
         ) as process:
             assert process.stdout is not None
             lines: list[str] = []
-            for line in process.stdout:  # A notebook shows what is printed here only.
-                print(line, end="", flush=True)
-                lines = [*lines[1 - _TAIL_LINES :], line]
+            try:
+                for line in process.stdout:  # A notebook shows what is printed here only.
+                    print(line, end="", flush=True)
+                    lines = [*lines[1 - _TAIL_LINES :], line]
+            except BaseException:
+                process.terminate()  # The launcher ends its workers.
+                raise
         if process.returncode:
             raise RuntimeError(
                 f"the training failed with exit code {process.returncode}. It printed last:\n"

@@ -52,8 +52,9 @@ class Program:
         return ["-m", "tfdist.spark.worker", str(folder)]
 
     def saved_result(self, folder: Path) -> bytes:
-        """What rank 0 has returned, pickled."""
-        return b"" if self.function is None else (folder / RESULT).read_bytes()
+        """What rank 0 has returned, pickled; b"" for a script, or if the function has ended it."""
+        path = folder / RESULT
+        return path.read_bytes() if path.exists() else b""
 
     def result(self, saved: bytes) -> Any:
         """What rank 0 has returned."""

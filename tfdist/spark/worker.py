@@ -20,7 +20,12 @@ from tfdist.spark.program import FUNCTION, RESULT
 def main(folder: Path) -> None:
     """Calls the function, and keeps what it returns on rank 0."""
     function, args, kwargs = pickle.loads((folder / FUNCTION).read_bytes())
-    result = function(*args, **kwargs)
+    try:
+        result = function(*args, **kwargs)
+    except SystemExit as end:
+        if end.code:
+            raise
+        result = None
     if rank() == 0:
         part = folder / f"{RESULT}.part"
         part.write_bytes(cloudpickle.dumps(result))

@@ -6,9 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from tfdist.cluster.auth.hmac_challenge import VARIABLE as SECRET
 
-# They must be the same for all workers, but for these, which belong to one host.
+# They must be the same for all workers, but for these: of one host, of one launcher, and the
+# secret, which is passed on in other ways, or made anew.
 _SETTINGS = "TFDIST_"
-_OF_ONE_HOST = frozenset({"TFDIST_HOST", SECRET})
+_NOT_SENT = frozenset(
+    {"TFDIST_HOST", "TFDIST_GENERATION", "TFDIST_PROGRESS_FILE", "TFDIST_WITNESS", SECRET}
+)
 
 
 def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str, str]:
@@ -28,7 +31,7 @@ def forwarded(environment: Mapping[str, str], chosen: Sequence[str]) -> dict[str
     sent = {
         name: value
         for name, value in environment.items()
-        if name.startswith(_SETTINGS) and name not in _OF_ONE_HOST
+        if name.startswith(_SETTINGS) and name not in _NOT_SENT
     }
     for choice in chosen:
         name, given, value = choice.partition("=")
