@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import pathlib
+import re
 import signal
+import subprocess
 import sys
 import threading
 
@@ -122,6 +124,40 @@ def waiting(config):
     return Wait()
 
 
+def announced(config):
+    """Ends the training once Ray's notice has led to a snapshot."""
+    import keras
+
+    import tfdist
+
+    folder = pathlib.Path(config["folder"])
+
+    class Announced(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if tfdist.rank() == 1 and not (folder / "node").exists():
+                write_whole(folder / "node", ray.get_runtime_context().get_node_id())
+
+        def on_epoch_end(self, epoch, logs=None):
+            saved = list((folder / "snapshots").glob("step-*/*.npz"))
+            if saved and tfdist.rank() == 0:
+                (folder / "saved").write_text(saved[0].parent.name)
+                self.model.stop_training = True
+
+    return Announced()
+
+
+def fit_until_saved(config):
+    import tfdist
+
+    folder = pathlib.Path(config["folder"])
+    folder.mkdir(exist_ok=True)
+    backup = tfdist.callbacks.BackupAndRestore(folder / "snapshots", save_every=10**9)
+    report = ReportCallback(checkpoint_every=0, backup=backup, preemption_every=1)
+    model = build()
+    callbacks = [announced(config), report, backup]
+    model.fit(*rows(), batch_size=8, epochs=10**6, verbose=0, callbacks=callbacks)
+
+
 def write_whole(path, text):
     path.with_suffix(".part").write_text(text)
     path.with_suffix(".part").rename(path)
@@ -234,6 +270,24 @@ def test_a_killed_worker(one_process, undisturbed, run):
     same(killed, undisturbed["values"], rtol=0, atol=0)
     secrets = {result["secret"] for result in (undisturbed, killed)}
     assert len(secrets) == 2 and all(len(secret) >= 32 for secret in secrets)
+
+
+@exhaustive
+def test_a_node_is_about_to_be_taken_away(tmp_path):
+    with cluster(2, log_to_driver=False) as nodes:
+        marker = tmp_path / "run" / "node"
+
+        def announce():
+            until(marker.exists)
+            ray_command = [sys.executable, "-m", "ray.scripts.scripts", "drain-node"]
+            reason = ["--reason=DRAIN_NODE_REASON_PREEMPTION", "--reason-message=spot"]
+            where = [f"--address={nodes.address}", f"--node-id={marker.read_text()}"]
+            limit = "--deadline-remaining-seconds=600"
+            subprocess.run([*ray_command, *where, *reason, limit], check=True)
+
+        threading.Thread(target=announce, daemon=True).start()
+        run_in(tmp_path)(fit_until_saved)
+    assert re.fullmatch(r"step-\d+-[0-9a-f]+", (tmp_path / "run" / "saved").read_text())
 
 
 @exhaustive

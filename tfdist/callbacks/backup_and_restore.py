@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import keras
@@ -89,12 +88,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         delete_checkpoint: bool = True,
     ) -> None:
         super().__init__()
-        path = os.fspath(directory)
-        if not path or "://" in path:
-            raise ValueError(
-                f"`directory` must be a local path. Received: {path!r}. Mount remote storage, or "
-                "use a local disk of each host."
-            )
+        folder = SnapshotFolder.at(directory)
         if save_every != "epoch" and not is_positive(save_every):
             raise ValueError(
                 "`save_every` must be a positive number of batches or 'epoch'. Received: "
@@ -102,7 +96,6 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             )
         if not is_positive(keep):
             raise ValueError(f"`keep` must be a positive integer. Received: {keep!r}. Pass 2.")
-        folder = SnapshotFolder(Path(path).absolute())
         self._series = SnapshotSeries(folder, keep=keep, asynchronous=asynchronous)
         self._save_every, self._keep = save_every, keep
         self._delete = delete_checkpoint
@@ -111,9 +104,14 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._epoch = self._steps = self._steps_before = self._last_saved = 0
         self._not_counted: int | None = None  # steps that this process has not counted
         self._looking = False  # for a snapshot, with the state from before the first step
+        self._asked = False  # for one as soon as may be
 
     def __repr__(self) -> str:
         return f"BackupAndRestore(save_every={self._save_every!r}, keep={self._keep})"
+
+    def save_soon(self) -> None:
+        """Asks for a snapshot at the end of this step or the next; on all workers in the same."""
+        self._asked = True
 
     def runs_after(self, others: Sequence[Any]) -> None:
         self._others = others
@@ -149,7 +147,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             return  # The epoch ends here; a training that resumes stops in the same way.
         if requests.is_granted(Request.SAVE_AND_EXIT):
             self._leave(Place(self._steps, self._epoch, batch + 1))
-        elif self._save_every != "epoch" and self._is_due() and not self._ends_epoch(batch):
+        elif self._is_due() and not self._ends_epoch(batch):
             self._save(Place(self._steps, self._epoch, batch + 1))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -258,8 +256,8 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         resume.announce()
 
     def _is_due(self) -> bool:
-        if self._save_every == "epoch":
-            return False
+        if self._asked or self._save_every == "epoch":
+            return self._asked
         return self._steps // self._save_every > self._last_saved // self._save_every
 
     def _ends_epoch(self, batch: int) -> bool:
@@ -279,7 +277,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             place,
             self._series,
         )
-        self._last_saved = place.steps
+        self._last_saved, self._asked = place.steps, False
         self._series.add(place.steps, write)
 
     def _leave(self, place: Place) -> None:

@@ -5,6 +5,7 @@ Workers may share it, or each host may have its own.
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import time
@@ -44,6 +45,21 @@ class SnapshotFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+
+    @classmethod
+    def at(cls, directory: str | os.PathLike[str]) -> SnapshotFolder:
+        """The folder that a user names.
+
+        Raises:
+            ValueError: it is no local path.
+        """
+        path = os.fspath(directory)
+        if not path or "://" in path:
+            raise ValueError(
+                f"`directory` must be a local path. Received: {path!r}. Mount remote storage, or "
+                "use a local disk of each host."
+            )
+        return cls(Path(path).absolute())
 
     def part(self, snapshot: SnapshotId, rank: int) -> Path:
         """The file of a worker's part."""
