@@ -155,6 +155,7 @@ def main(_):
     """Writes the files, or trains on them."""
     if FLAGS.write:
         write_files(FLAGS.write)
+        print(f"{FLAGS.write} files of {FLAGS.rows} rows are at {FLAGS.files}")
     else:
         train()
 

@@ -8,6 +8,7 @@ import pathlib
 import re
 import signal
 import sys
+import threading
 import uuid
 from pathlib import Path
 
@@ -149,7 +150,7 @@ def test_a_killed_worker(spark, tmp_path, capfd):
 
 @exhaustive
 def test_an_exception_ends_the_stage(spark):
-    with pytest.raises(Exception, match="no such customer"):
+    with pytest.raises(RuntimeError, match=r"(?s)^worker [01] ended with exit.*no such customer"):
         Distributor(num_processes=2).run(fail, 1)
     until(lambda: not workers())
 
@@ -200,16 +201,29 @@ def test_a_worker_without_rows_has_the_same_columns(spark):
             r"column 'x' of the DataFrame has the type date, which has no tensor",
         ),
         ("x int, x int", [(1, 2)], "several columns of the name 'x'"),
-        ("x int", [(None,)], "column 'x' of the DataFrame has nulls"),
+        ("x int", [(None,)], "^column 'x' of the DataFrame has nulls: fill"),
         ("x array<int>", [([None],)], "column 'x' of the DataFrame has nulls in its arrays"),
         ("x array<int>", [([1],), ([1, 2],)], "arrays of different lengths: pad them"),
         ("x int", [], "the DataFrame has no rows"),
+        ("x int", None, "the DataFrame has no rows"),
     ],
 )
 def test_rows_that_cannot_be_tensors(spark, columns, values, message):
-    frame = spark.createDataFrame(values, columns)
-    with pytest.raises(Exception, match=message):
+    # Spark does not even begin where it knows that there are none.
+    frame = spark.createDataFrame([(1,)], columns).limit(0) if values is None else None
+    frame = frame or spark.createDataFrame(values, columns)
+    with pytest.raises(ValueError, match=message):
         Distributor(2).run_on_dataframe(specification, frame)
+
+
+def generator():
+    return (number for number in range(3))
+
+
+@exhaustive
+def test_a_result_that_cannot_be_sent(spark):
+    with pytest.raises(RuntimeError, match="a generator, cannot be sent to the driver"):
+        Distributor(2).run(generator)
 
 
 def end():
@@ -232,7 +246,7 @@ def test_on_the_driver(spark, tmp_path, capfd):
 
 @exhaustive
 def test_what_is_refused(spark):
-    with pytest.raises(ValueError, match=r"`num_processes` must be positive. Received: 0"):
+    with pytest.raises(ValueError, match=r"must be a positive integer. Received: 0"):
         Distributor(0)
     with pytest.raises(ValueError, match=r"`max_restarts` must not be negative. Received: -1"):
         Distributor(2, max_restarts=-1)
@@ -240,6 +254,12 @@ def test_what_is_refused(spark):
         Distributor(2, use_gpu=True)
     with pytest.raises(ValueError, match=r"A script takes no keyword arguments. Received: epochs"):
         Distributor(2).run("train.py", epochs=3)
+    with pytest.raises(ValueError, match=r"no script 'nowhere.py' in"):
+        Distributor(2).run("nowhere.py")
+    with pytest.raises(ValueError, match="make datasets, models and locks inside of the function"):
+        Distributor(2).run(fail, threading.Lock())
+    with pytest.raises(ValueError, match=r"must be a DataFrame of Spark.* Received: a list"):
+        Distributor(2).run_on_dataframe(fail, [1])
     with pytest.raises(ValueError, match="local_mode=False"):
         Distributor(2, local_mode=True).run_on_dataframe(fit, spark.range(3))
     with pytest.raises(ValueError, match="no rows of Spark here"):

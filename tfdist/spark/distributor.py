@@ -12,12 +12,13 @@ from pyspark.sql.utils import is_remote
 
 from tfdist.cluster.auth.hmac_challenge import new_secret
 from tfdist.launch.job.forwarded import forwarded
-from tfdist.spark.barrier_task import SCHEMA, BarrierTask, worker_failure
+from tfdist.spark.barrier_task import SCHEMA, BarrierTask, failure_in
 from tfdist.spark.columns import check_columns
 from tfdist.spark.driver_log import DriverLog
 from tfdist.spark.local_job import run_locally
 from tfdist.spark.program import Program
 
+_EXECUTOR_LOST = "ExecutorLostFailure"
 _GPUS_PER_TASK = "spark.task.resource.gpu.amount"
 
 
@@ -63,8 +64,10 @@ class Distributor:
         *,
         max_restarts: int = 0,
     ) -> None:
-        if num_processes < 1:
-            raise ValueError(f"`num_processes` must be positive. Received: {num_processes}")
+        if not isinstance(num_processes, int) or num_processes < 1:
+            raise ValueError(
+                f"`num_processes` must be a positive integer. Received: {num_processes!r}"
+            )
         if max_restarts < 0:
             raise ValueError(f"`max_restarts` must not be negative. Received: {max_restarts}")
         self._session = None if local_mode else _active_session()
@@ -90,8 +93,8 @@ class Distributor:
             What the function returns on rank 0; None for a script.
 
         Raises:
-            ValueError: keyword arguments are given for a script.
-            Exception: a worker has failed; Spark's error holds the last lines that it printed.
+            ValueError: the function cannot be pickled, or keyword arguments are given for a script.
+            RuntimeError: a worker has failed; the message holds the last lines that it printed.
         """
         program = Program.made(train_object, args, kwargs)
         if self._session is None:
@@ -145,19 +148,31 @@ class Distributor:
             )
         if isinstance(dataframe, str):
             dataframe = self._session.read.parquet(dataframe)
+        if not hasattr(dataframe, "mapInArrow"):  # DataFrames of Spark Connect are another class.
+            raise ValueError(
+                "`dataframe` must be a DataFrame of Spark, or the path of Parquet files. Received: "
+                f"a {type(dataframe).__name__}"
+            )
         check_columns(dataframe.schema)
         program = Program.made(train_object, args, kwargs)
         return self._run(program, dataframe.repartition(self._count), with_rows=True)
 
     def _run(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
-        for number in range(1, self._max_restarts + 1):
+        restarts = 0
+        while True:
             try:
                 return self._run_stage(program, rows, with_rows=with_rows)
             except Exception as error:
-                if (reason := worker_failure(str(error))) is None:
+                failure = failure_in(str(error))
+                worker = failure.startswith("worker ")
+                if restarts < self._max_restarts and (worker or _EXECUTOR_LOST in str(error)):
+                    restarts += 1
+                    what = failure.partition(".")[0] or "an executor is lost"
+                    print(f"tfdist: {what}; restart {restarts} of {self._max_restarts}", flush=True)
+                elif failure:
+                    raise (RuntimeError if worker else ValueError)(failure) from error
+                else:
                     raise
-                print(f"tfdist: {reason}; restart {number} of {self._max_restarts}", flush=True)
-        return self._run_stage(program, rows, with_rows=with_rows)
 
     def _run_stage(self, program: Program, rows: DataFrame, *, with_rows: bool) -> Any:
         assert self._session is not None
@@ -174,6 +189,8 @@ class Distributor:
                 with_rows=with_rows,
             )
             chunks = rows.mapInArrow(task, SCHEMA, barrier=True).collect()
+        if not chunks:  # Spark has not even begun.
+            raise ValueError("the DataFrame has no rows")
         return program.result(b"".join(row.chunk for row in chunks))
 
 

@@ -6,9 +6,11 @@ import hmac
 import socket
 import socketserver
 import threading
+import time
 from types import TracebackType
 
 _CONNECT_SECONDS = 30.0
+_QUIET_SECONDS = 10.0
 # How long the last output may take after the workers have ended.
 _LAST_SECONDS = 10.0
 
@@ -42,8 +44,20 @@ class DriverLog(socketserver.ThreadingTCPServer):
         self.printing = threading.Lock()
         self._workers = workers
         self._begun = self._ended = 0
+        self._told, self._since = False, time.monotonic()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
+
+    def service_actions(self) -> None:
+        """Called by the loop that listens."""
+        if self._begun or self._told or time.monotonic() < self._since + _QUIET_SECONDS:
+            return
+        self._told = True
+        print(
+            f"tfdist: the workers have not begun yet: Spark needs slots for {self._workers} tasks "
+            "at once, and then gives them their rows",
+            flush=True,
+        )
 
     def worker_begins(self) -> None:
         """A worker has connected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,13 +33,17 @@ class Program:
         """From what a user has passed.
 
         Raises:
-            ValueError: keyword arguments are given for a script.
+            ValueError: the function cannot be pickled, a script is not there, or keyword arguments
+                are given for it.
         """
         if not isinstance(train, str):
-            return cls(cloudpickle.dumps((train, args, kwargs)))
+            return cls(_pickled((train, args, kwargs)))
         if kwargs:
             raise ValueError(f"A script takes no keyword arguments. Received: {', '.join(kwargs)}")
-        return cls(None, (train, *map(str, args)))
+        if not os.path.isabs(train) and not os.path.exists(train):
+            raise ValueError(f"There is no script {train!r} in {os.getcwd()}")
+        # The workers' folder is another one.
+        return cls(None, (os.path.abspath(train), *map(str, args)))
 
     def command(self, folder: Path) -> list[str]:
         """The arguments of the Python interpreter that runs it.
@@ -59,3 +64,14 @@ class Program:
     def result(self, saved: bytes) -> Any:
         """What rank 0 has returned."""
         return pickle.loads(saved) if saved else None
+
+
+def _pickled(call: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(call))
+    except Exception as error:  # What an object raises that cannot be pickled can be anything.
+        raise ValueError(
+            "The function is sent to the workers, with its arguments and the global variables that "
+            f"it uses, and one of them cannot be sent ({error}): make datasets, models and locks "
+            "inside of the function"
+        ) from error

@@ -10,6 +10,7 @@ import os
 import pickle
 import sys
 from pathlib import Path
+from typing import Any
 
 from pyspark import cloudpickle
 
@@ -28,8 +29,18 @@ def main(folder: Path) -> None:
         result = None
     if rank() == 0:
         part = folder / f"{RESULT}.part"
-        part.write_bytes(cloudpickle.dumps(result))
+        part.write_bytes(_pickled(result))
         os.replace(part, folder / RESULT)
+
+
+def _pickled(result: Any) -> bytes:
+    try:
+        return bytes(cloudpickle.dumps(result))
+    except Exception as error:
+        raise SystemExit(
+            f"What the function has returned, a {type(result).__name__}, cannot be sent to the "
+            f"driver ({error}): return numbers, arrays, lists or dicts of them, or a Keras model"
+        ) from error
 
 
 if __name__ == "__main__":
