@@ -151,14 +151,13 @@ MISTAKES = {
 }
 
 
-@pytest.mark.parametrize("name", MISTAKES)
-def test_mistake(name):
-    value, parts = MISTAKES[name]
-    with pytest.raises(ClusterError) as caught:
-        from_tf_config(value)
-    message = str(caught.value)
-    for part in ["TF_CONFIG", "Received: ", *parts]:
-        assert part in message
-    assert "\n" not in message
-    assert message.endswith(".")  # the remedy
-    assert not message.split("Received: ")[1].endswith("Received: ")
+def test_mistakes():
+    for name, (value, parts) in MISTAKES.items():
+        with pytest.raises(ClusterError) as caught:
+            from_tf_config(value)
+        message = str(caught.value)
+        for part in ["TF_CONFIG", "Received: ", *parts]:
+            assert part in message, name
+        assert "\n" not in message, name
+        assert message.endswith("."), name  # the remedy
+        assert not message.split("Received: ")[1].endswith("Received: "), name
