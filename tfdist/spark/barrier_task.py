@@ -71,7 +71,10 @@ class BarrierTask:
         ):
             variables = self._variables(context, reservation.ports[0])
             if self.with_rows:
-                variables[ROWS] = _receive_rows(batches, context, rows.fileno())
+                try:
+                    variables[ROWS] = _receive_rows(batches, context, rows.fileno())
+                except ValueError as error:
+                    raise ValueError(f"{error}\n{_END}") from error
             folder = Path(name)
             self._run_worker(rank, self.program.command(folder), variables, [rows.fileno()])
             result = self.program.saved_result(folder)
@@ -149,11 +152,11 @@ def _receive_rows(
     for text in context.allGather(json.dumps([schema, lengths, problem])):
         other, more, theirs = json.loads(text)
         if theirs:
-            raise ValueError(f"{theirs}\n{_END}")
+            raise ValueError(theirs)
         schema = schema or other
         merge(lengths, more)
     if not schema:
-        raise ValueError(f"the DataFrame has no rows\n{_END}")
+        raise ValueError("the DataFrame has no rows")
     return description(f"/proc/self/fd/{descriptor}", schema, lengths)
 
 
