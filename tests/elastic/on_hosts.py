@@ -22,7 +22,9 @@ messages._FAREWELL_SECONDS = messages._FAREWELLS_SECONDS = 20.0
 folder, faults, wait = pathlib.Path(sys.argv[1]), json.loads(sys.argv[2]), int(sys.argv[3])
 index = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
 life = len(list(folder.glob(f"{index}-*.life")))
-(folder / f"{index}-{life}.life").write_text(str(os.getpid()))
+begun = folder / f"{index}-{life}.begun"
+begun.write_text(str(os.getpid()))
+begun.rename(folder / f"{index}-{life}.life")
 strategy = tfdist.MultiWorkerMirroredStrategy()
 try:
     awaited = AwaitNewcomers(wait, str(folder / "sign"), len(faults))
