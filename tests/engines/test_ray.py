@@ -191,7 +191,7 @@ def fit_on_ray_data(config):
     with strategy.scope():
         model = linear(keras)
     dataset = strategy.distribute_datasets_from_function(
-        lambda context: shard.to_tf("x", "y", batch_size=ROWS // tfdist.size())
+        lambda context: shard.to_tf("x", "y", batch_size=ROWS)
     )
     model.fit(dataset, epochs=5, verbose=0)
     return weights(model)

@@ -395,7 +395,7 @@ def test_a_host_that_is_cut_off(served, hosts, run, script):
 
 @exhaustive
 def test_the_machine_of_the_command_vanishes(served, hosts, run, script):
-    job = run("second:1", script(HANG), TFDIST_HEARTBEAT_TIMEOUT="10")
+    job = run("second:1", script(HANG), TFDIST_HEARTBEAT_TIMEOUT="20")
     job.wait_ready(1)
     subprocess.run(hosts.inside(1, "ip", "link", "set", "eth0", "down"), check=True)
     until(lambda: not any("train.py" in line for line in hosts.processes(1)))

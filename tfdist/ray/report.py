@@ -34,7 +34,6 @@ class ReportCallback(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
     Args:
         checkpoint_every: how many epochs there are from one checkpoint to the next; the last epoch
             has one, too, unless this is 0. Ray's `Result.metrics` are those of the last checkpoint.
-
         backup: the callback that saves when a node is about to be taken away.
         preemption_every: how many steps there are from one question to the next whether one is. All
             workers wait for one another then, for about 3 ms.

@@ -37,9 +37,9 @@ class Trainer(DataParallelTrainer):  # type: ignore[misc]
             with strategy.scope():
                 model = build_model()
                 model.compile("adam", "mse")
-            model.fit(dataset, epochs=config["epochs"], callbacks=[
-                tfdist.ray.ReportCallback(),
-                tfdist.callbacks.BackupAndRestore("/shared/run7")])
+            backup = tfdist.callbacks.BackupAndRestore("/shared/run7")
+            report = tfdist.ray.ReportCallback(backup=backup)
+            model.fit(load_data(), epochs=config["epochs"], callbacks=[report, backup])
 
         trainer = tfdist.ray.Trainer(
             train_loop, train_loop_config={"epochs": 10},

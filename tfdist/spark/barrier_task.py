@@ -63,7 +63,7 @@ class BarrierTask:
         """Runs the worker, and yields what the function has returned, on rank 0 only."""
         context = BarrierTaskContext.get()
         rank = context.partitionId()
-        # Spark removes what is left there, if this process is killed; the rows have no name.
+        # The executor's folder. The rows have no name, so they go with a process that is killed.
         with (
             tempfile.TemporaryDirectory(dir=SparkFiles.getRootDirectory()) as name,
             tempfile.TemporaryFile(dir=name) as rows,

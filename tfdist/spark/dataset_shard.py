@@ -38,6 +38,8 @@ def write_rows(batches: Iterator[pa.RecordBatch], descriptor: int) -> tuple[str,
     with open(descriptor, "wb", closefd=False) as file:
         writer = None
         for batch in batches:
+            if not batch.num_rows:
+                continue
             if writer is None:
                 writer = pa.ipc.new_stream(file, batch.schema)
                 schema = batch.schema.serialize().to_pybytes().hex()

@@ -49,8 +49,7 @@ class Distributor:
             with strategy.scope():
                 model = build_model()
                 model.compile("adam", "mse")
-            history = model.fit(dataset, epochs=epochs)
-            return history.history["loss"]
+            return model.fit(load_data(), epochs=epochs).history["loss"]
 
         losses = tfdist.spark.Distributor(num_processes=4, use_gpu=True).run(train, 10)
         ```

@@ -57,7 +57,7 @@ class Program:
         return ["-m", "tfdist.spark.worker", str(folder)]
 
     def saved_result(self, folder: Path) -> bytes:
-        """What rank 0 has returned, pickled; b"" for a script, or if the function has ended it."""
+        """What the function has returned, pickled; b"" if nothing is kept, as of a script."""
         path = folder / RESULT
         return path.read_bytes() if path.exists() else b""
 
