@@ -23,8 +23,10 @@ def ready(communicator: str, key: str = "", *, stalls: bool = True) -> Any:
     Returns:
         The operation, for control dependencies.
     """
+    # That nothing more can be done is known when all is, but what is ready must be told at once.
+    order = _order("ready" if key else "stalls")
     return native.load_ops().tfdist_ready(
-        order=_order("ready"), communicator=communicator, key=key, stalls=stalls
+        order=order, communicator=communicator, key=key, stalls=stalls
     )
 
 
