@@ -10,6 +10,8 @@ The model is a GPT of eight blocks, 256 wide, over 128 characters, in batches of
   torch         torch.distributed.pipelining over gloo; pip install torch==2.13.0
   single        plain fit of the whole model in one process
   torch_single  a plain loop over torch's
+  tfdist_xla    with --jit: tfdist with jit_compile=True
+  single_xla    with --jit: single with jit_compile=True
 
 Every worker has a core and a thread for itself, where there are enough. The processes of all
 backends are started and sleep; then, round after round, each takes some steps while the others
@@ -44,7 +46,12 @@ FLAGS = flags.FLAGS
 flags.DEFINE_list("stages", ["2"], "numbers of workers; some schedules have two stages on each")
 flags.DEFINE_list("microbatches", ["8"], "into how many parts a batch is cut")
 flags.DEFINE_list("schedules", ["gpipe", "1f1b", "zb_h1", "zbv"], f"any of {', '.join(SCHEDULES)}")
-flags.DEFINE_list("backends", list(BACKENDS), f"any of {', '.join(BACKENDS)}")
+flags.DEFINE_list(
+    "backends",
+    [name for name, backend in BACKENDS.items() if not backend.compiled],
+    f"any of {', '.join(BACKENDS)}",
+)
+flags.DEFINE_bool("jit", False, "also Keras's backends with jit_compile=True")
 flags.DEFINE_enum("model", "gpt", list(WORKLOADS), "`tiny` is soon done")
 flags.DEFINE_bool("padded", False, "stages that wait; takes the backend tfdist alone")
 flags.DEFINE_float("pass_ms", 50.0, "how long padded stages wait", lower_bound=0)
@@ -93,7 +100,10 @@ class Run:
 
     def __init__(self, stages: int) -> None:
         self._stages = stages
-        backends = ["tfdist"] if FLAGS.padded else FLAGS.backends
+        backends = ["tfdist"] if FLAGS.padded else list(FLAGS.backends)
+        if FLAGS.jit:
+            compiled = (f"{backend}_xla" for backend in backends)
+            backends += [name for name in compiled if name in BACKENDS and name not in backends]
         counts = [int(count) for count in FLAGS.microbatches]
         self._times: dict[Entry, list[float]] = {
             entry: [] for entry in entries(backends, FLAGS.schedules, counts)
@@ -142,10 +152,10 @@ class Run:
 
     def _simulate(self, teams: dict[str, Team]) -> None:
         for entry in self._left():
-            if entry.backend != "tfdist":
+            if not (BACKENDS[entry.backend].in_stages and entry.backend != "torch"):
                 continue
             with self._noting(entry):
-                timeline = measured(entry, self._stages, teams["tfdist"].timeline(entry))
+                timeline = measured(entry, self._stages, teams[entry.backend].timeline(entry))
                 if FLAGS.png:
                     picture(timeline, entry, FLAGS.png)
                 ideal = padded(entry, self._stages, FLAGS.pass_ms) if FLAGS.padded else None

@@ -5,13 +5,18 @@
 The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
+  tfdist_xla         the same with jit_compile=True
   tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
   tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
   keras              plain fit, the limit of one worker
   stock              a loop under TensorFlow's MultiWorkerMirroredStrategy; several workers only
   unconnected        plain fit in each worker at the same time, the limit of several
+  keras_xla          keras with jit_compile=True
+  unconnected_xla    unconnected with jit_compile=True
   ddp                torch's DistributedDataParallel over gloo; pip install torch==2.13.0
   ddp_unconnected    the same loop in each worker without it, the limit of ddp
+  jax                fit of Keras on JAX under its DataParallel; pip install jax keras
+  jax_unconnected    the same in each worker without it, the limit of jax
 
 Every worker has a core and its rows for itself, however many there are. The processes of all
 backends are started and sleep; then, round after round, each backend takes some steps while the
@@ -50,6 +55,7 @@ flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
+flags.DEFINE_string("jax_python", sys.executable, "a Python that has jax and keras, for jax")
 flags.DEFINE_string("json", None, "file to write the rows to")
 
 
@@ -100,9 +106,8 @@ def measure(
             order = rotated(backends, start)
             for backend in [b for b in order if b not in missing]:
                 with noting(backend, missing):
-                    teams[backend] = Team(
-                        backend, model, workers, FLAGS.optimizer, FLAGS.torch_python
-                    )
+                    pythons = {"torch": FLAGS.torch_python, "jax": FLAGS.jax_python}
+                    teams[backend] = Team(backend, model, workers, FLAGS.optimizer, pythons)
                     teams[backend].steps(steps)  # Compiles and warms up.
             for turn in range(FLAGS.rounds):
                 for backend in order[:: -1 if turn % 2 else 1]:

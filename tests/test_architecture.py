@@ -27,6 +27,7 @@ LAYERS = [
     {"internals"},
     {"native"},
     {"collective"},
+    {"jit"},
     {"monitoring"},
     {"compression"},
     {"strategies"},

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tfdist.options import Options
+from tfdist.options import Options, xla_processor_limit
 
 
 def test_each_variable():
@@ -61,6 +61,12 @@ def test_switches():
     assert not Options.from_environment({"TFDIST_ELASTIC": "0"}).elastic
     with pytest.raises(ValueError, match=r"TFDIST_ELASTIC must be 0 or 1. Received: 'yes'"):
         Options.from_environment({"TFDIST_ELASTIC": "yes"})
+
+
+def test_xla():
+    assert Options().xla and not Options.from_environment({"TFDIST_XLA": "0"}).xla
+    assert xla_processor_limit({"XLA_FLAGS": "--a=1 --xla_cpu_max_isa=AVX2"}).endswith("=AVX2")
+    assert xla_processor_limit({}) == ""
 
 
 def test_the_secret_is_not_shown():

@@ -44,6 +44,8 @@ class Options:
         metrics_port: the port of the first worker of each host for Prometheus metrics
             (`TFDIST_METRICS_PORT`), from which the others of the host count up; 0 for none.
         metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
+        xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
+            `jit_compile` counts as False.
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a worker that fails while the others go on
             (`TFDIST_ELASTIC`, 1 or 0).
@@ -73,6 +75,7 @@ class Options:
     flight_dir: str = ""
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
+    xla: bool = True
     generation: int = 0
     elastic: bool = False
     witness: str = ""
@@ -119,6 +122,21 @@ class Options:
                 read = _OTHER_READERS.get(setting.name) or _READERS[type(setting.default)]
                 values[setting.name] = read(name, text)
         return cls(**values)
+
+
+def xla_processor_limit(environment: Mapping[str, str] | None = None) -> str:
+    """The flag by which XLA is told to compile for older processors; "" without one.
+
+    Args:
+        environment: variables to read; this process's environment by default.
+
+    Example:
+        >>> xla_processor_limit({"XLA_FLAGS": "--xla_cpu_max_isa=AVX2"})
+        '--xla_cpu_max_isa=AVX2'
+    """
+    source = os.environ if environment is None else environment
+    flags = source.get("XLA_FLAGS", "").split()
+    return next((flag for flag in reversed(flags) if "xla_cpu_max_isa" in flag), "")
 
 
 @dataclass(frozen=True)

@@ -14,18 +14,22 @@ class Backend:
         in_stages: whether it is a pipeline; otherwise one process has the whole model.
         alone: the same framework's one process.
         peer: the other framework's pipeline, or "".
+        compiled: whether XLA compiles it.
     """
 
     framework: str
     in_stages: bool
     alone: str
     peer: str = ""
+    compiled: bool = False
 
 
 BACKENDS = {
     "tfdist": Backend("keras", in_stages=True, alone="single", peer="torch"),
     "torch": Backend("torch", in_stages=True, alone="torch_single"),
     "single": Backend("keras", in_stages=False, alone="single"),
+    "tfdist_xla": Backend("keras", in_stages=True, alone="single_xla", peer="torch", compiled=True),
+    "single_xla": Backend("keras", in_stages=False, alone="single_xla", compiled=True),
     "torch_single": Backend("torch", in_stages=False, alone="torch_single"),
 }
 TORCH_SCHEDULES = (

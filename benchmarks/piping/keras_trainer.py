@@ -24,14 +24,21 @@ class Trainer:
         model: a key of `WORKLOADS`; not used where `pass_seconds` is given.
         pass_seconds: of models that only wait: what the forward pass of a microbatch takes of all
             stages of a worker, and each half of the backward pass; None for a real model.
+        jit: whether XLA compiles the models.
     """
 
     def __init__(
-        self, addresses: list[str], rank: int, model: str, pass_seconds: float | None
+        self,
+        addresses: list[str],
+        rank: int,
+        model: str,
+        pass_seconds: float | None,
+        *,
+        jit: bool = False,
     ) -> None:
         self._workers = len(addresses)
         self._size = WORKLOADS[model]
-        self._pass_seconds = pass_seconds
+        self._pass_seconds, self._jit = pass_seconds, jit
         self._models: dict[tuple[str, int], keras.Model] = {}
         waits = pass_seconds is not None
         self._data = endless(*(_columns(self._size) if waits else _characters(self._size)))
@@ -62,7 +69,7 @@ class Trainer:
 
     def _whole(self, schedule: str, microbatches: int) -> keras.Model:
         model = gpt(self._size)
-        model.compile("sgd", _cross_entropy())
+        model.compile("sgd", _cross_entropy(), jit_compile=self._jit)
         return model
 
     def _in_stages(self, schedule: str, microbatches: int) -> keras.Model:
@@ -76,7 +83,8 @@ class Trainer:
             build = _padded_builder(strategy.stages, seconds)
         with strategy.scope():
             model = tfdist.PipelineModel(build, cuts=cuts)
-            model.compile("sgd", _cross_entropy() if cuts is None else "mse")
+            loss = _cross_entropy() if cuts is None else "mse"
+            model.compile("sgd", loss, jit_compile=self._jit)
         return model
 
     def _build_gpt(self) -> keras.Model:

@@ -31,7 +31,8 @@ def work(
     """
     take_place(rank, addresses)
     module = importlib.import_module(f"piping.{BACKENDS[backend].framework}_trainer")
-    trainer = module.Trainer(addresses, rank, model, pass_seconds)
+    settings = {"jit": True} if BACKENDS[backend].compiled else {}
+    trainer = module.Trainer(addresses, rank, model, pass_seconds, **settings)
     while True:
         method, arguments = pipe.recv()
         pipe.send(getattr(trainer, method)(*arguments))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
+from collections.abc import Mapping
 
 from reducing.python import require
 
@@ -12,13 +14,15 @@ class Backend:
     """A way to train; the functions are in `keras_training` and `torch_training`.
 
     Attributes:
-        framework: what the model is written in, `"keras"` or `"torch"`.
+        framework: what trains, `"keras"` (on TensorFlow), `"jax"` (Keras on JAX) or `"torch"`.
+        compiled: whether XLA compiles the step.
         connected: whether its workers talk to each other.
         alone: whether it runs with one worker.
         several: whether it runs with more.
     """
 
     framework: str
+    compiled: bool = False
     connected: bool = False
     alone: bool = True
     several: bool = True
@@ -26,15 +30,26 @@ class Backend:
 
 BACKENDS = {
     "tfdist": Backend("keras", connected=True),
+    "tfdist_xla": Backend("keras", compiled=True, connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
     "tfdist_sharded": Backend("keras", connected=True, alone=False),
     "keras": Backend("keras", several=False),
+    "keras_xla": Backend("keras", compiled=True, several=False),
     "stock": Backend("keras", connected=True, alone=False),
     "unconnected": Backend("keras", alone=False),
+    "unconnected_xla": Backend("keras", compiled=True, alone=False),
     "ddp": Backend("torch", connected=True),
     "ddp_unconnected": Backend("torch"),
+    "jax": Backend("jax", compiled=True, connected=True),
+    "jax_unconnected": Backend("jax", compiled=True),
 }
+# The Python packages of the frameworks that need one of their own.
+PACKAGES = {"torch": "torch", "jax": "jax"}
 INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
+INSTALL = {
+    "torch": INSTALL_TORCH,
+    "jax": "pip install jax keras, or name a Python that has them by --jax_python",
+}
 
 
 def possible(backends: list[str], workers: int) -> list[str]:
@@ -44,27 +59,35 @@ def possible(backends: list[str], workers: int) -> list[str]:
 
 def limit(backend: str, workers: int) -> str:
     """The same model in the same framework, as many times, each alone."""
-    if BACKENDS[backend].framework == "torch":
-        return "ddp_unconnected"
-    return "keras" if workers == 1 else "unconnected"
+    found = BACKENDS[backend]
+    if found.framework in PACKAGES:
+        return {"torch": "ddp_unconnected", "jax": "jax_unconnected"}[found.framework]
+    return ("keras" if workers == 1 else "unconnected") + ("_xla" if found.compiled else "")
 
 
 def peer(backend: str, workers: int) -> str:
     """The other way to train the same Keras model; "" where the model is not Keras's."""
     if BACKENDS[backend].framework == "torch":
         return ""
-    if backend == "tfdist_sharded":
+    if backend in ("tfdist_sharded", "tfdist_xla"):
         return "tfdist"
+    if BACKENDS[backend].framework == "jax":
+        return "tfdist_xla" if BACKENDS[backend].connected else "unconnected_xla"
     return "keras" if workers == 1 else "stock"
 
 
-def find_python(backend: str, keras_python: str, torch_python: str) -> str:
+def find_python(backend: str, pythons: Mapping[str, str]) -> str:
     """The Python that runs a backend.
 
+    Args:
+        backend: a key of `BACKENDS`.
+        pythons: a Python for each framework; this one for those that are not named.
+
     Raises:
-        MissingError: it has no torch, and the backend takes it; with what installs it.
+        MissingError: it lacks the framework; with what installs it.
     """
-    if BACKENDS[backend].framework != "torch":
-        return keras_python
-    require(torch_python, "torch", INSTALL_TORCH)
-    return torch_python
+    framework = BACKENDS[backend].framework
+    python = pythons.get(framework, sys.executable)
+    if framework in PACKAGES:
+        require(python, PACKAGES[framework], INSTALL[framework])
+    return python

@@ -29,6 +29,19 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
     fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
 
 
+def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy, compiled."""
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    fit(workload, workload.rows * max(1, len(addresses)), strategy, clock, jit_compile=True)
+
+
+def alone_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """Plain Keras, compiled."""
+    fit(workload, workload.rows, None, clock, jit_compile=True)
+
+
 def tfdist_sharded(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
     """`fit` under tfdist's strategy, where each worker updates a share of the weights."""
     import tfdist
@@ -45,7 +58,9 @@ def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock
     fit(workload, workload.rows * len(addresses), strategy, clock)
 
 
-def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
+def fit(
+    workload: Workload, rows: int, strategy: Any, clock: Clock, *, jit_compile: bool = False
+) -> None:
     """Trains by `model.fit` with loss and accuracy.
 
     Args:
@@ -57,16 +72,23 @@ def fit(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
     )
-    fit_with(workload, rows, strategy, tick)
+    fit_with(workload, rows, strategy, tick, jit_compile=jit_compile)
 
 
 def fit_with(
-    workload: Workload, rows: int, strategy: Any, callback: keras.callbacks.Callback
+    workload: Workload,
+    rows: int,
+    strategy: Any,
+    callback: keras.callbacks.Callback,
+    *,
+    jit_compile: bool = False,
 ) -> None:
     """The same with a callback instead of the clock."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = BUILDERS[workload.name]()
-        model.compile(workload.optimizer, loss_function(), metrics=["accuracy"])
+        model.compile(
+            workload.optimizer, loss_function(), metrics=["accuracy"], jit_compile=jit_compile
+        )
     data = endless(workload, rows)
     model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[callback])
 
@@ -124,9 +146,12 @@ def endless(workload: Workload, rows: int) -> tf.data.Dataset:
 
 TRAINING = {
     "tfdist": tfdist_native,
+    "tfdist_xla": tfdist_xla,
     "tfdist_tensorflow": tfdist_tensorflow,
     "tfdist_sharded": tfdist_sharded,
     "keras": alone,
+    "keras_xla": alone_xla,
     "stock": stock_loop,
     "unconnected": alone,
+    "unconnected_xla": alone_xla,
 }

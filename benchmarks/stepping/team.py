@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import socket
-import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 
 from stepping.backends import BACKENDS, find_python
 from stepping.members import Members, TeamError
@@ -19,7 +20,7 @@ class Team(Members):
         model: a key of `MODELS`.
         workers: how many processes; worker i runs on core i alone, with one thread to compute.
         optimizer: one of `OPTIMIZERS`.
-        torch_python: a Python that has torch, where the backend takes one.
+        pythons: as for `find_python`.
         timeout: seconds to wait for an answer.
 
     Raises:
@@ -32,10 +33,10 @@ class Team(Members):
         model: str,
         workers: int,
         optimizer: str = "sgd",
-        torch_python: str = sys.executable,
+        pythons: Mapping[str, str] = MappingProxyType({}),
         timeout: float = 180.0,
     ) -> None:
-        python = find_python(backend, sys.executable, torch_python)
+        python = find_python(backend, pythons)
         connected = BACKENDS[backend].connected and workers > 1
         addresses = free_addresses(workers) if connected else []
         order = {"backend": backend, "model": model, "optimizer": optimizer}

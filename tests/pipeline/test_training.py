@@ -48,8 +48,11 @@ USUAL = [
 PAIRS = list(itertools.product(SAME, SCHEDULES))
 
 
-def check(ranks, pipeline, name, schedule, microbatches=4, remat=False):
+def check(ranks, pipeline, name, schedule, microbatches=4, remat=False, xla=False):
     """Trains on a pipeline and in one process, and compares all there is."""
+    train = ("tests.pipeline.behaviours:train",)
+    if xla:
+        train = ("tests.strategies.behaviours.xla:as_elsewhere", *train)
     arguments = (name, schedule, microbatches, pipeline, name in BY_MICROBATCHES, remat)
     # One process has neither a schedule nor ranks, and nothing to run again.
     alone = (name, "", microbatches, 1, name in BY_MICROBATCHES)
@@ -57,7 +60,7 @@ def check(ranks, pipeline, name, schedule, microbatches=4, remat=False):
     weights = expected.pop("weights")
     held, fewest = {}, len(weights)
     tolerance = 5e-3 if "float16" in name else 1e-5
-    results = GROUPS[ranks].run("tests.pipeline.behaviours:train", *arguments)
+    results = GROUPS[ranks].run(*train, *arguments)
     for rank, result in enumerate(results):
         own = result.pop("weights")
         # One rank may share all that the others hold.
@@ -75,6 +78,11 @@ def check(ranks, pipeline, name, schedule, microbatches=4, remat=False):
 @pytest.mark.parametrize("name", some(SAME, always=USUAL))
 def test_every_model_of_the_zoo(name):
     check("2", 2, name, "1f1b")
+
+
+@pytest.mark.parametrize("name", some(SAME, always=["gpt_mixed_float16"]))
+def test_compiled_by_xla(name):
+    check("2", 2, name, "1f1b", xla=True)
 
 
 OTHERS = [pair for pair in PAIRS if pair[1] != "1f1b"]

@@ -59,11 +59,6 @@ def test_a_process_stays_in_its_group():
         assert "Start a new process" in message
 
 
-def test_xla_is_refused_before_the_first_step():
-    for message in GROUPS["2"].run(f"{FAULTS}:compiled_by_xla"):
-        assert message.startswith("UnsupportedError: jit_compile=True is not supported")
-
-
 def test_rows_without_batches_are_refused():
     for message in GROUPS["2"].run(f"{FAULTS}:not_batched"):
         assert message.startswith("ValueError: ")

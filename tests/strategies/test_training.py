@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import exhaustive, some
+from tests.tiers import some
 
 ALL = behaviours("optimizers") + behaviours("execution")
 OPTIMIZERS = [
@@ -76,8 +76,3 @@ def test_every_optimizer(name):
 )
 def test_groups(group, behaviour):
     check_same_as_alone(group, behaviour)
-
-
-@exhaustive
-def test_xla_with_one_replica():
-    check_same_as_alone("1", "xla:compiled_by_xla")

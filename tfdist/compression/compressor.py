@@ -19,6 +19,7 @@ from tfdist.compression.state import State
 from tfdist.compression.transport import Exchange
 from tfdist.internals.extended import await_other_replicas
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
+from tfdist.jit import left_to_tensorflow
 
 Route = tuple[object, ...]
 EXACT: Route = ("exact",)
@@ -257,7 +258,8 @@ class Compressor:
                 mine[i] = Gradient(dense, number, optimizer.compression_state.of(number))
         sums: dict[int, Any] = {}
         if mine and codec is not None:
-            totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
+            with left_to_tensorflow():  # Hosts and their workers may have different parts in it.
+                totals = self._sum(codec, optimizer.iterations, list(mine.values()), exact)
             sums.update(zip(mine, totals, strict=True))
         # These are complete only after the backward pass, so they would delay the others.
         if rest:

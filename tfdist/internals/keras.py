@@ -38,7 +38,7 @@ from keras.src.random.seed_generator import global_seed_generator
 from keras.src.saving import saving_lib
 from keras.src.trainers import data_adapters
 from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
-from keras.src.trainers.trainer import Trainer
+from keras.src.trainers.trainer import Trainer, model_supports_jit
 from tensorflow.python.autograph.core import ag_ctx as autograph_context
 from tensorflow.python.autograph.impl import api as autograph
 
@@ -75,6 +75,7 @@ __all__ = [
     "losses",
     "made_under",
     "metrics_of",
+    "model_supports_jit",
     "nodes_of",
     "own_losses",
     "random",

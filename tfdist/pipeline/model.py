@@ -22,6 +22,7 @@ from tfdist.pipeline.simulation.timeline import Timeline
 from tfdist.pipeline.state.full_model import FullModel, Untracked
 from tfdist.pipeline.state.saving import Files, compile_arguments
 from tfdist.trainer.fit.call_checks import check_variables
+from tfdist.trainer.fit.compilation import is_compiled
 from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.losses.metrics import take_over_metrics
 
@@ -107,16 +108,18 @@ class PipelineModel(FullModel):
         return graph.pack_outputs(values)
 
     def compile(self, *args: Any, **kwargs: Any) -> None:
-        """Like `keras.Model.compile`; `run_eagerly` and `jit_compile` are not supported."""
-        for name in ("run_eagerly", "jit_compile"):
-            if kwargs.get(name) is True:
-                raise UnsupportedError(
-                    f"{name}=True is not supported in a pipeline, whose passes are operations of "
-                    "one graph. Leave it out."
-                )
+        """Like `keras.Model.compile`; `run_eagerly` is not supported.
+
+        With `jit_compile=True`, XLA compiles each stage's passes and the update.
+        """
+        if kwargs.get("run_eagerly") is True:
+            raise UnsupportedError(
+                "run_eagerly=True is not supported in a pipeline, whose passes are operations of "
+                "one graph. Leave it out."
+            )
         agree_on_trainable(self.partition, self.distribute_strategy)
         self._untracked.compiled = compile_arguments(args, kwargs)
-        kwargs["jit_compile"] = False
+        kwargs["jit_compile"] = kwargs.get("jit_compile") is True
         super().compile(*args, **kwargs)
         self._steps = self._new_steps()
 
@@ -217,6 +220,7 @@ class PipelineModel(FullModel):
             self._loss_of,
             self._update_metrics,
             remat=self._untracked.remat,
+            jit=is_compiled(self),
         )
         return StepRunner(self, engine, self.distribute_strategy)
 

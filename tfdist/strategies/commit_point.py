@@ -36,7 +36,14 @@ _CALLS = {
     **dict.fromkeys(("If", "StatelessIf", "Case", "StatelessCase"), 1),
 }
 # Those of tfdist that do not communicate; the first input of the others is no variable.
-_MARKS = ("TfdistReady", "TfdistInput", "TfdistSpan", "TfdistStep", "TfdistGroupShape")
+_MARKS = (
+    "TfdistReady",
+    "TfdistInput",
+    "TfdistSpan",
+    "TfdistStep",
+    "TfdistGroupShape",
+    "TfdistShapesFit",
+)
 _LOCAL = (*_MARKS, UPDATE, "TfdistKeep", "TfdistSelect", "TfdistScatter")
 _RESOURCE = 20  # tf.resource.as_datatype_enum
 

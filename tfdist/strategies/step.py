@@ -10,6 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.jit import has_rows, is_compiled_here
 from tfdist.strategies import reduction
 
 
@@ -180,6 +181,8 @@ class Step:
     ) -> list[Any]:
         """Applies `change` to the values; zeros on a replica without rows; None stays None."""
         results = list(values)
+        if tf.get_static_value(self.rows):
+            return [None if v is None else _of_values(v, change) for v in results]
         dense = []
         for i, value in enumerate(results):
             if isinstance(value, tf.IndexedSlices):  # No rows, no slices.
@@ -189,6 +192,11 @@ class Step:
                 )
             elif value is not None:
                 dense.append(i)
+        if is_compiled_here():
+            rows = has_rows(self.rows)
+            for i in dense:
+                results[i] = tf.where(rows, change(values[i]), tf.zeros([], values[i].dtype))
+            return results
         # One conditional for all; each value still depends only on itself.
         chosen = tf.cond(
             self.share > 0,
@@ -210,6 +218,12 @@ class Step:
         traceback: TracebackType | None,
     ) -> None:
         _stack().pop()
+
+
+def _of_values(value: Any, change: Callable[[tf.Tensor], tf.Tensor]) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(change(value.values), value.indices, value.dense_shape)
+    return change(value)
 
 
 class Turns:

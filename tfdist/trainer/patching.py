@@ -30,6 +30,7 @@ LAYERS = (
     "optimizers.replicated",
     "optimizers.overriding",
     "fit.loops",
+    "fit.compilation",
     "fit.call_checks",
     "fit.epochs",
     "fit.added_callbacks",

@@ -52,12 +52,6 @@ def another_member(strategy):
     return message(lambda: tfdist.MultiWorkerMirroredStrategy(resolver))
 
 
-def compiled_by_xla(strategy):
-    x, y = rows(16)
-    model = compile_mlp(strategy, jit_compile=True)
-    return message(lambda: fit(model, x, y))
-
-
 def not_batched(strategy):
     dataset = tf.data.Dataset.from_tensor_slices(rows(16))
     model = compile_mlp(strategy)

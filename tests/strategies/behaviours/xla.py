@@ -1,11 +1,149 @@
-"""XLA, which works where there are no collectives."""
+"""Models that XLA compiles; with several replicas, what they compute between their collectives."""
 
 from __future__ import annotations
 
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+import contextlib
+import functools
+import importlib
+import io
+import os
+from unittest import mock
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import tfdist
+from tests.strategies.behaviours.common import (
+    compile_mlp,
+    cross_entropy,
+    fit,
+    outcome,
+    rows,
+    scope,
+)
+from tests.strategies.behaviours.faults import message
+from tfdist.strategies.commit_point import find_writes
+from tfdist.trainer.fit import atomic_step, compilation
 
 
 def compiled_by_xla(strategy):
     model = compile_mlp(strategy, jit_compile=True)
     x, y = rows(40)
     return outcome(model, fit(model, x, y, batch_size=16, validation_data=(x, y)))
+
+
+def as_elsewhere(strategy, behaviour, *args):
+    """A behaviour whose models are compiled unless they run eagerly.
+
+    Args:
+        strategy: the strategy.
+        behaviour: "package.module:function".
+        *args: further arguments of the function.
+    """
+    module, _, name = behaviour.partition(":")
+    function = getattr(importlib.import_module(module), name)
+    with contextlib.ExitStack() as stack:
+        for kind in (keras.Model, tfdist.PipelineModel):
+            stack.enter_context(mock.patch.object(kind, "compile", _compiling(kind.compile)))
+        return function(strategy, *args)
+
+
+def _compiling(compile_model):
+    @functools.wraps(compile_model)
+    def compile_with_xla(model, *args, **settings):
+        compile_model(model, *args, **{"jit_compile": not settings.get("run_eagerly"), **settings})
+
+    return compile_with_xla
+
+
+def what_sums_wait_for(strategy, jit):
+    """For each sum of gradients in a step, how many products of matrices it waits for."""
+    graphs = []
+
+    def note(graph):
+        graphs.append(graph)
+        return find_writes(graph)
+
+    with scope(strategy):
+        wide = [keras.layers.Dense(512, "tanh") for _ in range(8)]  # A bucket has four of them.
+        model = keras.Sequential([keras.Input((512,)), *wide])
+        model.compile("adam", "mse", jit_compile=jit)
+    x = np.zeros((8, 512), "float32")
+    # Of a fixed size: else there are conditionals, through which it cannot be seen.
+    data = tf.data.Dataset.from_tensor_slices((x, x)).batch(8, drop_remainder=True)
+    with mock.patch.object(atomic_step, "find_writes", note):
+        model.fit(data, verbose=0)
+    nodes = {node.name: node for node in graphs[-1].node}
+
+    def sources(name, found):
+        for given in nodes[name].input:
+            source = given.removeprefix("^").partition(":")[0]
+            if source not in found:
+                found.add(source)
+                sources(source, found)
+        return found
+
+    sums = [
+        n for n in nodes.values() if n.op == "TfdistAllReduce" and b"gradient" in n.attr["key"].s
+    ]
+    functions = {f.signature.name: f.node_def for f in graphs[-1].library.function}
+
+    def products(node):
+        called = [a.func.name for a in node.attr.values() if a.HasField("func")]
+        within = sum(products(n) for name in called for n in functions[name])
+        return (node.op == "MatMul") + within
+
+    return sorted(sum(products(nodes[s]) for s in sources(n.name, set())) for n in sums)
+
+
+def compiled_on_one(strategy):
+    x, y = rows(16)
+    model = compile_mlp(strategy, jit_compile=tfdist.rank() == 0)
+    return message(lambda: fit(model, x, y))
+
+
+def switched_off(strategy):
+    """What the variable does; a step that is compiled could not have this layer."""
+
+    class Eigenvalues(keras.layers.Layer):
+        def call(self, x):
+            return tf.math.real(tf.linalg.eig(tf.matmul(x, x, transpose_a=True))[0])[None] + x
+
+    x, y = rows(16)
+    said = []
+    for value in ("0", "1"):
+        with mock.patch.dict(os.environ, TFDIST_XLA=value), scope(strategy):
+            model = keras.Sequential(
+                [keras.Input((8,)), Eigenvalues(name="own"), keras.layers.Dense(3)]
+            )
+            model.compile("sgd", cross_entropy(), jit_compile=True)
+            said.append(message(lambda: fit(model, x, y, batch_size=8)))  # noqa: B023
+    return said
+
+
+def evaluated_and_predicted(strategy):
+    model = compile_mlp(strategy, jit_compile=True)
+    x, y = rows(21)
+    return {
+        "evaluation": model.evaluate(x, y, batch_size=8, verbose=0),
+        "predictions": model.predict(x, batch_size=8, verbose=0),
+        "on_a_batch": model.train_on_batch(x, y),
+        "weights": model.get_weights(),
+    }
+
+
+def chosen(strategy):
+    """What "auto" chooses on CPUs, and would choose on GPUs, and what is said of it."""
+    found = []
+    for on_gpus in (False, True):
+        said = io.StringIO()
+        with (
+            mock.patch.object(compilation, "_trains_on_gpus", lambda _, on_gpus=on_gpus: on_gpus),
+            contextlib.redirect_stderr(said),
+        ):
+            model = compile_mlp(strategy)
+            eager = compile_mlp(strategy, run_eagerly=True)
+        fit(model, *rows(16))
+        found.append((bool(model.jit_compile), bool(eager.jit_compile), said.getvalue()))
+    return found

@@ -270,6 +270,15 @@ REGISTER_OP("TfdistSpanEnds")
     .SetIsStateful()
     .SetShapeFn(tensorflow::shape_inference::NoOutputs);
 
+// Whether a step with tensors of these shapes runs what has been compiled; see shape_ops.cc.
+REGISTER_OP("TfdistShapesFit")
+    .Input("order: resource")
+    .Input("shapes: count * int64")
+    .Output("fits: bool")
+    .Attr("count: int >= 1")
+    .SetIsStateful()
+    .SetShapeFn(tensorflow::shape_inference::ScalarShape);
+
 // What follows makes a step count or leave no trace. The operations that hold variables wait for
 // what the program has done to them before, and what it does to them later waits for these.
 

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.jit import compiled_between_collectives
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Key
 from tfdist.pipeline.placement.strategy import HybridStrategy
@@ -32,8 +33,10 @@ class Engine:
         compute_loss: computes the loss from targets, predictions and sample weights.
         update_metrics: updates the metrics from the same arguments.
         remat: whether backward passes recompute the forward pass.
+        jit: whether XLA compiles the stages' passes and the update.
 
     Attributes:
+        jit: as above.
         sums: the accumulated gradients of this rank's variables.
     """
 
@@ -45,12 +48,14 @@ class Engine:
         update_metrics: Callable[[Any, Any, Any], None],
         *,
         remat: bool = False,
+        jit: bool = False,
     ) -> None:
         self._strategy = strategy
         self._partition = partition
         self._compute_loss = compute_loss
         self._update_metrics = update_metrics
         self._remat = remat
+        self.jit = jit
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._totals: dict[str, BatchTotals] = {}
@@ -81,6 +86,16 @@ class Engine:
     def shared_variables(self) -> SharedVariables:
         """The variables that several stages share."""
         return SharedVariables(self._partition, self._strategy)
+
+    def compiled(self, step: Callable[..., Any]) -> Callable[..., Any]:
+        """A step in which XLA compiles what lies between the passes, the update above all.
+
+        Ranks that hold copies of a variable compute its update in different programs, which XLA
+        would round differently: then nothing is compiled but the passes.
+        """
+        if not self.jit or self.shared_variables.has_copies:
+            return step
+        return compiled_between_collectives(step)
 
     @property
     def pipeline_rank(self) -> int:
@@ -243,6 +258,7 @@ class Engine:
                     training=mode == "train",
                     split=split,
                     remat=self._remat,
+                    jit=self.jit,
                 )
                 for index in mine
             }

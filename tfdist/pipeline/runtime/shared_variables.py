@@ -28,6 +28,9 @@ class SharedVariables:
     Args:
         partition: the model's partition.
         strategy: the strategy, which places the stages.
+
+    Attributes:
+        has_copies: whether several ranks of a pipeline hold a copy of a variable.
     """
 
     def __init__(self, partition: Partition, strategy: HybridStrategy) -> None:
@@ -44,6 +47,7 @@ class SharedVariables:
             if len(set(stage_ranks)) > 1:
                 trained, states = by_ranks.setdefault(tuple(sorted(set(stage_ranks))), ([], []))
                 (trained if shared.variable.trainable else states).append(shared.variable)
+        self.has_copies = bool(by_ranks)
         self._groups: list[_Gradients] = []
         self._states: list[_States] = []
         for ranks, (trained, states) in sorted(by_ranks.items(), key=lambda item: item[0]):

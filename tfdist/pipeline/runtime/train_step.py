@@ -153,6 +153,7 @@ class StepRunner:
                 with self._in_replica():
                     return self._step(mode, microbatches, program, x, targets, all_rows, trial)
 
+            step = self._engine.compiled(step)
             return tf.function(step, autograph=False, reduce_retracing=True)
 
         with propagating_errors(self._strategy):

@@ -52,6 +52,7 @@ class StageFunctions:
         training: as for Keras layers.
         split: whether the variables' gradients are computed separately.
         remat: whether the backward pass reruns the forward pass.
+        jit: whether XLA compiles the passes.
 
     Attributes:
         stage: the stage.
@@ -79,6 +80,7 @@ class StageFunctions:
         training: bool,
         split: bool = False,
         remat: bool = False,
+        jit: bool = False,
     ) -> None:
         self.stage = partition.stages[index]
         self.variables = list(variables)
@@ -119,7 +121,7 @@ class StageFunctions:
                 accumulators.setdefault(gradient.name, []).append(accumulator)
                 self.summed.append(variable)
         self._run = {
-            name: make_function(self._trace, part, f"stage_{index}_{name}", accumulators)
+            name: make_function(self._trace, part, f"stage_{index}_{name}", accumulators, jit=jit)
             for name, part in vars(self._parts).items()
             if part is not None
         }

@@ -7,12 +7,18 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.jit import compiled_between_collectives
 from tfdist.pipeline.stages.split_backward import Part
 from tfdist.pipeline.stages.trace import Trace
 
 
 def make_function(
-    trace: Trace, part: Part, name: str, accumulators: Mapping[str, Sequence[tf.Variable]]
+    trace: Trace,
+    part: Part,
+    name: str,
+    accumulators: Mapping[str, Sequence[tf.Variable]],
+    *,
+    jit: bool = False,
 ) -> Callable[[Sequence[Any]], list[Any]]:
     """A function that runs a part of a traced graph.
 
@@ -21,6 +27,7 @@ def make_function(
         part: the operations with their feeds and fetches.
         name: the name shown in profiles.
         accumulators: for each of `part.sums`, by name, the variables to which it is added.
+        jit: whether XLA compiles it.
 
     Returns:
         A function of tensors for `part.feeds`, in order, that returns those of `part.fetches` and
@@ -32,7 +39,8 @@ def make_function(
 
     def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
         graph = tf.compat.v1.get_default_graph()
-        given = dict(zip((t.name for t in part.feeds), tensors, strict=True))
+        here = map(graph.capture, tensors)
+        given = dict(zip((t.name for t in part.feeds), here, strict=True))
         results = [*part.fetches, *part.sums]
         for inner in sorted(consumed | {t.name for t in results}):
             if inner in trace.captured:
@@ -56,7 +64,11 @@ def make_function(
     run.__name__ = name
     specs = [tf.TensorSpec(t.shape, t.dtype) for t in part.feeds]
     # If inlined, it would be optimized again at every call site.
-    function = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
+    function = tf.function(
+        compiled_between_collectives(run) if jit else run,
+        autograph=False,
+        experimental_attributes={"_noinline": True},
+    )
     concrete = function.get_concrete_function(*specs)
     return lambda tensors: list(concrete(*tensors))
 

@@ -22,6 +22,7 @@ from tfdist.strategies.data import in_order
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
+from tfdist.trainer.fit.compilation import compilation_of
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.patching import patch
 
@@ -126,7 +127,10 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
             if not (trains and _is_entered_again()):
-                group.agree("call", f"{call.__name__} {compared_arguments(given) or ''}".strip())
+                compared = compared_arguments(given)
+                if compilation := compilation_of(self):
+                    compared["jit_compile"] = compilation
+                group.agree("call", f"{call.__name__} {compared or ''}".strip())
                 share_randomness(group)
             _refuse_stateful_layers(self)
             _refuse_keras_distribution()

@@ -13,6 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.jit import has_rows
+
 
 def with_a_row(batch: Any, rows: tf.Tensor) -> Any:
     """Returns the batch, or one with a single row of zeros if it is empty.
@@ -27,7 +29,9 @@ def with_a_row(batch: Any, rows: tf.Tensor) -> Any:
     if tf.get_static_value(rows) or not all(isinstance(flat[i], tf.Tensor) for i in present):
         return batch
     chosen = tf.cond(
-        rows > 0, lambda: [flat[i] for i in present], lambda: [_zeros(flat[i]) for i in present]
+        has_rows(rows),
+        lambda: [flat[i] for i in present],
+        lambda: [_zeros(flat[i]) for i in present],
     )
     for i, component in zip(present, chosen, strict=True):
         flat[i] = component

@@ -9,12 +9,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
 from tfdist.monitoring.training import record
 from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
+from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.metric_totals import totals_of
@@ -35,9 +35,6 @@ def make_step_function(
         model: the model, compiled under a tfdist strategy.
         step_function: `model.train_step` or `model.test_step`.
         trains: whether it is the former, whose steps and rows are recorded.
-
-    Raises:
-        UnsupportedError: `jit_compile=True` with more than one replica.
     """
     strategy = model.distribute_strategy
     take_over_metrics(model)
@@ -54,7 +51,7 @@ def make_step_function(
         def step(batch: Any, fixed: bool) -> Any:
             return one_step(batch, fixed, late)
 
-        return _compiled(model, step)
+        return make_function(model, step)
 
     progress = strategy.extended.progress
     atomic = trains and atomic_step.applies(strategy)
@@ -137,7 +134,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
             outputs,
         )
 
-    run_one = _compiled(model, one_step)
+    run_one = make_function(model, one_step)
 
     def function(batches: list[Any]) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
@@ -204,19 +201,6 @@ def without_optionals(batch: Any) -> Any:
     """Replaces the empty optionals of a dataset, which cannot hold None, with None."""
     return tf.nest.map_structure(
         lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch
-    )
-
-
-def _compiled(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
-    if model.run_eagerly:
-        return one_step
-    if model.jit_compile and model.distribute_strategy.extended.communicates:
-        raise UnsupportedError(
-            "jit_compile=True is not supported with several replicas: XLA cannot compile the "
-            "collectives between them. Compile the model with jit_compile=False."
-        )
-    return tf.function(  # type: ignore[no-any-return]
-        one_step, reduce_retracing=True, autograph=False, jit_compile=model.jit_compile or None
     )
 
 

@@ -127,5 +127,6 @@ def _draw(
     key, counter = tf.raw_ops.StatelessRandomGetKeyCounter(seed=seed)
     counter += tf.cast(tf.stack([skipped // block, 0]), tf.uint64)
     lead = skipped % block
-    numbers = draw(shape=[count + lead], key=key, counter=counter, alg=_PHILOX, dtype=dtype)
-    return tf.reshape(numbers[lead:], shape)
+    # A few more than needed: for XLA, how many are drawn may not depend on where.
+    numbers = draw(shape=[count + block - 1], key=key, counter=counter, alg=_PHILOX, dtype=dtype)
+    return tf.reshape(tf.slice(numbers, [lead], [count]), shape)

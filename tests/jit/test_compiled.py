@@ -1,0 +1,178 @@
+"""Functions whose operations are compiled between those that cannot be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tfdist.jit import compiled_between_collectives, left_to_tensorflow
+from tfdist.native import load_ops
+
+
+def heavy(x):
+    """Enough to be worth a program."""
+    for _ in range(4):
+        x = tf.tanh(tf.matmul(x, x)) + x
+    return x
+
+
+def on_the_host(x):
+    result = tf.numpy_function(lambda v: v + 1, [x], x.dtype)
+    result.set_shape(x.shape)
+    return result
+
+
+def clusters_of(concrete):
+    """The operations of each compiled function that a function calls, in the program's order."""
+    functions = {f.signature.name: f for f in concrete.graph.as_graph_def().library.function}
+
+    def found(nodes):
+        for node in nodes:
+            called = [a.func.name for a in node.attr.values() if a.HasField("func")]
+            if node.attr["_XlaMustCompile"].b:
+                yield [n.op for n in functions[called[0]].node_def]
+            else:
+                for name in called:
+                    yield from found(functions[name].node_def)
+
+    return list(found(concrete.graph.as_graph_def().node))
+
+
+def compare(function, *arguments):
+    """Runs a function with and without compilation; returns the clusters."""
+    compiled = tf.function(compiled_between_collectives(function), autograph=False)
+    expected = tf.function(function, autograph=False)(*arguments)
+    for result, wanted in zip(
+        tf.nest.flatten(compiled(*arguments)), tf.nest.flatten(expected), strict=True
+    ):
+        np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
+    return clusters_of(compiled.get_concrete_function(*arguments))
+
+
+X = np.random.default_rng(0).normal(size=(4, 4)).astype("float32") / 4
+
+
+def test_all_is_one_cluster_where_nothing_stops_it():
+    (cluster,) = compare(heavy, tf.constant(X))
+    assert cluster.count("MatMul") == 4
+
+
+def test_what_is_needed_first_comes_first():
+    def function(x):
+        early = on_the_host(heavy(x))
+        late = on_the_host(heavy(heavy(x) + 2))
+        return heavy(early + late)
+
+    counts = [cluster.count("MatMul") for cluster in compare(function, tf.constant(X))]
+    assert counts == [4, 8, 4]
+
+
+def test_variables_are_changed_in_place():
+    variable = tf.Variable(X)
+    start = variable.numpy()
+
+    def function(x):
+        read = heavy(variable) + x
+        variable.assign_sub(0.1 * read)
+        with tf.control_dependencies([on_the_host(tf.reduce_sum(read))]):
+            variable.assign_add(heavy(x))
+        return variable + 0
+
+    compiled = tf.function(compiled_between_collectives(function), autograph=False)
+    result = compiled(tf.constant(X)).numpy()
+    after = variable.numpy()
+    variable.assign(start)
+    expected = tf.function(function, autograph=False)(tf.constant(X))
+    np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(after, variable, rtol=1e-5, atol=1e-6)
+    assert len(clusters_of(compiled.get_concrete_function(tf.constant(X)))) == 2
+
+
+def test_reads_see_what_was_written_before():
+    scalar = tf.Variable(1.0)
+
+    def function(x):
+        scalar.assign(scalar * 0.5)
+        return heavy(x) / (1 - scalar)
+
+    compiled = tf.function(compiled_between_collectives(function), autograph=False)
+    first = compiled(tf.constant(X)).numpy()
+    np.testing.assert_allclose(first, heavy(tf.constant(X)) / 0.5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("taken", [True, False])
+def test_branches_that_communicate_are_compiled_as_well(taken):
+    ops = load_ops()
+    order = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="test_branches")
+
+    def function(x, condition):
+        def then():
+            with tf.control_dependencies([ops.tfdist_span_begins(order=order)]):
+                return heavy(x)
+
+        return tf.cond(condition, then, lambda: x * 2) + 1
+
+    clusters = compare(function, tf.constant(X), tf.constant(taken))
+    assert [c.count("MatMul") for c in clusters] == [4]
+
+
+def test_what_is_left_to_tensorflow():
+    def function(x):
+        with left_to_tensorflow():
+            x = heavy(x)
+        return heavy(x)
+
+    assert [c.count("MatMul") for c in compare(function, tf.constant(X))] == [4]
+
+
+def test_lists_of_a_loop_stay_outside():
+    def function(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            last = tf.while_loop(
+                lambda i, v: i < 3, lambda i, v: (i + 1, heavy(v)), (0, x), maximum_iterations=3
+            )[1]
+        return on_the_host(last), tape.gradient(last, x)
+
+    compare(function, tf.constant(X))
+
+
+def test_an_operation_that_xla_lacks_is_named():
+    def function(x):
+        with tf.name_scope("my_layer"):
+            return tf.math.real(tf.linalg.eig(heavy(x))[0])
+
+    compiled = tf.function(compiled_between_collectives(function), autograph=False)
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"Eig.*my_layer"):
+        compiled(tf.constant(X))
+
+
+def test_random_numbers_do_not_change():
+    def function(x):
+        return heavy(x) + tf.random.stateless_uniform(tf.shape(x), [1, 2])
+
+    assert len(compare(function, tf.constant(X))) == 1
+
+
+def test_other_rows_are_compiled_once_they_come_often():
+    spec = tf.TensorSpec([None, 4], tf.float32)
+    compiled = tf.function(
+        compiled_between_collectives(lambda x: heavy(tf.transpose(x) @ x)), input_signature=[spec]
+    )
+    # What is not compiled gives the same.
+    for rows in (4, 3, 0, 4):
+        x = tf.constant(np.resize(X, (rows, 4)))
+        np.testing.assert_allclose(compiled(x), heavy(tf.transpose(x) @ x), rtol=1e-5, atol=1e-6)
+
+    order = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="test_rows")
+    asked = tf.function(
+        lambda shape: load_ops().tfdist_shapes_fit(order=order, shapes=[shape]),
+        input_signature=[tf.TensorSpec([2], tf.int64)],
+    )
+    assert not asked([0, 4])  # A worker without rows.
+    assert asked([8, 4]) and asked([8, 4])
+    assert [bool(asked([5, 4])) for _ in range(17)] == [False] * 15 + [True] * 2
+    assert asked([8, 4]) and not asked([0, 4])
+    others = [bool(asked([i, 4])) for i in range(10, 30) for _ in range(16)]
+    assert sum(others) == 14  # There is a limit.

@@ -1,0 +1,169 @@
+"""Steps that XLA compiles between their collectives give the result of one process without XLA."""
+
+import itertools
+
+import pytest
+
+from tests.groups import GROUPS, OTHER_GROUPS
+from tests.ranks import Ranks
+from tests.references import reference
+from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, behaviours
+from tests.tiers import exhaustive, some
+
+MODULES = (
+    "models",
+    "losses",
+    "noise",
+    "inputs",
+    "optimizers",
+    "execution",
+    "other_optimizers",
+    "global_batch",
+    "adapters",
+    "every_loss",
+    "every_metric",
+)
+# What several replicas refuse, or say of themselves, has tests of its own.
+NOT_COMPARED = {
+    "adapters:lora_outside",
+    "every_loss:unreduced_circle",
+    "every_metric:what_is_no_sum",
+    "global_batch:in_a_loop_by_hand",
+    "noise:mixed_after_a_layer",
+    "noise:shuffles",
+    "other_optimizers:applied_outside",
+    "other_optimizers:float8_refusal",
+    "other_optimizers:shards_that_nobody_sums",
+}
+ALL = [b for module in MODULES for b in behaviours(module) if b not in NOT_COMPARED]
+# Loops with lists, branches that communicate, sparse gradients, other numbers of rows.
+USUAL = [
+    "models:masked_loss_over_time",
+    "models:embedding_with_sparse_gradients",
+    "optimizers:gradient_accumulation",
+    "optimizers:overflow_on_one_worker",
+    "execution:several_steps_per_execution",
+]
+ON_GROUPS = [
+    *USUAL,
+    "models:synchronized_batch_normalization",
+    "optimizers:global_clipnorm",
+    "optimizers:mixed_float16",
+    "noise:batches_of_a_fixed_size",
+]
+SHARDED = [
+    "optimizers:clipnorm",
+    "optimizers:gradient_accumulation",
+    "optimizers:overflow_on_one_worker",
+    "models:embedding_with_sparse_gradients",
+]
+OPTIMIZERS = ["Adam", "AdamW", "Adafactor", "Nadam", "Lion", "Lamb", "Ftrl", "RMSprop", "Adamax"]
+
+
+def check(group, behaviour, *args, expected=None):
+    """Compares a behaviour on a group, with XLA, with the same in one process without."""
+    alone = reference(f"{PACKAGE}.{behaviour}", *args) if expected is None else expected
+    results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", f"{PACKAGE}.{behaviour}", *args)
+    for rank, result in enumerate(results):
+        assert_close(result, alone, f"rank {rank}")
+        assert_equal(result.get("weights"), results[0].get("weights"), f"rank {rank}")
+
+
+@pytest.mark.parametrize("behaviour", some(ALL, always=USUAL))
+def test_two_workers(behaviour):
+    check("2", behaviour)
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "group"),
+    some(itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]), always=[]),
+)
+def test_groups(group, behaviour):
+    check(group, behaviour)
+
+
+@exhaustive
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_optimizer(name):
+    check("2", "optimizers:by_name", name)
+
+
+@pytest.mark.parametrize("behaviour", some(SHARDED, always=SHARDED[:1]))
+def test_sharded_optimizers(behaviour):
+    check("2", "sharded:as_elsewhere", behaviour)
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("group", ["2", "3 on 2 hosts"])
+def test_compressed_gradients(group, name):
+    exact = GROUPS["2"].run(f"{PACKAGE}.compressed:exact")[0]["history"]["loss"]
+    behaviour = f"{PACKAGE}.compressed:every_codec"
+    results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", behaviour, name)
+    for rank, result in enumerate(results):
+        assert_equal(result["weights"], results[0]["weights"], f"rank {rank}")
+    assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
+
+
+@exhaustive
+def test_evaluations_and_predictions():
+    expected = reference(f"{PACKAGE}.xla:evaluated_and_predicted")
+    for rank, result in enumerate(GROUPS["2"].run(f"{PACKAGE}.xla:evaluated_and_predicted")):
+        assert_close(result, expected, f"rank {rank}")
+
+
+@pytest.mark.parametrize("jit", some([True, False], always=[True, False]))
+def test_sums_begin_while_the_backward_pass_goes_on(jit):
+    for counts in GROUPS["2"].run(f"{PACKAGE}.xla:what_sums_wait_for", jit):
+        # Those of eight layers: forward, to the layer before, and to the weights.
+        assert counts == [8 + 0 + 1, 8 + 4 + 5, 8 + 7 + 8]
+
+
+@pytest.fixture
+def pair():
+    ranks = Ranks(2)
+    yield ranks
+    ranks.stop()
+
+
+@exhaustive
+def test_a_worker_is_killed(pair):
+    fault = f"{PACKAGE}.faults:fit_until"
+    answers = pair.answers(f"{PACKAGE}.xla:as_elsewhere", fault, "killed", silent={1})
+    assert "worker 1" in answers[0][1] and "is lost: " in answers[0][1]
+
+
+@exhaustive
+@pytest.mark.parametrize("behaviour", ["in_a_graph", "several_steps_at_once"])
+def test_a_layer_fails_on_one_worker(pair, behaviour):
+    failing = f"{PACKAGE}.failing_steps:{behaviour}"
+    (_, (here, _)), (_, (there, _)) = pair.answers(f"{PACKAGE}.xla:as_elsewhere", failing)
+    assert "this layer is worn out" in there
+    assert "this layer is worn out" in here and "worker 1 (127.0.0.1:" in here
+
+
+def test_all_workers_compile_or_none():
+    for said in GROUPS["2"].run(f"{PACKAGE}.xla:compiled_on_one"):
+        assert "jit_compile" in said
+
+
+@exhaustive
+def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile():
+    for off, on in GROUPS["2"].run(f"{PACKAGE}.xla:switched_off"):
+        assert off.startswith("no error")
+        assert "Eig" in on and "own" in on
+
+
+@exhaustive
+def test_one_replica():
+    result = GROUPS["1"].run(f"{PACKAGE}.xla:compiled_by_xla")[0]
+    assert_close(result, reference(f"{PACKAGE}.xla:compiled_by_xla"), "one replica")
+
+
+@exhaustive
+def test_auto_does_what_it_does_in_one_process():
+    for rank, (on_cpus, on_gpus) in enumerate(GROUPS["2"].run(f"{PACKAGE}.xla:chosen")):
+        assert on_cpus == (False, False, "")
+        *compiled, said = on_gpus
+        assert compiled == [True, False]
+        assert said.count("XLA compiles the steps of") == (rank == 0)

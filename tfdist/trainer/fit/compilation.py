@@ -1,0 +1,96 @@
+"""Whether XLA compiles a model's steps, and their functions."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import platform
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.errors import NativeUnavailableError
+from tfdist.internals.keras import made_under, model_supports_jit
+from tfdist.jit import compiled_between_collectives
+from tfdist.native.console import say
+from tfdist.options import Options, xla_processor_limit
+from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.patching import patch
+
+
+def install() -> None:
+    """Has `jit_compile="auto"` do under a tfdist strategy what it does in one process."""
+    patch("Trainer.compile", _with_auto)
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Whether XLA compiles a model's steps; the same on all workers, or their weights differ."""
+    return bool(model.jit_compile and not model.run_eagerly and Options.from_environment().xla)
+
+
+def compilation_of(model: keras.Model) -> str | None:
+    """What must be the same on all workers if XLA compiles a model's steps, in words; else None.
+
+    XLA makes programs for the processor at hand, which may round differently on another kind.
+    """
+    if not is_compiled(model):
+        return None
+    return f"for {xla_processor_limit() or _vector_unit()}"
+
+
+def _vector_unit() -> str:
+    try:
+        return str(native.load().library.tfd_vector_unit().decode())
+    except NativeUnavailableError:
+        return platform.machine()
+
+
+def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
+    """The `tf.function` of a step, or the step itself if the model runs eagerly."""
+    if model.run_eagerly:
+        return one_step
+    compiled = is_compiled(model)
+    if compiled and model.distribute_strategy.extended.communicates:
+        one_step, compiled = compiled_between_collectives(one_step), False
+    return tf.function(  # type: ignore[no-any-return]
+        one_step, reduce_retracing=True, autograph=False, jit_compile=compiled or None
+    )
+
+
+def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
+    """Keras does not compile models under a strategy by itself, since TensorFlow's cannot be."""
+    signature = inspect.signature(compile_model)
+
+    @functools.wraps(compile_model)
+    def compile_by_device(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = compile_model(self, *args, **kwargs)
+        given = signature.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        if given.arguments["jit_compile"] == "auto" and _chooses_xla(self):
+            self.jit_compile = True
+            strategy = made_under(self)
+            if strategy.extended.group.topology.is_chief:
+                say(
+                    f"XLA compiles the steps of {self.name!r}, as it does on one GPU "
+                    '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
+                )
+        return result
+
+    return compile_by_device
+
+
+def _chooses_xla(model: Any) -> bool:
+    strategy = made_under(model)
+    ours = strategy is not None and isinstance(strategy.extended, ReplicatedExtended)
+    if not ours or strategy.extended.in_stages or model.run_eagerly:
+        return False
+    allowed = _trains_on_gpus(strategy) and Options.from_environment().xla
+    return bool(allowed and model_supports_jit(model))
+
+
+def _trains_on_gpus(strategy: Any) -> bool:
+    devices = {tf.DeviceSpec.from_string(d).device_type for d in strategy.extended.worker_devices}
+    return devices == {"GPU"}
