@@ -58,8 +58,8 @@ def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:
     except NativeUnavailableError:
         return None
     host = str(tf.config.list_logical_devices("CPU")[0].name)
+    shapes = [tf.shape(t, tf.int64) for t in varying]  # where they are
     with tf.device(host):
-        shapes = [tf.shape(t, tf.int64) for t in varying]
         return ops.tfdist_shapes_fit(order=_order(host), shapes=shapes)
 
 

@@ -52,12 +52,9 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
     """The `tf.function` of a step, or the step itself if the model runs eagerly."""
     if model.run_eagerly:
         return one_step
-    compiled = is_compiled(model)
-    if compiled and model.distribute_strategy.extended.communicates:
-        one_step, compiled = compiled_between_collectives(one_step), False
-    return tf.function(  # type: ignore[no-any-return]
-        one_step, reduce_retracing=True, autograph=False, jit_compile=compiled or None
-    )
+    if is_compiled(model):
+        one_step = compiled_between_collectives(one_step)
+    return tf.function(one_step, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
 
 def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
