@@ -120,7 +120,6 @@ def refuse(strategy):
         "microbatches": message(lambda: tfdist.PipelineStrategy(microbatches=0)),
         "schedule": message(lambda: tfdist.PipelineStrategy(schedule="zigzag")),
         "eager": message(lambda: fit(None, run_eagerly=True)),
-        "xla": message(lambda: fit(None, jit_compile=True)),
         "own step": message(own_step),
         "no model": message(no_model),
         "cuts": message(lambda: fit(None, cuts=["fist"])),

@@ -96,7 +96,6 @@ def test_what_is_refused():
         assert messages["microbatches"].startswith("ValueError: `microbatches`")
         assert "gpipe" in messages["schedule"]
         assert "run_eagerly=True" in messages["eager"]
-        assert "jit_compile=True" in messages["xla"]
         assert "overrides `train_step`" in messages["own step"]
         assert messages["no model"].startswith("ValueError: `model` must be")
         assert "fist" in messages["cuts"]
