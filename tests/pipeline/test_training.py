@@ -59,7 +59,8 @@ def check(ranks, pipeline, name, schedule, microbatches=4, remat=False, xla=Fals
     expected = reference("tests.pipeline.behaviours:train", *alone)
     weights = expected.pop("weights")
     held, fewest = {}, len(weights)
-    tolerance = 5e-3 if "float16" in name else 1e-5
+    # XLA computes functions such as tanh in other ways, which add up over layers and steps.
+    tolerance = 5e-3 if "float16" in name else 3e-5 if xla else 1e-5
     results = GROUPS[ranks].run(*train, *arguments)
     for rank, result in enumerate(results):
         own = result.pop("weights")
