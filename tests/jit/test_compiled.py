@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -112,8 +114,11 @@ def test_branches_that_communicate_are_compiled_as_well():
 
         return tf.cond(condition, then, lambda: x * 2) + 1
 
-    for taken in (True, False):
-        clusters = compare(function, tf.constant(X), tf.constant(taken))
+    def nested(x, condition):
+        return tf.cond(condition, lambda: function(x, condition), lambda: x * 3) + 1
+
+    for taken, each in itertools.product((True, False), (function, nested)):
+        clusters = compare(each, tf.constant(X), tf.constant(taken))
         assert [c.count("MatMul") for c in clusters] == [4]
 
 

@@ -50,7 +50,9 @@ def graph_of_function(graph: Any, name: str, shapes: list[Any]) -> Any:
     """
     definition = graph._get_function(name).cached_definition
     with graph.as_default():
-        return _function_def_to_graph.function_def_to_graph(definition, input_shapes=shapes)
+        return _function_def_to_graph.function_def_to_graph(
+            definition, input_shapes=shapes, include_library_functions=True
+        )
 
 
 @contextlib.contextmanager
