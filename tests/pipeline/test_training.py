@@ -117,6 +117,12 @@ def test_two_pipelines_side_by_side(name):
 
 
 @exhaustive
+@pytest.mark.parametrize("name", ["gpt_masked_loss", "several_outputs"])
+def test_two_pipelines_compiled_by_xla(name):
+    check("4", 2, name, "1f1b", xla=True)
+
+
+@exhaustive
 def test_two_pipelines_of_three():
     check("6 on 5 hosts", 3, "encoder_decoder", "zb_h1")
 
