@@ -43,9 +43,8 @@ BACKENDS = {
     "jax": Backend("jax", compiled=True, connected=True),
     "jax_unconnected": Backend("jax", compiled=True),
 }
-# The Python packages of the frameworks that need one of their own.
-PACKAGES = {"torch": "torch", "jax": "jax"}
 INSTALL_TORCH = "pip install torch==2.13.0, or name a Python that has it by --torch_python"
+# The frameworks that may need a Python of their own, which are packages of these names.
 INSTALL = {
     "torch": INSTALL_TORCH,
     "jax": "pip install jax keras, or name a Python that has them by --jax_python",
@@ -60,7 +59,7 @@ def possible(backends: list[str], workers: int) -> list[str]:
 def limit(backend: str, workers: int) -> str:
     """The same model in the same framework, as many times, each alone."""
     found = BACKENDS[backend]
-    if found.framework in PACKAGES:
+    if found.framework in INSTALL:
         return {"torch": "ddp_unconnected", "jax": "jax_unconnected"}[found.framework]
     return ("keras" if workers == 1 else "unconnected") + ("_xla" if found.compiled else "")
 
@@ -88,6 +87,6 @@ def find_python(backend: str, pythons: Mapping[str, str]) -> str:
     """
     framework = BACKENDS[backend].framework
     python = pythons.get(framework, sys.executable)
-    if framework in PACKAGES:
-        require(python, PACKAGES[framework], INSTALL[framework])
+    if framework in INSTALL:
+        require(python, framework, INSTALL[framework])
     return python

@@ -93,7 +93,8 @@ class Cluster:
                 continue
             ends += add_operations(self._program, part, given, rows)
             part = []
-            add_operations(self._program, [], given, rows, constants_for=[op])
+            constant = [t for t in op.inputs if t.op in self._program.constant]
+            add_operations(self._program, [], given, rows, constant)
             given[op.outputs[0].name] = draw(*(given[t.name] for t in op.inputs))
         ends += add_operations(self._program, part, given, rows)
         return [op for op in ends if not op.outputs]
@@ -104,7 +105,7 @@ def add_operations(
     operations: Sequence[Any],
     given: dict[str, tf.Tensor],
     values: Mapping[Any, Any] = {},
-    constants_for: Sequence[Any] = (),
+    constants: Sequence[tf.Tensor] = (),
 ) -> list[Any]:
     """Adds operations of a program to the default graph.
 
@@ -113,17 +114,14 @@ def add_operations(
         operations: its operations, in order.
         given: the values of the tensors that they take, by name; what they compute is added.
         values: see `Program.definition`.
-        constants_for: further operations, not added, whose constant inputs are.
+        constants: results of constant operations, which are added as well.
 
     Returns:
         The operations that were added, in the same order.
     """
     inside = {*operations, *values}
     wanted = [t for op in operations for t in op.outputs]
-    constants = [t for op in constants_for for t in op.inputs if t.op in program.constant]
-    definition = program.definition([*operations, *constants_for], dict(values))
-    for op in constants_for:
-        definition.node.remove(next(n for n in definition.node if n.name == op.name))
+    definition = program.definition([*operations, *(t.op for t in constants)], dict(values))
     taken = {
         t.name: given[t.name]
         for op in operations

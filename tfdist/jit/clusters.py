@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.jit.left_out import communicates, device_of
-from tfdist.jit.program import Program
+from tfdist.jit.program import Program, has_shape
 
 _LEAST_OPERATIONS = 8
 _LARGE = 1 << 14  # elements
@@ -96,17 +96,13 @@ def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
 
 def _is_worth_it(operations: Sequence[Any]) -> bool:
     """Whether operations take longer than the start of a compiled program, about 30 µs."""
-    sizes = [t.shape.num_elements() or 0 for op in operations for t in op.outputs if _has_shape(t)]
+    sizes = [t.shape.num_elements() or 0 for op in operations for t in op.outputs if has_shape(t)]
     computing = [op for op in operations if op.type not in _NOTHING]
     return (
         len(computing) >= _LEAST_OPERATIONS
         or max(sizes, default=0) >= _LARGE
         or any(op.type.startswith(_HEAVY) for op in operations)
     )
-
-
-def _has_shape(tensor: tf.Tensor) -> bool:
-    return tensor.dtype not in _WITHOUT_SHAPE
 
 
 def exchanging_lists(
@@ -133,7 +129,7 @@ def _depend_on_rows(program: Program) -> set[Any]:
     for op in program.operations:
         if communicates(op):
             continue
-        shapes = [t.shape for t in (*op.inputs, *op.outputs) if t.dtype not in _WITHOUT_SHAPE]
+        shapes = [t.shape for t in (*op.inputs, *op.outputs) if has_shape(t)]
         if not all(shape.is_fully_defined() for shape in shapes) or program.before[op] & found:
             found.add(op)
     return found
@@ -159,6 +155,3 @@ def _only_read(program: Program, members: Sequence[Any]) -> list[Any]:
         and id(op.inputs[0]) not in written
         and not program.before[op] & inside
     ]
-
-
-_WITHOUT_SHAPE = (tf.resource, tf.variant)

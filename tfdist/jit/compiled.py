@@ -12,6 +12,7 @@ from tfdist import native
 from tfdist.collective import tokens
 from tfdist.errors import NativeUnavailableError
 from tfdist.internals.graphs import keep_functions, trace_for_xla
+from tfdist.jit.program import has_shape
 from tfdist.jit.rebuild import Rebuilt
 
 
@@ -46,11 +47,8 @@ def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:
     Returns:
         A bool scalar; None if all shapes are static, or if the native library is missing.
     """
-    varying = [
-        t
-        for t in given.values()
-        if t.dtype not in (tf.resource, tf.variant) and not t.shape.is_fully_defined()
-    ]
+    tensors = [t for t in given.values() if has_shape(t)]
+    varying = [t for t in tensors if not t.shape.is_fully_defined()]
     if not varying:
         return None
     try:

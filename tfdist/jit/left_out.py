@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.jit.noise import draws_other_numbers
-from tfdist.jit.program import Program, called_by
+from tfdist.jit.program import Program, called_by, has_shape
 from tfdist.jit.tracing import is_has_rows, is_left_to_tensorflow
 
 _COMMUNICATES = ("Tfdist", "Collective")
@@ -54,7 +54,7 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
     found: set[Any] = set()
     gathered: set[Any] = set()  # have rows of other workers, whose number varies
     for op in program.operations:
-        varies = any(not t.shape.is_fully_defined() for t in op.outputs if _has_shape(t))
+        varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
         given = within and op.type == "Placeholder"
         theirs = communicates(op) or given or any(t.op in gathered for t in op.inputs if _varies(t))
         if varies and theirs:
@@ -89,11 +89,7 @@ def _stays(op: Any, functions: set[str]) -> bool:
 
 
 def _varies(tensor: tf.Tensor) -> bool:
-    return _has_shape(tensor) and not tensor.shape.is_fully_defined()
-
-
-def _has_shape(tensor: tf.Tensor) -> bool:
-    return tensor.dtype not in (tf.resource, tf.variant)
+    return has_shape(tensor) and not tensor.shape.is_fully_defined()
 
 
 def device_of(operation: Any) -> str:

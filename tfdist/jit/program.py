@@ -47,18 +47,20 @@ class Program:
         """The `GraphDef` of some of the operations, with the constant ones that they need.
 
         Args:
-            operations: the operations.
+            operations: the operations; constant ones among them may be named too.
             values: for some operations with a single output, which need not be among them, the
                 values that take their place.
 
         Control dependencies on other operations are left out.
         """
         made = tf.compat.v1.GraphDef(versions=self._definition.versions)
-        constant = [op for op in self._constants_of(operations) if op not in values]
-        names = {op.name for op in (*operations, *constant, *values)}
+        constants = [op for op in self._constants_of(operations) if op not in values]
+        constants += [op for op in operations if op in self.constant and op not in constants]
+        operations = [op for op in operations if op not in self.constant]
+        names = {op.name for op in (*operations, *constants, *values)}
         for op, value in values.items():
             made.node.append(_constant_node(op, value))
-        for op in (*constant, *operations):
+        for op in (*constants, *operations):
             if op in values:
                 continue
             if op in self.constant and op.type in _SHAPES:
@@ -123,6 +125,11 @@ class Program:
         for gradient in self._definition.library.gradient:
             if gradient.function_name in added:
                 definition.library.gradient.append(gradient)
+
+
+def has_shape(tensor: tf.Tensor) -> bool:
+    """Whether a tensor holds numbers or strings, rather than a variable or a list of tensors."""
+    return tensor.dtype not in (tf.resource, tf.variant)
 
 
 def called_by(node: Any) -> list[str]:

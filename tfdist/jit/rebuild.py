@@ -79,20 +79,13 @@ class Rebuilt:
             return [tf.identity(self._given[t.name]) for t in self._results]
 
     def _add_left_out(self, operations: Sequence[Any], constant: Sequence[Any] = ()) -> None:
-        made = add_operations(self._program, operations, self._given)
+        made = add_operations(self._program, operations, self._given, constants=constant)
         inside = set(operations)
         for op, new in zip(operations, made, strict=True):
             self._made[op] = new
         for op in operations:
             before = [o for o in op.control_inputs if o not in inside]
             add_control_inputs(self._made[op], self._standing_for(before))
-        for tensor in constant:
-            if tensor.name not in self._given:
-                definition = self._program.definition([tensor.op], {})
-                (value,) = tf.graph_util.import_graph_def(
-                    definition, return_elements=[tensor.name], name="c"
-                )
-                self._given[tensor.name] = value
 
     def _add_cluster(self, unit: Unit) -> None:
         inside = set(unit.operations)

@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
+from tfdist.jit.program import called_by
+
 UPDATE = "TfdistUpdateBegins"
 
 _READS = frozenset(
@@ -118,7 +120,7 @@ def _summarize(
 ) -> _Summary:
     result = _Summary()
     origins = {name: name for name in resources}
-    called = {n.name: [call(f) for f in _functions(n)] for n in nodes}
+    called = {n.name: [call(f) for f in called_by(n)] for n in nodes}
     speaking = [n.name for n in nodes if _speaks(n, called[n.name])]
     bits = {name: 1 << i for i, name in enumerate(speaking)}
     heard: dict[str, int] = {}  # what has been communicated when an operation ends
@@ -170,13 +172,6 @@ def _held(node: Any, origins: Mapping[str, str]) -> dict[int, str]:
     """The resources among an operation's inputs, by their index."""
     inputs = (i.partition(":")[0] for i in node.input if not i.startswith("^"))
     return {i: origins[name] for i, name in enumerate(inputs) if name in origins}
-
-
-def _functions(node: Any) -> list[str]:
-    """The functions that an operation calls."""
-    attributes = node.attr.values()
-    one = [a.func.name for a in attributes if a.HasField("func")]
-    return one + [f.name for a in attributes if a.HasField("list") for f in a.list.func]
 
 
 def _in_order(nodes: Sequence[Any]) -> Iterator[tuple[Any, list[str]]]:
