@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.jit import compiled_between_collectives, left_to_tensorflow
+from tfdist.jit import compiled_between_collectives, left_out, left_to_tensorflow
 from tfdist.native import load_ops
 
 
@@ -41,15 +41,37 @@ def clusters_of(concrete):
     return list(found(concrete.graph.as_graph_def().node))
 
 
+def outside_clusters(concrete):
+    """The nodes of a function that XLA does not compile, those of functions that it calls too."""
+    functions = {f.signature.name: f for f in concrete.graph.as_graph_def().library.function}
+
+    def found(nodes):
+        for node in nodes:
+            called = [a.func.name for a in node.attr.values() if a.HasField("func")]
+            if not called:
+                yield node
+            elif not node.attr["_XlaMustCompile"].b:
+                yield node
+                for name in called:
+                    yield from found(functions[name].node_def)
+
+    return list(found(concrete.graph.as_graph_def().node))
+
+
 def compare(function, *arguments):
     """Runs a function with and without compilation; returns the clusters."""
+    return clusters_of(same_as_plain(function, *arguments))
+
+
+def same_as_plain(function, *arguments):
+    """The same; returns the compiled function."""
     compiled = tf.function(compiled_between_collectives(function), autograph=False)
     expected = tf.function(function, autograph=False)(*arguments)
     for result, wanted in zip(
         tf.nest.flatten(compiled(*arguments)), tf.nest.flatten(expected), strict=True
     ):
         np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-5)
-    return clusters_of(compiled.get_concrete_function(*arguments))
+    return compiled.get_concrete_function(*arguments)
 
 
 X = np.random.default_rng(0).normal(size=(4, 4)).astype("float32") / 4
@@ -108,9 +130,11 @@ def test_branches_that_communicate_are_compiled_as_well():
     order = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="test_branches")
 
     def function(x, condition):
+        half, rows = tf.constant(0.5), tf.cast(tf.shape(x)[0], tf.float32)  # known to the graph
+
         def then():
             with tf.control_dependencies([ops.tfdist_span_begins(order=order)]):
-                return heavy(x)
+                return heavy(x) * half * rows
 
         return tf.cond(condition, then, lambda: x * 2) + 1
 
@@ -140,7 +164,32 @@ def test_lists_of_a_loop_stay_outside():
             )[1]
         return on_the_host(last), tape.gradient(last, x)
 
-    compare(function, tf.constant(X))
+    concrete = same_as_plain(function, tf.constant(X))
+    loops = [n for n in outside_clusters(concrete) if n.op in ("While", "StatelessWhile")]
+    # TensorFlow makes them parts of the graph, which is faster.
+    assert len(loops) == 2 and all(n.attr["_lower_using_switch_merge"].b for n in loops)
+
+
+def test_sums_over_known_axes_are_compiled_wherever_the_axes_are_computed():
+    def function(x, w):
+        with tf.GradientTape() as tape:
+            tape.watch([x, w])
+            y = tf.tanh(tf.matmul(x[None], w))
+        to_x, to_w = tape.gradient(y, [x, w])
+        return on_the_host(to_x), to_w
+
+    concrete = same_as_plain(function, tf.constant(X), tf.constant(X))
+    assert len(clusters_of(concrete)) == 2
+    assert not [n.op for n in outside_clusters(concrete) if n.op.startswith(("BatchMatMul", "Sum"))]
+
+
+def test_a_few_small_numbers_are_not_worth_a_program():
+    def function(x, count):
+        for _ in range(10):
+            count = count * 2 + 1
+        return heavy(on_the_host(x * tf.cast(count, tf.float32)))
+
+    assert len(compare(function, tf.constant(X), tf.constant(1))) == 1
 
 
 def test_an_operation_that_xla_lacks_is_named():
@@ -154,10 +203,44 @@ def test_an_operation_that_xla_lacks_is_named():
 
 
 def test_random_numbers_do_not_change():
-    def function(x):
-        return heavy(x) + tf.random.stateless_uniform(tf.shape(x), [1, 2])
+    def noise(x):
+        return x + tf.random.stateless_uniform(tf.shape(x), [1, 2])
 
-    assert len(compare(function, tf.constant(X))) == 1
+    assert len(compare(lambda x: heavy(noise(x)), tf.constant(X))) == 1
+    # Where functions draw them, these stay TensorFlow's.
+    compare(lambda x: heavy(tf.function(noise)(x)), tf.constant(X))
+    compare(lambda x: heavy(tf.cond(x[0, 0] < 9, lambda: noise(x), lambda: x)), tf.constant(X))
+
+
+def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
+    # As after a sum: each worker has the same.
+    monkeypatch.setattr(left_out, "_COMMUNICATES", ("PyFunc",))
+    gradient = np.random.default_rng(1).normal(size=(6, 64)).astype("float32")
+
+    def trained(sizes):
+        weights = tf.Variable(np.random.default_rng(0).normal(size=(6, 64)).astype("float32"))
+        average = tf.Variable(tf.zeros([6, 64]))
+
+        def step(x):
+            loss = tf.reduce_mean(tf.tanh(x @ weights) ** 2)
+            summed = tf.numpy_function(lambda _: gradient, [loss], tf.float32)
+            weights.assign_sub(0.1 * tf.ensure_shape(summed, [6, 64]))
+            active = tf.boolean_mask(weights, tf.abs(weights) > 0.3)  # of no static shape
+            norm = tf.sqrt(tf.reduce_sum(active * active))
+            average.assign(average * 0.9 + 0.1 * weights / norm)
+            return on_the_host(tf.reduce_mean(tf.tanh(x @ weights) ** 2) + norm)
+
+        run = tf.function(
+            compiled_between_collectives(step),
+            input_signature=[tf.TensorSpec([None, 6], tf.float32)],
+            autograph=False,
+        )
+        for size in sizes:
+            run(tf.ones([size, 6]))
+        return weights.numpy(), average.numpy()
+
+    for here, there in zip(trained([3] * 5), trained([4, 2, 2, 2, 2]), strict=True):
+        assert np.array_equal(here, there)
 
 
 def test_other_rows_are_compiled_once_they_come_often():
@@ -165,6 +248,7 @@ def test_other_rows_are_compiled_once_they_come_often():
     compiled = tf.function(
         compiled_between_collectives(lambda x: heavy(tf.transpose(x) @ x)), input_signature=[spec]
     )
+    assert [c.count("MatMul") for c in clusters_of(compiled.get_concrete_function())] == [5]
     # What is not compiled gives the same.
     for rows in (4, 3, 0, 4):
         x = tf.constant(np.resize(X, (rows, 4)))

@@ -1,7 +1,10 @@
 """Steps that XLA compiles between their collectives give the result of one process without XLA."""
 
 import itertools
+import os
+from unittest import mock
 
+import numpy as np
 import pytest
 
 from tests.groups import GROUPS, OTHER_GROUPS
@@ -83,6 +86,21 @@ def test_groups(group, behaviour):
 
 
 @exhaustive
+@pytest.mark.parametrize("group", ["1x2", "2x2"])
+def test_the_copies_on_all_devices_are_equal(group):
+    for variables in GROUPS[group].run(f"{PACKAGE}.xla:copies"):
+        for held in variables:
+            assert len(held) == 2 and np.array_equal(*held)
+
+
+@exhaustive
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+def test_a_size_that_is_new_to_one_worker(policy):
+    results = GROUPS["2"].run(f"{PACKAGE}.xla:with_sizes_known_to_one_worker", policy)
+    assert_equal(results[0]["weights"], results[1]["weights"], "the workers")
+
+
+@exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name):
     check("2", "optimizers:by_name", name)
@@ -134,6 +152,22 @@ def test_a_worker_is_killed(pair):
 
 
 @exhaustive
+def test_a_worker_is_stopped(pair):
+    fault = f"{PACKAGE}.faults:fit_until"
+    with mock.patch.dict(os.environ, TFDIST_HEARTBEAT_TIMEOUT="3"):
+        answers = pair.answers(f"{PACKAGE}.xla:as_elsewhere", fault, "stopped", silent={1})
+    assert "worker 1" in answers[0][1] and "is lost: " in answers[0][1]
+
+
+@exhaustive
+def test_workers_take_different_steps(pair):
+    fault = f"{PACKAGE}.faults:different_steps"
+    for said in pair.run(f"{PACKAGE}.xla:as_elsewhere", fault):
+        assert "do not call the same collectives in the same order: worker 0" in said
+        assert "all_reduce 'gradients'" in said
+
+
+@exhaustive
 @pytest.mark.parametrize("behaviour", ["in_a_graph", "several_steps_at_once"])
 def test_a_layer_fails_on_one_worker(pair, behaviour):
     failing = f"{PACKAGE}.failing_steps:{behaviour}"
@@ -163,7 +197,8 @@ def test_one_replica():
 @exhaustive
 def test_auto_does_what_it_does_in_one_process():
     for rank, (on_cpus, on_gpus) in enumerate(GROUPS["2"].run(f"{PACKAGE}.xla:chosen")):
-        assert on_cpus == (False, False, "")
-        *compiled, said = on_gpus
+        assert on_cpus == (False, False, "", "")
+        *compiled, before, said = on_gpus
         assert compiled == [True, False]
+        assert before == ""
         assert said.count("XLA compiles the steps of") == (rank == 0)

@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph as _func_graph
-from tensorflow.python.framework import function_def_to_graph as _function_def_to_graph
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import cond_v2 as _cond_v2
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
 from tensorflow.python.ops import control_flow_util as _control_flow_util
+from tensorflow.python.ops import control_flow_util_v2 as _control_flow_util_v2
 
 _KEPT = "_tfdist_functions"
+_mark = _control_flow_util_v2.maybe_set_lowering_attr
+_traces_lock = threading.Lock()
+_traces = 0  # that are under way
 
 
 def trace_for_xla(function: Callable[[], Any]) -> Any:
     """Traces a function without arguments as one that XLA compiles, into a graph of its own.
+
+    Its loops and conditionals become parts of the graph where XLA does not compile them, as they do
+    without XLA. Called as functions they would be slower, since oneDNN is not used inside them.
 
     Returns:
         The `FuncGraph`: its `captures` are pairs of an outer tensor and its placeholder, and
@@ -28,11 +36,41 @@ def trace_for_xla(function: Callable[[], Any]) -> Any:
         context = _control_flow_ops.XLAControlFlowContext()
         context.Enter()
         try:
-            return function()
+            with _lowering():
+                return function()
         finally:
             context.Exit()
 
     return _func_graph.func_graph_from_py_func("compiled", traced_function, (), {})
+
+
+@contextlib.contextmanager
+def _lowering() -> Iterator[None]:
+    """Marks loops and conditionals as parts of the graph; threads may trace at the same time."""
+    global _traces
+    with _traces_lock:
+        _traces += 1
+        _control_flow_util_v2.maybe_set_lowering_attr = _lower
+    try:
+        yield
+    finally:
+        with _traces_lock:
+            _traces -= 1
+            if _traces == 0:
+                _control_flow_util_v2.maybe_set_lowering_attr = _mark
+
+
+def _lower(operation: Any, lower_using_switch_merge: bool | None = None) -> None:
+    _mark(operation, lower_using_switch_merge is not False)
+
+
+def captured_from(tensor: Any) -> Any:
+    """What a tensor is outside of all the graphs that have captured it."""
+    graph = getattr(tensor, "graph", None)
+    for outer, inner in getattr(graph, "captures", ()):
+        if inner is tensor:
+            return captured_from(outer)
+    return tensor
 
 
 def in_xla_context() -> bool:
@@ -40,19 +78,15 @@ def in_xla_context() -> bool:
     return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
 
 
-def graph_of_function(graph: Any, name: str, shapes: list[Any]) -> Any:
-    """The `FuncGraph` of a function that a graph's operation calls.
+def branches_of(conditional: Any) -> tuple[Any, Any]:
+    """The `FuncGraph`s of an `If` operation's branches: of its then branch, and of the other."""
+    then_graph, else_graph = _cond_v2.get_func_graphs(conditional)
+    return then_graph, else_graph
 
-    Args:
-        graph: the graph.
-        name: the function's name.
-        shapes: those of its inputs.
-    """
-    definition = graph._get_function(name).cached_definition
-    with graph.as_default():
-        return _function_def_to_graph.function_def_to_graph(
-            definition, input_shapes=shapes, include_library_functions=True
-        )
+
+def mark_what_is_only_read(conditional: Any, branches: tuple[Any, Any]) -> None:
+    """Says which variables an `If` operation only reads, so that other readers need not wait."""
+    _cond_v2._set_read_only_resource_inputs_attr(conditional, branches)
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.internals.graphs import mark_what_is_only_read
 from tfdist.jit.noise import replacement
 from tfdist.jit.program import Program
 from tfdist.jit.tracing import is_has_rows
@@ -45,20 +46,45 @@ class Cluster:
         shapes_known = all(t.shape.is_fully_defined() for t in self.feeds)
         return not shapes_known or bool(self._rows)
 
-    def make_function(
-        self, name: str, resources: Sequence[tf.Tensor], *, jit: bool
-    ) -> Callable[..., list[tf.Tensor]]:
-        """Makes the function.
+    def call(
+        self,
+        name: str,
+        resources: Sequence[tf.Tensor],
+        tensors: Sequence[tf.Tensor],
+        fits: tf.Tensor | None,
+    ) -> list[tf.Tensor]:
+        """Adds a call of the cluster to the default graph.
 
         Args:
             name: the name shown in profiles.
             resources: the values of `resources`.
-            jit: whether XLA compiles it.
+            tensors: the values of `feeds`.
+            fits: whether it is compiled, if it `varies`: a bool scalar; None if it is not.
 
         Returns:
-            A function of the values of `feeds` that returns those of `fetches` and one to wait for.
+            The values of `fetches`, and one to wait for.
         """
+        if not self.varies or fits is None:
+            return list(self._function(name, resources, jit=not self.varies)(*tensors))
+        compiled = self._function(name, resources, jit=True)
+        plain = self._function(name, resources, jit=False)
+        if self._program.device_of(self._operations[0]).startswith("GPU"):
+            # Integers are in the host's memory there, which an `If` that is not lowered does not
+            # support.
+            return list(tf.cond(fits, lambda: compiled(*tensors), lambda: plain(*tensors)))
+        # `tf.cond` would become an operation for each of the tensors, at some µs each.
+        branches = _calling(compiled), _calling(plain)
+        results = tf.raw_ops.If(
+            cond=fits,
+            input=[*tensors, *branches[0].captured_inputs],
+            Tout=[t.dtype for t in compiled.outputs],
+            then_branch=branches[0],
+            else_branch=branches[1],
+        )
+        mark_what_is_only_read(results[0].op, (branches[0].graph, branches[1].graph))
+        return list(results)
 
+    def _function(self, name: str, resources: Sequence[tf.Tensor], *, jit: bool) -> Any:
         def run(*tensors: tf.Tensor) -> list[tf.Tensor]:
             graph = tf.compat.v1.get_default_graph()
             given = {t.name: value for t, value in zip(self.feeds, tensors, strict=True)}
@@ -70,9 +96,14 @@ class Cluster:
 
         run.__name__ = name
         specs = [tf.TensorSpec(t.shape, t.dtype) for t in self.feeds]
-        function = tf.function(run, autograph=False, jit_compile=jit or None)
-        concrete = function.get_concrete_function(*specs)
-        return lambda *tensors: list(concrete(*tensors))
+        if jit:
+            function = tf.function(run, autograph=False, jit_compile=True)
+        else:
+            # Optimized by itself, so that operations are chosen as in a step without XLA.
+            function = tf.function(
+                run, autograph=False, experimental_attributes={"_noinline": True}
+            )
+        return function.get_concrete_function(*specs)
 
     def _add_to_graph(self, given: dict[str, tf.Tensor], jit: bool) -> list[Any]:
         """Adds the operations to the default graph.
@@ -98,6 +129,17 @@ class Cluster:
             given[op.outputs[0].name] = draw(*(given[t.name] for t in op.inputs))
         ends += add_operations(self._program, part, given, rows)
         return [op for op in ends if not op.outputs]
+
+
+def _calling(function: Any) -> Any:
+    """A function that only calls another one, by which that one's attributes take effect."""
+    specs = [
+        tf.TensorSpec(t.shape, t.dtype)
+        for t in function.inputs[: -len(function.captured_inputs) or None]
+    ]
+    return tf.function(lambda *tensors: function(*tensors), autograph=False).get_concrete_function(
+        *specs
+    )
 
 
 def add_operations(

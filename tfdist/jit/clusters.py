@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.jit.left_out import communicates, device_of
+from tfdist.jit.left_out import communicates
 from tfdist.jit.program import Program, has_shape
+from tfdist.jit.tracing import is_has_rows
 
 _LEAST_OPERATIONS = 8
-_LARGE = 1 << 14  # elements
-_NOTHING = ("Identity", "NoOp", "Pack", "Reshape")
+_LEAST_SMALL_ONES = 64
+_SMALL = 32  # elements
+_LARGE = 1 << 14
+_ROWS = 8  # how many there may be where their number is unknown
+_NOTHING = ("Const", "Identity", "InvertPermutation", "NoOp", "Pack", "Reshape", "Shape")
 _HEAVY = ("MatMul", "BatchMatMul", "Einsum", "Conv", "Depthwise")
 _READS = ("ReadVariableOp", "VariableShape", "VarIsInitializedOp", "ResourceGather")
 
@@ -25,45 +30,50 @@ class Unit:
     Attributes:
         operations: in order.
         compiled: whether they are a cluster.
+        own: whether what it computes is this worker's, so that other workers may compute it in
+            another way.
     """
 
     operations: Sequence[Any]
     compiled: bool
+    own: bool = False
 
 
-def divide(program: Program, left_out: set[Any]) -> list[Unit]:
+def divide(program: Program, left_out: set[Any], own: set[Any]) -> list[Unit]:
     """Divides operations into clusters and those that are left out, in an order to run them.
 
     An operation belongs to the cluster of the first operation left out, in the program's order,
     that needs it; what none of them needs comes last. So a cluster waits for nothing that this
-    operation would not wait for, and no two clusters wait for each other. What depends on this
-    worker's rows is kept apart from what does not: whether the former is compiled may differ
-    between workers.
+    operation would not wait for, and no two clusters wait for each other. What is this worker's own
+    is kept apart from what may have to be equal on all workers: whether the former is compiled may
+    differ between workers.
 
     Args:
         program: the program.
         left_out: its operations that XLA does not compile.
+        own: those that compute what is this worker's own.
     """
     number = {op: i for i, op in enumerate(program.operations)}
     marks = {op for op in program.operations if op.type == "TfdistReady"}
     left_out = left_out | _ends(program, left_out, marks)
     first = _needed_first(program, left_out - marks)
-    own = _depend_on_rows(program)
-    groups: dict[tuple[int, bool, str], list[Any]] = {}
+    levels = _levels(program, first, left_out, own)
+    groups: dict[tuple[int, int, str], list[Any]] = {}
     for op in program.operations:
         if op not in left_out:
-            groups.setdefault((first[op], op in own, device_of(op)), []).append(op)
+            groups.setdefault((first[op], levels[op], program.device_of(op)), []).append(op)
     # The operation that a cluster is for comes behind it, and before that what the cluster reads.
-    placed: list[tuple[tuple[int, int, bool, str, int], Unit]] = []
+    placed: list[tuple[tuple[int, int, int, str, int], Unit]] = []
     for op in program.operations:
         if op in left_out:
             position, behind = (first[op], 1) if op in marks else (number[op], 2)
-            placed.append(((position, behind, False, "", 0), Unit([op], compiled=False)))
-    for (position, rows, device), members in groups.items():
+            placed.append(((position, behind, 0, "", 0), Unit([op], compiled=False)))
+    for (position, level, device), members in groups.items():
         reads = _only_read(program, members)
         rest = [op for op in members if op not in set(reads)]
-        placed.append(((position, 0, rows, device, 0), Unit(reads, compiled=False)))
-        placed.append(((position, 0, rows, device, 1), Unit(rest, compiled=_is_worth_it(rest))))
+        cluster = Unit(rest, compiled=_is_worth_it(rest), own=members[0] in own)
+        placed.append(((position, 0, level, device, 0), Unit(reads, compiled=False)))
+        placed.append(((position, 0, level, device, 1), cluster))
     placed = [(key, unit) for key, unit in placed if unit.operations]
     return [unit for _, unit in sorted(placed, key=lambda item: item[0])]
 
@@ -96,13 +106,20 @@ def _ends(program: Program, left_out: set[Any], marks: set[Any]) -> set[Any]:
 
 def _is_worth_it(operations: Sequence[Any]) -> bool:
     """Whether operations take longer than the start of a compiled program, about 30 µs."""
-    sizes = [t.shape.num_elements() or 0 for op in operations for t in op.outputs if has_shape(t)]
     computing = [op for op in operations if op.type not in _NOTHING]
+    sizes = [max((_elements(t) for t in op.outputs), default=0) for op in computing]
     return (
-        len(computing) >= _LEAST_OPERATIONS
+        len(computing) >= _LEAST_SMALL_ONES
+        or sum(size >= _SMALL for size in sizes) >= _LEAST_OPERATIONS
         or max(sizes, default=0) >= _LARGE
         or any(op.type.startswith(_HEAVY) for op in operations)
     )
+
+
+def _elements(tensor: tf.Tensor) -> int:
+    if not has_shape(tensor) or tensor.shape.rank is None:
+        return 0
+    return math.prod(_ROWS if n is None else n for n in tensor.shape)
 
 
 def exchanging_lists(
@@ -123,16 +140,37 @@ def exchanging_lists(
     return found
 
 
-def _depend_on_rows(program: Program) -> set[Any]:
-    """What depends on this worker's rows, by values or shapes, other than through communication."""
-    found: set[Any] = set()
+def computed_here(program: Program, given: set[Any]) -> set[Any]:
+    """The operations that compute with this worker's own values, other than by communication.
+
+    Args:
+        program: the program.
+        given: its placeholders of such values.
+    """
+    found = set(given)
     for op in program.operations:
-        if communicates(op):
-            continue
-        shapes = [t.shape for t in (*op.inputs, *op.outputs) if has_shape(t)]
-        if not all(shape.is_fully_defined() for shape in shapes) or program.before[op] & found:
+        if not communicates(op) and (is_has_rows(op) or any(t.op in found for t in op.inputs)):
             found.add(op)
     return found
+
+
+def _levels(
+    program: Program, first: dict[Any, int], left_out: set[Any], own: set[Any]
+) -> dict[Any, int]:
+    """Numbers that rise, within what one boundary needs, from own operations to others and back.
+
+    What is not own may have to wait for what is, as an update does for a read of the same variable.
+    """
+    levels: dict[Any, int] = {}
+    for op in program.operations:
+        if op in left_out:
+            continue
+        levels[op] = int(op in own)
+        for source in program.before[op]:
+            if source in levels and first[source] == first[op]:
+                changes = (source in own) != (op in own)
+                levels[op] = max(levels[op], levels[source] + changes)
+    return levels
 
 
 def _only_read(program: Program, members: Sequence[Any]) -> list[Any]:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist import native
 from tfdist.collective import tokens
 from tfdist.errors import NativeUnavailableError
-from tfdist.internals.graphs import keep_functions, trace_for_xla
+from tfdist.internals.graphs import captured_from, keep_functions, trace_for_xla
 from tfdist.jit.program import has_shape
 from tfdist.jit.rebuild import Rebuilt
 
@@ -33,12 +33,18 @@ def compiled_between_collectives(function: Callable[..., Any]) -> Callable[..., 
         structure = graph.structured_outputs
         flat = tf.nest.flatten(structure, expand_composites=True)
         given = {inside.name: outer.capture(outside) for outside, inside in graph.captures}
+        own = {inside.name for outside, inside in graph.captures if _is_own(outside)}
         tensors = [t for t in flat if isinstance(t, tf.Tensor)]
-        results = iter(Rebuilt(graph, tensors, given, _fits(given)).add())
+        results = iter(Rebuilt(graph, tensors, given, _fits(given), own=own).add())
         flat = [next(results) if isinstance(t, tf.Tensor) else t for t in flat]
         return tf.nest.pack_sequence_as(structure, flat, expand_composites=True)
 
     return run
+
+
+def _is_own(tensor: tf.Tensor) -> bool:
+    """Whether a tensor is of a step's data, rather than computed before by the program."""
+    return has_shape(tensor) and bool(tf.is_symbolic_tensor(captured_from(tensor)))
 
 
 def _fits(given: dict[str, tf.Tensor]) -> tf.Tensor | None:

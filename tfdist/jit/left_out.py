@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.jit.noise import draws_other_numbers
+from tfdist.jit.noise import draws_other_numbers, is_random
 from tfdist.jit.program import Program, called_by, has_shape
 from tfdist.jit.tracing import is_has_rows, is_left_to_tensorflow
 
@@ -28,6 +28,7 @@ _HOST = (
 )
 # Slower by XLA than by TensorFlow's libraries on CPUs: a CNN's step takes 1.3 times as long.
 _SLOW_ON_CPUS = ("Conv2D", "Conv3D", "DepthwiseConv2d", "MaxPool", "AvgPool", "FusedBatchNorm")
+_STRINGS = ("AsString", "String", "Regex", "Unicode")
 CONDITIONALS = ("If", "StatelessIf")
 
 
@@ -46,38 +47,51 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
 
     Args:
         program: the program.
-        within: whether it is a branch of another program, so that inputs whose shapes vary may be
-            rows that all workers have. What is computed from these must be compiled on all workers
-            or on none, and is not.
+        within: whether it is a branch of another program, so that what has no static shape may be
+            equal on all workers, as an input is that has rows of all. It must be compiled on all
+            workers or on none, and is not.
     """
     functions = program.functions_with(_is_no_part)
     found: set[Any] = set()
     gathered: set[Any] = set()  # have rows of other workers, whose number varies
     for op in program.operations:
         varies = any(not t.shape.is_fully_defined() for t in op.outputs if has_shape(t))
-        given = within and op.type == "Placeholder"
-        theirs = communicates(op) or given or any(t.op in gathered for t in op.inputs if _varies(t))
-        if varies and theirs:
+        theirs = communicates(op) or any(t.op in gathered for t in op.inputs if _varies(t))
+        if varies and (theirs or within):
             gathered.add(op)
-        if theirs or _stays(op, functions):
+        if theirs or op in gathered or _stays(program, op, functions):
             found.add(op)
     return found
 
 
+def has_several_of_a_kind(program: Program) -> bool:
+    """Whether a program runs on several CPUs or several GPUs."""
+    kinds = [name.partition(":")[0] for name in set(map(program.device_of, program.operations))]
+    return len(kinds) > len(set(kinds))
+
+
 def _is_no_part(node: Any) -> bool:
     """Whether a node of a function cannot be, or is, compiled by itself."""
-    compiled = "_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b
-    return bool(compiled or node.op.startswith((*_COMMUNICATES, *_HOST)))
+    attributes = node.attr.values()
+    types = [kind for a in attributes for kind in (a.type, *a.list.type)]
+    return bool(
+        ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
+        or node.op.startswith((*_COMMUNICATES, *_HOST))
+        or is_random(node.op)  # XLA would draw other numbers.
+        or tf.string.as_datatype_enum in types
+        or node.op.startswith(_STRINGS)
+        or (node.op.startswith(_SLOW_ON_CPUS) and not tf.config.list_logical_devices("GPU"))
+    )
 
 
-def _stays(op: Any, functions: set[str]) -> bool:
+def _stays(program: Program, op: Any, functions: set[str]) -> bool:
     if op.type == "Placeholder" or op.type.startswith(_HOST) or draws_other_numbers(op):
         return True
     if is_left_to_tensorflow(op) or functions.intersection(called_by(op.node_def)):
         return True
     if op.type in CONDITIONALS and is_has_rows(op.inputs[0].op):
         return True  # Its branches have different numbers of rows.
-    if op.type.startswith(_SLOW_ON_CPUS) and device_of(op).startswith("CPU"):
+    if op.type.startswith(_SLOW_ON_CPUS) and program.device_of(op).startswith("CPU"):
         return True
     tensors = [*op.inputs, *op.outputs]
     if any(t.dtype == tf.string for t in tensors):
@@ -85,16 +99,9 @@ def _stays(op: Any, functions: set[str]) -> bool:
     if op.type == "Bitcast" and any(t.dtype.is_complex for t in tensors):
         return True
     sources = (*(t.op for t in op.inputs), *op.control_inputs)
-    return any(device_of(o) != device_of(op) for o in sources if o.type != "Placeholder")
+    device = program.device_of(op)
+    return any(program.device_of(o) != device for o in sources if o.type != "Placeholder")
 
 
 def _varies(tensor: tf.Tensor) -> bool:
     return has_shape(tensor) and not tensor.shape.is_fully_defined()
-
-
-def device_of(operation: Any) -> str:
-    """The device that an operation runs on, such as "CPU:0"."""
-    spec = tf.DeviceSpec.from_string(operation.device or "")
-    if spec.device_type:
-        return f"{spec.device_type}:{spec.device_index or 0}"
-    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"

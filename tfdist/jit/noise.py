@@ -20,6 +20,7 @@ _SAME = (
     "StatelessRandomGetKeyCounter",
     "StatelessRandomGetAlg",
 )
+_CONTROL = ("StatelessIf", "StatelessWhile", "StatelessCase")
 _OTHERS = ("Random", "Stateless", "Multinomial", "TruncatedNormal", "ParameterizedTruncatedNormal")
 # Types of floats: their bits as integers, the bits of the mantissa, and those of 1.0.
 _LAYOUTS = {
@@ -31,15 +32,14 @@ _LAYOUTS = {
 
 def draws_other_numbers(operation: Any) -> bool:
     """Whether XLA would draw other numbers, and nothing here makes the same of its bits."""
-    if operation.type in _SAME or operation.type in (
-        "StatelessIf",
-        "StatelessWhile",
-        "StatelessCase",
-    ):
-        return False
     if operation.type in _REPLACED:
         return operation.get_attr("dtype") not in _REPLACED_TYPES or not _is_philox(operation)
-    return bool(operation.type.startswith(_OTHERS))
+    return is_random(operation.type)
+
+
+def is_random(kind: str) -> bool:
+    """Whether XLA would draw other numbers for operations of this kind."""
+    return kind.startswith(_OTHERS) and kind not in (*_SAME, *_CONTROL)
 
 
 def replacement(operation: Any) -> Callable[..., tf.Tensor] | None:

@@ -9,12 +9,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdist.internals.graphs import captured_from
+
 _SHAPES: dict[str, Callable[[list[int]], Any]] = {
     "Shape": lambda shape: shape,
     "Size": np.prod,
     "Rank": len,
 }
 _MOST_ELEMENTS = 1024
+# The axes along which gradients are summed, whose number the graph does not tell.
+_AXES = "BroadcastGradientArgs"
 
 
 class Program:
@@ -39,9 +43,16 @@ class Program:
                 self.constant.add(op)
         self.operations = [op for op in everything if op not in self.constant]
         self.before = {op: _sources(op) - self.constant for op in self.operations}
+        self._devices: dict[Any, str] = {}
         self._definition = graph.as_graph_def()
         self._nodes = {node.name: node for node in self._definition.node}
         self._functions = {f.signature.name: f for f in self._definition.library.function}
+
+    def device_of(self, operation: Any) -> str:
+        """The device that an operation runs on, such as "CPU:0"."""
+        if operation not in self._devices:
+            self._devices[operation] = _device_of(operation)
+        return self._devices[operation]
 
     def definition(self, operations: Sequence[Any], values: dict[Any, Any]) -> Any:
         """The `GraphDef` of some of the operations, with the constant ones that they need.
@@ -139,6 +150,16 @@ def called_by(node: Any) -> list[str]:
     return one + [f.name for a in attributes if a.HasField("list") for f in a.list.func]
 
 
+def _device_of(op: Any) -> str:
+    # Without a device of its own, an operation goes where its variable is.
+    variables = [captured_from(t).device for t in op.inputs if t.dtype == tf.resource]
+    for device in filter(None, [op.device, *variables]):
+        spec = tf.DeviceSpec.from_string(device)
+        if spec.device_type:
+            return f"{spec.device_type}:{spec.device_index or 0}"
+    return "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
+
+
 def _sources(op: Any) -> set[Any]:
     return {t.op for t in op.inputs} | set(op.control_inputs)
 
@@ -186,6 +207,8 @@ def _is_constant(op: Any, constant: Collection[Any]) -> bool:
         return False
     if op.type.startswith("StatelessRandom"):  # XLA would draw other numbers.
         return False
+    if op.type == _AXES:
+        return all(t.op in constant for t in op.inputs)
     small = all(t.shape.num_elements() is not None for t in op.outputs)
     small = small and sum(t.shape.num_elements() for t in op.outputs) <= _MOST_ELEMENTS
     return small and all(t.op in constant for t in op.inputs)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from tfdist.internals.graphs import add_control_inputs, graph_of_function
+from tfdist.internals.graphs import add_control_inputs, branches_of
 from tfdist.jit.cluster_function import Cluster, add_operations
-from tfdist.jit.clusters import Unit, divide, exchanging_lists
-from tfdist.jit.left_out import CONDITIONALS, device_of, left_out, node_communicates
+from tfdist.jit.clusters import Unit, computed_here, divide, exchanging_lists
+from tfdist.jit.left_out import (
+    CONDITIONALS,
+    has_several_of_a_kind,
+    left_out,
+    node_communicates,
+)
 from tfdist.jit.program import Program, called_by
 
 _INPUT = "Placeholder"
@@ -27,6 +32,10 @@ class Rebuilt:
         given: the values of its placeholders, by their names.
         fits: whether this step's rows are as those for which clusters are compiled, a bool scalar;
             None if that is not known.
+        own: the names of those placeholders whose values are this worker's own; others may have to
+            be equal on all workers.
+        copies: whether there are equal copies of variables on devices of one kind, so that what may
+            have to be equal is not compiled: the programs of such devices may differ.
         within: as for `left_out`.
     """
 
@@ -37,16 +46,25 @@ class Rebuilt:
         given: Mapping[str, tf.Tensor],
         fits: tf.Tensor | None,
         *,
+        own: Collection[str],
+        copies: bool = False,
         within: bool = False,
     ) -> None:
         self._graph, self._fits = graph, fits
         self._results = list(results)
         self._program = Program(graph, results)
+        given_here = {op for op in self._program.operations if op.type == _INPUT}
+        self._own = computed_here(
+            self._program, {op for op in given_here if op.outputs[0].name in own}
+        )
+        self._copies = copies or has_several_of_a_kind(self._program)
         self._left_out = left_out(self._program, within=within)
-        self._units = divide(self._program, self._left_out)
+        if self._copies:
+            self._left_out |= set(self._program.operations) - self._own
+        self._units = divide(self._program, self._left_out, self._own)
         while lists := exchanging_lists(self._program, self._units, results):
             self._left_out |= lists
-            self._units = divide(self._program, self._left_out)
+            self._units = divide(self._program, self._left_out, self._own)
         self._given: dict[str, tf.Tensor] = dict(given)
         self._made: dict[Any, Any] = {}  # for each operation, what stands for it in the new graph
         self._users: dict[str, set[Any]] = {}
@@ -55,7 +73,11 @@ class Rebuilt:
                 self._users.setdefault(tensor.name, set()).add(op)
 
     def add(self) -> list[tf.Tensor]:
-        """Adds the graph; returns the results, which wait for all that it has to run."""
+        """Adds the graph.
+
+        Returns:
+            The results, and one to wait for; they wait for all that the graph has to run.
+        """
         together: list[Any] = []
         for unit in self._units:
             if not unit.compiled:
@@ -76,7 +98,7 @@ class Rebuilt:
         self._add_left_out(together, constant)
         ends = [self._made[op] for op in self._graph.control_outputs if op in self._made]
         with tf.control_dependencies(list(dict.fromkeys(ends))):
-            return [tf.identity(self._given[t.name]) for t in self._results]
+            return [*(tf.identity(self._given[t.name]) for t in self._results), tf.zeros([])]
 
     def _add_left_out(self, operations: Sequence[Any], constant: Sequence[Any] = ()) -> None:
         made = add_operations(self._program, operations, self._given, constants=constant)
@@ -101,18 +123,11 @@ class Rebuilt:
         before = [o for op in unit.operations for o in op.control_inputs if o not in inside]
         with (
             tf.control_dependencies(self._standing_for(before)),
-            tf.device(device_of(unit.operations[0])),
+            tf.device(self._program.device_of(unit.operations[0])),
         ):
-            if not cluster.varies:
-                results = cluster.make_function(name, resources, jit=True)(*tensors)
-            elif self._fits is None:
-                results = cluster.make_function(name, resources, jit=False)(*tensors)
-            else:
-                results = tf.cond(
-                    self._fits,
-                    lambda: cluster.make_function(name, resources, jit=True)(*tensors),
-                    lambda: cluster.make_function(name, resources, jit=False)(*tensors),
-                )
+            # What has to be equal on all workers must not be compiled on some of them only.
+            fits = self._fits if unit.own else None
+            results = cluster.call(name, resources, tensors, fits)
         for tensor, value in zip(cluster.fetches, results, strict=False):
             value.set_shape(tensor.shape)
             self._given[tensor.name] = value
@@ -126,24 +141,23 @@ class Rebuilt:
 
     def _add_conditional(self, op: Any) -> None:
         """A conditional with collectives in its branches, where clusters are compiled as well."""
+        self._add_left_out([], [t for t in op.inputs if t.op in self._program.constant])
         condition, *arguments = [self._given[t.name] for t in op.inputs]
 
-        def branch(attribute: str) -> Any:
-            name = op.get_attr(attribute).name
-            graph = graph_of_function(self._graph, name, [t.shape for t in op.inputs[1:]])
+        def branch(graph: Any) -> Any:
+            pairs = list(zip(graph.inputs, op.inputs[1:], strict=True))
+            own = {inner.name for inner, outer in pairs if outer.op in self._own}
 
             def build() -> list[tf.Tensor]:
                 here = tf.compat.v1.get_default_graph()
                 values = [here.capture(value) for value in arguments]
                 given = {t.name: value for t, value in zip(graph.inputs, values, strict=True)}
-                results = Rebuilt(graph, graph.outputs, given, self._fits, within=True).add()
-                with tf.control_dependencies(results):
-                    return [*results, tf.zeros([])]
+                return Rebuilt(graph, graph.outputs, given, self._fits, own=own, within=True).add()
 
             return build
 
         with tf.control_dependencies(self._standing_for(op.control_inputs)):
-            results = tf.cond(condition, branch("then_branch"), branch("else_branch"))
+            results = tf.cond(condition, *map(branch, branches_of(op)))
         for tensor, value in zip(op.outputs, results, strict=False):
             value.set_shape(tensor.shape)
             self._given[tensor.name] = value

@@ -23,6 +23,8 @@ def fit_until(strategy, fault):
             if batch == 2 and strategy.extended.worker_rank == 1:
                 if fault == "killed":
                     os.kill(os.getpid(), signal.SIGKILL)
+                if fault == "stopped":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 if fault == "ended":
                     strategy.extended.group.close()
                     # It goes on, so that nobody can tell by the end of the process.
@@ -139,3 +141,10 @@ def different_seeds(strategy):
     keras.utils.set_random_seed(3 + rank)
     drawn = np.random.normal(size=(24, 8)).astype("float32")
     return losses, weights, message(lambda: fit(model, drawn, rows(24)[1]))
+
+
+def different_steps(strategy):
+    """Worker 1 does not train the first layer."""
+    model = compile_mlp(strategy)
+    model.layers[0].trainable = strategy.extended.worker_rank == 0
+    return message(lambda: fit(model, *rows(16)))

@@ -33,6 +33,31 @@ def compiled_by_xla(strategy):
     return outcome(model, fit(model, x, y, batch_size=16, validation_data=(x, y)))
 
 
+def with_sizes_known_to_one_worker(strategy, policy):
+    """Each second batch has a size that is new to worker 0, and not to worker 1."""
+    x, y = rows(9)  # In batches of 3 and 2 rows, and of 2 and 2.
+    keras.mixed_precision.set_dtype_policy(policy)
+    try:
+        optimizer = functools.partial(keras.optimizers.Adam, 0.05, global_clipnorm=0.1)
+        model = compile_mlp(strategy, optimizer, jit_compile=True)
+        return outcome(model, fit(model, x, y, batch_size=5, epochs=6))
+    finally:
+        keras.mixed_precision.set_dtype_policy("float32")
+
+
+def copies(strategy):
+    """The copies that a worker's devices hold of each variable, after a training."""
+    with scope(strategy):
+        wide = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(3)]
+        model = keras.Sequential([keras.Input((64,)), *wide])
+        optimizer = keras.optimizers.Adam(use_ema=True, global_clipnorm=1.0)
+        model.compile(optimizer, "mse", jit_compile=True)
+    x = np.random.default_rng(0).normal(size=(64, 67)).astype("float32")
+    model.fit(x[:, :64], x[:, 64:], batch_size=8, epochs=2, verbose=0)
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    return [[copy.numpy() for copy in v.value.values] for v in variables if v.path != "iteration"]
+
+
 def as_elsewhere(strategy, behaviour, *args):
     """A behaviour whose models are compiled unless they run eagerly.
 
@@ -134,7 +159,7 @@ def evaluated_and_predicted(strategy):
 
 
 def chosen(strategy):
-    """What "auto" chooses on CPUs, and would choose on GPUs, and what is said of it."""
+    """What "auto" chooses on CPUs, and would choose on GPUs, and what is said of it when."""
     found = []
     for on_gpus in (False, True):
         said = io.StringIO()
@@ -144,6 +169,8 @@ def chosen(strategy):
         ):
             model = compile_mlp(strategy)
             eager = compile_mlp(strategy, run_eagerly=True)
-        fit(model, *rows(16))
-        found.append((bool(model.jit_compile), bool(eager.jit_compile), said.getvalue()))
+            before = said.getvalue()
+            fit(model, *rows(16))
+            model.evaluate(*rows(16), verbose=0)
+        found.append((bool(model.jit_compile), bool(eager.jit_compile), before, said.getvalue()))
     return found

@@ -24,15 +24,16 @@ class ShapesFitOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     std::vector<int64_t> shapes;
+    bool empty = false;
     for (int i = 1; i < context->num_inputs(); ++i) {
       const auto shape = context->input(i).flat<int64_t>();
       shapes.push_back(shape.size());
       shapes.insert(shapes.end(), shape.data(), shape.data() + shape.size());
+      // A replica without rows computes with a row of zeros, and differently.
+      empty |= std::count(shape.data(), shape.data() + shape.size(), 0) > 0;
     }
     tensorflow::Tensor* fits = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, {}, &fits));
-    // A replica without rows computes with a row of zeros, and differently.
-    const bool empty = std::find(shapes.begin(), shapes.end(), 0) != shapes.end();
     fits->scalar<bool>()() = !empty && Known(shapes);
   }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import platform
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,9 @@ from tfdist.native.console import say
 from tfdist.options import Options, xla_processor_limit
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.patching import patch
+
+# The models for which "auto" has chosen XLA, until that has been said.
+_chosen: weakref.WeakSet[keras.Model] = weakref.WeakSet()
 
 
 def install() -> None:
@@ -53,6 +57,7 @@ def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[
     if model.run_eagerly:
         return one_step
     if is_compiled(model):
+        _say_if_chosen(model)
         one_step = compiled_between_collectives(one_step)
     return tf.function(one_step, reduce_retracing=True, autograph=False)  # type: ignore[no-any-return]
 
@@ -64,19 +69,24 @@ def _with_auto(compile_model: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(compile_model)
     def compile_by_device(self: Any, *args: Any, **kwargs: Any) -> Any:
         result = compile_model(self, *args, **kwargs)
+        _chosen.discard(self)
         given = signature.bind(self, *args, **kwargs)
         given.apply_defaults()
         if given.arguments["jit_compile"] == "auto" and _chooses_xla(self):
             self.jit_compile = True
-            strategy = made_under(self)
-            if strategy.extended.group.topology.is_chief:
-                say(
-                    f"XLA compiles the steps of {self.name!r}, as it does on one GPU "
-                    '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
-                )
+            _chosen.add(self)
         return result
 
     return compile_by_device
+
+
+def _say_if_chosen(model: keras.Model) -> None:
+    if model in _chosen and made_under(model).extended.group.topology.is_chief:
+        say(
+            f"XLA compiles the steps of {model.name!r}, as it does on one GPU "
+            '(jit_compile="auto"). TFDIST_XLA=0 switches it off.'
+        )
+    _chosen.discard(model)
 
 
 def _chooses_xla(model: Any) -> bool:
