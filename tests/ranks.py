@@ -30,6 +30,9 @@ _warm: list[Ranks] = []
 _ZYGOTES = 2
 _zygotes: list[Zygote] = []
 
+# Runs a function whose models are compiled.
+_COMPILED = "tests.strategies.behaviours.xla:as_elsewhere"
+
 
 class RankError(AssertionError):
     """A rank raised; the message holds every rank's traceback."""
@@ -100,6 +103,8 @@ class Ranks:
         else:
             self._start()
         _warm.append(self)
+        if self.workers and os.environ.get("TESTS_XLA"):
+            function, args = _COMPILED, (function, *args)
         for process in self._processes:
             with contextlib.suppress(BrokenPipeError):  # Its last words are read below.
                 process.pipe.send((function, args))
