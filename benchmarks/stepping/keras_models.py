@@ -45,4 +45,11 @@ def gpt() -> keras.Model:
     return keras.Model(tokens, layers.Dense(256)(layers.LayerNormalization()(x)))
 
 
-BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": gpt}
+def lstm() -> keras.Model:
+    """Two recurrent layers of 256 over 64 tokens: many small operations in loops."""
+    tokens = keras.Input([64], dtype="int32")
+    x = layers.LSTM(256, return_sequences=True)(layers.Embedding(1000, 128)(tokens))
+    return keras.Model(tokens, layers.Dense(1000)(layers.LSTM(256)(x)))
+
+
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": gpt, "lstm": lstm}

@@ -40,5 +40,6 @@ MODELS = {
         Workload("mlp", (2048,), (), 10, rows=32, steps=40),
         Workload("cnn", (32, 32, 3), (), 10, rows=64, steps=20),
         Workload("gpt", (128,), (128,), 256, rows=8, steps=5, integers=True),
+        Workload("lstm", (64,), (), 1000, rows=32, steps=10, integers=True),
     )
 }

@@ -85,4 +85,18 @@ class GPT(nn.Module):
         return self.head(self.blocks(x))
 
 
-BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": GPT}
+class LSTM(nn.Module):
+    """Two recurrent layers of 256 over 64 tokens; torch's have a second bias."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(1000, 128)
+        self.layers = nn.LSTM(128, 256, num_layers=2, batch_first=True)
+        self.head = nn.Linear(256, 1000)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        states: Tensor = self.layers(self.tokens(tokens))[0]
+        return self.head(states[:, -1])  # type: ignore[no-any-return]
+
+
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": GPT, "lstm": LSTM}

@@ -127,7 +127,7 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
         "step_time.py",
         {
             "--workers=0": "a number from 1",
-            "--models=pigeons": "any of tiny, mlp, cnn, gpt",
+            "--models=pigeons": "any of tiny, mlp, cnn, gpt, lstm",
             "--backends=pigeons": "any of tfdist, tfdist_xla",
         },
     )
