@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.native import compiler as compilers
@@ -17,6 +18,21 @@ _FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra")
 _SECONDS = 250
 _TESTS = "tests"
 _TEST = "_test.cc"
+_FAKES = "tests/fakes"  # libraries that stand for others
+_HEADERS = (".h", ".inc", ".cu")
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What has been compiled.
+
+    Attributes:
+        tests: the programs, by the names of their tests.
+        fakes: the libraries that stand for others, by their names.
+    """
+
+    tests: dict[str, Path]
+    fakes: dict[str, Path]
 
 
 class Toolchain:
@@ -50,31 +66,36 @@ class Toolchain:
                 return (done.stderr.strip() or f"{words[0]} fails").splitlines()[0]
         return ""
 
-    def programs(self) -> dict[str, Path]:
-        """Makes a program of each test, from as many units at once as there are cores.
-
-        Returns:
-            The programs by the names of their tests.
-        """
+    def programs(self) -> Programs:
+        """Makes a program of each test, from as many units at once as there are cores."""
         core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
         tests = sorted((recipe.SOURCE / _TESTS).glob("*.cc"))
         shared = core + [path for path in tests if not path.name.endswith(_TEST)]
         own = [path for path in tests if path.name.endswith(_TEST)]
         # A unit depends on any header: they are few, and change seldom.
-        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in (".h", ".inc")]
+        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in _HEADERS]
         common = _digest(*self._command, self._version, *(path.read_bytes() for path in headers))
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             made = list(pool.map(lambda path: self._compile(path, common), own + shared))
             objects = dict(zip(own + shared, made, strict=True))
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
-        self._forget({*made, *linked})
-        return {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
+            fakes = sorted((recipe.SOURCE / _FAKES).glob("*.cc"))
+            stand_ins = list(pool.map(lambda path: self._compile_fake(path, common), fakes))
+        self._forget({*made, *linked, *stand_ins})
+        return Programs(
+            {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)},
+            {p.stem: made for p, made in zip(fakes, stand_ins, strict=True)},
+        )
 
     def _compile(self, path: Path, common: str) -> Path:
         name = str(path.relative_to(recipe.SOURCE)).replace("/", "-")
         made = self._cache / f"{name}-{_digest(common, path.read_bytes())}.o"
         return self._make(made, "-I.", "-c", str(path.relative_to(recipe.SOURCE)))
+
+    def _compile_fake(self, path: Path, common: str) -> Path:
+        made = self._cache / f"libfake{path.stem}-{_digest(common, path.read_bytes())}.so"
+        return self._make(made, "-I.", "-fPIC", "-shared", str(path.relative_to(recipe.SOURCE)))
 
     def _link(self, objects: Sequence[Path]) -> Path:
         words = [str(path) for path in objects]

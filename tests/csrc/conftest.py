@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Callable
 from functools import cache
-from pathlib import Path
 
 import pytest
 
@@ -13,7 +13,7 @@ from tfdist import native
 from tfdist.native import lock
 from tfdist.options import NativeOptions
 
-from .compiling import Toolchain
+from .compiling import Programs, Toolchain
 
 # Without optimization the sanitizers are too slow, with more the compiler is. The plain tests call
 # the very library that TensorFlow gets.
@@ -27,11 +27,11 @@ SECONDS = 1500
 
 
 @pytest.fixture(scope="session")
-def programs(pytestconfig: pytest.Config) -> Callable[[str], dict[str, Path]]:
+def programs(pytestconfig: pytest.Config) -> Callable[[str], Programs]:
     """Makes the programs of a variant, once."""
 
     @cache
-    def make(variant: str) -> dict[str, Path] | str:
+    def make(variant: str) -> Programs | str:
         folder = pytestconfig.cache.mkdir(f"csrc-{variant}")
         library = native.ensure(NativeOptions.from_environment()).core
         toolchain = Toolchain(VARIANTS[variant], folder, library if variant == "plain" else None)
@@ -39,7 +39,7 @@ def programs(pytestconfig: pytest.Config) -> Callable[[str], dict[str, Path]]:
         with lock.held(folder.with_suffix(".lock"), SECONDS, print):
             return toolchain.problem() or toolchain.programs()
 
-    def get(variant: str) -> dict[str, Path]:
+    def get(variant: str) -> Programs:
         made = make(variant)
         if isinstance(made, str):
             pytest.skip(f"no runtime for {VARIANTS[variant][-1]}: {made}")
@@ -49,14 +49,17 @@ def programs(pytestconfig: pytest.Config) -> Callable[[str], dict[str, Path]]:
 
 
 @pytest.fixture
-def execute(programs: Callable[[str], dict[str, Path]]) -> Callable[..., None]:
+def execute(programs: Callable[[str], Programs]) -> Callable[..., None]:
     """Runs a program; its output is the failure's message."""
 
     def run(variant: str, name: str, *arguments: str) -> None:
-        command = [str(programs(variant)[name]), *arguments]
+        made = programs(variant)
+        command = [str(made.tests[name]), *arguments]
+        fakes = {f"FAKE_{fake.upper()}": str(path) for fake, path in made.fakes.items()}
         try:
             done = subprocess.run(
                 command,
+                env={**os.environ, **fakes},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from tfdist import native
 from tfdist.errors import LaunchError
 from tfdist.launch.argument_types import OneLineParser
+from tfdist.native import gpu_kernels
 from tfdist.options import NativeOptions
 
 
@@ -38,6 +39,12 @@ def main(arguments: Sequence[str]) -> int:
     print(f"{how} by {build.compiler} for TensorFlow {build.tensorflow}:")
     for library in build.libraries:
         print(f"  {library}")
+    if values.gpu:
+        kernels = gpu_kernels.ensure(values.gpu, options, force=values.force, package=package)
+        for each in kernels:
+            how = f"compiled in {each.seconds:.1f} s" if each.seconds else "already compiled"
+            print(f"GPU kernels for {each.architecture}, {how} by {each.compiler}:")
+            print(f"  {each.path}")
     if values.clean:
         for folder in native.clean(options, build, package=package):
             print(f"removed {folder}")
@@ -59,6 +66,13 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
         action="store_true",
         help="build into the installed package instead of the cache: for container images, and "
         "for wheels built afterwards",
+    )
+    parser.add_argument(
+        "--gpu",
+        type=lambda text: text.split(","),
+        metavar="ARCHITECTURES",
+        help="also compile the GPU kernels for these architectures, such as sm_80,sm_90; needs "
+        "NVRTC, which tensorflow[and-cuda] brings, but no GPU",
     )
     parser.add_argument("--force", action="store_true", help="rebuild even if a build exists")
     parser.add_argument(

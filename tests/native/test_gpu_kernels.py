@@ -1,0 +1,59 @@
+"""The GPU kernels, compiled by NVIDIA's compiler, which needs no GPU."""
+
+from __future__ import annotations
+
+import locale
+import re
+
+import pytest
+
+from tests.tiers import some
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import gpu_kernels, nvrtc
+
+TYPES = ["uint8", "int8", "int32", "int64", "float16", "bfloat16", "float32", "float64"]
+REDUCTIONS = [f"{name}_{op}" for name in TYPES for op in ("sum", "min", "max", "product")]
+REDUCTIONS += [f"{name}_mean" for name in TYPES if "float" in name]
+KERNELS = {f"tfdist_{how}_{name}" for how in ("one_shot", "reduce") for name in REDUCTIONS}
+KERNELS |= {"tfdist_pack", "tfdist_meet", "tfdist_unpack"}
+ARCHITECTURES = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
+
+
+@pytest.mark.parametrize("architecture", some(ARCHITECTURES, always=["sm_70"]))
+def test_every_kernel_keeps_its_values_in_registers(architecture):
+    binary, log = gpu_kernels.compile_for(architecture, nvrtc.find(), ["--ptxas-options=-v"])
+    assert binary.startswith(b"\x7fELF")
+    assert "warning" not in log
+    assert set(re.findall(r"Compiling entry function '(\w+)'", log)) == KERNELS
+    taken = re.findall(r"(\d+) bytes stack frame, (\d+) bytes spill stores", log)
+    assert taken == [("0", "0")] * len(KERNELS)
+    # All of a multiprocessor's threads can run at once with at most 32; half of them are enough.
+    assert max(map(int, re.findall(r"Used (\d+) registers", log))) <= 64
+
+
+def test_they_are_compiled_once_and_what_cannot_be_is_one_line(options, tmp_path, monkeypatch):
+    said = []
+    encoding = locale.getpreferredencoding(False)
+    (first,) = gpu_kernels.ensure(["sm_80"], options, announce=said.append)
+    (again,) = gpu_kernels.ensure(["sm_80"], options, announce=said.append)
+    assert again.path == first.path and first.seconds > 0 == again.seconds
+    assert locale.getpreferredencoding(False) == encoding  # NVRTC changes its thread's.
+    assert said == ["compiling the GPU kernels for sm_80 ..."]
+    assert [path.name for path in first.path.parent.iterdir()] == ["lock", "sm_80.cubin"]
+
+    def refusal(*architectures):
+        with pytest.raises(NativeUnavailableError) as raised:
+            gpu_kernels.ensure(architectures, options, announce=said.append)
+        return str(raised.value)
+
+    for wrong in ("sm_60", "sm_1000", "hopper", ""):
+        assert refusal("sm_80", wrong).endswith(f"sm_90. Received: {wrong!r}.")
+
+    monkeypatch.setattr(gpu_kernels, "FLAGS", ("-std=c++17",))  # a function may be the host's
+    assert "could not be compiled by NVRTC 1" in refusal("sm_80")
+    broken = tmp_path / "libnvrtc.so.12"
+    broken.write_text("nothing")
+    for folders, problem in (([], "was not found"), ([tmp_path], "cannot be used")):
+        monkeypatch.setattr(nvrtc, "_folders", lambda folders=folders: folders)
+        monkeypatch.setattr(nvrtc.ctypes.util, "find_library", lambda name: None)
+        assert f"NVRTC, which compiles GPU kernels, {problem}" in refusal("sm_80")

@@ -1,0 +1,88 @@
+// The few functions of CUDA's driver that are used, found when the process runs: so nothing of CUDA
+// is needed to compile, and what runs is the driver of the machine.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace tfdist::cuda {
+
+struct Context;
+struct Stream;
+struct Event;
+struct Module;
+struct Function;
+using Result = int;    // CUresult
+using Device = int;    // CUdevice
+using Address = unsigned long long;  // CUdeviceptr
+
+// CUipcMemHandle: tells another process of the host of an allocation.
+struct IpcHandle {
+  char bytes[64];
+};
+
+// Numbers of CUDA 11 to 13.
+constexpr Result kSuccess = 0;
+constexpr Result kNotReady = 600;              // CUDA_ERROR_NOT_READY
+constexpr unsigned kNonBlocking = 1;           // CU_STREAM_NON_BLOCKING
+constexpr unsigned kNoTiming = 2;              // CU_EVENT_DISABLE_TIMING
+constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
+constexpr unsigned kLazyPeerAccess = 1;        // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
+constexpr int kMajor = 75, kMinor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+constexpr int kMultiprocessors = 16;           // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
+constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
+
+// Name, what it takes. All return a Result.
+#define TFDIST_CUDA(F)                                                                    \
+  F(cuInit, (unsigned))                                                                   \
+  F(cuDriverGetVersion, (int*))                                                           \
+  F(cuGetErrorName, (Result, const char**))                                               \
+  F(cuGetErrorString, (Result, const char**))                                             \
+  F(cuDeviceGetCount, (int*))                                                             \
+  F(cuDeviceGet, (Device*, int))                                                          \
+  F(cuDeviceGetName, (char*, int, Device))                                                \
+  F(cuDeviceGetAttribute, (int*, int, Device))                                            \
+  F(cuDevicePrimaryCtxRetain, (Context**, Device))                                        \
+  F(cuDevicePrimaryCtxRelease_v2, (Device))                                               \
+  F(cuCtxSetCurrent, (Context*))                                                          \
+  F(cuMemAlloc_v2, (Address*, size_t))                                                    \
+  F(cuMemFree_v2, (Address))                                                              \
+  F(cuMemHostAlloc, (void**, size_t, unsigned))                                           \
+  F(cuMemFreeHost, (void*))                                                               \
+  F(cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))                            \
+  F(cuMemsetD32Async, (Address, unsigned, size_t, Stream*))                               \
+  F(cuMemcpyAsync, (Address, Address, size_t, Stream*))                                   \
+  F(cuStreamCreateWithPriority, (Stream**, unsigned, int))                                \
+  F(cuCtxGetStreamPriorityRange, (int*, int*))                                            \
+  F(cuStreamDestroy_v2, (Stream*))                                                        \
+  F(cuStreamSynchronize, (Stream*))                                                       \
+  F(cuStreamWaitEvent, (Stream*, Event*, unsigned))                                       \
+  F(cuEventCreate, (Event**, unsigned))                                                   \
+  F(cuEventRecord, (Event*, Stream*))                                                     \
+  F(cuEventQuery, (Event*))                                                               \
+  F(cuEventDestroy_v2, (Event*))                                                          \
+  F(cuModuleLoadData, (Module**, const void*))                                            \
+  F(cuModuleUnload, (Module*))                                                            \
+  F(cuModuleGetFunction, (Function**, Module*, const char*))                              \
+  F(cuLaunchKernel, (Function*, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, \
+                     unsigned, Stream*, void**, void**))                                  \
+  F(cuIpcGetMemHandle, (IpcHandle*, Address))                                             \
+  F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                               \
+  F(cuIpcCloseMemHandle, (Address))
+
+struct Driver {
+#define TFDIST_MEMBER(name, arguments) Result(*name) arguments = nullptr;
+  TFDIST_CUDA(TFDIST_MEMBER)
+#undef TFDIST_MEMBER
+  int version = 0;  // such as 12040
+};
+
+// The same for the whole process; the first call tells which library, "" for the system's.
+// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is missing.
+const Driver& Load(const std::string& library = "");
+
+// Throws Error(kInternal) with what the driver calls the error, unless all is well.
+void Check(Result result, const char* function);
+
+}  // namespace tfdist::cuda

@@ -1,0 +1,159 @@
+#include "device/gpu.h"
+
+#include <cstring>
+
+#include "error.h"
+
+namespace tfdist {
+
+using cuda::Load;
+
+#define TFDIST_CALL(function, ...) cuda::Check(Load().function(__VA_ARGS__), #function)
+
+Gpu::Gpu(int number) : number_(number) {
+  int count = 0;
+  TFDIST_CALL(cuDeviceGetCount, &count);
+  if (number < 0 || number >= count) {
+    throw Error(Code::kInvalidArgument,
+                "This process sees " + std::to_string(count) + " GPUs, numbered from 0. Received: " +
+                    std::to_string(number) + ". CUDA_VISIBLE_DEVICES says which it sees.");
+  }
+  TFDIST_CALL(cuDeviceGet, &device_, number);
+  char name[128] = {};
+  TFDIST_CALL(cuDeviceGetName, name, sizeof(name) - 1, device_);
+  name_ = name;
+  int major = 0, minor = 0;
+  TFDIST_CALL(cuDeviceGetAttribute, &major, cuda::kMajor, device_);
+  TFDIST_CALL(cuDeviceGetAttribute, &minor, cuda::kMinor, device_);
+  TFDIST_CALL(cuDeviceGetAttribute, &multiprocessors_, cuda::kMultiprocessors, device_);
+  architecture_ = "sm_" + std::to_string(major) + std::to_string(minor);
+  TFDIST_CALL(cuDevicePrimaryCtxRetain, &context_, device_);
+}
+
+Gpu::~Gpu() { Load().cuDevicePrimaryCtxRelease_v2(device_); }
+
+void Gpu::Use() const { TFDIST_CALL(cuCtxSetCurrent, context_); }
+
+void Gpu::UseIfPossible() const noexcept { Load().cuCtxSetCurrent(context_); }
+
+DeviceMemory::DeviceMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu), bytes_((bytes + 3) / 4 * 4) {
+  gpu_.Use();
+  TFDIST_CALL(cuMemAlloc_v2, &address_, bytes_);
+  try {
+    TFDIST_CALL(cuMemsetD32Async, address_, 0, bytes_ / 4, nullptr);
+    TFDIST_CALL(cuStreamSynchronize, nullptr);
+  } catch (...) {
+    Load().cuMemFree_v2(address_);
+    throw;
+  }
+}
+
+DeviceMemory::~DeviceMemory() {
+  gpu_.UseIfPossible();
+  Load().cuMemFree_v2(address_);
+}
+
+cuda::IpcHandle DeviceMemory::Share() const {
+  gpu_.Use();
+  cuda::IpcHandle handle;
+  TFDIST_CALL(cuIpcGetMemHandle, &handle, address_);
+  return handle;
+}
+
+PeerMemory::PeerMemory(const Gpu& gpu, const cuda::IpcHandle& handle) : gpu_(gpu) {
+  gpu_.Use();
+  TFDIST_CALL(cuIpcOpenMemHandle_v2, &address_, handle, cuda::kLazyPeerAccess);
+}
+
+PeerMemory::~PeerMemory() {
+  gpu_.UseIfPossible();
+  Load().cuIpcCloseMemHandle(address_);
+}
+
+MappedMemory::MappedMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu) {
+  gpu_.Use();
+  TFDIST_CALL(cuMemHostAlloc, &data_, bytes, cuda::kPortable | cuda::kMapped);
+  std::memset(data_, 0, bytes);
+  const cuda::Result result = Load().cuMemHostGetDevicePointer_v2(&address_, data_, 0);
+  if (result != cuda::kSuccess) Load().cuMemFreeHost(data_);
+  cuda::Check(result, "cuMemHostGetDevicePointer_v2");
+}
+
+MappedMemory::~MappedMemory() {
+  gpu_.UseIfPossible();
+  Load().cuMemFreeHost(data_);
+}
+
+DeviceStream::DeviceStream(const Gpu& gpu) : gpu_(gpu) {
+  gpu_.Use();
+  int least = 0, greatest = 0;
+  TFDIST_CALL(cuCtxGetStreamPriorityRange, &least, &greatest);
+  TFDIST_CALL(cuStreamCreateWithPriority, &stream_, cuda::kNonBlocking, greatest);
+}
+
+DeviceStream::~DeviceStream() {
+  gpu_.UseIfPossible();
+  Load().cuStreamDestroy_v2(stream_);
+}
+
+void DeviceStream::Synchronize() const {
+  gpu_.Use();
+  TFDIST_CALL(cuStreamSynchronize, stream_);
+}
+
+DeviceEvent::DeviceEvent(const Gpu& gpu) : gpu_(gpu) {
+  gpu_.Use();
+  TFDIST_CALL(cuEventCreate, &event_, cuda::kNoTiming);
+}
+
+DeviceEvent::~DeviceEvent() {
+  gpu_.UseIfPossible();
+  Load().cuEventDestroy_v2(event_);
+}
+
+void DeviceEvent::Record(cuda::Stream* stream) {
+  gpu_.Use();
+  TFDIST_CALL(cuEventRecord, event_, stream);
+}
+
+void DeviceEvent::HoldBack(cuda::Stream* stream) const {
+  gpu_.Use();
+  TFDIST_CALL(cuStreamWaitEvent, stream, event_, 0);
+}
+
+bool DeviceEvent::HasPassed() const {
+  gpu_.Use();
+  const cuda::Result result = Load().cuEventQuery(event_);
+  if (result == cuda::kNotReady) return false;
+  cuda::Check(result, "cuEventQuery");
+  return true;
+}
+
+KernelModule::KernelModule(const Gpu& gpu, const void* binary, const char* const* names,
+                           size_t count)
+    : gpu_(gpu) {
+  gpu_.Use();
+  TFDIST_CALL(cuModuleLoadData, &module_, binary);
+  try {
+    for (size_t i = 0; i < count; ++i) {
+      TFDIST_CALL(cuModuleGetFunction, &functions_[names[i]], module_, names[i]);
+    }
+  } catch (...) {
+    Load().cuModuleUnload(module_);
+    throw;
+  }
+}
+
+KernelModule::~KernelModule() {
+  gpu_.UseIfPossible();
+  Load().cuModuleUnload(module_);
+}
+
+void KernelModule::LaunchWith(const std::string& name, unsigned blocks, unsigned threads,
+                              cuda::Stream* stream, void** arguments) const {
+  gpu_.Use();
+  TFDIST_CALL(cuLaunchKernel, functions_.at(name), blocks, 1, 1, threads, 1, 1, 0, stream,
+              arguments, nullptr);
+}
+
+}  // namespace tfdist

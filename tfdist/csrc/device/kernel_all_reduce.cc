@@ -1,0 +1,110 @@
+#include "device/kernel_all_reduce.h"
+
+#include <algorithm>
+#include <string>
+
+#include "device/kernels/names.h"
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+using device::List;
+
+constexpr unsigned kThreads = 512;
+
+// How many blocks share the work: the same on all ranks, whatever GPU they have.
+unsigned BlocksFor(uint64_t vectors) {
+  const uint64_t wanted = (vectors + kThreads - 1) / kThreads;
+  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, device::kMostBlocks));
+}
+
+std::string Suffix(DType type, ReduceOp op) {
+  if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
+  const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
+  return any ? "uint8_max" : "uint8_min";
+}
+
+template <typename T>
+T* Pointer(cuda::Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+}  // namespace
+
+std::vector<const char*> KernelNames() {
+#define TFDIST_NAMES(name, T, Op, S) "tfdist_one_shot_" #name, "tfdist_reduce_" #name,
+  return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_meet", "tfdist_unpack"};
+#undef TFDIST_NAMES
+}
+
+KernelAllReduce::KernelAllReduce(Setup setup)
+    : setup_(std::move(setup)), host_(*setup_.gpu, 2 * sizeof(uint64_t)) {
+  waiting_.abort = Pointer<uint64_t>(host_.address());
+  waiting_.outcome = Pointer<uint64_t>(host_.address()) + 1;
+  waiting_.nanoseconds = static_cast<uint64_t>(setup_.timeout_seconds * 1e9);
+  staging_.rank = meeting_.rank = setup_.rank;
+  staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
+  for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
+    meeting_.words[rank] = Pointer<uint64_t>(setup_.ranks[rank].words);
+  }
+}
+
+void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op,
+                             cuda::Stream* stream) {
+  const uint64_t most = setup_.buffer_bytes / device::kVectorBytes;
+  List list{};
+  const auto flush = [&] {
+    if (list.vectors > 0) LaunchList(list, type, op, stream);
+    list = {};
+  };
+  for (const Tensor& tensor : tensors) {
+    for (size_t done = 0; done < tensor.bytes;) {
+      if (list.count == List::kMost || list.vectors == most) flush();
+      const size_t room = (most - list.vectors) * device::kVectorBytes;
+      const size_t bytes = std::min(tensor.bytes - done, room);
+      list.spans[list.count++] = {Pointer<char>(tensor.in) + done, Pointer<char>(tensor.out) + done,
+                                  bytes, list.vectors};
+      list.vectors += (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
+      done += bytes;
+    }
+  }
+  flush();
+}
+
+void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
+  for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
+    staging_.of[rank] = Pointer<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
+  }
+  turn_ = 1 - turn_;
+  const KernelModule& kernels = *setup_.kernels;
+  const unsigned blocks = BlocksFor(list.vectors);
+  const double divisor = op == ReduceOp::kMean ? static_cast<double>(staging_.ranks) : 1.0;
+  const auto next = [&] {
+    ++meeting_.number;
+    return meeting_;
+  };
+  if (list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
+    kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kThreads, stream, list, staging_,
+                   next(), waiting_, divisor);
+    return;
+  }
+  staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
+  kernels.Launch("tfdist_pack", blocks, kThreads, stream, list, staging_, waiting_);
+  kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, next(), waiting_);
+  kernels.Launch("tfdist_reduce_" + Suffix(type, op), blocks, kThreads, stream, list.vectors,
+                 staging_, waiting_, divisor);
+  kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, next(), waiting_);
+  kernels.Launch("tfdist_unpack", blocks, kThreads, stream, list, staging_, waiting_);
+}
+
+void KernelAllReduce::Abort() {
+  __atomic_store_n(static_cast<uint64_t*>(host_.data()), uint64_t{1}, __ATOMIC_RELEASE);
+}
+
+device::Outcome KernelAllReduce::outcome() const {
+  const auto* const words = static_cast<const uint64_t*>(host_.data());
+  return static_cast<device::Outcome>(__atomic_load_n(words + 1, __ATOMIC_ACQUIRE));
+}
+
+}  // namespace tfdist

@@ -1,0 +1,48 @@
+// How kernels wait for those of other ranks.
+#pragma once
+
+#include <cstdint>
+
+#include "device/kernels/execution.h"
+#include "device/kernels/waiting.h"
+
+namespace tfdist::device {
+
+inline bool HasGivenUp(const Waiting& waiting) {
+  return LoadWord(waiting.outcome) != static_cast<uint64_t>(Outcome::kRunning);
+}
+
+inline void GiveUp(const Waiting& waiting, Outcome outcome) {
+  StoreWord(waiting.outcome, static_cast<uint64_t>(outcome));
+}
+
+// Waits until a word has reached a number.
+inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
+  const uint64_t start = Nanoseconds();
+  while (LoadWord(word) < number) {
+    if (LoadWord(waiting.abort) != 0) {
+      GiveUp(waiting, Outcome::kAborted);
+      return false;
+    }
+    if (Nanoseconds() - start > waiting.nanoseconds) {
+      GiveUp(waiting, Outcome::kLate);
+      return false;
+    }
+  }
+  return true;
+}
+
+// Tells the other ranks that this block has come so far, and waits for the same block of theirs. What
+// each has written before is then seen by all. False if it has given up; the whole block knows.
+inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
+  bool met = AllOfBlock(true);
+  const uint32_t other = Thread();
+  if (other < meeting.ranks && other != meeting.rank) {
+    const uint32_t place = BlockIndex() * kMostRanks;
+    StoreWord(meeting.words[other] + place + meeting.rank, meeting.number);
+    met = Await(meeting.words[meeting.rank] + place + other, meeting.number, waiting);
+  }
+  return AllOfBlock(met);
+}
+
+}  // namespace tfdist::device

@@ -1,0 +1,60 @@
+// Reads and writes vectors of a list's tensors.
+#pragma once
+
+#include <cstring>
+
+#include "device/kernels/execution.h"
+#include "device/kernels/lists.h"
+
+namespace tfdist::device {
+
+// The tensor that a vector belongs to.
+inline const Span& Find(const List& list, uint64_t vector) {
+  uint32_t first = 0, behind = list.count;
+  while (behind - first > 1) {
+    const uint32_t middle = (first + behind) / 2;
+    if (list.spans[middle].begin <= vector) {
+      first = middle;
+    } else {
+      behind = middle;
+    }
+  }
+  return list.spans[first];
+}
+
+// Whether a vector can be moved as such; `data` are a span's.
+inline bool IsWhole(const Span& span, const char* data, uint64_t offset) {
+  const bool aligned = reinterpret_cast<uint64_t>(data) % kVectorBytes == 0;
+  return aligned && offset + kVectorBytes <= span.bytes;
+}
+
+// Zeros where the tensor ends.
+inline Vector LoadVector(const List& list, uint64_t vector) {
+  const Span& span = Find(list, vector);
+  const uint64_t offset = (vector - span.begin) * kVectorBytes;
+  if (IsWhole(span, span.in, offset)) return *reinterpret_cast<const Vector*>(span.in + offset);
+  Vector value{};
+TFDIST_UNROLL
+  for (uint32_t i = 0; i < kVectorBytes; ++i) {
+    if (offset + i >= span.bytes) continue;
+    const uint32_t byte = static_cast<uint8_t>(span.in[offset + i]);
+    value.words[i / 4] |= byte << (i % 4 * 8);
+  }
+  return value;
+}
+
+inline void StoreVector(const List& list, uint64_t vector, const Vector& value) {
+  const Span& span = Find(list, vector);
+  const uint64_t offset = (vector - span.begin) * kVectorBytes;
+  if (IsWhole(span, span.out, offset)) {
+    *reinterpret_cast<Vector*>(span.out + offset) = value;
+    return;
+  }
+TFDIST_UNROLL
+  for (uint32_t i = 0; i < kVectorBytes; ++i) {
+    if (offset + i >= span.bytes) continue;
+    span.out[offset + i] = static_cast<char>(value.words[i / 4] >> (i % 4 * 8));
+  }
+}
+
+}  // namespace tfdist::device

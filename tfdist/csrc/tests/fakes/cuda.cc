@@ -1,0 +1,353 @@
+// A driver of CUDA for machines without GPUs: streams are threads, memory is the host's, and kernels
+// run on the processor. Built as a library that stands for libcuda.so.1.
+#include "device/cuda.h"
+
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+
+#include "device/kernels/all_reduce.cu"
+
+namespace tfdist::cuda {
+
+struct Context {};
+struct Module {};
+
+// Runs what it is given in a thread of its own.
+struct Stream {
+  Stream() : thread([this] { Work(); }) {}
+  ~Stream() {
+    Enqueue([this] { ends = true; });
+    thread.join();
+  }
+  void Enqueue(std::function<void()> task) {
+    {
+      const std::lock_guard<std::mutex> lock(mutex);
+      tasks.push_back(std::move(task));
+    }
+    changed.notify_all();
+  }
+  void Work() {
+    while (!ends) {
+      std::unique_lock<std::mutex> lock(mutex);
+      changed.wait(lock, [this] { return !tasks.empty(); });
+      const std::function<void()> task = std::move(tasks.front());
+      tasks.pop_front();
+      lock.unlock();
+      task();
+    }
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<std::function<void()>> tasks;
+  bool ends = false;
+  std::thread thread;
+};
+
+// A recording, which has passed or not; whoever waits for it keeps it.
+struct Mark {
+  void Pass() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    passed = true;
+    changed.notify_all();
+  }
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return passed; });
+  }
+  bool HasPassed() {
+    const std::lock_guard<std::mutex> lock(mutex);
+    return passed;
+  }
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool passed = false;
+};
+struct Event {
+  std::shared_ptr<Mark> mark;
+};
+
+// Makes a task of a kernel's arguments, which it copies.
+struct Function {
+  std::function<std::function<void()>(void** arguments, unsigned blocks)> bind;
+};
+
+namespace {
+
+constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500;
+// As many as meet, whatever was asked for: kernels work with any number.
+constexpr uint32_t kThreads = device::kMostRanks;
+
+std::mutex mutex;  // of all that follows
+std::map<std::string, Result> failing;
+struct Allocation {
+  int descriptor;
+  size_t bytes;
+};
+std::map<Address, Allocation> allocations;
+std::map<Address, size_t> opened;
+
+Result Injected(const char* function) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = failing.find(function);
+  return found == failing.end() ? kSuccess : found->second;
+}
+
+Stream* DefaultStream() {
+  static auto* const stream = new Stream();
+  return stream;
+}
+Stream* Resolve(Stream* stream) { return stream ? stream : DefaultStream(); }
+
+Address Map(int descriptor, size_t bytes) {
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+  return data == MAP_FAILED ? 0 : reinterpret_cast<Address>(data);
+}
+
+template <typename... Parameters, size_t... kIndex>
+std::tuple<Parameters...> Copied(void** arguments, std::index_sequence<kIndex...>) {
+  return {*static_cast<Parameters*>(arguments[kIndex])...};
+}
+
+template <typename... Parameters>
+Function Bound(void (*kernel)(Parameters...)) {
+  return {[kernel](void** arguments, unsigned blocks) -> std::function<void()> {
+    const auto copied = Copied<Parameters...>(arguments, std::index_sequence_for<Parameters...>());
+    return [kernel, copied, blocks] {
+      std::apply([&](const auto&... each) { device::Launch(kernel, blocks, kThreads, each...); },
+                 copied);
+    };
+  }};
+}
+
+std::map<std::string, Function> AllFunctions() {
+  std::map<std::string, Function> all{{"tfdist_pack", Bound(device::tfdist_pack)},
+                                      {"tfdist_meet", Bound(device::tfdist_meet)},
+                                      {"tfdist_unpack", Bound(device::tfdist_unpack)}};
+#define TFDIST_ADD(name, T, Op, S)                                            \
+  all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name);      \
+  all["tfdist_reduce_" #name] = Bound(device::tfdist_reduce_##name);
+  TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ADD)
+#undef TFDIST_ADD
+  return all;
+}
+
+}  // namespace
+
+#define FAKE(function, ...)                                                     \
+  extern "C" Result function(__VA_ARGS__);                                      \
+  extern "C" Result function(__VA_ARGS__)
+#define INJECT(function) \
+  if (const Result injected = Injected(#function)) return injected
+
+// Has a function of the driver fail from now on; 0 to succeed again.
+extern "C" void fake_fail(const char* function, Result result) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  failing[function] = result;
+}
+
+FAKE(cuInit, unsigned) {
+  INJECT(cuInit);
+  return kSuccess;
+}
+FAKE(cuDriverGetVersion, int* version) {
+  const char* const set = std::getenv("FAKE_CUDA_VERSION");
+  *version = set ? std::atoi(set) : 12040;
+  return kSuccess;
+}
+FAKE(cuGetErrorName, Result result, const char** name) {
+  *name = result == kOutOfMemory ? "CUDA_ERROR_OUT_OF_MEMORY" : "CUDA_ERROR_UNKNOWN";
+  return kSuccess;
+}
+FAKE(cuGetErrorString, Result result, const char** text) {
+  *text = result == kOutOfMemory ? "out of memory" : "unknown error";
+  return kSuccess;
+}
+FAKE(cuDeviceGetCount, int* count) {
+  *count = 2;
+  return kSuccess;
+}
+FAKE(cuDeviceGet, Device* device, int number) {
+  *device = number;
+  return kSuccess;
+}
+FAKE(cuDeviceGetName, char* name, int length, Device) {
+  std::strncpy(name, "A GPU of threads", static_cast<size_t>(length));
+  return kSuccess;
+}
+FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
+  *value = attribute == kMajor ? 9 : attribute == kMinor ? 0 : 132;
+  return kSuccess;
+}
+FAKE(cuDevicePrimaryCtxRetain, Context** context, Device) {
+  static Context one;
+  *context = &one;
+  return kSuccess;
+}
+FAKE(cuDevicePrimaryCtxRelease_v2, Device) { return kSuccess; }
+FAKE(cuCtxSetCurrent, Context*) {
+  INJECT(cuCtxSetCurrent);
+  return kSuccess;
+}
+FAKE(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
+  *least = 0;
+  *greatest = -5;
+  return kSuccess;
+}
+
+FAKE(cuMemAlloc_v2, Address* address, size_t bytes) {
+  INJECT(cuMemAlloc_v2);
+  const int descriptor = memfd_create("fake-gpu", MFD_CLOEXEC);
+  if (descriptor < 0 || ftruncate(descriptor, static_cast<off_t>(bytes)) != 0) return kOutOfMemory;
+  *address = Map(descriptor, bytes);
+  if (!*address) return kOutOfMemory;
+  const std::lock_guard<std::mutex> lock(mutex);
+  allocations[*address] = {descriptor, bytes};
+  return kSuccess;
+}
+FAKE(cuMemFree_v2, Address address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = allocations.find(address);
+  if (found == allocations.end()) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(address), found->second.bytes);
+  close(found->second.descriptor);
+  allocations.erase(found);
+  return kSuccess;
+}
+FAKE(cuMemHostAlloc, void** data, size_t bytes, unsigned) {
+  INJECT(cuMemHostAlloc);
+  *data = std::malloc(bytes);
+  return *data ? kSuccess : kOutOfMemory;
+}
+FAKE(cuMemFreeHost, void* data) {
+  std::free(data);
+  return kSuccess;
+}
+FAKE(cuMemHostGetDevicePointer_v2, Address* address, void* data, unsigned) {
+  *address = reinterpret_cast<Address>(data);
+  return kSuccess;
+}
+FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream) {
+  Resolve(stream)->Enqueue([=] {
+    for (size_t i = 0; i < count; ++i) reinterpret_cast<unsigned*>(to)[i] = value;
+  });
+  return kSuccess;
+}
+FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
+  Resolve(stream)->Enqueue([=] {
+    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+  });
+  return kSuccess;
+}
+
+FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
+  INJECT(cuStreamCreateWithPriority);
+  *stream = new Stream();
+  return kSuccess;
+}
+FAKE(cuStreamDestroy_v2, Stream* stream) {
+  delete stream;
+  return kSuccess;
+}
+FAKE(cuStreamSynchronize, Stream* stream) {
+  const auto mark = std::make_shared<Mark>();
+  Resolve(stream)->Enqueue([mark] { mark->Pass(); });
+  mark->Wait();
+  return kSuccess;
+}
+FAKE(cuStreamWaitEvent, Stream* stream, Event* event, unsigned) {
+  if (const std::shared_ptr<Mark> mark = event->mark) {
+    Resolve(stream)->Enqueue([mark] { mark->Wait(); });
+  }
+  return kSuccess;
+}
+FAKE(cuEventCreate, Event** event, unsigned) {
+  *event = new Event();
+  return kSuccess;
+}
+FAKE(cuEventRecord, Event* event, Stream* stream) {
+  const auto mark = event->mark = std::make_shared<Mark>();
+  Resolve(stream)->Enqueue([mark] { mark->Pass(); });
+  return kSuccess;
+}
+FAKE(cuEventQuery, Event* event) {
+  return !event->mark || event->mark->HasPassed() ? kSuccess : kNotReady;
+}
+FAKE(cuEventDestroy_v2, Event* event) {
+  delete event;
+  return kSuccess;
+}
+
+FAKE(cuModuleLoadData, Module** module, const void* binary) {
+  if (!binary) return kInvalidValue;
+  static Module one;
+  *module = &one;
+  return kSuccess;
+}
+FAKE(cuModuleUnload, Module*) { return kSuccess; }
+FAKE(cuModuleGetFunction, Function** function, Module*, const char* name) {
+  static std::map<std::string, Function> all = AllFunctions();
+  const auto found = all.find(name);
+  if (found == all.end()) return kNotFound;
+  *function = &found->second;
+  return kSuccess;
+}
+FAKE(cuLaunchKernel, Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
+     unsigned, unsigned, Stream* stream, void** arguments, void**) {
+  INJECT(cuLaunchKernel);
+  Resolve(stream)->Enqueue(function->bind(arguments, blocks));
+  return kSuccess;
+}
+
+// A handle holds a process and its descriptor.
+FAKE(cuIpcGetMemHandle, IpcHandle* handle, Address address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = allocations.find(address);
+  if (found == allocations.end()) return kInvalidValue;
+  const int64_t parts[] = {getpid(), found->second.descriptor,
+                           static_cast<int64_t>(found->second.bytes)};
+  std::memcpy(handle->bytes, parts, sizeof(parts));
+  return kSuccess;
+}
+FAKE(cuIpcOpenMemHandle_v2, Address* address, IpcHandle handle, unsigned) {
+  INJECT(cuIpcOpenMemHandle_v2);
+  int64_t parts[3];
+  std::memcpy(parts, handle.bytes, sizeof(parts));
+  if (parts[0] == getpid()) return kInvalidValue;  // as the driver does
+  const std::string path =
+      "/proc/" + std::to_string(parts[0]) + "/fd/" + std::to_string(parts[1]);
+  const int descriptor = open(path.c_str(), O_RDWR | O_CLOEXEC);
+  if (descriptor < 0) return kInvalidValue;
+  *address = Map(descriptor, static_cast<size_t>(parts[2]));
+  close(descriptor);
+  if (!*address) return kOutOfMemory;
+  const std::lock_guard<std::mutex> lock(mutex);
+  opened[*address] = static_cast<size_t>(parts[2]);
+  return kSuccess;
+}
+FAKE(cuIpcCloseMemHandle, Address address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto found = opened.find(address);
+  if (found == opened.end()) return kInvalidValue;
+  munmap(reinterpret_cast<void*>(address), found->second);
+  opened.erase(found);
+  return kSuccess;
+}
+
+}  // namespace tfdist::cuda

@@ -1,0 +1,80 @@
+// Runs a GPU's kernels on the processor: each of a block's threads is one of the system's.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+#include <vector>
+
+namespace tfdist::device {
+
+class SimulatedBlock {
+ public:
+  explicit SimulatedBlock(uint32_t threads) { pthread_barrier_init(&barrier_, nullptr, threads); }
+  ~SimulatedBlock() { pthread_barrier_destroy(&barrier_); }
+  SimulatedBlock(const SimulatedBlock&) = delete;
+  SimulatedBlock& operator=(const SimulatedBlock&) = delete;
+
+  bool All(bool condition) {
+    if (!condition) any_fails_ = true;
+    pthread_barrier_wait(&barrier_);
+    const bool all = !any_fails_;
+    if (pthread_barrier_wait(&barrier_) == PTHREAD_BARRIER_SERIAL_THREAD) any_fails_ = false;
+    pthread_barrier_wait(&barrier_);
+    return all;
+  }
+
+ private:
+  pthread_barrier_t barrier_;
+  std::atomic<bool> any_fails_{false};
+};
+
+struct SimulatedThread {
+  uint32_t thread = 0, threads = 1, index = 0, blocks = 1;
+  SimulatedBlock* block = nullptr;
+};
+inline thread_local SimulatedThread here;
+
+inline uint64_t LoadWord(const uint64_t* word) {
+  std::this_thread::yield();  // Those that it waits for may need this core.
+  return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+}
+inline void StoreWord(uint64_t* word, uint64_t value) {
+  __atomic_store_n(word, value, __ATOMIC_RELEASE);
+}
+
+inline uint64_t Nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return static_cast<uint64_t>(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+
+inline uint32_t Thread() { return here.thread; }
+inline uint32_t ThreadsOfBlock() { return here.threads; }
+inline uint32_t BlockIndex() { return here.index; }
+inline uint32_t Blocks() { return here.blocks; }
+inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
+
+// Runs a kernel to its end, its blocks one after the other, as a GPU with a single multiprocessor.
+template <typename... Parameters, typename... Arguments>
+void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
+            const Arguments&... arguments) {
+  for (uint32_t index = 0; index < blocks; ++index) {
+    SimulatedBlock block(threads);
+    std::vector<std::thread> running;
+    for (uint32_t thread = 0; thread < threads; ++thread) {
+      running.emplace_back([&, thread] {
+        here = {thread, threads, index, blocks, &block};
+        kernel(arguments...);
+      });
+    }
+    for (std::thread& each : running) each.join();
+  }
+}
+
+}  // namespace tfdist::device
+
+#define TFDIST_UNROLL
+#define TFDIST_KERNEL extern "C" void
