@@ -86,9 +86,10 @@ def test_groups(group, behaviour):
 
 
 @exhaustive
+@pytest.mark.parametrize("accumulation", [None, 2])
 @pytest.mark.parametrize("group", ["1x2", "2x2"])
-def test_the_copies_on_all_devices_are_equal(group):
-    for variables in GROUPS[group].run(f"{PACKAGE}.xla:copies"):
+def test_the_copies_on_all_devices_are_equal(group, accumulation):
+    for variables in GROUPS[group].run(f"{PACKAGE}.xla:copies", accumulation):
         for held in variables:
             assert len(held) == 2 and np.array_equal(*held)
 

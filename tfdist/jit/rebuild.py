@@ -152,7 +152,16 @@ class Rebuilt:
                 here = tf.compat.v1.get_default_graph()
                 values = [here.capture(value) for value in arguments]
                 given = {t.name: value for t, value in zip(graph.inputs, values, strict=True)}
-                return Rebuilt(graph, graph.outputs, given, self._fits, own=own, within=True).add()
+                inner = Rebuilt(
+                    graph,
+                    graph.outputs,
+                    given,
+                    self._fits,
+                    own=own,
+                    copies=self._copies,
+                    within=True,
+                )
+                return inner.add()
 
             return build
 

@@ -45,12 +45,13 @@ def with_sizes_known_to_one_worker(strategy, policy):
         keras.mixed_precision.set_dtype_policy("float32")
 
 
-def copies(strategy):
+def copies(strategy, accumulation):
     """The copies that a worker's devices hold of each variable, after a training."""
     with scope(strategy):
         wide = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(3)]
         model = keras.Sequential([keras.Input((64,)), *wide])
-        optimizer = keras.optimizers.Adam(use_ema=True, global_clipnorm=1.0)
+        settings = {"use_ema": True, "global_clipnorm": 1.0}
+        optimizer = keras.optimizers.Adam(gradient_accumulation_steps=accumulation, **settings)
         model.compile(optimizer, "mse", jit_compile=True)
     x = np.random.default_rng(0).normal(size=(64, 67)).astype("float32")
     model.fit(x[:, :64], x[:, 64:], batch_size=8, epochs=2, verbose=0)
