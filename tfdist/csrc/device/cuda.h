@@ -30,7 +30,6 @@ constexpr unsigned kNoTiming = 2;              // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
 constexpr unsigned kLazyPeerAccess = 1;        // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
-constexpr int kMultiprocessors = 16;           // CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
 
 // Name, what it takes. All return a Result.

@@ -10,7 +10,7 @@ using cuda::Load;
 
 #define TFDIST_CALL(function, ...) cuda::Check(Load().function(__VA_ARGS__), #function)
 
-Gpu::Gpu(int number) : number_(number) {
+Gpu::Gpu(int number) {
   int count = 0;
   TFDIST_CALL(cuDeviceGetCount, &count);
   if (number < 0 || number >= count) {
@@ -25,7 +25,6 @@ Gpu::Gpu(int number) : number_(number) {
   int major = 0, minor = 0;
   TFDIST_CALL(cuDeviceGetAttribute, &major, cuda::kMajor, device_);
   TFDIST_CALL(cuDeviceGetAttribute, &minor, cuda::kMinor, device_);
-  TFDIST_CALL(cuDeviceGetAttribute, &multiprocessors_, cuda::kMultiprocessors, device_);
   architecture_ = "sm_" + std::to_string(major) + std::to_string(minor);
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &context_, device_);
 }
@@ -36,11 +35,12 @@ void Gpu::Use() const { TFDIST_CALL(cuCtxSetCurrent, context_); }
 
 void Gpu::UseIfPossible() const noexcept { Load().cuCtxSetCurrent(context_); }
 
-DeviceMemory::DeviceMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu), bytes_((bytes + 3) / 4 * 4) {
+DeviceMemory::DeviceMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu) {
   gpu_.Use();
-  TFDIST_CALL(cuMemAlloc_v2, &address_, bytes_);
+  const size_t words = (bytes + 3) / 4;
+  TFDIST_CALL(cuMemAlloc_v2, &address_, words * 4);
   try {
-    TFDIST_CALL(cuMemsetD32Async, address_, 0, bytes_ / 4, nullptr);
+    TFDIST_CALL(cuMemsetD32Async, address_, 0, words, nullptr);
     TFDIST_CALL(cuStreamSynchronize, nullptr);
   } catch (...) {
     Load().cuMemFree_v2(address_);

@@ -22,19 +22,15 @@ class Gpu {
   void Use() const;
   // The same for what frees, which can do nothing about an error.
   void UseIfPossible() const noexcept;
-  int number() const { return number_; }
   const std::string& name() const { return name_; }
   // What its kernels are compiled for, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
-  int multiprocessors() const { return multiprocessors_; }
 
  private:
-  int number_;
   cuda::Device device_ = 0;
   cuda::Context* context_ = nullptr;
   std::string name_;
   std::string architecture_;
-  int multiprocessors_ = 0;
 };
 
 // On the GPU; all zero.
@@ -46,13 +42,11 @@ class DeviceMemory {
   DeviceMemory& operator=(const DeviceMemory&) = delete;
 
   cuda::Address address() const { return address_; }
-  size_t bytes() const { return bytes_; }
   // What another process of the host opens it by.
   cuda::IpcHandle Share() const;
 
  private:
   const Gpu& gpu_;
-  size_t bytes_;
   cuda::Address address_ = 0;
 };
 

@@ -35,7 +35,7 @@ class KernelAllReduce {
     uint32_t rank;
     std::vector<Shared> ranks;      // as this rank sees them; at most kMostRanks
     size_t buffer_bytes;            // of each of two buffers: a multiple of 16, the same on all ranks
-    size_t one_shot_bytes = 1 << 16;  // up to so many are reduced in one shot
+    size_t one_shot_bytes = 1 << 16;  // up to so many are reduced in one shot; not measured yet
     double timeout_seconds = 600;   // of each wait
   };
   static constexpr size_t kWordBytes = device::kMeetingWords * sizeof(uint64_t);
