@@ -243,6 +243,25 @@ def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
         assert np.array_equal(here, there)
 
 
+def test_what_only_own_operations_use_is_compiled_with_them(monkeypatch):
+    monkeypatch.setattr(left_out, "_COMMUNICATES", ("PyFunc",))
+    weights = tf.Variable(np.resize(X, (16, 16)))
+
+    def step(x):
+        mask = tf.linalg.band_part(tf.reshape(weights, [64, 4])[:16] @ tf.ones([4, 16]), -1, 0)
+        y = x @ (mask * tf.reshape(weights, [16, 16]))
+        with tf.control_dependencies([y]):
+            scale = tf.constant(0.5)  # as in a gradient
+        summed = on_the_host(tf.reduce_sum(heavy(y * scale), 0))
+        weights.assign_sub(heavy(weights) * summed)
+        return summed
+
+    run = tf.function(compiled_between_collectives(step), autograph=False)
+    own, update = clusters_of(run.get_concrete_function(tf.constant(np.resize(X, (16, 16)))))
+    assert "MatrixBandPart" in own and own.count("MatMul") == 6
+    assert "AssignSubVariableOp" in update and update.count("MatMul") == 4
+
+
 def test_other_rows_are_compiled_once_they_come_often():
     spec = tf.TensorSpec([None, 4], tf.float32)
     compiled = tf.function(

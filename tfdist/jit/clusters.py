@@ -9,9 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.jit.left_out import communicates
 from tfdist.jit.program import Program, has_shape
-from tfdist.jit.tracing import is_has_rows
 
 _LEAST_OPERATIONS = 8
 _LEAST_SMALL_ONES = 64
@@ -137,20 +135,6 @@ def exchanging_lists(
                 places = clusters[op], clusters[tensor.op]
                 if places[0] is not places[1]:
                     found |= {o for o, place in zip((op, tensor.op), places, strict=True) if place}
-    return found
-
-
-def computed_here(program: Program, given: set[Any]) -> set[Any]:
-    """The operations that compute with this worker's own values, other than by communication.
-
-    Args:
-        program: the program.
-        given: its placeholders of such values.
-    """
-    found = set(given)
-    for op in program.operations:
-        if not communicates(op) and (is_has_rows(op) or any(t.op in found for t in op.inputs)):
-            found.add(op)
     return found
 
 

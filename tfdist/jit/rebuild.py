@@ -10,13 +10,14 @@ import tensorflow as tf
 
 from tfdist.internals.graphs import add_control_inputs, branches_of
 from tfdist.jit.cluster_function import Cluster, add_operations
-from tfdist.jit.clusters import Unit, computed_here, divide, exchanging_lists
+from tfdist.jit.clusters import Unit, divide, exchanging_lists
 from tfdist.jit.left_out import (
     CONDITIONALS,
     has_several_of_a_kind,
     left_out,
     node_communicates,
 )
+from tfdist.jit.ownership import own_operations
 from tfdist.jit.program import Program, called_by
 
 _INPUT = "Placeholder"
@@ -54,9 +55,8 @@ class Rebuilt:
         self._results = list(results)
         self._program = Program(graph, results)
         given_here = {op for op in self._program.operations if op.type == _INPUT}
-        self._own = computed_here(
-            self._program, {op for op in given_here if op.outputs[0].name in own}
-        )
+        own_inputs = {op for op in given_here if op.outputs[0].name in own}
+        self._own = own_operations(self._program, own_inputs, self._results)
         self._copies = copies or has_several_of_a_kind(self._program)
         self._left_out = left_out(self._program, within=within)
         if self._copies:
