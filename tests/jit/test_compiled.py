@@ -220,6 +220,7 @@ def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
     def trained(sizes):
         weights = tf.Variable(np.random.default_rng(0).normal(size=(6, 64)).astype("float32"))
         average = tf.Variable(tf.zeros([6, 64]))
+        chosen, picked, scaled = (tf.Variable(tf.zeros([6, 6])) for _ in range(3))
 
         def step(x):
             loss = tf.reduce_mean(tf.tanh(x @ weights) ** 2)
@@ -228,6 +229,13 @@ def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
             active = tf.boolean_mask(weights, tf.abs(weights) > 0.3)  # of no static shape
             norm = tf.sqrt(tf.reduce_sum(active * active))
             average.assign(average * 0.9 + 0.1 * weights / norm)
+            # Conditions of a worker's own that are the same on all.
+            some = tf.shape(x)[0] > 0
+            factor = tf.cast(some, tf.float32)
+            products = [heavy(weights @ tf.transpose(weights) / 64 + i) for i in range(4)]
+            chosen.assign(tf.where(some, products[0], chosen))
+            picked.assign(tf.stack(products)[tf.cast(some, tf.int32)])
+            scaled.assign(factor * products[2] + (1 - factor) * scaled)
             return on_the_host(tf.reduce_mean(tf.tanh(x @ weights) ** 2) + norm)
 
         run = tf.function(
@@ -237,7 +245,7 @@ def test_what_may_have_to_be_equal_does_not_depend_on_own_sizes(monkeypatch):
         )
         for size in sizes:
             run(tf.ones([size, 6]))
-        return weights.numpy(), average.numpy()
+        return [v.numpy() for v in (weights, average, chosen, picked, scaled)]
 
     for here, there in zip(trained([3] * 5), trained([4, 2, 2, 2, 2]), strict=True):
         assert np.array_equal(here, there)
