@@ -19,6 +19,8 @@ _SECONDS = 250
 _TESTS = "tests"
 _TEST = "_test.cc"
 _FAKES = "tests/fakes"  # libraries that stand for others
+# What the system knows the others by, where it matters whether one of them is loaded.
+_SONAMES = {"nccl": "libnccl.so.2"}
 _HEADERS = (".h", ".inc", ".cu")
 
 
@@ -94,8 +96,11 @@ class Toolchain:
         return self._make(made, "-I.", "-c", str(path.relative_to(recipe.SOURCE)))
 
     def _compile_fake(self, path: Path, common: str) -> Path:
-        made = self._cache / f"libfake{path.stem}-{_digest(common, path.read_bytes())}.so"
-        return self._make(made, "-I.", "-fPIC", "-shared", str(path.relative_to(recipe.SOURCE)))
+        soname = _SONAMES.get(path.stem, path.stem)
+        digest = _digest(common, path.read_bytes(), soname)
+        made = self._cache / f"libfake{path.stem}-{digest}.so"
+        words = ("-I.", "-fPIC", "-shared", f"-Wl,-soname,{soname}")
+        return self._make(made, *words, str(path.relative_to(recipe.SOURCE)))
 
     def _link(self, objects: Sequence[Path]) -> Path:
         words = [str(path) for path in objects]

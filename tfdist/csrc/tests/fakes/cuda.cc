@@ -255,6 +255,10 @@ FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   });
   return kSuccess;
 }
+FAKE(cuLaunchHostFunc, Stream* stream, void (*function)(void*), void* data) {
+  Resolve(stream)->Enqueue([=] { function(data); });
+  return kSuccess;
+}
 
 FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
   INJECT(cuStreamCreateWithPriority);

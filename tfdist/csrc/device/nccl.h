@@ -1,0 +1,100 @@
+// The few functions of NCCL that are used, found when the process runs: so nothing of it is needed
+// to compile, and it is the NCCL that TensorFlow uses.
+#pragma once
+
+#include <climits>
+#include <cstddef>
+#include <functional>
+#include <string>
+
+#include "device/cuda.h"
+
+namespace tfdist::nccl {
+
+struct Comm;
+struct Window;
+using cuda::Stream;
+using Result = int;  // ncclResult_t
+using Type = int;    // ncclDataType_t
+using Op = int;      // ncclRedOp_t
+
+// ncclUniqueId: tells the ranks of a communicator how to find each other.
+struct UniqueId {
+  char bytes[128];
+};
+
+// ncclConfig_t as in 2.17 to 2.24. Newer ones go by its size and version, and set the rest.
+struct Config {
+  static constexpr int kUnset = INT_MIN;  // NCCL_CONFIG_UNDEF_INT
+
+  size_t size = sizeof(Config);
+  unsigned magic = 0xcafebeef;  // NCCL_API_MAGIC
+  unsigned version = 22100;
+  int blocking = kUnset;
+  int cluster_size = kUnset;     // cgaClusterSize
+  int least_blocks = kUnset;     // minCTAs
+  int most_blocks = kUnset;      // maxCTAs
+  const char* network = nullptr;  // netName
+  int split_share = kUnset;      // splitShare
+};
+static_assert(sizeof(Config) == 48, "a layout that NCCL does not know");
+
+constexpr Result kSuccess = 0, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7;
+constexpr Type kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4;
+constexpr Type kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
+constexpr Op kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kMean = 4;
+constexpr int kOldest = 22100;  // that of TensorFlow 2.18
+
+// Name, what it returns, what it takes.
+#define TFDIST_NCCL(F)                                                                           \
+  F(ncclGetVersion, Result, (int*))                                                              \
+  F(ncclGetErrorString, const char*, (Result))                                                   \
+  F(ncclGetLastError, const char*, (Comm*))                                                      \
+  F(ncclGetUniqueId, Result, (UniqueId*))                                                        \
+  F(ncclCommInitRankConfig, Result, (Comm**, int, UniqueId, int, Config*))                       \
+  F(ncclCommCount, Result, (Comm*, int*))                                                  \
+  F(ncclCommGetAsyncError, Result, (Comm*, Result*))                                             \
+  F(ncclCommFinalize, Result, (Comm*))                                                           \
+  F(ncclCommDestroy, Result, (Comm*))                                                            \
+  F(ncclCommAbort, Result, (Comm*))                                                              \
+  F(ncclGroupStart, Result, ())                                                                  \
+  F(ncclGroupEnd, Result, ())                                                                    \
+  F(ncclAllReduce, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*))               \
+  F(ncclReduceScatter, Result, (const void*, void*, size_t, Type, Op, Comm*, Stream*))           \
+  F(ncclAllGather, Result, (const void*, void*, size_t, Type, Comm*, Stream*))                   \
+  F(ncclBroadcast, Result, (const void*, void*, size_t, Type, int, Comm*, Stream*))              \
+  F(ncclSend, Result, (const void*, size_t, Type, int, Comm*, Stream*))                          \
+  F(ncclRecv, Result, (void*, size_t, Type, int, Comm*, Stream*))
+// Null where a version lacks them.
+#define TFDIST_NCCL_IF_PRESENT(F)                                              \
+  F(ncclMemAlloc, Result, (void**, size_t))                                    \
+  F(ncclMemFree, Result, (void*))                                              \
+  F(ncclCommRegister, Result, (const Comm*, void*, size_t, void**))            \
+  F(ncclCommDeregister, Result, (const Comm*, void*))                          \
+  F(ncclCommWindowRegister, Result, (Comm*, void*, size_t, Window**, int))     \
+  F(ncclCommWindowDeregister, Result, (Comm*, Window*))
+
+struct Library {
+#define TFDIST_MEMBER(name, result, arguments) result(*name) arguments = nullptr;
+  TFDIST_NCCL(TFDIST_MEMBER)
+  TFDIST_NCCL_IF_PRESENT(TFDIST_MEMBER)
+#undef TFDIST_MEMBER
+  int version = 0;  // such as 22105 for 2.21.5
+};
+
+// The same for the whole process; the first call tells which library, "" for the system's.
+// Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is
+// missing.
+const Library& Load(const std::string& library = "");
+
+// The functions of a library that is called `name`: `find` returns null for those that it lacks.
+Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
+
+// As people write it, such as "2.21.5".
+std::string VersionOf(int version);
+
+// Throws Error with what NCCL says of the error, unless all is well: kUnavailable if a rank is
+// lost, else kInternal.
+void Check(Result result, const char* function);
+
+}  // namespace tfdist::nccl

@@ -1,0 +1,263 @@
+#include "device/nccl_group.h"
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "error.h"
+#include "reduce/reduce.h"
+
+namespace tfdist {
+namespace {
+
+using nccl::Comm;
+using nccl::Result;
+using Clock = std::chrono::steady_clock;
+using Seconds = std::chrono::duration<double>;
+
+// Most calls are done with at once, or within the time that a thread takes to start.
+constexpr auto kImpatient = std::chrono::microseconds(200);
+constexpr auto kNap = std::chrono::microseconds(500);
+
+void Pause(Clock::time_point since) {
+  if (Clock::now() - since < kImpatient) return std::this_thread::yield();
+  std::this_thread::sleep_for(kNap);
+}
+
+std::string Rounded(double seconds) {
+  char text[32];
+  std::snprintf(text, sizeof(text), seconds < 10 ? "%.1f s" : "%.0f s", seconds);
+  return text;
+}
+
+std::string Numbered(int rank, int size) {
+  return "rank " + std::to_string(rank) + " of " + std::to_string(size);
+}
+
+void* Pointer(cuda::Address address) {
+  return reinterpret_cast<void*>(static_cast<uintptr_t>(address));
+}
+
+nccl::Type TypeOf(DType type) {
+  switch (type) {
+    case DType::kBool:
+    case DType::kUint8: return nccl::kUint8;
+    case DType::kInt8: return nccl::kInt8;
+    case DType::kInt32: return nccl::kInt32;
+    case DType::kInt64: return nccl::kInt64;
+    case DType::kFloat16: return nccl::kFloat16;
+    case DType::kBfloat16: return nccl::kBfloat16;
+    case DType::kFloat32: return nccl::kFloat32;
+    case DType::kFloat64: return nccl::kFloat64;
+  }
+  return nccl::kUint8;
+}
+
+// A sum of bools is whether any is true, which is their maximum as bytes; a product, their minimum.
+nccl::Op OpOf(DType type, ReduceOp op) {
+  CheckReducible(type, op);
+  if (!NcclSupports(type, op)) {
+    throw Error(Code::kInvalidArgument, std::string("NCCL loses NaNs in the ") + NameOf(op) +
+                                            " of " + NameOf(type) + ": reduce without it.");
+  }
+  const bool logical = type == DType::kBool;
+  switch (op) {
+    case ReduceOp::kSum: return logical ? nccl::kMax : nccl::kSum;
+    case ReduceOp::kMean: return nccl::kMean;
+    case ReduceOp::kMin: return nccl::kMin;
+    case ReduceOp::kMax: return nccl::kMax;
+    case ReduceOp::kProduct: return logical ? nccl::kMin : nccl::kProduct;
+  }
+  return nccl::kSum;
+}
+
+}  // namespace
+
+bool NcclSupports(DType type, ReduceOp op) {
+  if (op == ReduceOp::kMean) return IsFloating(type);
+  return !IsFloating(type) || (op != ReduceOp::kMin && op != ReduceOp::kMax);
+}
+
+nccl::UniqueId NcclGroup::NewId() {
+  nccl::UniqueId id;
+  nccl::Check(nccl::Load().ncclGetUniqueId(&id), "ncclGetUniqueId");
+  return id;
+}
+
+NcclGroup::NcclGroup(const Setup& setup) : setup_(setup), nccl_(nccl::Load()) {
+  setup_.gpu->Use();
+  nccl::Config config;
+  config.blocking = 0;
+  try {
+    const Result result = nccl_.ncclCommInitRankConfig(&comm_, setup_.size, setup_.id, setup_.rank,
+                                                       &config);
+    if (result != nccl::kInProgress) nccl::Check(result, "ncclCommInitRankConfig");
+    Settle("ncclCommInitRankConfig");
+  } catch (...) {
+    Abort();
+    throw;
+  }
+}
+
+NcclGroup::~NcclGroup() {
+  if (!comm_) return;
+  setup_.gpu->UseIfPossible();
+  const auto begin = Clock::now();
+  Result result = nccl_.ncclCommFinalize(comm_);
+  while (result == nccl::kInProgress && Clock::now() - begin < Seconds(setup_.closing_seconds)) {
+    Pause(begin);
+    const Result asked = nccl_.ncclCommGetAsyncError(comm_, &result);
+    if (asked != nccl::kSuccess) result = asked;
+  }
+  if (result == nccl::kSuccess) {
+    nccl_.ncclCommDestroy(comm_);
+  } else {
+    Abort();
+  }
+}
+
+void NcclGroup::AllReduce(cuda::Address in, cuda::Address out, size_t count, DType type,
+                          ReduceOp op, cuda::Stream* stream) {
+  const nccl::Op reduction = OpOf(type, op);
+  Launch("ncclAllReduce", [&](Comm* comm) {
+    return nccl_.ncclAllReduce(Pointer(in), Pointer(out), count, TypeOf(type), reduction, comm,
+                               stream);
+  });
+}
+
+void NcclGroup::ReduceScatter(cuda::Address in, cuda::Address out, size_t count, DType type,
+                              ReduceOp op, cuda::Stream* stream) {
+  const nccl::Op reduction = OpOf(type, op);
+  Launch("ncclReduceScatter", [&](Comm* comm) {
+    return nccl_.ncclReduceScatter(Pointer(in), Pointer(out), count, TypeOf(type), reduction, comm,
+                                   stream);
+  });
+}
+
+void NcclGroup::AllGather(cuda::Address in, cuda::Address out, size_t count, DType type,
+                          cuda::Stream* stream) {
+  Launch("ncclAllGather", [&](Comm* comm) {
+    return nccl_.ncclAllGather(Pointer(in), Pointer(out), count, TypeOf(type), comm, stream);
+  });
+}
+
+void NcclGroup::Broadcast(cuda::Address in, cuda::Address out, size_t count, DType type, int root,
+                          cuda::Stream* stream) {
+  Launch("ncclBroadcast", [&](Comm* comm) {
+    return nccl_.ncclBroadcast(Pointer(in), Pointer(out), count, TypeOf(type), root, comm, stream);
+  });
+}
+
+void NcclGroup::Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream) {
+  Launch("ncclSend", [&](Comm* comm) {
+    return nccl_.ncclSend(Pointer(in), count, TypeOf(type), to, comm, stream);
+  });
+}
+
+void NcclGroup::Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream) {
+  Launch("ncclRecv", [&](Comm* comm) {
+    return nccl_.ncclRecv(Pointer(out), count, TypeOf(type), from, comm, stream);
+  });
+}
+
+void NcclGroup::Grouped(const std::function<void()>& body) {
+  {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    if (grouping_) return body();
+    Living();
+    setup_.gpu->Use();
+    nccl::Check(nccl_.ncclGroupStart(), "ncclGroupStart");
+    grouping_ = true;
+    try {
+      body();
+    } catch (...) {
+      grouping_ = false;
+      nccl_.ncclGroupEnd();
+      Abort();
+      throw;
+    }
+    grouping_ = false;
+    const Result result = nccl_.ncclGroupEnd();
+    if (result != nccl::kInProgress) nccl::Check(result, "ncclGroupEnd");
+  }
+  Settle("ncclGroupEnd");
+}
+
+void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>& call) {
+  {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    setup_.gpu->Use();
+    const Result result = call(Living());
+    if (result != nccl::kInProgress) nccl::Check(result, function);
+    if (grouping_) return;
+  }
+  Settle(function);
+}
+
+// Waits until what was called is done with. Some versions say success of what is in progress, so
+// the state alone tells. Up to 2.26 a call leaves behind what belongs to its thread, and only the
+// next call clears it away: a count of the ranks is one without effect.
+void NcclGroup::Settle(const char* function) {
+  const auto begin = Clock::now();
+  Result state;
+  while ((state = State()) == nccl::kInProgress) {
+    CheckGuard();
+    if (Clock::now() - begin >= Seconds(setup_.timeout_seconds)) {
+      Abort();
+      throw Error(Code::kUnavailable,
+                  std::string(function) + " of NCCL has been in progress on " +
+                      Numbered(setup_.rank, setup_.size) + " for " +
+                      Rounded(setup_.timeout_seconds) +
+                      ": other ranks have not come, or cannot be reached. NCCL_DEBUG=INFO shows "
+                      "what NCCL does.");
+    }
+    Pause(begin);
+  }
+  nccl::Check(state, function);
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  int count = 0;
+  nccl::Check(nccl_.ncclCommCount(Living(), &count), function);
+}
+
+void NcclGroup::CheckGuard() {
+  try {
+    if (setup_.guard) setup_.guard->Check();
+  } catch (...) {
+    Abort();
+    throw;
+  }
+}
+
+void NcclGroup::Poll() {
+  const Result state = State();
+  if (state != nccl::kInProgress) nccl::Check(state, "The communicator");
+}
+
+void NcclGroup::Abort() noexcept {
+  Comm* comm = nullptr;
+  {
+    const std::lock_guard<std::recursive_mutex> lock(mutex_);
+    std::swap(comm, comm_);
+  }
+  if (!comm) return;
+  setup_.gpu->UseIfPossible();
+  nccl_.ncclCommAbort(comm);
+}
+
+Result NcclGroup::State() {
+  const std::lock_guard<std::recursive_mutex> lock(mutex_);
+  Result state = nccl::kSuccess;
+  nccl::Check(nccl_.ncclCommGetAsyncError(Living(), &state), "ncclCommGetAsyncError");
+  return state;
+}
+
+Comm* NcclGroup::Living() const {
+  if (comm_) return comm_;
+  throw Error(Code::kUnavailable, "The NCCL communicator of " +
+                                      Numbered(setup_.rank, setup_.size) + " has been aborted.");
+}
+
+}  // namespace tfdist

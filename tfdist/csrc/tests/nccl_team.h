@@ -1,0 +1,89 @@
+// A team of ranks of NCCL for tests, in threads, and what they ask of the NCCL that stands for it.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "device/nccl_group.h"
+#include "tests/team.h"
+
+namespace tfdist::testing {
+
+// Their paths are in FAKE_CUDA and FAKE_NCCL.
+inline void LoadFakes() {
+  cuda::Load(std::getenv("FAKE_CUDA"));
+  nccl::Load(std::getenv("FAKE_NCCL"));
+}
+
+template <typename F>
+F* Fake(const char* name) {
+  return reinterpret_cast<F*>(dlsym(dlopen(std::getenv("FAKE_NCCL"), RTLD_NOW), name));
+}
+inline void Set(const char* name, int value) {
+  Fake<void(const char*, int)>("fake_nccl_set")(name, value);
+}
+inline int Living() { return Fake<int()>("fake_nccl_living")(); }
+inline int Calls(const char* function) {
+  return Fake<int(const char*)>("fake_nccl_calls")(function);
+}
+
+// A rank with its GPU, and memory for tests.
+struct Rank {
+  explicit Rank(NcclGroup::Setup setup)
+      : number(setup.rank), size(setup.size), gpu(0), stream(gpu) {
+    setup.gpu = &gpu;
+    group = std::make_unique<NcclGroup>(setup);
+  }
+
+  cuda::Address Put(const std::vector<char>& values, size_t bytes = 0) {
+    memories.push_back(std::make_unique<DeviceMemory>(gpu, std::max(values.size(), bytes) + 4));
+    const cuda::Address at = memories.back()->address();
+    std::copy(values.begin(), values.end(), reinterpret_cast<char*>(at));
+    return at;
+  }
+  bool Has(cuda::Address at, const std::vector<char>& expected) {
+    stream.Synchronize();
+    return std::equal(expected.begin(), expected.end(), reinterpret_cast<const char*>(at));
+  }
+
+  const int number, size;
+  Gpu gpu;
+  DeviceStream stream;
+  std::vector<std::unique_ptr<DeviceMemory>> memories;
+  std::unique_ptr<NcclGroup> group;
+};
+
+// Each rank's body in a thread; throws the first failure.
+inline void OnEach(int ranks, const std::function<void(int)>& body) {
+  std::vector<std::thread> threads;
+  std::vector<std::exception_ptr> failures(static_cast<size_t>(ranks));
+  for (int rank = 0; rank < ranks; ++rank) {
+    threads.emplace_back([&, rank] {
+      try {
+        body(rank);
+      } catch (...) {
+        failures[static_cast<size_t>(rank)] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& failure : failures) {
+    if (failure) std::rethrow_exception(failure);
+  }
+}
+inline void OnEachOf(int ranks, const std::function<void(Rank&)>& body) {
+  const nccl::UniqueId id = NcclGroup::NewId();
+  OnEach(ranks, [&](int number) {
+    Rank rank({nullptr, id, number, ranks});
+    body(rank);
+  });
+}
+
+}  // namespace tfdist::testing
