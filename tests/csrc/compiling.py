@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.native import compiler as compilers
 from tfdist.native import recipe, tensorflow_package
+from tfdist.native.tensorflow_package import TensorFlowPackage
 from tfdist.options import NativeOptions
 
 _FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra")
@@ -44,12 +45,19 @@ class Toolchain:
         flags: for compiling and for linking.
         cache: a folder, which may hold what was made before.
         library: the core, where it is not to be compiled with these flags, too.
+        tensorflow: that the core is compiled for; the installed one by default.
     """
 
-    def __init__(self, flags: Sequence[str], cache: Path, library: Path | None = None) -> None:
+    def __init__(
+        self,
+        flags: Sequence[str],
+        cache: Path,
+        library: Path | None = None,
+        tensorflow: TensorFlowPackage | None = None,
+    ) -> None:
         found = compilers.find(NativeOptions.from_environment().compiler)
         # One ABI with the library.
-        self._recipe = recipe.read(tensorflow_package.find())
+        self._recipe = recipe.read(tensorflow or tensorflow_package.find())
         common = (*_FLAGS, *recipe.ARITHMETIC, *self._recipe.tensorflow.defines)
         self._command = (*found.command, *common, *flags)
         self._version = found.version
@@ -68,12 +76,17 @@ class Toolchain:
                 return (done.stderr.strip() or f"{words[0]} fails").splitlines()[0]
         return ""
 
-    def programs(self) -> Programs:
-        """Makes a program of each test, from as many units at once as there are cores."""
+    def programs(self, names: Collection[str] = ()) -> Programs:
+        """Makes programs of tests, from as many units at once as there are cores.
+
+        Args:
+            names: of the tests; all of them by default.
+        """
         core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
         tests = sorted((recipe.SOURCE / _TESTS).glob("*.cc"))
         shared = core + [path for path in tests if not path.name.endswith(_TEST)]
         own = [path for path in tests if path.name.endswith(_TEST)]
+        own = [path for path in own if not names or path.name.removesuffix(_TEST) in names]
         # A unit depends on any header: they are few, and change seldom.
         headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in _HEADERS]
         common = _digest(*self._command, self._version, *(path.read_bytes() for path in headers))

@@ -53,6 +53,13 @@ Communicator::Communicator(Setup setup)
   const auto size = static_cast<size_t>(topology.size);
   Connections connections = Connect(setup.rank, setup.names, setup.control, setup.data, setup.tls,
                                     setup.start_seconds);
+  if (setup.device) {
+    DevicePath::Setup device = *setup.device;
+    device.timeout_seconds = setup.timeout_seconds;
+    device.warn = setup.warn;
+    Guard& guard = *this;
+    device_ = std::make_unique<DevicePath>(std::move(device), guard);
+  }
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this, recorder_);
   messages_to_.assign(size, 0);
   messages_from_.assign(size, 0);
@@ -151,6 +158,15 @@ std::string Communicator::Cause(const Error& error) {
 }
 
 void Communicator::Dispatch(Operation& operation) {
+  if (!operation.device) return RunOnHost(operation);
+  if (!device_) {
+    throw Error(Code::kInvalidArgument,
+                Describe(operation.fingerprint) + " is on a GPU, and the communicator has none.");
+  }
+  device_->Run(fabric_, operation, [this](Operation& staged) { RunOnHost(staged); });
+}
+
+void Communicator::RunOnHost(Operation& operation) {
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce: return AllReduce(fabric_, operation, algorithm_);
     case Kind::kReduceScatter: return ReduceScatter(fabric_, operation);
@@ -170,6 +186,7 @@ void Communicator::Begin(Operation& operation) {
   doing_.status.peer = operation.peer;
   Fingerprint& fingerprint = operation.fingerprint;
   fingerprint.failures = failures_;
+  fingerprint.on_device = operation.device ? 1 : 0;
   if (IsMessage(fingerprint.kind)) {
     fingerprint.sequence = ++Messages(fingerprint.kind, operation.peer);
   } else {
@@ -304,7 +321,9 @@ std::string Communicator::StepEnded() const {
 void Communicator::Close() {
   if (!queue_.Close()) return;
   if (held_back_) GiveUp(Code::kUnavailable, StepEnded(), true);
+  if (device_ && !aborted_) device_->Leave();
   watch_->Stop();
+  device_ = nullptr;
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   final_ = Count();
   fabric_.links.clear();

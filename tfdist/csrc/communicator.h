@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@
 #include "control/communicator_state.h"
 #include "control/recorder.h"
 #include "control/watch.h"
+#include "device/device_path.h"
 #include "error.h"
 #include "guard.h"
 #include "operation_queue.h"
@@ -40,6 +42,7 @@ class Communicator : private Guard {
     double stall_seconds = 30;
     double timeout_seconds = 600;
     std::string algorithm;
+    std::optional<DevicePath::Setup> device;  // for what is on a GPU; its times and `warn` are these
     std::function<void(const std::string&)> warn;
   };
   struct Statistics {
@@ -86,6 +89,7 @@ class Communicator : private Guard {
   void Check() override;
   void Execute(Operation& operation);
   void Dispatch(Operation& operation);
+  void RunOnHost(Operation& operation);
   void Begin(Operation& operation);
   void End(const Operation& operation, bool failed);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
@@ -106,6 +110,7 @@ class Communicator : private Guard {
   Recorder recorder_;
   Fabric fabric_;
   std::unique_ptr<Watch> watch_;
+  std::unique_ptr<DevicePath> device_;
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it

@@ -47,7 +47,7 @@ bool Agree(const Fingerprint& mine, const Fingerprint& theirs) {
          mine.shapes == theirs.shapes && mine.count == theirs.count && mine.root == theirs.root &&
          mine.tensors == theirs.tensors && mine.type == theirs.type && mine.op == theirs.op &&
          mine.algorithm == theirs.algorithm && mine.codec == theirs.codec &&
-         mine.failures == theirs.failures &&
+         mine.failures == theirs.failures && mine.on_device == theirs.on_device &&
          std::memcmp(mine.name, theirs.name, sizeof(mine.name)) == 0;
 }
 
@@ -110,6 +110,8 @@ Error Disagreement(const std::string& rank, const Fingerprint& joined,
     why = " A step has failed on one of them alone.";
   } else if (joined.algorithm != other_joined.algorithm) {
     why = " TFDIST_ALGORITHM differs.";
+  } else if (joined.on_device != other_joined.on_device) {
+    why = " It is on a GPU on one of them alone.";
   } else if (joined.codec != other_joined.codec) {
     why = " The compression differs.";
   } else if (names && joined.kind == other_joined.kind) {

@@ -27,7 +27,8 @@ struct Fingerprint {
   uint8_t failures = 0;   // how many steps of the rank have failed so far, modulo 256
   uint32_t codec = 0;     // a hash of the compression; 0 for none
   int64_t dims[4] = {};
-  char name[56] = {};
+  uint8_t on_device = 0;  // 1 if what it moves is a GPU's
+  char name[55] = {};
 
   void SetName(const std::string& text);
   // Adds a tensor; `dims` are its dimensions.

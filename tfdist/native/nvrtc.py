@@ -15,6 +15,7 @@ from tfdist.errors import NativeUnavailableError
 # Of `tensorflow[and-cuda]`, and of CUDA 13's packages.
 _PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
 _HELP = 'Install it: pip install "tensorflow[and-cuda]", or nvidia-cuda-nvrtc-cu12.'
+_BUILTINS = "libnvrtc-builtins.so.*"
 _SUCCESS = 0
 
 
@@ -26,7 +27,7 @@ class Nvrtc:
     """A loaded NVRTC.
 
     Args:
-        path: of the library.
+        path: of the library; its other half is in the same folder, or is found by its name.
 
     Attributes:
         path: as above.
@@ -39,6 +40,8 @@ class Nvrtc:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
+            # CUDA 13's does not look for its other half in its own folder.
+            self._builtins = [ctypes.CDLL(str(p)) for p in path.parent.glob(_BUILTINS)]
             self._library = ctypes.CDLL(str(path))
             major, minor = ctypes.c_int(), ctypes.c_int()
             self._call("nvrtcVersion", ctypes.byref(major), ctypes.byref(minor))

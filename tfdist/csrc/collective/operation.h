@@ -13,6 +13,10 @@
 
 namespace tfdist {
 
+namespace cuda {
+struct Event;
+}
+
 // How an all-reduce of float32 is made smaller on its way.
 struct Compression {
   Codec codec;
@@ -30,6 +34,9 @@ struct Operation {
   bool overlaps = false;    // whether the program goes on beside it; for the recorder
   ConstPieces in;
   Pieces out;
+  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing. None if
+  // the memory is the host's.
+  std::optional<cuda::Event*> device;
   std::optional<Compression> compression;  // of an all-reduce; a sum of float32
 
   // Gathers and all-to-alls move rows, which may be empty, and of which ranks may bring different

@@ -32,6 +32,11 @@ constexpr unsigned kLazyPeerAccess = 1;        // CU_IPC_MEM_LAZY_ENABLE_PEER_AC
 constexpr int kMajor = 75, kMinor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
 
+// CUuuid: tells GPUs apart, also between processes.
+struct Uuid {
+  char bytes[16];
+};
+
 // Name, what it takes. All return a Result.
 #define TFDIST_CUDA(F)                                                                    \
   F(cuInit, (unsigned))                                                                   \
@@ -41,6 +46,7 @@ constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
   F(cuDeviceGetCount, (int*))                                                             \
   F(cuDeviceGet, (Device*, int))                                                          \
   F(cuDeviceGetName, (char*, int, Device))                                                \
+  F(cuDeviceGetUuid_v2, (Uuid*, Device))                                                  \
   F(cuDeviceGetAttribute, (int*, int, Device))                                            \
   F(cuDevicePrimaryCtxRetain, (Context**, Device))                                        \
   F(cuDevicePrimaryCtxRelease_v2, (Device))                                               \

@@ -22,6 +22,7 @@ Gpu::Gpu(int number) {
   char name[128] = {};
   TFDIST_CALL(cuDeviceGetName, name, sizeof(name) - 1, device_);
   name_ = name;
+  TFDIST_CALL(cuDeviceGetUuid_v2, &uuid_, device_);
   int major = 0, minor = 0;
   TFDIST_CALL(cuDeviceGetAttribute, &major, cuda::kMajor, device_);
   TFDIST_CALL(cuDeviceGetAttribute, &minor, cuda::kMinor, device_);
@@ -94,6 +95,12 @@ DeviceStream::DeviceStream(const Gpu& gpu) : gpu_(gpu) {
 DeviceStream::~DeviceStream() {
   gpu_.UseIfPossible();
   Load().cuStreamDestroy_v2(stream_);
+}
+
+void DeviceStream::Copy(cuda::Address to, cuda::Address from, size_t bytes) const {
+  if (bytes == 0) return;
+  gpu_.Use();
+  TFDIST_CALL(cuMemcpyAsync, to, from, bytes, stream_);
 }
 
 void DeviceStream::Synchronize() const {

@@ -25,12 +25,15 @@ class Gpu {
   const std::string& name() const { return name_; }
   // What its kernels are compiled for, such as "sm_90".
   const std::string& architecture() const { return architecture_; }
+  // Its own among all GPUs.
+  const cuda::Uuid& uuid() const { return uuid_; }
 
  private:
   cuda::Device device_ = 0;
   cuda::Context* context_ = nullptr;
   std::string name_;
   std::string architecture_;
+  cuda::Uuid uuid_{};
 };
 
 // On the GPU; all zero.
@@ -91,6 +94,9 @@ class DeviceStream {
   DeviceStream& operator=(const DeviceStream&) = delete;
 
   cuda::Stream* get() const { return stream_; }
+  // Copies to or from a GPU, or within one; the host's memory has to be `MappedMemory` to come or go
+  // beside other work.
+  void Copy(cuda::Address to, cuda::Address from, size_t bytes) const;
   // Waits for all that it was given.
   void Synchronize() const;
 
@@ -111,6 +117,7 @@ class DeviceEvent {
   // What the stream is given from now on runs after this point.
   void HoldBack(cuda::Stream* stream) const;
   bool HasPassed() const;
+  cuda::Event* get() const { return event_; }
 
  private:
   const Gpu& gpu_;

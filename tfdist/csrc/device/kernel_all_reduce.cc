@@ -13,10 +13,15 @@ using device::List;
 
 constexpr unsigned kThreads = 512;
 
+constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
+
+// From 256 blocks on, an H100 moves memory about as fast as it copies.
+constexpr uint64_t kMostBlocksAlone = 512;
+
 // How many blocks share the work: the same on all ranks, whatever GPU they have.
-unsigned BlocksFor(uint64_t vectors) {
+unsigned BlocksFor(uint64_t vectors, uint64_t most) {
   const uint64_t wanted = (vectors + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, device::kMostBlocks));
+  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, most));
 }
 
 std::string Suffix(DType type, ReduceOp op) {
@@ -39,9 +44,13 @@ std::vector<const char*> KernelNames() {
 }
 
 KernelAllReduce::KernelAllReduce(Setup setup)
-    : setup_(std::move(setup)), host_(*setup_.gpu, 2 * sizeof(uint64_t)) {
+    : setup_(std::move(setup)),
+      host_(*setup_.gpu, 2 * sizeof(uint64_t)),
+      ended_(*setup_.gpu, sizeof(uint64_t)),
+      aside_(*setup_.gpu) {
   waiting_.abort = Pointer<uint64_t>(host_.address());
   waiting_.outcome = Pointer<uint64_t>(host_.address()) + 1;
+  waiting_.ended = Pointer<uint64_t>(ended_.address());
   waiting_.nanoseconds = static_cast<uint64_t>(setup_.timeout_seconds * 1e9);
   staging_.rank = meeting_.rank = setup_.rank;
   staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
@@ -78,17 +87,18 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   }
   turn_ = 1 - turn_;
   const KernelModule& kernels = *setup_.kernels;
-  const unsigned blocks = BlocksFor(list.vectors);
   const double divisor = op == ReduceOp::kMean ? static_cast<double>(staging_.ranks) : 1.0;
   const auto next = [&] {
     ++meeting_.number;
     return meeting_;
   };
   if (list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
+    const unsigned blocks = BlocksFor(list.vectors, device::kMostBlocks);
     kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kThreads, stream, list, staging_,
                    next(), waiting_, divisor);
     return;
   }
+  const unsigned blocks = BlocksFor(list.vectors, kMostBlocksAlone);
   staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
   kernels.Launch("tfdist_pack", blocks, kThreads, stream, list, staging_, waiting_);
   kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, next(), waiting_);
@@ -98,13 +108,24 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   kernels.Launch("tfdist_unpack", blocks, kThreads, stream, list, staging_, waiting_);
 }
 
-void KernelAllReduce::Abort() {
+void KernelAllReduce::Abort() noexcept {
   __atomic_store_n(static_cast<uint64_t*>(host_.data()), uint64_t{1}, __ATOMIC_RELEASE);
+  setup_.gpu->UseIfPossible();
+  cuda::Load().cuMemsetD32Async(ended_.address(), 1, 1, aside_.get());
+}
+
+void KernelAllReduce::Leave(cuda::Stream* stream) {
+  device::Waiting waiting = waiting_;
+  waiting.nanoseconds = kLeavingNanoseconds;
+  ++meeting_.number;
+  setup_.kernels->Launch("tfdist_meet", 1, device::kMostRanks, stream, meeting_, waiting);
 }
 
 device::Outcome KernelAllReduce::outcome() const {
   const auto* const words = static_cast<const uint64_t*>(host_.data());
-  return static_cast<device::Outcome>(__atomic_load_n(words + 1, __ATOMIC_ACQUIRE));
+  const auto found = static_cast<device::Outcome>(__atomic_load_n(words + 1, __ATOMIC_ACQUIRE));
+  if (found != device::Outcome::kRunning) return found;
+  return __atomic_load_n(words, __ATOMIC_ACQUIRE) ? device::Outcome::kAborted : found;
 }
 
 }  // namespace tfdist

@@ -46,8 +46,11 @@ class KernelAllReduce {
   // Has a stream reduce tensors, of the same sizes on all ranks; returns at once.
   void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream);
 
-  // Ends all waits, now and later.
-  void Abort();
+  // Ends all waits, and has what has not begun do nothing; from any thread.
+  void Abort() noexcept;
+  // Has a stream wait until all ranks do this, but not for long: what others read of this rank's
+  // memory they have read then.
+  void Leave(cuda::Stream* stream);
   // Whether a wait has ended in vain, and so what was launched since has not been done. Final once
   // the stream has passed.
   device::Outcome outcome() const;
@@ -56,7 +59,9 @@ class KernelAllReduce {
   void LaunchList(const device::List& list, DType type, ReduceOp op, cuda::Stream* stream);
 
   const Setup setup_;
-  MappedMemory host_;  // two words: whether to give up, and the outcome
+  MappedMemory host_;   // two words: whether to give up, and the outcome
+  DeviceMemory ended_;  // a word: whether there is an outcome
+  DeviceStream aside_;  // to write that word while kernels wait
   device::Waiting waiting_{};
   device::Staging staging_{};
   device::Meeting meeting_{};

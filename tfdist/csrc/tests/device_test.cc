@@ -1,22 +1,24 @@
-// All-reduces among GPUs that are threads: what is launched, in which order, how it ends.
-// FAKE_CUDA is the path of the driver that stands for CUDA's.
+// All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path of
+// a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real one.
 #include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <memory>
+#include <random>
 #include <thread>
 #include <vector>
 
 #include "device/gpu.h"
 #include "device/kernel_all_reduce.h"
 #include "error.h"
+#include "reduce/reduce.h"
+#include "tests/gpu_ranks.h"
 #include "tests/team.h"
 #include "tests/values.h"
 
@@ -25,184 +27,126 @@ namespace {
 
 using device::Outcome;
 
-constexpr size_t kBuffer = 4096;
-
-std::string driver;
-
-// A GPU with its kernels, and what other ranks reach of its memory.
-struct Part {
-  Part()
-      : gpu(0),
-        kernels(gpu, "any", KernelNames().data(), KernelNames().size()),
-        staging(gpu, KernelAllReduce::StagingBytes(kBuffer)),
-        words(gpu, KernelAllReduce::kWordBytes),
-        stream(gpu) {}
-  KernelAllReduce::Shared Own() const { return {staging.address(), words.address()}; }
-
-  void Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds = 600) {
-    KernelAllReduce::Setup setup{&gpu, &kernels, rank, std::move(ranks), kBuffer};
-    setup.one_shot_bytes = 1024;
-    setup.timeout_seconds = seconds;
-    all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
-  }
-
-  // Reduces tensors of so many values, each of a rank's own, in place; returns whether all is right.
-  bool Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts, int rank, int ranks) {
-    std::vector<std::unique_ptr<DeviceMemory>> memories;
-    std::vector<KernelAllReduce::Tensor> tensors;
-    for (const size_t count : counts) {
-      const std::vector<char> values = Fill(type, count, rank);
-      memories.push_back(std::make_unique<DeviceMemory>(gpu, values.size() + 16));
-      const cuda::Address at = memories.back()->address();
-      std::copy(values.begin(), values.end(), reinterpret_cast<char*>(at));
-      tensors.push_back({at, at, values.size()});
-    }
-    all_reduce->Launch(tensors, type, op, stream.get());
-    stream.Synchronize();
-    if (all_reduce->outcome() != Outcome::kRunning) return false;
-    for (size_t i = 0; i < counts.size(); ++i) {
-      const std::vector<char> expected = Expected(type, op, ranks, counts[i]);
-      const auto* found = reinterpret_cast<const char*>(tensors[i].in);
-      if (!std::equal(expected.begin(), expected.end(), found)) return false;
-    }
-    return true;
-  }
-
-  Gpu gpu;
-  KernelModule kernels;
-  DeviceMemory staging, words;
-  DeviceStream stream;
-  std::unique_ptr<KernelAllReduce> all_reduce;
-};
-
-std::vector<std::unique_ptr<Part>> Team(uint32_t ranks, double seconds = 600) {
-  std::vector<std::unique_ptr<Part>> team;
-  std::vector<KernelAllReduce::Shared> shared;
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    team.push_back(std::make_unique<Part>());
-    shared.push_back(team.back()->Own());
-  }
-  for (uint32_t rank = 0; rank < ranks; ++rank) team[rank]->Join(rank, shared, seconds);
-  return team;
-}
-
-void OnEach(std::vector<std::unique_ptr<Part>>& team,
-            const std::function<void(Part&, int rank)>& body) {
-  std::vector<std::thread> threads;
-  for (size_t rank = 0; rank < team.size(); ++rank) {
-    threads.emplace_back([&, rank] { body(*team[rank], static_cast<int>(rank)); });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
+// Of one real GPU: with more, a kernel may be queued behind another one that waits for it.
+int Ranks() { return FakeDriver().empty() ? 2 : 3; }
 
 // Small ones in one shot, larger ones in two, and those that do not fit in pieces.
 void Sizes() {
-  std::vector<std::unique_ptr<Part>> team = Team(3);
+  const int ranks = Ranks();
+  GpuTeam team = MakeGpuTeam(static_cast<uint32_t>(ranks));
   std::atomic<int> right{0};
-  OnEach(team, [&](Part& part, int rank) {
+  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
     for (const auto& counts : std::vector<std::vector<size_t>>{
              {1}, {17, 3, 0, 5}, {600}, {5000, 7, 3000}, std::vector<size_t>(150, 9), {}}) {
-      right += part.Reduces(DType::kFloat32, ReduceOp::kSum, counts, rank, 3);
-      right += part.Reduces(DType::kBool, ReduceOp::kSum, counts, rank, 3);
-      right += part.Reduces(DType::kFloat16, ReduceOp::kMean, counts, rank, 3);
+      right += gpu.Reduces(DType::kFloat32, ReduceOp::kSum, counts, rank, ranks);
+      right += gpu.Reduces(DType::kBool, ReduceOp::kSum, counts, rank, ranks);
+      right += gpu.Reduces(DType::kFloat16, ReduceOp::kMean, counts, rank, ranks);
     }
   });
-  EXPECT(right == 3 * 6 * 3);
+  EXPECT(right == ranks * 6 * 3);
+}
+
+// The bits of the processor's code, of any values.
+void Bits() {
+  const int ranks = Ranks();
+  constexpr size_t kSmall = 40, kLarge = 1200;  // in one shot, and in two
+  GpuTeam team = MakeGpuTeam(static_cast<uint32_t>(ranks));
+  std::mt19937 random(1);
+  for (int t = 0; t < kDTypes; ++t) {
+    const auto type = static_cast<DType>(t);
+    std::vector<std::vector<std::vector<char>>> given(static_cast<size_t>(ranks));
+    for (auto& tensors : given) {
+      for (const size_t count : {kSmall, kLarge}) {
+        tensors.emplace_back(count * SizeOf(type));
+        for (char& byte : tensors.back()) {
+          byte = static_cast<char>(type == DType::kBool ? random() % 2 : random());
+        }
+      }
+    }
+    for (int o = 0; o < kReduceOps; ++o) {
+      const auto op = static_cast<ReduceOp>(o);
+      if (op == ReduceOp::kMean && !IsFloating(type)) continue;
+      for (const size_t which : {0, 1}) {
+        const size_t bytes = given[0][which].size();
+        std::vector<const void*> in;
+        for (const auto& tensors : given) in.push_back(tensors[which].data());
+        std::vector<char> expected(bytes);
+        tfdist::Reduce({type, op, op == ReduceOp::kMean ? ranks : 1.0, in.data(), ranks,
+                        bytes / SizeOf(type), expected.data()});
+        OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+          const auto found = gpu.Reduce(type, op, {given[static_cast<size_t>(rank)][which]});
+          EXPECT(found.size() == 1);
+          for (size_t at = 0; at < bytes; at += SizeOf(type)) {
+            EXPECT(AreEqual(type, &found[0][at], &expected[at]));
+          }
+        });
+      }
+    }
+  }
+}
+
+// Every kernel by a single rank, which waits for nobody: a checker of memory has kernels run one after
+// the other.
+void Alone() {
+  GpuTeam team = MakeGpuTeam(1);
+  for (int t = 0; t < kDTypes; ++t) {
+    for (int o = 0; o < kReduceOps; ++o) {
+      const auto type = static_cast<DType>(t);
+      const auto op = static_cast<ReduceOp>(o);
+      if (op == ReduceOp::kMean && !IsFloating(type)) continue;
+      EXPECT(team[0]->Reduces(type, op, {17, 3, 0, 5}, 0, 1));
+      EXPECT(team[0]->Reduces(type, op, {1200, 7, 900}, 0, 1));
+    }
+  }
 }
 
 // What the stream is given before is done before, and what it is given later, later.
 void Order() {
-  std::vector<std::unique_ptr<Part>> team = Team(2);
-  OnEach(team, [&](Part& part, int) {
-    const DeviceMemory data(part.gpu, 2000), copy(part.gpu, 2000);
-    DeviceStream before(part.gpu), behind(part.gpu);
-    DeviceEvent filled(part.gpu), reduced(part.gpu), copied(part.gpu);
+  GpuTeam team = MakeGpuTeam(2);
+  std::vector<std::unique_ptr<DeviceStream>> streams;
+  for (int i = 0; i < 4; ++i) streams.push_back(std::make_unique<DeviceStream>(team[0]->gpu));
+  OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+    const cuda::Address data = gpu.data.address(), copy = data + 4096;
+    cuda::Stream* const before = streams[static_cast<size_t>(rank) * 2]->get();
+    const DeviceStream& behind = *streams[static_cast<size_t>(rank) * 2 + 1];
+    DeviceEvent filled(gpu.gpu), reduced(gpu.gpu), copied(gpu.gpu);
     EXPECT(filled.HasPassed());  // never recorded
-    cuda::Load().cuMemsetD32Async(data.address(), 21, 500, before.get());
-    filled.Record(before.get());
-    filled.HoldBack(part.stream.get());
-    part.all_reduce->Launch({{data.address(), data.address(), 2000}}, DType::kInt32,
-                            ReduceOp::kSum, part.stream.get());
-    reduced.Record(part.stream.get());
+    cuda::Load().cuMemsetD32Async(data, 21, 500, before);
+    filled.Record(before);
+    filled.HoldBack(gpu.stream.get());
+    gpu.all_reduce->Launch({{data, data, 2000}}, DType::kInt32, ReduceOp::kSum, gpu.stream.get());
+    reduced.Record(gpu.stream.get());
     reduced.HoldBack(behind.get());
-    cuda::Load().cuMemcpyAsync(copy.address(), data.address(), 2000, behind.get());
+    cuda::Load().cuMemcpyAsync(copy, data, 2000, behind.get());
     copied.Record(behind.get());
     behind.Synchronize();
     EXPECT(copied.HasPassed() && reduced.HasPassed());
-    EXPECT(reinterpret_cast<const int*>(copy.address())[499] == 42);
+    int last = 0;
+    std::memcpy(&last, gpu.Download(copy + 499 * sizeof(int), sizeof(int)).data(), sizeof(int));
+    EXPECT(last == 42);
   });
 }
 
 // Rank 1 launches nothing. The others are told, or find out; a new team works afterwards.
 void Missing() {
   for (const bool told : {true, false}) {
-    std::vector<std::unique_ptr<Part>> team = Team(3, told ? 600 : 0.05);
-    OnEach(team, [&](Part& part, int rank) {
+    GpuTeam team = MakeGpuTeam(3, told ? 600 : 0.05);
+    OnEachGpu(team, [&](GpuRank& gpu, int rank) {
       if (rank == 1) return;
       std::thread host([&] {
-        if (told) part.all_reduce->Abort();
+        if (told) gpu.all_reduce->Abort();
       });
-      EXPECT(!part.Reduces(DType::kInt32, ReduceOp::kSum, {700}, rank, 3));
-      EXPECT(!part.Reduces(DType::kInt32, ReduceOp::kSum, {3}, rank, 3));
-      EXPECT(part.all_reduce->outcome() == (told ? Outcome::kAborted : Outcome::kLate));
+      EXPECT(!gpu.Reduces(DType::kInt32, ReduceOp::kSum, {700}, rank, 3));
+      EXPECT(!gpu.Reduces(DType::kInt32, ReduceOp::kSum, {3}, rank, 3));
+      EXPECT(gpu.all_reduce->outcome() == (told ? Outcome::kAborted : Outcome::kLate));
       host.join();
     });
-    std::vector<KernelAllReduce::Shared> shared{team[0]->Own(), team[2]->Own()};
-    for (const int rank : {0, 2}) {
-      Part& part = *team[static_cast<size_t>(rank)];
-      std::memset(reinterpret_cast<void*>(part.words.address()), 0, KernelAllReduce::kWordBytes);
-    }
-    for (const uint32_t rank : {0u, 1u}) team[rank * 2]->Join(rank, shared);
-    OnEach(team, [&](Part& part, int rank) {
-      if (rank != 1) EXPECT(part.Reduces(DType::kInt32, ReduceOp::kSum, {700}, rank / 2, 2));
+    team.erase(team.begin() + 1);
+    const std::vector<KernelAllReduce::Shared> shared{team[0]->own(), team[1]->own()};
+    for (const uint32_t rank : {0u, 1u}) team[rank]->Join(rank, shared);
+    OnEachGpu(team, [&](GpuRank& gpu, int rank) {
+      EXPECT(gpu.Reduces(DType::kInt32, ReduceOp::kSum, {700}, rank, 2));
     });
-  }
-}
-
-void Say(int to, const cuda::IpcHandle& handle) {
-  EXPECT(write(to, &handle, sizeof(handle)) == ssize_t{sizeof(handle)});
-}
-cuda::IpcHandle Hear(int from) {
-  cuda::IpcHandle handle;
-  EXPECT(read(from, &handle, sizeof(handle)) == ssize_t{sizeof(handle)});
-  return handle;
-}
-
-// Two processes, each of which opens the other's memory; before this one has a driver.
-void Processes() {
-  int there[2], back[2], done[2];
-  EXPECT(pipe(there) == 0 && pipe(back) == 0 && pipe(done) == 0);
-  const auto run = [&](uint32_t rank, int out, int in) {
-    cuda::Load(driver);
-    Part part;
-    Say(out, part.staging.Share());
-    Say(out, part.words.Share());
-    const PeerMemory staging(part.gpu, Hear(in)), words(part.gpu, Hear(in));
-    std::vector<KernelAllReduce::Shared> shared(2);
-    shared[rank] = part.Own();
-    shared[1 - rank] = {staging.address(), words.address()};
-    part.Join(rank, shared);
-    for (int round = 0; round < 5; ++round) {
-      EXPECT(part.Reduces(DType::kFloat32, ReduceOp::kMax, {3000, 5}, static_cast<int>(rank), 2));
-    }
-  };
-  std::vector<pid_t> children;
-  for (const uint32_t rank : {0u, 1u}) {
-    children.push_back(fork());
-    if (children.back() == 0) {
-      try {
-        run(rank, rank ? back[1] : there[1], rank ? there[0] : back[0]);
-        _exit(0);
-      } catch (const std::exception& error) {
-        std::fprintf(stderr, "%s\n", error.what());
-        _exit(1);
-      }
-    }
-  }
-  for (const pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    EXPECT(status == 0);
   }
 }
 
@@ -234,14 +178,14 @@ void Drivers() {
   IsRefused(
       [] {
         setenv("FAKE_CUDA_VERSION", "11080", 1);
-        cuda::Load(driver);
+        cuda::Load(FakeDriver());
       },
       "is for CUDA 11.8. Install a driver for CUDA 12.0 or newer.");
 }
 
 void Errors() {
   const auto fail = reinterpret_cast<void (*)(const char*, int)>(
-      dlsym(dlopen(driver.c_str(), RTLD_NOW), "fake_fail"));
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
   EXPECT(Refusal([] { Gpu gpu(2); }) ==
          "This process sees 2 GPUs, numbered from 0. Received: 2. CUDA_VISIBLE_DEVICES says which "
          "it sees.");
@@ -260,14 +204,21 @@ void Errors() {
 }  // namespace
 }  // namespace tfdist::testing
 
-int main() {
+// Args: "alone", or nothing for all else.
+int main(int count, char** arguments) {
   using namespace tfdist::testing;
-  driver = std::getenv("FAKE_CUDA");
+  const bool fake = !FakeDriver().empty();
   try {
-    Drivers();
-    Processes();
-    tfdist::cuda::Load(driver);
-    Errors();
+    if (count > 1 && std::string(arguments[1]) == "alone") {
+      tfdist::cuda::Load(FakeDriver());
+      Alone();
+      return 0;
+    }
+    if (fake) Drivers();
+    tfdist::cuda::Load(FakeDriver());
+    if (fake) Errors();
+    if (fake) Alone();
+    if (!fake) Bits();  // it would take minutes; `device_kernels_test` does that
     Sizes();
     Order();
     Missing();

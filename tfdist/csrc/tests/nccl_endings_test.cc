@@ -217,7 +217,7 @@ void ThrowsInTheMiddle() {
 int main() {
   using namespace tfdist::testing;
   return Report([] {
-    LoadFakes();
+    LoadLibraries();
     NeverComes();
     ComesLate();
     IsToldWhileWaiting();

@@ -16,10 +16,16 @@
 
 namespace tfdist::testing {
 
-// Their paths are in FAKE_CUDA and FAKE_NCCL.
-inline void LoadFakes() {
-  cuda::Load(std::getenv("FAKE_CUDA"));
-  nccl::Load(std::getenv("FAKE_NCCL"));
+// The paths of those that stand for them are in FAKE_CUDA and FAKE_NCCL; without, that of a real NCCL
+// is in NCCL_LIBRARY.
+inline bool AreFake() { return std::getenv("FAKE_NCCL") != nullptr; }
+inline void LoadLibraries() {
+  const auto set = [](const char* name) {
+    const char* const value = std::getenv(name);
+    return std::string(value ? value : "");
+  };
+  cuda::Load(set("FAKE_CUDA"));
+  nccl::Load(set(AreFake() ? "FAKE_NCCL" : "NCCL_LIBRARY"));
 }
 
 template <typename F>
@@ -37,7 +43,7 @@ inline int Calls(const char* function) {
 // A rank with its GPU, and memory for tests.
 struct Rank {
   explicit Rank(NcclGroup::Setup setup)
-      : number(setup.rank), size(setup.size), gpu(0), stream(gpu) {
+      : number(setup.rank), size(setup.size), gpu(0), stream(gpu), aside(gpu) {
     setup.gpu = &gpu;
     group = std::make_unique<NcclGroup>(setup);
   }
@@ -45,17 +51,26 @@ struct Rank {
   cuda::Address Put(const std::vector<char>& values, size_t bytes = 0) {
     memories.push_back(std::make_unique<DeviceMemory>(gpu, std::max(values.size(), bytes) + 4));
     const cuda::Address at = memories.back()->address();
-    std::copy(values.begin(), values.end(), reinterpret_cast<char*>(at));
+    Copy(at, reinterpret_cast<uintptr_t>(values.data()), values.size());
     return at;
   }
   bool Has(cuda::Address at, const std::vector<char>& expected) {
     stream.Synchronize();
-    return std::equal(expected.begin(), expected.end(), reinterpret_cast<const char*>(at));
+    std::vector<char> found(expected.size());
+    Copy(reinterpret_cast<uintptr_t>(found.data()), at, found.size());
+    return found == expected;
+  }
+  void Copy(cuda::Address to, cuda::Address from, size_t bytes) {
+    gpu.Use();
+    if (bytes) {
+      cuda::Check(cuda::Load().cuMemcpyAsync(to, from, bytes, aside.get()), "cuMemcpyAsync");
+    }
+    aside.Synchronize();
   }
 
   const int number, size;
   Gpu gpu;
-  DeviceStream stream;
+  DeviceStream stream, aside;  // for the collectives, and for copies
   std::vector<std::unique_ptr<DeviceMemory>> memories;
   std::unique_ptr<NcclGroup> group;
 };

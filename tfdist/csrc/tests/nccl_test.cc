@@ -1,8 +1,12 @@
 // Groups of NCCL whose ranks are threads or processes: values, order, and one group after another.
-// FAKE_CUDA and FAKE_NCCL are the paths of what stands for CUDA's driver and for NCCL.
+// See `nccl_team.h` for the libraries. With a real NCCL there is one rank, or as many as NCCL_RANKS
+// says, on one GPU.
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -112,7 +116,9 @@ void Order(Rank& rank) {
   cuda::Load().cuMemcpyAsync(copy, data, 2000, behind.get());
   behind.Synchronize();
   EXPECT(reduced.HasPassed());
-  EXPECT(reinterpret_cast<const int*>(copy)[499] == 14 * rank.size);
+  const int expected = 14 * rank.size;
+  const auto* bytes = reinterpret_cast<const char*>(&expected);
+  EXPECT(rank.Has(copy + 499 * sizeof(int), {bytes, bytes + sizeof(int)}));
 }
 
 void Everything(Rank& rank) {
@@ -132,7 +138,7 @@ void Processes() {
     children.push_back(fork());
     if (children.back() != 0) continue;
     _exit(Report([&] {
-      LoadFakes();
+      LoadLibraries();
       nccl::UniqueId id;
       if (number == 0) {
         id = NcclGroup::NewId();
@@ -177,10 +183,49 @@ void Threads() {
   EXPECT(Calls("ncclCommAbort") == aborts);
 }
 
+// A rank that does not come is not waited for for ever, and an aborted group does nothing more.
+void Ends() {
+  const NcclGroup::Setup alone{nullptr, NcclGroup::NewId(), 0, 2, 2};
+  ExpectError([&] { Rank rank(alone); }, Code::kUnavailable, {"2"});
+  OnEachOf(1, [](Rank& rank) {
+    const cuda::Address data = rank.Put({}, 2000);
+    rank.group->Abort();
+    ExpectError(
+        [&] {
+          rank.group->AllReduce(data, data, 500, DType::kInt32, ReduceOp::kSum, rank.stream.get());
+        },
+        Code::kUnavailable, {"abort"});
+  });
+}
+
 // Nothing is left of groups that have come and gone.
-void Anew() {
-  for (int round = 0; round < 100; ++round) OnEachOf(2, Order);
-  EXPECT(Living() == 0);
+void Anew(int ranks) {
+  for (int round = 0; round < 100; ++round) OnEachOf(ranks, Order);
+  if (AreFake()) EXPECT(Living() == 0);
+}
+
+// How long a call takes that does not wait for its result.
+void Launches(Rank& rank) {
+  const cuda::Address data = rank.Put({}, 8192);
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto start = now();
+  for (int i = 0; i < 100; ++i) {
+    rank.group->AllReduce(data, data, 2048, DType::kFloat32, ReduceOp::kSum, rank.stream.get());
+  }
+  const std::chrono::duration<double, std::micro> launched = now() - start;
+  rank.stream.Synchronize();
+  std::printf("8 KiB among %d: launched in %.1f us\n", rank.size, launched.count() / 100);
+}
+
+void OnAGpu() {
+  const char* const set = std::getenv("NCCL_RANKS");
+  const int ranks = set ? std::atoi(set) : 1;
+  LoadLibraries();
+  std::printf("NCCL %d\n", nccl::Load().version);
+  OnEachOf(ranks, Everything);
+  OnEachOf(ranks, Launches);
+  if (ranks == 1) Ends();
+  Anew(ranks);
 }
 
 }  // namespace
@@ -189,12 +234,14 @@ void Anew() {
 int main() {
   using namespace tfdist::testing;
   return Report([] {
+    if (!AreFake()) return OnAGpu();
     Processes();
-    LoadFakes();
+    LoadLibraries();
     OnEachOf(kRanks, Everything);
     OnEachOf(1, Everything);
     Slow();
     Threads();
-    Anew();
+    Ends();
+    Anew(2);
   });
 }

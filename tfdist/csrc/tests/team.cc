@@ -86,6 +86,7 @@ Wiring::~Wiring() {
 Communicator::Setup Wiring::Take(int rank) {
   Communicator::Setup setup;
   setup.name = "test";
+  setup.device = plan_.device;
   setup.rank = rank;
   int local = 0;
   for (int other = 0; other < plan_.ranks; ++other) {

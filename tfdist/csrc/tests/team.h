@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ struct Plan {
   int hosts = 1;  // the ranks are spread over so many, in turns
   As as = As::kThreads;
   std::string algorithm;
+  std::optional<DevicePath::Setup> device;
   std::vector<std::string> algorithms;  // one for each rank, where they differ
   // No machine is so slow that these count.
   double silence_warning_seconds = 60;

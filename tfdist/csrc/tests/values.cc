@@ -1,6 +1,7 @@
 #include "tests/values.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "reduce/half.h"
@@ -51,6 +52,18 @@ double Reduced(DType type, ReduceOp op, int ranks, size_t i) {
   return op == ReduceOp::kMean ? result / ranks : result;
 }
 
+template <typename T>
+bool AreNans(const char* a, const char* b) {
+  T x, y;
+  std::memcpy(&x, a, sizeof(T));
+  std::memcpy(&y, b, sizeof(T));
+  if constexpr (sizeof(T) == 2) {
+    return std::isnan(ToFloat(x)) && std::isnan(ToFloat(y));
+  } else {
+    return std::isnan(x) && std::isnan(y);
+  }
+}
+
 }  // namespace
 
 std::vector<char> Fill(DType type, size_t count, int rank, size_t offset) {
@@ -70,6 +83,17 @@ std::vector<char> Expected(DType type, ReduceOp op, int ranks, size_t count, siz
     Put(type, value, &data[i * SizeOf(type)]);
   }
   return data;
+}
+
+bool AreEqual(DType type, const char* a, const char* b) {
+  if (std::memcmp(a, b, SizeOf(type)) == 0) return true;
+  switch (type) {
+    case DType::kFloat16: return AreNans<Float16>(a, b);
+    case DType::kBfloat16: return AreNans<Bfloat16>(a, b);
+    case DType::kFloat32: return AreNans<float>(a, b);
+    case DType::kFloat64: return AreNans<double>(a, b);
+    default: return false;
+  }
 }
 
 }  // namespace tfdist::testing

@@ -9,17 +9,22 @@
 namespace tfdist::device {
 
 inline bool HasGivenUp(const Waiting& waiting) {
-  return LoadWord(waiting.outcome) != static_cast<uint64_t>(Outcome::kRunning);
+  return LoadWord(waiting.ended) != 0;
 }
 
 inline void GiveUp(const Waiting& waiting, Outcome outcome) {
   StoreWord(waiting.outcome, static_cast<uint64_t>(outcome));
+  StoreWord(waiting.ended, 1);
 }
+
+// To look at the host's memory takes longer than to look at the GPU's own.
+constexpr uint32_t kLooksForOneAtHost = 64;
 
 // Waits until a word has reached a number.
 inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting) {
   const uint64_t start = Nanoseconds();
-  while (LoadWord(word) < number) {
+  for (uint32_t looks = 1; LoadWord(word) < number; ++looks) {
+    if (looks % kLooksForOneAtHost != 0) continue;
     if (LoadWord(waiting.abort) != 0) {
       GiveUp(waiting, Outcome::kAborted);
       return false;

@@ -16,6 +16,7 @@ enum class Outcome : uint64_t { kRunning, kAborted, kLate };
 struct Waiting {
   const uint64_t* abort;  // in the host's memory: not 0 to give up
   uint64_t* outcome;      // in the host's memory
+  uint64_t* ended;        // in the GPU's own, for the kernels behind: not 0 once there is an outcome
   uint64_t nanoseconds;   // how long at most
 };
 

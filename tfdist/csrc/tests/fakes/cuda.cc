@@ -191,6 +191,10 @@ FAKE(cuDeviceGetName, char* name, int length, Device) {
   std::strncpy(name, "A GPU of threads", static_cast<size_t>(length));
   return kSuccess;
 }
+FAKE(cuDeviceGetUuid_v2, Uuid* uuid, Device device) {
+  std::memset(uuid->bytes, device + 1, sizeof(uuid->bytes));
+  return kSuccess;
+}
 FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
   *value = attribute == kMajor ? 9 : attribute == kMinor ? 0 : 132;
   return kSuccess;

@@ -1,0 +1,108 @@
+"""Tests on a real GPU: `python -m pytest --confcutdir=tests/gpu -m gpu tests/gpu`.
+
+They take Python, a C++ compiler, NVIDIA's driver and NVRTC, and no TensorFlow.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.csrc.compiling import Toolchain
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import gpu_kernels, nvrtc, tensorflow_package
+from tfdist.native.tensorflow_package import TensorFlowPackage
+
+_DRIVER = "libcuda.so.1"
+_NCCL = "libnccl.so.2"
+_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_SECONDS = 240
+PROGRAMS = ("device", "device_faults", "device_path", "device_processes", "nccl")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """All tests of this folder are of this kind."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.gpu)
+
+
+@pytest.fixture(scope="session")
+def architecture() -> str:
+    """What the kernels of the first GPU are compiled for, such as "sm_90"."""
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError as error:
+        pytest.skip(f"no GPU: {error}")
+    if status := driver.cuInit(0):
+        pytest.skip(f"no GPU: cuInit returns {status}")
+    numbers = []
+    for attribute in (_MAJOR, _MINOR):
+        number = ctypes.c_int()
+        assert driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) == 0
+        numbers.append(number.value)
+    return f"sm_{numbers[0]}{numbers[1]}"
+
+
+@pytest.fixture(scope="session")
+def kernels(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The compiled kernels."""
+    binary, _ = gpu_kernels.compile_for(architecture, nvrtc.find())
+    path = tmp_path_factory.mktemp("kernels") / f"{architecture}.cubin"
+    path.write_bytes(binary)
+    return path
+
+
+@pytest.fixture(scope="session")
+def programs(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The C++ tests that run on a GPU, by their names."""
+    try:
+        tensorflow = tensorflow_package.find()
+    except NativeUnavailableError:
+        tensorflow = TensorFlowPackage(Path(), "")
+    toolchain = Toolchain(("-O1", "-g1"), tmp_path_factory.mktemp("csrc"), tensorflow=tensorflow)
+    return toolchain.programs(PROGRAMS).tests
+
+
+@pytest.fixture(scope="session")
+def nccl() -> str:
+    """The path of this Python environment's NCCL, or its name where it has none."""
+    for package in ("nvidia.nccl", "nvidia.cu13"):
+        try:
+            spec = importlib.util.find_spec(package)
+        except ModuleNotFoundError:
+            continue
+        for place in (spec and spec.submodule_search_locations) or ():
+            path = Path(place) / "lib" / _NCCL
+            if path.exists():
+                return str(path)
+    return _NCCL
+
+
+@pytest.fixture
+def execute(programs: dict[str, Path], kernels: Path) -> Callable[..., str]:
+    """Runs a program with arguments, by another one if there is one; returns what it prints."""
+
+    def run(name: str, *arguments: str, by: Sequence[str] = (), **environment: str) -> str:
+        done = subprocess.run(
+            [*by, str(programs[name]), *arguments],
+            env={
+                **os.environ,
+                "GPU_KERNELS": str(kernels),
+                **environment,
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=_SECONDS,
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    return run

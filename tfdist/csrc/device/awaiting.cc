@@ -1,0 +1,44 @@
+#include "device/awaiting.h"
+
+#include <chrono>
+#include <thread>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+constexpr int kSpins = 200;  // some µs each
+constexpr int kLooksForOneCheck = 20;
+constexpr auto kPause = std::chrono::microseconds(50);
+constexpr auto kSoon = std::chrono::seconds(5);
+
+}  // namespace
+
+void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check) {
+  for (int looks = 1; !event.HasPassed(); ++looks) {
+    guard.Check();
+    if (check && looks % kLooksForOneCheck == 0) check();
+    if (looks < kSpins) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
+  }
+}
+
+bool SettleSoon(const DeviceStream& stream, DeviceEvent& event) noexcept {
+  const auto end = std::chrono::steady_clock::now() + kSoon;
+  try {
+    event.Record(stream.get());
+    while (!event.HasPassed()) {
+      if (std::chrono::steady_clock::now() > end) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return true;
+  } catch (const Error&) {
+    return false;  // A GPU that does not work any more runs nothing either.
+  }
+}
+
+}  // namespace tfdist

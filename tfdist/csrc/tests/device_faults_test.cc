@@ -1,0 +1,154 @@
+// Collectives of memory on a GPU of which one goes wrong: other calls, other settings, a rank that is
+// lost or cannot go on, a GPU that several ranks have.
+#include <dlfcn.h>
+
+#include <csignal>
+#include <string>
+#include <vector>
+
+#include "tests/device_team.h"
+
+namespace tfdist::testing {
+namespace {
+
+void Mismatches(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
+    ExpectError(
+        [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {c.rank() ? 9u : 40u}); },
+        Code::kMismatch, {"The ranks do not call the same collectives in the same order"});
+  });
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    const auto reduce = [&] {
+      if (c.rank() == 1) return Do(c, Kind::kAllReduce, 40, "gradients");
+      AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
+    };
+    ExpectError(reduce, Code::kMismatch, {"It is on a GPU on one of them alone."});
+  });
+}
+
+void Settings() {
+  Plan plan = PlanFor("own", 2, 1, As::kThreads);
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
+  setups[1].device->transport = "host";
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kMismatch, {"TFDIST_DEVICE_ALGORITHM", "'own'", "'host'"});
+  });
+  OnEachRank(PlanFor("own", 2, 2, As::kThreads), [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument, {"TFDIST_DEVICE_ALGORITHM=own", "several hosts"});
+  });
+  Plan none = PlanFor("nccl", 2, 1, As::kThreads);
+  none.device->nccl = "";
+  OnEachRank(none, [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument, {"TFDIST_DEVICE_ALGORITHM=nccl", "one version of NCCL"});
+  });
+}
+
+// One rank brings nothing, or a reduction that there is none of; the next operation finds both again.
+void Refusals(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kInt32, ReduceOp::kMean, {40}); },
+                Code::kInvalidArgument, {"mean"});
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
+    std::vector<size_t> counts{40};
+    if (c.rank() == 1) counts[0] = 0;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, counts); },
+                Code::kMismatch, {"The ranks do not call the same collectives in the same order"});
+  });
+  // The same values, cut otherwise.
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    const std::vector<size_t> cut = c.rank() ? std::vector<size_t>{30, 10}
+                                             : std::vector<size_t>{20, 20};
+    const auto reduce = [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, cut); };
+    ExpectError(reduce, Code::kMismatch, {"The shapes differ."});
+  });
+}
+
+void Lost(const Plan& plan) {
+  OnEachProcess(plan, 1, [](Communicator& c) {
+    Memory memory;
+    const auto step = [&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 3}); };
+    for (int round = 0; round < 3; ++round) step();
+    if (c.rank() == 1) raise(SIGKILL);
+    ExpectError([&] { for (;;) step(); }, Code::kUnavailable, {"rank 1"});
+  });
+}
+
+// A rank has arrived and then cannot launch, while the others wait on their GPUs.
+void Broken(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
+    if (c.rank() == 1) {
+      const auto fail = reinterpret_cast<void (*)(const char*, int)>(
+          dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
+      fail("cuLaunchKernel", 2);
+    }
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000}); },
+                Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
+  });
+}
+
+// Kernels and NCCL would wait for each other: all goes through the host, and rank 0 says so.
+void ASharedGpu() {
+  Plan plan = PlanFor("", 2, 1, As::kThreads);
+  plan.device->may_share_gpu = false;
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  std::string said[2];
+  for (const int rank : {0, 1}) {
+    setups.push_back(wiring.Take(rank));
+    setups.back().warn = [&said, rank](const std::string& message) { said[rank] += message; };
+  }
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
+  });
+  EXPECT(said[0] == "No GPU reads another one's memory, since two ranks have the same GPU. "
+                    "All-reduces go through the host's memory.");
+  EXPECT(said[1].empty());
+}
+
+void WithFakes() {
+  // Processes first: none has a driver before it forks.
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    Lost(PlanFor(transport, 3, 1, As::kProcesses));
+  }
+  Broken(PlanFor("own", 3, 1, As::kProcesses));
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    Mismatches(PlanFor(transport, 2, 1, As::kThreads));
+  }
+  for (const char* const transport : {"own", "nccl"}) {
+    Refusals(PlanFor(transport, 2, 1, As::kThreads));
+  }
+  Settings();
+  ASharedGpu();
+}
+
+void OnAGpu() {
+  for (const char* const transport : {"own", "host"}) {
+    Lost(PlanFor(transport, 3, 1, As::kProcesses));
+  }
+  Mismatches(PlanFor("own", 2, 1, As::kThreads));
+  ASharedGpu();
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report(FakeDriver().empty() ? OnAGpu : WithFakes);
+}

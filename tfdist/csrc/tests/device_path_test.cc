@@ -1,0 +1,143 @@
+// Collectives of memory on a GPU: values, whichever way they go.
+#include <vector>
+
+#include "tests/device_team.h"
+
+namespace tfdist::testing {
+namespace {
+
+void Reductions(Communicator& c, Memory& memory) {
+  for (const DType type : {DType::kFloat32, DType::kFloat16, DType::kInt32, DType::kBool}) {
+    for (int o = 0; o < kReduceOps; ++o) {
+      const auto op = static_cast<ReduceOp>(o);
+      if (op == ReduceOp::kMean && !IsFloating(type)) continue;
+      AllReduce(c, memory, type, op, {17, 3, 0, 5});
+      AllReduce(c, memory, type, op, {5000, 7, 900});
+    }
+  }
+}
+
+// From rank 1 to rank 0.
+void Message(Communicator& c, Memory& memory) {
+  if (c.rank() > 1 || c.size() == 1) return;
+  const DType type = DType::kFloat32;
+  const std::vector<char> values = Fill(type, 700, 1);
+  memory.Clear();
+  const bool sends = c.rank() == 1;
+  const cuda::Address at = sends ? memory.Put(values) : memory.Take(values.size());
+  Operation message =
+      OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
+  message.peer = 1 - c.rank();
+  if (sends) message.in = ConstPieces(Pointer(at), values.size());
+  if (!sends) message.out = Pieces(Pointer(at), values.size());
+  c.Run(std::move(message));
+  EXPECT(memory.Has(at, values));
+}
+
+void OtherCollectives(Communicator& c, Memory& memory) {
+  constexpr size_t kCount = 700;
+  const DType type = DType::kFloat32;
+  const int root = c.size() - 1;
+  memory.Clear();
+  const std::vector<char> own = Fill(type, kCount, c.rank());
+  const size_t bytes = own.size(), ranks = static_cast<size_t>(c.size());
+  char* const data = Pointer(memory.Put(own));
+
+  Operation broadcast = OnDevice(memory, Kind::kBroadcast, type, ReduceOp::kSum, "broadcast");
+  broadcast.fingerprint.root = root;
+  broadcast.in = ConstPieces(data, bytes);
+  broadcast.out = Pieces(data, bytes);
+  c.Run(std::move(broadcast));
+  EXPECT(memory.Has(reinterpret_cast<uintptr_t>(data), Fill(type, kCount, root)));
+
+  // Each rank has another number of rows; the room is made when all are known.
+  const size_t rows = static_cast<size_t>(c.rank()) + 1;
+  cuda::Address gathered = 0;
+  Operation gather = OnDevice(memory, Kind::kAllGather, type, ReduceOp::kSum, "gather");
+  gather.row_bytes = 4;
+  gather.sent_rows = {rows};
+  gather.in = ConstPieces(data, rows * 4);
+  gather.allocate = [&](const std::vector<size_t>& all) {
+    size_t total = 0;
+    for (const size_t each : all) total += each * 4;
+    gathered = memory.Take(total);
+    return Pieces(Pointer(gathered), total);
+  };
+  c.Run(std::move(gather));
+  std::vector<char> expected;
+  for (size_t rank = 0; rank < ranks; ++rank) {
+    const std::vector<char> part = Fill(type, rank + 1, root);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  EXPECT(memory.Has(gathered, expected));
+
+  memory.Clear();
+  const cuda::Address whole = memory.Put(Fill(type, kCount * ranks, c.rank()));
+  const cuda::Address part = memory.Take(bytes);
+  Operation scatter = OnDevice(memory, Kind::kReduceScatter, type, ReduceOp::kSum, "scatter");
+  scatter.in = ConstPieces(Pointer(whole), bytes * ranks);
+  scatter.out = Pieces(Pointer(part), bytes);
+  c.Run(std::move(scatter));
+  const size_t offset = kCount * static_cast<size_t>(c.rank());
+  EXPECT(memory.Has(part, Expected(type, ReduceOp::kSum, c.size(), kCount, offset)));
+}
+
+// A message comes first, so that nobody asks those who take no part in it.
+void Values(Communicator& c) {
+  Memory memory;
+  Message(c, memory);
+  Reductions(c, memory);
+  OtherCollectives(c, memory);
+}
+
+// Several chunks, of tensors that end within them.
+void Large(Communicator& c) {
+  Memory memory;
+  AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {1'500'000, 3, 1'000'000});
+  AllReduce(c, memory, DType::kFloat16, ReduceOp::kMean, {2 << 20});
+}
+
+void WithFakes() {
+  // Processes first: none has a driver before it forks.
+  for (const char* const transport : {"", "nccl", "host"}) {
+    OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
+  }
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);
+  }
+  for (const char* const transport : {"", "nccl"}) {
+    OnEachRank(PlanFor(transport, 4, 2, As::kThreads), Values);
+  }
+  OnEachRank(PlanFor("", 1, 1, As::kThreads), [](Communicator& c) {
+    Memory memory;
+    Reductions(c, memory);
+  });
+  OnEachRank(PlanFor("host", 2, 1, As::kThreads), Large);
+  // Small ones by kernels, larger ones by NCCL, in one stream.
+  Plan both = PlanFor("", 2, 1, As::kThreads);
+  both.device->nccl = Environment("FAKE_NCCL");
+  OnEachRank(both, [](Communicator& c) {
+    Memory memory;
+    for (const size_t count : {40u, 100'000u, 7u}) {
+      AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {count, 3});
+    }
+  });
+}
+
+void OnAGpu() {
+  for (const char* const transport : {"own", "host"}) {
+    OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
+  }
+  OnEachRank(PlanFor("host", 2, 1, As::kProcesses), Large);
+  for (const char* const transport : {"own", "host"}) {
+    OnEachRank(PlanFor(transport, 2, 1, As::kThreads), Values);
+  }
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report(FakeDriver().empty() ? OnAGpu : WithFakes);
+}

@@ -1,0 +1,112 @@
+// Communicators whose collectives are of memory on a GPU, for tests. See `gpu_ranks.h` and
+// `nccl_team.h` for the libraries. On a real GPU all ranks share it.
+#pragma once
+
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "device/gpu.h"
+#include "tests/calls.h"
+#include "tests/gpu_ranks.h"
+#include "tests/values.h"
+
+namespace tfdist::testing {
+
+constexpr size_t kDeviceMemory = size_t{32} << 20;
+
+inline std::string Environment(const char* name) {
+  const char* const value = std::getenv(name);
+  return value ? value : "";
+}
+
+inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
+  Plan plan;
+  plan.ranks = ranks;
+  plan.hosts = hosts;
+  plan.as = as;
+  plan.device.emplace();
+  plan.device->cuda = FakeDriver();
+  plan.device->kernels = FakeDriver().empty() ? Environment("GPU_KERNELS") : "/dev/null";
+  plan.device->nccl = transport == "nccl" ? Environment("FAKE_NCCL") : "";
+  plan.device->transport = transport;
+  plan.device->may_share_gpu = true;
+  plan.device->buffer_bytes = 16384;
+  return plan;
+}
+
+// A rank's memory on its GPU; all of it from the start.
+class Memory {
+ public:
+  cuda::Address Put(const std::vector<char>& values) {
+    const cuda::Address at = Take(values.size());
+    stream_.Copy(at, reinterpret_cast<uintptr_t>(values.data()), values.size());
+    stream_.Synchronize();
+    return at;
+  }
+  cuda::Address Take(size_t bytes) {
+    const cuda::Address at = (end_ + 15) / 16 * 16;
+    end_ = at + bytes;
+    EXPECT(end_ <= memory_.address() + kDeviceMemory);
+    return at;
+  }
+  bool Has(cuda::Address at, const std::vector<char>& expected) {
+    std::vector<char> found(expected.size());
+    stream_.Copy(reinterpret_cast<uintptr_t>(found.data()), at, found.size());
+    stream_.Synchronize();
+    return found == expected;
+  }
+  // What was put there, and nothing else, has to pass before it is used.
+  cuda::Event* Ready() {
+    ready_.Record(stream_.get());
+    return ready_.get();
+  }
+  void Clear() { end_ = memory_.address(); }
+
+ private:
+  const Gpu gpu_{0};
+  const DeviceMemory memory_{gpu_, kDeviceMemory};
+  const DeviceStream stream_{gpu_};
+  DeviceEvent ready_{gpu_};
+  cuda::Address end_ = memory_.address();
+};
+
+inline char* Pointer(cuda::Address address) { return reinterpret_cast<char*>(address); }
+
+inline Operation OnDevice(Memory& memory, Kind kind, DType type, ReduceOp op, const std::string& name) {
+  Operation operation;
+  operation.fingerprint.kind = kind;
+  operation.fingerprint.type = type;
+  operation.fingerprint.op = op;
+  operation.fingerprint.SetName(name);
+  operation.device = memory.Ready();
+  return operation;
+}
+
+inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
+               const std::vector<size_t>& counts) {
+  memory.Clear();
+  std::vector<BasicPiece<const char>> in;
+  std::vector<BasicPiece<char>> out;
+  std::vector<int64_t> shape{0};
+  for (const size_t count : counts) {
+    const std::vector<char> values = Fill(type, count, c.rank());
+    char* const at = Pointer(memory.Put(values));
+    in.push_back({at, values.size()});
+    // Every second one in place.
+    char* const to = in.size() % 2 ? at : Pointer(memory.Take(values.size()));
+    out.push_back({to, values.size()});
+    shape[0] += static_cast<int64_t>(count);
+  }
+  Operation operation = OnDevice(memory, Kind::kAllReduce, type, op, "gradients");
+  operation.fingerprint.AddShape(shape);
+  operation.in = ConstPieces(in);
+  operation.out = Pieces(out);
+  c.Run(std::move(operation));
+  for (size_t i = 0; i < counts.size(); ++i) {
+    EXPECT(memory.Has(reinterpret_cast<uintptr_t>(out[i].data),
+                      Expected(type, op, c.size(), counts[i])));
+  }
+}
+
+}  // namespace tfdist::testing

@@ -1,0 +1,57 @@
+// Ranks of one host with GPUs: those of a driver made of threads, or one real GPU for all of them.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "device/gpu.h"
+#include "device/kernel_all_reduce.h"
+#include "types.h"
+
+namespace tfdist::testing {
+
+constexpr size_t kGpuBuffer = 4096;
+constexpr size_t kGpuOneShot = 1024;
+
+// The driver that stands for CUDA's, FAKE_CUDA in the environment; "" for the real one.
+std::string FakeDriver();
+
+// One rank, and what the others reach of its memory. A real GPU's kernels are in the file
+// GPU_KERNELS. All memory is there from the start: to free some would wait for kernels that wait.
+class GpuRank {
+ public:
+  GpuRank();
+  KernelAllReduce::Shared own() const { return {staging.address(), words.address()}; }
+
+  // Makes `all_reduce`, once all ranks are known. After a round that failed, too.
+  void Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds = 600);
+
+  void Upload(const std::vector<char>& values, cuda::Address to);
+  std::vector<char> Download(cuda::Address from, size_t bytes);
+
+  // Reduces tensors in place, every second of which lies at no multiple of anything; returns what
+  // has become of them, nothing if a wait has ended.
+  std::vector<std::vector<char>> Reduce(DType type, ReduceOp op,
+                                        const std::vector<std::vector<char>>& tensors);
+
+  // The same with tensors of so many values of `Fill`; returns whether all is right.
+  bool Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts, int rank, int ranks);
+
+  Gpu gpu;
+  KernelModule kernels;
+  DeviceMemory staging, words, data;
+  DeviceStream stream;
+  std::unique_ptr<KernelAllReduce> all_reduce;
+};
+
+using GpuTeam = std::vector<std::unique_ptr<GpuRank>>;
+
+// Ranks of this process, which have joined.
+GpuTeam MakeGpuTeam(uint32_t ranks, double seconds = 600);
+
+// Calls `body` with each rank in a thread of its own.
+void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body);
+
+}  // namespace tfdist::testing
