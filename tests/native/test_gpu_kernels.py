@@ -39,7 +39,11 @@ def test_they_are_compiled_once_and_what_cannot_be_is_one_line(options, tmp_path
     assert again.path == first.path and first.seconds > 0 == again.seconds
     assert locale.getpreferredencoding(False) == encoding  # NVRTC changes its thread's.
     assert said == ["compiling the GPU kernels for sm_80 ..."]
-    assert [path.name for path in first.path.parent.iterdir()] == ["lock", "sm_80.cubin"]
+    folder = first.path.parent
+    assert sorted(path.name for path in folder.iterdir()) == ["lock", "sm_80.cubin"]
+    old = folder.with_name("gpu-0123456789abcdef-12.5")
+    old.mkdir()
+    assert gpu_kernels.clean(folder.parent) == [old] and not old.exists() and folder.exists()
 
     def refusal(*architectures):
         with pytest.raises(NativeUnavailableError) as raised:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import build as builds
 from tfdist.native import compiler as compilers
-from tfdist.native import lock, recipe, store, tensorflow_package
+from tfdist.native import gpu_kernels, lock, recipe, store, tensorflow_package
 from tfdist.native.build import Build
 from tfdist.native.compiler import Compiler
 from tfdist.native.console import say
@@ -98,7 +98,7 @@ def clean(
     package: Path | None = None,
     announce: Callable[[str], object] = say,
 ) -> list[Path]:
-    """Removes all builds except one, and the remains of failed ones.
+    """Removes all builds except one, the remains of failed ones, and GPU kernels of other sources.
 
     Args:
         options: the cache.
@@ -113,7 +113,7 @@ def clean(
     for root in [package] if package else store.caches(options):
         if root.is_dir():
             with lock.held(root / store.LOCK, lock.SECONDS, announce):
-                removed += store.clean(root, keep)
+                removed += [*store.clean(root, keep), *gpu_kernels.clean(root)]
     return removed
 
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import secrets
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from tfdist.options import NativeOptions
 OLDEST = 70
 _UNIT = "device/kernels/all_reduce.cu"
 _HEADERS = ("device/kernels/*.h", "reduce/half.h", "reduce/arithmetic.inc")
+_PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
 # As the processor's code: a product is rounded before it is added, so that the bits are the same.
 FLAGS = ("-std=c++17", "-default-device", "-fmad=false")
@@ -70,7 +72,7 @@ def ensure(
         _check(architecture, compiler)
     root = (
         store.writable_package(package) if package else store.writable_cache(options, announce)
-    ) / f"gpu-{_key(compiler)}"
+    ) / f"{_PREFIX}{_key()}-{compiler.version}"
     root.mkdir(mode=0o755, exist_ok=True)
     with lock.held(root / store.LOCK, lock.SECONDS, announce):
         return [_ensure(root, each, compiler, force, announce) for each in architectures]
@@ -139,8 +141,20 @@ def _check(architecture: str, compiler: nvrtc.Nvrtc) -> None:
         )
 
 
-def _key(compiler: nvrtc.Nvrtc) -> str:
-    digest = hashlib.sha256("\0".join((compiler.version, *FLAGS)).encode())
+def clean(root: Path) -> list[Path]:
+    """Removes the kernels of other sources from a directory; the caller must hold its lock.
+
+    Returns:
+        The removed directories.
+    """
+    old = [f for f in root.glob(f"{_PREFIX}*") if not f.name.startswith(f"{_PREFIX}{_key()}-")]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+    return old
+
+
+def _key() -> str:
+    digest = hashlib.sha256("\0".join(FLAGS).encode())
     for name, text in [("", (SOURCE / _UNIT).read_text()), *sorted(_headers().items())]:
         digest.update(f"{name}\0{len(text)}\0{text}".encode())
     return digest.hexdigest()[:16]
