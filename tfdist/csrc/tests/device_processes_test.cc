@@ -5,6 +5,8 @@
 
 #include <csignal>
 #include <cstdio>
+#include <memory>
+#include <thread>
 #include <vector>
 
 #include "device/gpu.h"
@@ -73,7 +75,7 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies) {
     peers.push_back(std::make_unique<Peer>(gpu.gpu, staging, words));
     shared.push_back({peers.back()->staging.address(), peers.back()->words.address()});
   }
-  gpu.Join(rank, shared, one_dies ? 2 : 600);
+  gpu.Join(rank, shared);
   // Nobody is written to before it has cleared its words.
   for (uint32_t other = 0; other < ranks; ++other) {
     if (other != rank) pipes.Say(rank, other, {});
@@ -90,9 +92,18 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies) {
     EXPECT(reduces({20}));
   }
   if (!one_dies) return;
-  if (rank == ranks - 1) raise(SIGKILL);
+  const uint32_t last = ranks - 1;
+  if (rank == last) {
+    for (uint32_t other = 0; other < last; ++other) pipes.Say(rank, other, {});
+    raise(SIGKILL);
+  }
+  std::thread watch([&] {
+    pipes.Hear(last, rank);
+    gpu.all_reduce->Abort();
+  });
   EXPECT(!reduces({3000}));
-  EXPECT(gpu.all_reduce->outcome() == device::Outcome::kLate);
+  EXPECT(gpu.all_reduce->outcome() == device::Outcome::kAborted);
+  watch.join();
   gpu.Join(0, {gpu.own()});  // The GPU works on.
   EXPECT(gpu.Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }

@@ -23,9 +23,9 @@ TFDIST_KERNEL tfdist_pack(List list, Staging staging, Waiting waiting) {
   }
 }
 
-// One block.
+// One block, whose threads go together: the host may give up at any time.
 TFDIST_KERNEL tfdist_meet(Meeting meeting, Waiting waiting) {
-  if (!HasGivenUp(waiting)) Meet(meeting, waiting);
+  if (AllOfBlock(!HasGivenUp(waiting))) Meet(meeting, waiting);
 }
 
 TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
