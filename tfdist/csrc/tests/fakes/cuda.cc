@@ -249,7 +249,9 @@ FAKE(cuMemHostGetDevicePointer_v2, Address* address, void* data, unsigned) {
 }
 FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream) {
   Resolve(stream)->Enqueue([=] {
-    for (size_t i = 0; i < count; ++i) reinterpret_cast<unsigned*>(to)[i] = value;
+    // Whole words, which kernels may read meanwhile.
+    auto* const words = reinterpret_cast<unsigned*>(to);
+    for (size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELEASE);
   });
   return kSuccess;
 }
