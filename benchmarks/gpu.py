@@ -23,7 +23,6 @@ from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("json", None, "a file to write the figures to")
-flags.DEFINE_string("architecture", None, "such as sm_90; the first GPU's by default")
 
 _ROOT = Path(__file__).parents[1]
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread")
@@ -40,9 +39,14 @@ _UNITS = (
 
 def main(_: list[str]) -> None:
     sys.path.insert(0, str(_ROOT))  # as it is, where tfdist is not installed
-    from tfdist.native import gpu_kernels, nvrtc
+    from tfdist.errors import NativeUnavailableError
+    from tfdist.native import gpu_kernels, nvidia, nvrtc
     from tfdist.native.recipe import SOURCE
 
+    try:
+        architecture, compiler = nvidia.architecture(), nvrtc.find()
+    except NativeUnavailableError as error:
+        sys.exit(str(error))
     with tempfile.TemporaryDirectory() as folder:
         program, kernels = Path(folder, "figures"), Path(folder, "kernels")
         units = [SOURCE / unit for unit in _UNITS]
@@ -50,8 +54,6 @@ def main(_: list[str]) -> None:
         subprocess.run(
             [*_COMPILE, f"-I{SOURCE}", source, *units, "-ldl", "-o", program], check=True
         )
-        compiler = nvrtc.find()
-        architecture = FLAGS.architecture or _architecture()
         kernels.write_bytes(gpu_kernels.compile_for(architecture, compiler)[0])
         environment = {**os.environ, "GPU_KERNELS": str(kernels)}
         with subprocess.Popen(
@@ -64,12 +66,6 @@ def main(_: list[str]) -> None:
             sys.exit(f"The program has ended with {running.returncode}.")
     if FLAGS.json:
         Path(FLAGS.json).write_text(json.dumps({**about, "figures": figures}, indent=1))
-
-
-def _architecture() -> str:
-    words = ["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"]
-    output = subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
-    return "sm_" + output.split()[0].replace(".", "")
 
 
 def _shown(about: dict[str, Any], kernels: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:

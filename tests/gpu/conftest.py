@@ -5,8 +5,6 @@ They take Python, a C++ compiler, NVIDIA's driver and NVRTC, and no TensorFlow.
 
 from __future__ import annotations
 
-import ctypes
-import importlib.util
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,12 +14,10 @@ import pytest
 
 from tests.csrc.compiling import Toolchain
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import gpu_kernels, nvrtc, tensorflow_package
+from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
 
-_DRIVER = "libcuda.so.1"
 _NCCL = "libnccl.so.2"
-_MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
 _SECONDS = 240
 PROGRAMS = ("device", "device_faults", "device_path", "device_processes", "nccl")
 
@@ -37,17 +33,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def architecture() -> str:
     """What the kernels of the first GPU are compiled for, such as "sm_90"."""
     try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError as error:
-        pytest.skip(f"no GPU: {error}")
-    if status := driver.cuInit(0):
-        pytest.skip(f"no GPU: cuInit returns {status}")
-    numbers = []
-    for attribute in (_MAJOR, _MINOR):
-        number = ctypes.c_int()
-        assert driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0) == 0
-        numbers.append(number.value)
-    return f"sm_{numbers[0]}{numbers[1]}"
+        return nvidia.architecture()
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
 
 
 @pytest.fixture(scope="session")
@@ -73,15 +61,9 @@ def programs(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.fixture(scope="session")
 def nccl() -> str:
     """The path of this Python environment's NCCL, or its name where it has none."""
-    for package in ("nvidia.nccl", "nvidia.cu13"):
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        for place in (spec and spec.submodule_search_locations) or ():
-            path = Path(place) / "lib" / _NCCL
-            if path.exists():
-                return str(path)
+    for folder in nvidia.folders(["nvidia.nccl", "nvidia.cu13"]):
+        if (folder / _NCCL).exists():
+            return str(folder / _NCCL)
     return _NCCL
 
 
@@ -92,11 +74,7 @@ def execute(programs: dict[str, Path], kernels: Path) -> Callable[..., str]:
     def run(name: str, *arguments: str, by: Sequence[str] = (), **environment: str) -> str:
         done = subprocess.run(
             [*by, str(programs[name]), *arguments],
-            env={
-                **os.environ,
-                "GPU_KERNELS": str(kernels),
-                **environment,
-            },
+            env={**os.environ, "GPU_KERNELS": str(kernels), **environment},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

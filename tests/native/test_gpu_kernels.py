@@ -58,6 +58,6 @@ def test_they_are_compiled_once_and_what_cannot_be_is_one_line(options, tmp_path
     broken = tmp_path / "libnvrtc.so.12"
     broken.write_text("nothing")
     for folders, problem in (([], "was not found"), ([tmp_path], "cannot be used")):
-        monkeypatch.setattr(nvrtc, "_folders", lambda folders=folders: folders)
+        monkeypatch.setattr(nvrtc.nvidia, "folders", lambda _, folders=folders: folders)
         monkeypatch.setattr(nvrtc.ctypes.util, "find_library", lambda name: None)
         assert f"NVRTC, which compiles GPU kernels, {problem}" in refusal("sm_80")

@@ -12,7 +12,8 @@ from tfdist.jit.program import Program, called_by
 from tfdist.jit.tracing import is_has_rows
 
 _READ = "ReadVariableOp"
-# With some inputs, their results are other inputs to the last bit.
+# With some inputs, their results are other inputs to the last bit. Matrix products and sums over an
+# axis could be, too, but are taken to mix what they are given.
 _MAY_KEEP = frozenset(
     [
         *("AddN", "AddV2", "BiasAdd", "Maximum", "Minimum", "Mul", "RealDiv", "Sub"),

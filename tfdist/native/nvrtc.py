@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
-import importlib.util
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from tfdist.errors import NativeUnavailableError
+from tfdist.native import nvidia
 
 # Of `tensorflow[and-cuda]`, and of CUDA 13's packages.
 _PACKAGES = ("nvidia.cuda_nvrtc", "nvidia.cu13")
@@ -130,25 +130,13 @@ def find() -> Nvrtc:
     Raises:
         NativeUnavailableError: there is none.
     """
-    for folder in _folders():
+    for folder in nvidia.folders(_PACKAGES):
         for path in sorted(folder.glob("libnvrtc.so.*"), reverse=True):
             return Nvrtc(path)
     system = ctypes.util.find_library("nvrtc")
     if system:
         return Nvrtc(Path(system))
     raise NativeUnavailableError(f"NVRTC, which compiles GPU kernels, was not found. {_HELP}")
-
-
-def _folders() -> list[Path]:
-    found = []
-    for package in _PACKAGES:
-        try:
-            spec = importlib.util.find_spec(package)
-        except ModuleNotFoundError:
-            continue
-        places = spec.submodule_search_locations if spec else None
-        found += [Path(place) / "lib" for place in places or ()]
-    return found
 
 
 def _strings(texts: Sequence[str]) -> Any:

@@ -26,8 +26,9 @@ constexpr size_t kLeastBuffer = 4096;
 int NumberOf(const DevicePath::Setup& setup) {
   const std::set<std::string> known{"", "own", "nccl", "host"};
   if (!known.count(setup.transport)) {
-    throw Error(Code::kInvalidArgument, "TFDIST_DEVICE_ALGORITHM must be own, nccl or host. Received: " +
-                                            setup.transport + ".");
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM must be own, nccl or host. Received: " + setup.transport +
+                    ".");
   }
   if (setup.buffer_bytes < kLeastBuffer || setup.buffer_bytes % device::kVectorBytes != 0) {
     throw Error(Code::kInvalidArgument,
@@ -83,8 +84,6 @@ DevicePath::DevicePath(Setup setup, Guard& guard)
   }
 }
 
-DevicePath::~DevicePath() = default;
-
 void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
   const Fingerprint& asked = operation.fingerprint;
   if (asked.kind != Kind::kAllReduce || operation.compression) {
@@ -92,7 +91,8 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
   CheckReducible(asked.type, asked.op);
   if (operation.in.bytes() != operation.out.bytes()) {
-    throw Error(Code::kInvalidArgument, "The result of an all-reduce must be as large as its input.");
+    throw Error(Code::kInvalidArgument,
+                "The result of an all-reduce must be as large as its input.");
   }
   if (ranks_.empty()) {
     try {
@@ -102,8 +102,8 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
       throw;
     }
   }
-  const Way way = Choose(operation);
-  if (way == Way::kHost) return host_.Run(operation, on_host);
+  const Transport transport = Choose(operation);
+  if (transport == Transport::kHost) return host_.Run(operation, on_host);
   const std::vector<KernelAllReduce::Tensor> tensors = Tensors(operation);
   Operation arrival;
   arrival.fingerprint = asked;
@@ -117,7 +117,7 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
       gpu_.Use();
       cuda::Check(cuda::Load().cuStreamWaitEvent(stream_.get(), ready, 0), "cuStreamWaitEvent");
     }
-    Launch(tensors, asked, way);
+    Launch(tensors, asked, transport);
     done_.Record(stream_.get());
     Await(done_, guard_, [&] {
       if (nccl_) nccl_->Poll();
@@ -174,21 +174,21 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   ranks_ = Introduce(fabric, operation, own);
   CheckTransport(fabric, own.nccl ? "" : no_nccl);
   if (MayUseNccl()) {
-    id_ = FirstOnes(fabric, operation, rank_ == 0 ? NcclGroup::NewId() : nccl::UniqueId{});
+    id_ = IdOfRankZero(fabric, operation, rank_ == 0 ? NcclGroup::NewId() : nccl::UniqueId{});
   }
   OpenPeers(fabric, operation);
   if (setup_.transport == "own" && !own_) {
     throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do not, "
-                "since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
+                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
+                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
   }
 }
 
 void DevicePath::CheckTransport(const Fabric& fabric, const std::string& no_nccl) const {
   for (size_t rank = 1; rank < ranks_.size(); ++rank) {
     if (std::strcmp(ranks_[rank].transport, ranks_[0].transport) != 0) {
-      throw Error(Code::kMismatch, "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. Received: "
-                                   "'" + std::string(ranks_[0].transport) + "' on " +
+      throw Error(Code::kMismatch, "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
+                                   "Received: '" + std::string(ranks_[0].transport) + "' on " +
                                        fabric.topology.names[0] + ", '" + ranks_[rank].transport +
                                        "' on " + fabric.topology.names[rank] + ".");
     }
@@ -250,7 +250,7 @@ void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
   };
   bool good = try_to([&] { peers_ = std::make_unique<Peers>(gpu_, ranks_, rank_); });
   if (good) {
-    if (!peers_->Try(fabric, operation, gpu_)) {
+    if (!peers_->Probe(fabric, operation, gpu_)) {
       lack_ = "what a GPU has written is not what another one reads";
     }
     good = try_to([&] {
@@ -272,17 +272,19 @@ void DevicePath::Announce() const {
               (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-DevicePath::Way DevicePath::Choose(const Operation& operation) const {
+DevicePath::Transport DevicePath::Choose(const Operation& operation) const {
   const Fingerprint& asked = operation.fingerprint;
-  if (setup_.transport == "host" || operation.in.bytes() == 0) return Way::kHost;
+  if (setup_.transport == "host" || operation.in.bytes() == 0) return Transport::kHost;
   const bool nccl = setup_.transport != "own" && MayUseNccl() && NcclSupports(asked.type, asked.op);
-  if (own_ && (!nccl || operation.in.bytes() <= kMostBeforeNccl)) return Way::kOwn;
-  return nccl ? Way::kNccl : Way::kHost;
+  if (own_ && (!nccl || operation.in.bytes() <= kMostBeforeNccl)) return Transport::kOwn;
+  return nccl ? Transport::kNccl : Transport::kHost;
 }
 
 void DevicePath::Launch(const std::vector<KernelAllReduce::Tensor>& tensors,
-                        const Fingerprint& asked, Way way) {
-  if (way == Way::kOwn) return own_->Launch(tensors, asked.type, asked.op, stream_.get());
+                        const Fingerprint& asked, Transport transport) {
+  if (transport == Transport::kOwn) {
+    return own_->Launch(tensors, asked.type, asked.op, stream_.get());
+  }
   if (!nccl_) {
     const auto size = static_cast<int>(ranks_.size());
     NcclGroup::Setup setup{&gpu_, id_, rank_, size, setup_.timeout_seconds};

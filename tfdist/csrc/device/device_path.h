@@ -37,7 +37,6 @@ class DevicePath {
 
   // Args: what ends waits early. Talks to nobody; throws Error where a GPU cannot be used.
   DevicePath(Setup setup, Guard& guard);
-  ~DevicePath();
 
   // Runs an operation whose memory is the GPU's, and waits for its result. Args: how one is run
   // whose memory is the host's.
@@ -48,7 +47,7 @@ class DevicePath {
   void Leave();
 
  private:
-  enum class Way { kHost, kOwn, kNccl };
+  enum class Transport { kHost, kOwn, kNccl };
 
   void Open(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
@@ -57,9 +56,9 @@ class DevicePath {
   bool HaveOwnGpus() const;
   bool MayUseNccl() const;
   void Announce() const;
-  Way Choose(const Operation& operation) const;
+  Transport Choose(const Operation& operation) const;
   void Launch(const std::vector<KernelAllReduce::Tensor>& tensors, const Fingerprint& asked,
-              Way way);
+              Transport transport);
   void GiveUp() noexcept;
 
   const Setup setup_;

@@ -31,8 +31,6 @@ HostStaged::HostStaged(const Gpu& gpu, Guard& guard)
   for (auto& chunk : chunks_) chunk = std::make_unique<Chunk>(gpu);
 }
 
-HostStaged::~HostStaged() = default;
-
 void HostStaged::Run(Operation& operation, const OnHost& on_host) {
   if (cuda::Event* const ready = *operation.device) {
     gpu_.Use();

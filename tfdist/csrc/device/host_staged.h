@@ -18,7 +18,6 @@ class HostStaged {
 
   // Args: what ends waits early.
   HostStaged(const Gpu& gpu, Guard& guard);
-  ~HostStaged();
 
   // Runs an operation whose memory is the GPU's. An all-reduce goes in chunks, so that one is reduced
   // while the next comes and the last goes back.

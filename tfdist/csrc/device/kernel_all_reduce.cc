@@ -12,7 +12,7 @@ namespace {
 using device::List;
 
 constexpr unsigned kThreads = 512;
-
+// How long a rank waits at its end for others that still read its memory.
 constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
 
 // From 256 blocks on, an H100 moves memory about as fast as it copies.

@@ -52,7 +52,7 @@ constexpr int kOldest = 22100;  // that of TensorFlow 2.18
   F(ncclGetLastError, const char*, (Comm*))                                                      \
   F(ncclGetUniqueId, Result, (UniqueId*))                                                        \
   F(ncclCommInitRankConfig, Result, (Comm**, int, UniqueId, int, Config*))                       \
-  F(ncclCommCount, Result, (Comm*, int*))                                                  \
+  F(ncclCommCount, Result, (Comm*, int*))                                                        \
   F(ncclCommGetAsyncError, Result, (Comm*, Result*))                                             \
   F(ncclCommFinalize, Result, (Comm*))                                                           \
   F(ncclCommDestroy, Result, (Comm*))                                                            \

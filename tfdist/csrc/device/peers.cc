@@ -47,7 +47,7 @@ bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
   return std::count(all.begin(), all.end(), 1) == fabric.topology.size;
 }
 
-nccl::UniqueId FirstOnes(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own) {
+nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own) {
   nccl::UniqueId first;
   std::memcpy(&first, Gather(fabric, operation, &own, sizeof(own)).data(), sizeof(first));
   return first;
@@ -75,7 +75,7 @@ Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, int rank)
   }
 }
 
-bool Peers::Try(Fabric& fabric, const Operation& operation, const Gpu& gpu) {
+bool Peers::Probe(Fabric& fabric, const Operation& operation, const Gpu& gpu) {
   // Each rank has a word of each other one's in each staging buffer.
   const auto value = [](size_t writer, size_t owner) {
     return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;

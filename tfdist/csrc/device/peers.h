@@ -34,8 +34,8 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
 // Whether all is well on each rank, in the same way.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 
-// What rank 0 has to name a group of NCCL.
-nccl::UniqueId FirstOnes(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
+// Rank 0's.
+nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
 
@@ -52,7 +52,7 @@ class Peers {
 
   // Writes to the others' staging buffers and reads from them, since drivers err: all ranks call
   // this together. Returns whether this rank could, and has found what was written.
-  bool Try(Fabric& fabric, const Operation& operation, const Gpu& gpu);
+  bool Probe(Fabric& fabric, const Operation& operation, const Gpu& gpu);
 
  private:
   struct Opened {
