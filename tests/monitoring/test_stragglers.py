@@ -85,12 +85,25 @@ CASES = {
         None,
     ),
     "queues both ways": ([queued(1, 1e7, 0.04), queued(0, 1e7, 0.05)], None),
+    "late on both hosts": ([queued(1, 1e7, 0.02), queued(0, 1e7, 0.035)], None),
     "a queue of 8 ms in 200 ms": (
         [replace(queued(1, 1e7, 0.0), step=0.2), replace(queued(0, 1e7, 0.008), step=0.2)],
         None,
     ),
     "a ring": ([to_one(1, 1e9), to_one(2, 1e7), to_one(0, 1e9)], (1, Cause.NETWORK, 2)),
     "a pipeline": ([to_one(1, 1e9), linked(1e9, 2, 1e7), to_one(1, 1e9)], (1, Cause.NETWORK, 2)),
+    # The slow network costs 50 ms of a step, the slow worker 15.
+    "a slow network, and a worker that computes for longer": (
+        [replace(to_one(1, 1e7), workers=0.025), to_one(0, 1e9)],
+        (0, Cause.NETWORK, 1),
+    ),
+    "a slow worker, and a network that is somewhat slow": (
+        [
+            replace(to_one(1, 1e7), workers=0.04, network=0.02),
+            replace(to_one(0, 1e9), workers=0.0, network=0.02),
+        ],
+        (1, Cause.COMPUTE),
+    ),
     "no links": ([EVEN, EVEN], None),
 }
 FROM_0_TO_2 = (0, Cause.NETWORK, 2)
@@ -166,12 +179,12 @@ def test_what_is_reported():
     assert found.own == pytest.approx(0.06)
     assert found.others == pytest.approx(0.002)
     assert find([IDLE, STARVED, IDLE], factor=3.0) is None
-    between = Straggler(0, Cause.NETWORK, 1e7, 1e9, peer=2)
+    between = Straggler(0, Cause.NETWORK, 1e7, 1e9, 0.05, peer=2)
     assert describe(between, "rank {}".format) == (
         "The connections from rank 0 to rank 2 keep the others waiting: they carry 10 MB/s while "
         "they send, where the median of the others is 1e+03 MB/s. Look at the network between them."
     )
-    queue = Straggler(0, Cause.NETWORK, 0.04, 0.001, peer=2, queues=True)
+    queue = Straggler(0, Cause.NETWORK, 0.04, 0.001, 0.05, peer=2, queues=True)
     assert describe(queue, "rank {}".format) == (
         "The connections from rank 0 to rank 2 keep the others waiting: data queues there, and "
         "small messages take 40.0 ms, but 1.0 ms the other way. Look at the network between them."

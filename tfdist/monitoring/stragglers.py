@@ -19,8 +19,10 @@ _LEAST_SHARE = 0.1
 # Where a host has links to several others, one of them has to be slower than this, times the
 # factor, to be named alone.
 _ALONE = 3.0
-# A thread that is told of a message late, as its processor is busy, is no queue on the network.
+# A thread that is told of messages late, as its processor is busy, is no queue on the network: they
+# take at least so long, and so many times as long as the other way.
 _LEAST_QUEUE_SECONDS = 0.005
+_QUEUE_FACTOR = 3.0
 # Links are compared only where data moves for at least this share of a step.
 _MOVES = 0.1
 
@@ -124,6 +126,8 @@ class Straggler:
         cause: what is slow.
         own: its own value: seconds per step, or bytes per second for the network.
         others: the median of the other workers.
+        cost: seconds of a step by which the others' would be shorter if this one was as fast as
+            they are, at most.
         peer: None, or the worker to which it sends slowly, where nothing tells which of the two has
             the slow network.
         queues: whether the two values are seconds instead that small messages take to `peer`, and
@@ -134,6 +138,7 @@ class Straggler:
     cause: Cause
     own: float = field(compare=False)
     others: float = field(compare=False)
+    cost: float = field(compare=False)
     peer: int | None = None
     queues: bool = field(default=False, compare=False)
 
@@ -145,11 +150,12 @@ def find(
 
     A worker's own time is what remains of its step without its waiting for other workers and for
     data: it is longest on the worker that the others wait for, while the step is equally long on
-    all. If no own time stands out, hosts are compared: one that sends slowly to all others, or to
-    which all others send slowly, has a slow network. Where a host sends to one other host only, as
-    between two hosts and in a ring, that cannot be told, and the workers at both ends are named.
-    Between two hosts both directions may carry equally little, as acknowledgments queue behind the
-    data of the slow one: where small messages take longer one way, that is the slow one.
+    all. Hosts are compared by what they send: one that sends slowly to all others, or to which all
+    others send slowly, has a slow network. Where a host sends to one other host only, as between
+    two hosts and in a ring, that cannot be told, and the workers at both ends are named. Between
+    two hosts both directions may carry equally little, as acknowledgments queue behind the data of
+    the slow one: where small messages take longer one way, that is the slow one. If a worker and a
+    network are slow, the one that costs more of a step is named.
 
     Args:
         measured: of each worker, by rank.
@@ -161,7 +167,14 @@ def find(
         >>> find([fast, slow, fast], factor=1.3).cause
         <Cause.INPUT: 'input'>
     """
-    return find_slow_process(measured, factor) or find_slow_link(measured, factor, hosts)
+    return costlier(find_slow_process(measured, factor), find_slow_link(measured, factor, hosts))
+
+
+def costlier(process: Straggler | None, link: Straggler | None) -> Straggler | None:
+    """Of a slow process and a slow link, if there are both, the one that costs the others more."""
+    if process is None or link is None:
+        return process or link
+    return max(process, link, key=lambda found: found.cost)
 
 
 def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggler | None:
@@ -180,7 +193,9 @@ def find_slow_process(measured: Sequence[Measurement], factor: float) -> Straggl
     }
     cause = max(by_cause, key=lambda c: by_cause[c][rank] - _median_of_others(by_cause[c], rank))
     values = by_cause[cause]
-    return Straggler(rank, cause, values[rank], _median_of_others(values, rank))
+    return Straggler(
+        rank, cause, values[rank], _median_of_others(values, rank), cost=own[rank] - usual
+    )
 
 
 def find_slow_link(
@@ -213,7 +228,7 @@ def find_slow_link(
         rank = max(by_host[slow], key=lambda r: measured[r].best_rate)
         several = max(measured[r].hosts for r in by_host[slow]) > 1
         peer = None if several else measured[rank].slowest_peer
-        return Straggler(rank, Cause.NETWORK, best[slow], usual, peer)
+        return _slow_link(measured, rank, best[slow], usual, peer)
     # By the accused host: those that send to it slower than to another one.
     accusers: dict[int, list[int]] = {}
     for host, rank in slowest.items():
@@ -222,17 +237,25 @@ def find_slow_link(
     for accused, ranks in sorted(accusers.items()):
         others = [host for host in by_host if host != accused]
         if len(ranks) == len(others) > 1:
-            return Straggler(
+            return _slow_link(
+                measured,
                 min(measured[r].slowest_peer for r in ranks),
-                Cause.NETWORK,
                 statistics.median(measured[r].slowest_rate for r in ranks),
                 statistics.median(best[host] for host in others),
             )
     rank = min(slowest.values(), key=lambda r: measured[r].slowest_rate)
     rate, usual = measured[rank].slowest_rate, statistics.median(best.values())
     if _ALONE * factor * rate < usual:
-        return Straggler(rank, Cause.NETWORK, rate, usual, measured[rank].slowest_peer)
+        return _slow_link(measured, rank, rate, usual, measured[rank].slowest_peer)
     return None
+
+
+def _slow_link(
+    measured: Sequence[Measurement], rank: int, rate: float, usual: float, peer: int | None = None
+) -> Straggler:
+    """A link that carries so little, where data moves for so long."""
+    cost = max(m.network for m in measured) * (1.0 - rate / usual)
+    return Straggler(rank, Cause.NETWORK, rate, usual, cost, peer)
 
 
 def _find_queue(
@@ -243,12 +266,13 @@ def _find_queue(
     back, there = sorted(ends, key=lambda r: measured[r].delay)
     delay, usual = measured[there].delay, measured[back].delay
     if (
-        delay < max(_LEAST_QUEUE_SECONDS, factor * usual)
+        delay < max(_LEAST_QUEUE_SECONDS, max(factor, _QUEUE_FACTOR) * usual)
         or delay - usual < _NOTICEABLE * measured[there].step
     ):
         return None
     sender = measured[there].slowest_peer
-    return Straggler(sender, Cause.NETWORK, delay, usual, peer=there, queues=True)
+    cost = max(m.network for m in measured) * (1.0 - usual / delay)
+    return Straggler(sender, Cause.NETWORK, delay, usual, cost, peer=there, queues=True)
 
 
 def _median_of_others(values: Sequence[float], rank: int) -> float:

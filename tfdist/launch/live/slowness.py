@@ -10,6 +10,7 @@ from tfdist.monitoring.stragglers import (
     Measurement,
     Straggler,
     Traffic,
+    costlier,
     find_slow_link,
     find_slow_process,
 )
@@ -27,11 +28,11 @@ def find_straggler(ranks: Sequence[Rank]) -> Straggler | None:
         return None
     hosts = [n if one.leader is None else one.leader for n, one in enumerate(known)]
     measured = [_measurement(one, hosts) for one in known]
-    found = None
+    process = None
     # A wait counts when it ends: in a few steps, one more or less decides.
     if min(one.steps_per_second * one.seconds for one in known) >= _LEAST_STEPS:
-        found = find_slow_process(measured, _FACTOR)
-    return found or find_slow_link(measured, _LINK_FACTOR, hosts)
+        process = find_slow_process(measured, _FACTOR)
+    return costlier(process, find_slow_link(measured, _LINK_FACTOR, hosts))
 
 
 def find_backlogs(ranks: Sequence[Rank], least_seconds: float) -> tuple[Backlog, ...]:
