@@ -12,9 +12,10 @@ import time
 import traceback
 import warnings
 from collections.abc import Collection, Sequence
+from pathlib import Path
 from typing import Any
 
-from tests import certificates
+from tests import certificates, gpus
 from tests.zygote import Child, Zygote
 from tfdist import native
 from tfdist.errors import NativeUnavailableError
@@ -29,6 +30,9 @@ _warm: list[Ranks] = []
 # sets in one order.
 _ZYGOTES = 2
 _zygotes: list[Zygote] = []
+
+# Keeps what stands for GPUs.
+_FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "d" / "gpus"
 
 # Runs a function whose models are compiled.
 _COMPILED = "tests.strategies.behaviours.xla:as_elsewhere"
@@ -49,6 +53,8 @@ class Ranks:
             host.
         tls: each on a host of its own, with TLS between them.
         strategy: whether they make a strategy at once, of all of them.
+        gpus: whether they train on GPUs, which threads stand for, and how these compute sums: by
+            "own" kernels, "nccl" or the "host"; None for none.
     """
 
     def __init__(
@@ -60,6 +66,7 @@ class Ranks:
         hosts: int | Sequence[int] = 1,
         tls: bool = False,
         strategy: bool = True,
+        gpus: str | None = None,
     ) -> None:
         self.workers = workers
         self._devices = [devices] * max(1, workers) if isinstance(devices, int) else devices
@@ -70,6 +77,7 @@ class Ranks:
             hosts = [rank * hosts // max(1, workers) for rank in range(workers)]
         self._hosts = hosts
         self._tls = tls
+        self._gpus = gpus
         self._with_strategy = strategy and workers > 0
         self._processes: list[Child] = []
         self._ports: Reservation | None = None
@@ -156,6 +164,8 @@ class Ranks:
             }
             if self._tls:
                 environment |= certificates.variables()
+            if self._gpus is not None:
+                environment |= gpus.variables(rank, self._gpus, _FOLDER)
             if len(set(self._hosts)) > 1:
                 environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:
@@ -188,6 +198,8 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         tf.config.set_logical_device_configuration(cpu, pieces)
     try:
         strategy = None
+        if "TESTS_GPU" in os.environ:
+            gpus.stand_in()
         if with_strategy:
             import tfdist
 

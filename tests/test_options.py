@@ -63,6 +63,22 @@ def test_switches():
         Options.from_environment({"TFDIST_ELASTIC": "yes"})
 
 
+@pytest.mark.exhaustive
+def test_gpus():
+    read = Options.from_environment(
+        {"TFDIST_DEVICE_ALGORITHM": "own", "TFDIST_DEVICE_BUFFERS": "4096"}
+    )
+    assert (read.device_algorithm, read.device_buffers) == ("own", 4096)
+    with pytest.raises(ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host"):
+        Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "smoke"})
+    for text in ("16", "5000", "4M"):
+        with pytest.raises(ValueError, match=r"TFDIST_DEVICE_BUFFERS must be .* Received: "):
+            Options.from_environment({"TFDIST_DEVICE_BUFFERS": text})
+    tls = {f"TFDIST_TLS_{name}": "a.pem" for name in ("CERTIFICATE", "KEY", "CA")}
+    with pytest.raises(ValueError, match="in the clear, and TLS is set"):
+        Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "nccl", **tls})
+
+
 def test_xla():
     assert Options().xla and not Options.from_environment({"TFDIST_XLA": "0"}).xla
     assert xla_processor_limit({"XLA_FLAGS": "--a=1 --xla_cpu_max_isa=AVX2"}).endswith("=AVX2")

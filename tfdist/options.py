@@ -10,6 +10,7 @@ from typing import Any
 
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
+_DEVICE_ALGORITHMS = ("own", "nccl", "host")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
 
@@ -33,6 +34,13 @@ class Options:
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
+        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): own for the
+            kernels of tfdist, which need GPUs of one host, nccl, or host for the host's memory; ""
+            selects by size, and by what all workers have.
+        device_buffers: bytes of each of the two staging buffers on a GPU (`TFDIST_DEVICE_BUFFERS`);
+            0 for 8 MiB.
+        cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
+        nccl_library: the NCCL to use (`TFDIST_NCCL_LIBRARY`); "" for TensorFlow's.
         secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
             appears in no message and no repr.
         security: what to do about a job on several hosts that has neither a secret nor TLS
@@ -69,6 +77,10 @@ class Options:
     silence_warning: float = 5.0
     stall_warning: float = 30.0
     algorithm: str = ""
+    device_algorithm: str = ""
+    device_buffers: int = 0
+    cuda_library: str = ""
+    nccl_library: str = ""
     secret: str = field(default="", repr=False)
     security: str = "warn"
     host: str = ""
@@ -86,6 +98,12 @@ class Options:
     def __post_init__(self) -> None:
         _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
         _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
+        _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
+        if self.device_buffers and (self.device_buffers < 4096 or self.device_buffers % 16):
+            raise ValueError(
+                "TFDIST_DEVICE_BUFFERS must be a multiple of 16 bytes, at least 4096. Received: "
+                f"{self.device_buffers}. Unset it to use the default."
+            )
         paths = {
             "TFDIST_TLS_CERTIFICATE": self.tls_certificate,
             "TFDIST_TLS_KEY": self.tls_key,
@@ -96,6 +114,12 @@ class Options:
             raise ValueError(
                 f"TLS needs {', '.join(paths)}. Received: no {' and no '.join(missing)}. Set all "
                 f"three, or none."
+            )
+
+        if self.tls and self.device_algorithm == "nccl":
+            raise ValueError(
+                "TFDIST_DEVICE_ALGORITHM=nccl would send in the clear, and TLS is set. Unset it, "
+                "or unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all workers."
             )
 
     @property
@@ -272,4 +296,7 @@ _READERS: dict[type, Callable[[str, str], Any]] = {
     bool: _switch,
 }
 # By name, where the type is not enough.
-_OTHER_READERS: dict[str, Callable[[str, str], Any]] = {"generation": _count}
+_OTHER_READERS: dict[str, Callable[[str, str], Any]] = {
+    "generation": _count,
+    "device_buffers": _count,
+}

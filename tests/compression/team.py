@@ -31,7 +31,7 @@ class Member:
         self.state = State()
         for number, shape in enumerate(shapes):
             for name, kept in codec.kept(shape).items():
-                self.state.make(name, number, kept, codec.first, exchange.workers.host)
+                self.state.make(name, number, kept, codec.first, exchange.workers.device)
 
     def sum(self, gradients: Sequence[Array], step: int) -> list[Array]:
         """One step's sums over all ranks."""

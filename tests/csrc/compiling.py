@@ -46,6 +46,9 @@ class Toolchain:
         cache: a folder, which may hold what was made before.
         library: the core, where it is not to be compiled with these flags, too.
         tensorflow: that the core is compiled for; the installed one by default.
+
+    Attributes:
+        compiler: its command.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Toolchain:
         # One ABI with the library.
         self._recipe = recipe.read(tensorflow or tensorflow_package.find())
         common = (*_FLAGS, *recipe.ARITHMETIC, *self._recipe.tensorflow.defines)
+        self.compiler = found.command
         self._command = (*found.command, *common, *flags)
         self._version = found.version
         self._cache = cache
@@ -87,21 +91,33 @@ class Toolchain:
         shared = core + [path for path in tests if not path.name.endswith(_TEST)]
         own = [path for path in tests if path.name.endswith(_TEST)]
         own = [path for path in own if not names or path.name.removesuffix(_TEST) in names]
-        # A unit depends on any header: they are few, and change seldom.
-        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in _HEADERS]
-        common = _digest(*self._command, self._version, *(path.read_bytes() for path in headers))
+        common = self._common()
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             made = list(pool.map(lambda path: self._compile(path, common), own + shared))
             objects = dict(zip(own + shared, made, strict=True))
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
-            fakes = sorted((recipe.SOURCE / _FAKES).glob("*.cc"))
-            stand_ins = list(pool.map(lambda path: self._compile_fake(path, common), fakes))
-        self._forget({*made, *linked, *stand_ins})
-        return Programs(
-            {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)},
-            {p.stem: made for p, made in zip(fakes, stand_ins, strict=True)},
-        )
+            fakes = self._fakes(pool, common)
+        self._forget({*made, *linked, *fakes.values()})
+        tests = {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
+        return Programs(tests, fakes)
+
+    def fakes(self) -> dict[str, Path]:
+        """Makes the libraries that stand for others only; their names and paths."""
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            made = self._fakes(pool, self._common())
+        self._forget(set(made.values()))
+        return made
+
+    def _common(self) -> str:
+        # A unit depends on any header: they are few, and change seldom.
+        headers = [p for p in sorted(recipe.SOURCE.rglob("*")) if p.suffix in _HEADERS]
+        return _digest(*self._command, self._version, *(path.read_bytes() for path in headers))
+
+    def _fakes(self, pool: ThreadPoolExecutor, common: str) -> dict[str, Path]:
+        sources = sorted((recipe.SOURCE / _FAKES).glob("*.cc"))
+        made = pool.map(lambda path: self._compile_fake(path, common), sources)
+        return {path.stem: library for path, library in zip(sources, made, strict=True)}
 
     def _compile(self, path: Path, common: str) -> Path:
         name = str(path.relative_to(recipe.SOURCE)).replace("/", "-")

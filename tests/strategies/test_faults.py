@@ -20,6 +20,8 @@ KINDS = {
     "native": {},
     "native in TLS between hosts": {"tls": True},
     "tensorflow": {"native": False},
+    "GPUs by own kernels": {"gpus": "own"},
+    "GPUs by NCCL": {"gpus": "nccl"},
 }
 WORDS = {"killed": ("is lost: ",), "ended": ("has left the job", "has left the group")}
 

@@ -37,7 +37,7 @@ def compressed_all_reduce(
     Returns:
         The sums, bitwise identical on all ranks.
     """
-    with tf.device(communicator.host):
+    with tf.device(communicator.device):
         sums: list[Any] = [None] * len(tensors)
         seed = tf.cast(seed, tf.int64)
         buckets = marked_buckets(communicator.name, "", tensors, communicator.plan(tensors))

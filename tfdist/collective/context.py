@@ -11,6 +11,7 @@ from tfdist import native
 from tfdist.cluster import Mesh, Session
 from tfdist.collective import at_exit
 from tfdist.collective.core_setup import setup_of
+from tfdist.collective.gpu import Gpu
 from tfdist.options import Options
 
 CLOSED = 0
@@ -29,6 +30,7 @@ class Context:
         size: the number of ranks.
         hosts: for each rank, the number of its host.
         session: the job's control connections; None if all ranks are threads.
+        gpu: what it needs to work in a GPU's memory; None for the host's.
     """
 
     number: int
@@ -36,18 +38,20 @@ class Context:
     size: int
     hosts: tuple[int, ...]
     session: Session | None
+    gpu: Gpu | None = None
 
     def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
         """Opens a communicator of the core over a mesh, and takes over its descriptors.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded.
-            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
+            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be
+                used.
         """
         core = native.load().library
         native.load_ops()
         number = ctypes.c_int64()
-        setup = setup_of(mesh, options)
+        setup = setup_of(mesh, options, self.gpu)
         # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
         # them registered, a forked child closes them for Python.
         mesh.hand_over_segment()
@@ -74,9 +78,9 @@ class Context:
         native.load().library.tfd_close(self.number)
 
 
-def closed() -> Context:
+def closed(gpu: Gpu | None = None) -> Context:
     """A context that has not been opened."""
-    return Context(CLOSED, 0, 1, (0,), None)
+    return Context(CLOSED, 0, 1, (0,), None, gpu)
 
 
 def check(core: Any, code: int) -> None:

@@ -1,4 +1,4 @@
-"""Converts a mesh and the settings to the native core's setup."""
+"""Converts a mesh, a GPU and the settings to the native core's setup."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from tfdist.cluster import Mesh
+from tfdist.collective.gpu import Gpu
 from tfdist.native.api import Setup
 from tfdist.options import Options
 
 
-def setup_of(mesh: Mesh, options: Options) -> Setup:
-    """The core's setup for a connected rank."""
+def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None) -> Setup:
+    """The core's setup for a connected rank, with a GPU or none."""
 
     def integers(values: Sequence[int]) -> Any:
         return (ctypes.c_int * len(values))(*values)
@@ -39,4 +40,10 @@ def setup_of(mesh: Mesh, options: Options) -> Setup:
         tls_key=os.fsencode(options.tls_key),
         tls_ca=os.fsencode(options.tls_ca),
         tls_secret=options.secret.encode(errors="surrogateescape"),
+        gpu=gpu.number if gpu else -1,
+        gpu_kernels=os.fsencode(gpu.kernels if gpu else ""),
+        cuda_library=os.fsencode(options.cuda_library),
+        nccl_library=os.fsencode(gpu.nccl if gpu else ""),
+        device_algorithm=options.device_algorithm.encode(),
+        device_buffer_bytes=options.device_buffers,
     )

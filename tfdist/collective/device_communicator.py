@@ -51,7 +51,7 @@ class DeviceCommunicator:
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         group = self._devices
         sums: list[Any] = [None] * len(tensors)
-        with tf.device(group.host):
+        with tf.device(group.device):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             buckets = self._workers.plan(summable)
             parts = []

@@ -70,7 +70,7 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
     key = name or call_site.of_call()
-    with tf.device(group.host):
+    with tf.device(group.device):
         for dtype in sorted({t.dtype for t in tensors}, key=lambda d: d.name):
             indices = [i for i, t in enumerate(tensors) if t.dtype == dtype]
             reduced = native_ops.all_reduce(
@@ -174,7 +174,7 @@ def all_to_all(
     rows = tf.cast(rows, tf.int64)
     if isinstance(group, Alone):
         return tensor, rows
-    with tf.device(group.host):
+    with tf.device(group.device):
         key = name or call_site.of_call()
         return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
 
@@ -190,7 +190,7 @@ def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "")
         name: the name of this message, compared with the receiver's.
     """
     group = registry.get(communicator)
-    with tf.device(group.host):
+    with tf.device(group.device):
         native_ops.send(group.token, tf.convert_to_tensor(value), rank, communicator, name)
 
 
@@ -216,7 +216,7 @@ def receive(
         The tensor.
     """
     group = registry.get(communicator)
-    with tf.device(group.host):
+    with tf.device(group.device):
         return native_ops.receive(group.token, shape, tf.as_dtype(dtype), rank, communicator, name)
 
 
@@ -230,7 +230,7 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
     """
     group = registry.get(communicator)
     if not isinstance(group, Alone):
-        with tf.device(group.host):
+        with tf.device(group.device):
             native_ops.barrier(group.token, communicator, name)
 
 
@@ -256,7 +256,7 @@ def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:
     if isinstance(group, Alone):
         return tf.nest.map_structure(tf.convert_to_tensor, value)
     key = name or call_site.of_call()
-    with tf.device(group.host):
+    with tf.device(group.device):
         return tf.nest.map_structure(
             lambda leaf: collective(group, tf.convert_to_tensor(leaf), key), value
         )

@@ -15,6 +15,7 @@ from tfdist.cluster import Mesh, Session, connect
 from tfdist.collective import dtypes, flight_log, native_ops, registry, tokens, traces
 from tfdist.collective.buckets import plan
 from tfdist.collective.context import Context, check, closed
+from tfdist.collective.gpu import Gpu
 from tfdist.collective.group_shape import rank_and_size
 from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
@@ -50,7 +51,7 @@ class NativeCommunicator:
         self.bucket_bytes = BUCKET_BYTES
         self._core = native.load().library
         # Set on first use, when TensorFlow's devices are initialized.
-        self._host: str | None = None
+        self._device: str | None = None
         self._token: tf.Tensor | None = None
         self._token_lock = threading.Lock()
 
@@ -73,7 +74,7 @@ class NativeCommunicator:
     def place(self) -> tuple[Any, Any]:
         if tf.executing_eagerly() or self.context.session is None:
             return self.context.rank, self.context.size
-        with tf.device(self.host):
+        with tf.device(self.device):
             return rank_and_size(self.name)
 
     @property
@@ -85,7 +86,7 @@ class NativeCommunicator:
             traces.note_read()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
-        with tf.device(self.host):
+        with tf.device(self.device):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             for bucket in marked_buckets(self.name, key, summable, self.plan(summable)):
@@ -103,13 +104,13 @@ class NativeCommunicator:
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        with tf.device(self.host):
+        with tf.device(self.device):
             summable = dtypes.to_native_summable(tensor)
             part = native_ops.reduce_scatter(self.token, summable, "sum", self.name, "")
             return dtypes.from_summable(part, tensor)
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
-        with tf.device(self.host):
+        with tf.device(self.device):
             if tensor.dtype == tf.string:
                 return gather_strings(tensor, lambda part: self.all_gather(part, key))
             if tensor.dtype in native_ops.TYPES:
@@ -125,7 +126,7 @@ class NativeCommunicator:
             key: as for `all_reduce`.
         """
         rank, size = self.place()
-        with tf.device(self.host):
+        with tf.device(self.device):
             rows = tf.shape(tensor, tf.int64)[0]
             to = tf.one_hot((rank + 1) % size, size, rows, tf.constant(0, tf.int64), dtype=tf.int64)
             if tensor.dtype in native_ops.TYPES:
@@ -140,18 +141,20 @@ class NativeCommunicator:
                 f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
                 "Create it outside of the strategy's scope."
             )
-        with tf.device(self.host):
+        with tf.device(self.device):
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.broadcast(self.token, tensor, root, self.name, "")
             bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), root, self.name, "")
             return dtypes.from_bits(bits, tensor.dtype)
 
     @property
-    def host(self) -> str:
-        """The device that operations run on: this process's CPU."""
-        if self._host is None:
-            self._host = str(tf.config.list_logical_devices("CPU")[0].name)
-        return self._host
+    def device(self) -> str:
+        """The device that operations run on: this process's CPU, or its GPU if it was opened so."""
+        if self._device is None:
+            gpu = self.context.gpu
+            cpu = tf.config.list_logical_devices("CPU")[0].name
+            self._device = str(cpu if gpu is None else gpu.device)
+        return self._device
 
     @property
     def token(self) -> tf.Tensor:
@@ -159,7 +162,7 @@ class NativeCommunicator:
         tokens.note_use()
         with self._token_lock:
             if self._token is None:
-                self._token = tokens.make(self.host, tf.float32)
+                self._token = tokens.make(self.device, tf.float32)
             return self._token
 
     def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
@@ -244,7 +247,11 @@ class NativeCommunicator:
 
 
 def open_communicator(
-    session: Session, name: str, members: Sequence[int], options: Options
+    session: Session,
+    name: str,
+    members: Sequence[int],
+    options: Options,
+    gpu: Gpu | None = None,
 ) -> NativeCommunicator | None:
     """Connects a group of ranks; called by all ranks of the session together.
 
@@ -254,6 +261,7 @@ def open_communicator(
         members: the job's ranks in this process's group, in the group's order; empty for a process
             in none.
         options: the settings.
+        gpu: the GPU that operations run on; None for the CPU.
 
     Returns:
         The communicator; None for a process in no group.
@@ -262,12 +270,13 @@ def open_communicator(
         NativeUnavailableError: the core cannot be compiled or loaded.
         TfdistError: the group is not complete in time; the same error on all ranks.
         ValueError: a process of the group already has a communicator of this name (the same error
-            on all ranks), or `TFDIST_ALGORITHM` is not the name of an algorithm.
+            on all ranks), `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be
+            used.
     """
     mesh = _connect(session, name, members, options)
     if mesh is None:
         return None
-    communicator = open_mesh(mesh, options, session)
+    communicator = open_mesh(mesh, options, session, gpu)
     registry.put(name, communicator)
     return communicator
 
@@ -279,13 +288,15 @@ def _connect(session: Session, name: str, members: Sequence[int], options: Optio
     return connect(session, name, members, options, segment_bytes)
 
 
-def open_mesh(mesh: Mesh, options: Options, session: Session | None = None) -> NativeCommunicator:
+def open_mesh(
+    mesh: Mesh, options: Options, session: Session | None = None, gpu: Gpu | None = None
+) -> NativeCommunicator:
     """The communicator of a connected rank; takes ownership of the mesh's descriptors.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
-        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm.
+        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be used.
     """
-    context = closed()
+    context = closed(gpu)
     context.open(mesh, options, session)
     return NativeCommunicator(mesh.name, context, options)

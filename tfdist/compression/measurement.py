@@ -130,7 +130,7 @@ class _Sum:
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
     ) -> None:
         self._exchange, self._codec = exchange, codec
-        self._device = exchange.workers.host if codec is None or codec.on_host else device
+        self._device = exchange.workers.device if codec is None or codec.on_host else device
         self._step = 0
         self._compressed: list[Gradient] = []
         self._exact: list[tf.Tensor] = []

@@ -17,6 +17,7 @@
 #include "control/recorder.h"
 #include "control/replay.h"
 #include "control/spans.h"
+#include "device/gpu.h"
 #include "registry.h"
 #include "vector_unit.h"
 
@@ -25,6 +26,7 @@ namespace {
 using tfdist::Code;
 using tfdist::Codec;
 using tfdist::Communicator;
+using tfdist::DevicePath;
 using tfdist::DType;
 using tfdist::Error;
 using tfdist::Kind;
@@ -116,6 +118,16 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
   converted.tls.secret = setup.tls_secret ? setup.tls_secret : "";
   converted.warn = Warn;
+  if (setup.gpu >= 0) {
+    DevicePath::Setup device;
+    device.gpu = setup.gpu;
+    device.kernels = setup.gpu_kernels;
+    device.cuda = setup.cuda_library;
+    device.nccl = setup.nccl_library;
+    device.transport = setup.device_algorithm;
+    if (setup.device_buffer_bytes) device.buffer_bytes = setup.device_buffer_bytes;
+    converted.device = std::move(device);
+  }
   return converted;
 }
 
@@ -166,6 +178,14 @@ size_t tfd_segment_bytes(int ranks) { return tfdist::Segment::BytesFor(std::max(
 
 int tfd_check_tls(const char* certificate, const char* key, const char* ca) {
   return Guarded([&] { tfdist::TlsContext(Files(certificate, key, ca)); });
+}
+
+int tfd_check_gpu(int number, const char* cuda_library) {
+  return Guarded([&] {
+    tfdist::cuda::Load(cuda_library);
+    const tfdist::Gpu gpu(number);
+    gpu.Use();
+  });
 }
 
 int tfd_create(const tfd_setup* setup, int64_t* number) {

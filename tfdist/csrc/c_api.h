@@ -40,6 +40,12 @@ typedef struct {
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
   const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
+  int gpu;                  /* for memory on a GPU: its number among those seen here; -1 for none */
+  const char* gpu_kernels;      /* the file with the kernels compiled for it; "" for none */
+  const char* cuda_library;     /* the driver; "" for the system's */
+  const char* nccl_library;     /* "" for none */
+  const char* device_algorithm; /* "own", "nccl" or "host"; "" for whichever is best */
+  size_t device_buffer_bytes;   /* of each of two staging buffers; 0 for the usual */
 } tfd_setup;
 
 /* The size of the shared memory for this many ranks of one host. */
@@ -47,6 +53,9 @@ size_t tfd_segment_bytes(int ranks);
 
 /* Whether TLS can be had here with these files, which all exist. */
 int tfd_check_tls(const char* certificate, const char* key, const char* ca);
+
+/* Whether the GPU of this number can be used, with this driver; "" for the system's. */
+int tfd_check_gpu(int number, const char* cuda_library);
 
 /* Makes a communicator; *number is its number in this process, from 1, never used again. */
 int tfd_create(const tfd_setup* setup, int64_t* number);

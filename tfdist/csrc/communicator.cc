@@ -59,6 +59,7 @@ Communicator::Communicator(Setup setup)
     device.warn = setup.warn;
     Guard& guard = *this;
     device_ = std::make_unique<DevicePath>(std::move(device), guard);
+    gpu_ = device_->gpu();
   }
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this, recorder_);
   messages_to_.assign(size, 0);

@@ -59,6 +59,8 @@ class Communicator : private Guard {
   const std::string& name() const { return name_; }
   int rank() const { return fabric_.topology.rank; }
   int size() const { return fabric_.topology.size; }
+  // That of its operations in a GPU's memory; null if it has none.
+  const std::shared_ptr<const Gpu>& gpu() const { return gpu_; }
 
   // Runs a collective, after those before it; in this thread if there are none. Throws Error.
   void Run(Operation operation) { queue_.Run(std::move(operation)); }
@@ -111,6 +113,7 @@ class Communicator : private Guard {
   Fabric fabric_;
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<DevicePath> device_;
+  std::shared_ptr<const Gpu> gpu_;  // the path's
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it

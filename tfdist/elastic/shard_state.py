@@ -170,7 +170,7 @@ class ShardState:
         assert sharded is not None
         slots = FullState(optimizer).own
         if self._keeps_copies and sharded.ranks > 1:
-            communicator = self._extended.replicas[0]
+            communicator = self._extended.workers
             assert isinstance(communicator, NativeCommunicator)
             sharded.copies = NeighbourCopies(
                 slots, sharded.buckets, sharded.dtypes, sharded.rank, communicator

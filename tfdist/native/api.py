@@ -41,6 +41,12 @@ class Setup(ctypes.Structure):
         ("tls_key", c_char_p),
         ("tls_ca", c_char_p),
         ("tls_secret", c_char_p),
+        ("gpu", c_int),
+        ("gpu_kernels", c_char_p),
+        ("cuda_library", c_char_p),
+        ("nccl_library", c_char_p),
+        ("device_algorithm", c_char_p),
+        ("device_buffer_bytes", c_size_t),
     ]
 
 
@@ -114,6 +120,7 @@ FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "tfd_vector_unit": (c_char_p, ()),
     "tfd_segment_bytes": (c_size_t, (c_int,)),
     "tfd_check_tls": (c_int, (c_char_p, c_char_p, c_char_p)),
+    "tfd_check_gpu": (c_int, (c_int, c_char_p)),
     "tfd_create": (c_int, (POINTER(Setup), POINTER(c_int64))),
     "tfd_abort": (c_int, (c_int64, c_char_p)),
     "tfd_step_failed": (c_int, (c_int64, c_char_p)),

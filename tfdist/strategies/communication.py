@@ -11,8 +11,10 @@ import tensorflow as tf
 
 from tfdist import native
 from tfdist.cluster.net.wait_messages import say
+from tfdist.collective import gpu
 from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
+from tfdist.collective.gpu_communicator import GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.compression.compressor import Compressor
@@ -21,6 +23,7 @@ from tfdist.compression.policy import Policy
 from tfdist.compression.transport import Exchange
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
+from tfdist.strategies.communicators import ON_GPU
 from tfdist.strategies.group import Group
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
@@ -72,7 +75,7 @@ def _obstacle(options: Options, *, gpus: bool) -> str:
 
     Args:
         options: the settings, of which those for TLS are used.
-        gpus: whether gradients on a GPU may pass through host memory.
+        gpus: whether they are wanted for gradients on a GPU.
     """
     # Listing logical devices would initialize TensorFlow before its server can be configured.
     if not gpus and tf.config.list_physical_devices("GPU"):
@@ -85,7 +88,7 @@ def _obstacle(options: Options, *, gpus: bool) -> str:
     files = (options.tls_certificate, options.tls_key, options.tls_ca)
     if options.tls and core.tfd_check_tls(*map(os.fsencode, files)):
         return str(core.tfd_error().decode(errors="replace"))
-    return ""
+    return gpu.obstacle(options)
 
 
 def local_devices(group: Group) -> list[str]:
@@ -94,6 +97,11 @@ def local_devices(group: Group) -> list[str]:
     names = [device.name for device in tf.config.list_logical_devices(kind)]
     group.agree("number of devices", f"{len(names)} {kind}")
     return names
+
+
+def are_gpus(devices: list[str]) -> bool:
+    """Whether replicas train on GPUs."""
+    return all("GPU" in device for device in devices)
 
 
 # TensorFlow identifies a group of devices by a number, the same on all of them.
@@ -127,10 +135,12 @@ def replica_communicators(
     native = isinstance(workers, NativeCommunicator)
     if size == 1 and not native:
         return [Alone()]
+    timeout = options.timeout_seconds
+    if len(devices) == 1 and isinstance(workers, NativeCommunicator) and are_gpus(devices):
+        return [GpuCommunicator(_sized(group.native(ON_GPU, timeout), options), workers)]
     if len(devices) == 1 and ("CPU" in devices[0] or native):
         return [workers]
     if native:
-        timeout = options.timeout_seconds
         remote = [group.native(f"device {i}", timeout) for i in range(len(devices))]
         return [
             DeviceCommunicator(local, _sized(workers_of_device, options))

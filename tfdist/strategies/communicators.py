@@ -7,13 +7,16 @@ import json
 
 from tfdist.cluster import Session, observe
 from tfdist.cluster.net.wait_messages import say
-from tfdist.collective import registry
+from tfdist.collective import gpu, registry
 from tfdist.collective.local_communicators import (
     open_local_communicators,
     reopen_local_communicators,
 )
 from tfdist.collective.native_communicator import NativeCommunicator, open_communicator
 from tfdist.options import Options
+
+ON_GPU = "GPU"
+"""The name of the communicator whose operations run on this process's GPU."""
 
 _DEVICES = "devices"
 
@@ -48,7 +51,9 @@ class Communicators:
         """The communicator of all workers under a name, opened at the first call."""
         if name not in self._named:
             options = self._with(timeout)
-            communicator = open_communicator(session, name, range(session.size), options)
+            found = gpu.find(options) if name == ON_GPU else None
+            everyone = range(session.size)
+            communicator = open_communicator(session, name, everyone, options, found)
             assert communicator is not None
             session.on_peer_lost(communicator.context.aborter())
             self._named[name] = communicator

@@ -15,6 +15,7 @@ import tensorflow as tf
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
+from tfdist.collective.gpu_communicator import GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
@@ -183,6 +184,8 @@ class ReplicatedExtended(PlacedExtended):
         communicator = self._replicas[get_current_replica_id_as_int()]
         if isinstance(communicator, DeviceCommunicator):
             communicator = communicator.workers
+        elif isinstance(communicator, GpuCommunicator):
+            communicator = communicator.sums
         if isinstance(communicator, NativeCommunicator):
             mark_stall(communicator.name, value)
 

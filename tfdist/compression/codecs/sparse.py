@@ -53,7 +53,7 @@ class Sparsifier(HierarchicalCodec):
         self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         sums: list[Any] = [None] * len(gradients)
-        with tf.device(leaders.host):
+        with tf.device(leaders.device):
             for bucket in leaders.plan([g.value for g in gradients]):
                 some = [gradients[i] for i in bucket]
                 _, hosts = leaders.place()

@@ -66,19 +66,19 @@ std::vector<KernelAllReduce::Tensor> Tensors(const Operation& operation) {
 DevicePath::DevicePath(Setup setup, Guard& guard)
     : setup_(std::move(setup)),
       guard_(guard),
-      gpu_(NumberOf(setup_)),
-      stream_(gpu_),
-      done_(gpu_),
-      host_(gpu_, guard) {
+      gpu_(std::make_shared<const Gpu>(NumberOf(setup_))),
+      stream_(*gpu_),
+      done_(*gpu_),
+      host_(*gpu_, guard) {
   if (setup_.kernels.empty()) {
     lack_ = "there are no compiled kernels";
     return;
   }
   try {
     const std::string binary = Contents(setup_.kernels);
-    staging_.emplace(gpu_, KernelAllReduce::StagingBytes(setup_.buffer_bytes));
-    words_.emplace(gpu_, KernelAllReduce::kWordBytes);
-    kernels_.emplace(gpu_, binary.data(), KernelNames().data(), KernelNames().size());
+    staging_.emplace(*gpu_, KernelAllReduce::StagingBytes(setup_.buffer_bytes));
+    words_.emplace(*gpu_, KernelAllReduce::kWordBytes);
+    kernels_.emplace(*gpu_, binary.data(), KernelNames().data(), KernelNames().size());
   } catch (const Error& error) {
     lack_ = error.what();
   }
@@ -114,7 +114,7 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   Barrier(fabric, arrival);
   try {
     if (cuda::Event* const ready = *operation.device) {
-      gpu_.Use();
+      gpu_->Use();
       cuda::Check(cuda::Load().cuStreamWaitEvent(stream_.get(), ready, 0), "cuStreamWaitEvent");
     }
     Launch(tensors, asked, transport);
@@ -146,7 +146,7 @@ void DevicePath::Leave() {
 // What all ranks find out about each other, so that all choose alike.
 void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   Introduction own{};
-  own.gpu = gpu_.uuid();
+  own.gpu = gpu_->uuid();
   own.process = ThisProcess();
   own.buffer_bytes = setup_.buffer_bytes;
   std::strncpy(own.transport, setup_.transport.c_str(), sizeof(own.transport) - 1);
@@ -248,14 +248,14 @@ void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
     }
     return AllAgree(fabric, operation, lack_.empty());
   };
-  bool good = try_to([&] { peers_ = std::make_unique<Peers>(gpu_, ranks_, rank_); });
+  bool good = try_to([&] { peers_ = std::make_unique<Peers>(*gpu_, ranks_, rank_); });
   if (good) {
-    if (!peers_->Probe(fabric, operation, gpu_)) {
+    if (!peers_->Probe(fabric, operation, *gpu_)) {
       lack_ = "what a GPU has written is not what another one reads";
     }
     good = try_to([&] {
       own_ = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
-          &gpu_, &*kernels_, static_cast<uint32_t>(rank_), peers_->shared(), setup_.buffer_bytes,
+          gpu_.get(), &*kernels_, static_cast<uint32_t>(rank_), peers_->shared(), setup_.buffer_bytes,
           kMostInOneShot, setup_.timeout_seconds});
     });
   }
@@ -287,7 +287,7 @@ void DevicePath::Launch(const std::vector<KernelAllReduce::Tensor>& tensors,
   }
   if (!nccl_) {
     const auto size = static_cast<int>(ranks_.size());
-    NcclGroup::Setup setup{&gpu_, id_, rank_, size, setup_.timeout_seconds};
+    NcclGroup::Setup setup{gpu_.get(), id_, rank_, size, setup_.timeout_seconds};
     setup.guard = &guard_;
     nccl_ = std::make_unique<NcclGroup>(setup);
   }

@@ -42,6 +42,9 @@ class DevicePath {
   // whose memory is the host's.
   void Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
+  // The GPU; may live longer than the path.
+  const std::shared_ptr<const Gpu>& gpu() const { return gpu_; }
+
   // At the end, where nothing has failed: waits, but not for long, until the others have read what
   // they need of this rank's memory.
   void Leave();
@@ -63,7 +66,7 @@ class DevicePath {
 
   const Setup setup_;
   Guard& guard_;
-  const Gpu gpu_;
+  const std::shared_ptr<const Gpu> gpu_;
   std::optional<KernelModule> kernels_;
   std::optional<DeviceMemory> staging_, words_;
   DeviceStream stream_;

@@ -186,8 +186,8 @@ void Drivers() {
 void Errors() {
   const auto fail = reinterpret_cast<void (*)(const char*, int)>(
       dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
-  EXPECT(Refusal([] { Gpu gpu(2); }) ==
-         "This process sees 2 GPUs, numbered from 0. Received: 2. CUDA_VISIBLE_DEVICES says which "
+  EXPECT(Refusal([] { Gpu gpu(8); }) ==
+         "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES says which "
          "it sees.");
   const Gpu gpu(1);
   EXPECT(gpu.name() == "A GPU of threads" && gpu.architecture() == "sm_90");

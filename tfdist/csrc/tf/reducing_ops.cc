@@ -1,47 +1,38 @@
 // The kernels of all_reduce and reduce_scatter.
+#include "tf/reducing_op.h"
+
 #include "reduce/reduce.h"
-#include "tf/collective_op.h"
 
 namespace tfdist::tf {
-namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 using tensorflow::TensorShape;
 
-class ReducingOp : public CollectiveOp {
- public:
-  ReducingOp(OpKernelConstruction* construction, Kind kind) : CollectiveOp(construction, kind) {
-    std::string name;
-    OP_REQUIRES_OK(construction, construction->GetAttr("op", &name));
-    op_ = ReductionNamed(name);
-  }
+ReducingOp::ReducingOp(OpKernelConstruction* construction, Kind kind)
+    : CollectiveOp(construction, kind) {
+  std::string name;
+  OP_REQUIRES_OK(construction, construction->GetAttr("op", &name));
+  op_ = ReductionNamed(name);
+}
 
- protected:
-  absl::Status Prepare(OpKernelContext* context, const Communicator& group,
-                       Operation* operation) override {
-    CheckReducible(operation->fingerprint.type, op_);
-    operation->fingerprint.op = op_;
-    return Lay(context, group, operation);
-  }
-  virtual absl::Status Lay(OpKernelContext* context, const Communicator& group,
-                           Operation* operation) = 0;
+absl::Status ReducingOp::Prepare(OpKernelContext* context, const Communicator& group,
+                                 Operation* operation) {
+  CheckReducible(operation->fingerprint.type, op_);
+  operation->fingerprint.op = op_;
+  return Lay(context, group, operation);
+}
 
- private:
-  ReduceOp op_ = ReduceOp::kSum;
-};
+AllReduceOp::AllReduceOp(OpKernelConstruction* construction)
+    : ReducingOp(construction, Kind::kAllReduce) {}
 
-class AllReduceOp : public ReducingOp {
- public:
-  explicit AllReduceOp(OpKernelConstruction* construction)
-      : ReducingOp(construction, Kind::kAllReduce) {}
+absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&,
+                              Operation* operation) {
+  return LayList(context, context->num_inputs() - 1, operation);
+}
 
- private:
-  absl::Status Lay(OpKernelContext* context, const Communicator&, Operation* operation) override {
-    return LayList(context, context->num_inputs() - 1, operation);
-  }
-};
+namespace {
 
 class ReduceScatterOp : public ReducingOp {
  public:
@@ -75,12 +66,6 @@ class ReduceScatterOp : public ReducingOp {
 TFDIST_KERNEL("TfdistAllReduce", AllReduceOp)
 TFDIST_KERNEL("TfdistReduceScatter", ReduceScatterOp)
 // On a GPU's worker the tensors are brought to the host's memory and back.
-REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")
-                            .Device(tensorflow::DEVICE_GPU)
-                            .HostMemory("token")
-                            .HostMemory("tensors")
-                            .HostMemory("reduced"),
-                        AllReduceOp);
 REGISTER_KERNEL_BUILDER(Name("TfdistReduceScatter")
                             .Device(tensorflow::DEVICE_GPU)
                             .HostMemory("token")

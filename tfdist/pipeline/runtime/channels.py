@@ -37,7 +37,7 @@ class Channel:
             The operations; each is done when it has sent its tensor.
         """
         group = self._communicator
-        with tf.device(group.host):
+        with tf.device(group.device):
             return [native_ops.send(group.token, t, 1, group.name, name) for t in tensors]
 
     def receive(
@@ -52,7 +52,7 @@ class Channel:
         """
         group = self._communicator
         received = []
-        with tf.device(group.host):
+        with tf.device(group.device):
             for value_spec in value_specs:
                 shape = value_spec.shape_for(rows)
                 tensor = native_ops.receive(

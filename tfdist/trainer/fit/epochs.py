@@ -191,7 +191,7 @@ def _check_all_ended(extended: ReplicatedExtended) -> None:
     """
     if extended.in_stages or isinstance(extended.workers, NativeCommunicator):
         workers = extended.group.native()
-        with extended.group.naming_lost_workers(), tf.device(workers.host):
+        with extended.group.naming_lost_workers(), tf.device(workers.device):
             native_ops.all_reduce(workers.token, [tf.zeros([])], "sum", workers.name, _END)
 
 

@@ -102,6 +102,7 @@ struct Allocation {
 };
 std::map<Address, Allocation> allocations;
 std::map<Address, size_t> opened;
+int launched = 0;
 
 Result Injected(const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -162,6 +163,12 @@ extern "C" void fake_fail(const char* function, Result result) {
   failing[function] = result;
 }
 
+// How many kernels it was given so far.
+extern "C" int fake_launches() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return launched;
+}
+
 FAKE(cuInit, unsigned) {
   INJECT(cuInit);
   return kSuccess;
@@ -180,7 +187,7 @@ FAKE(cuGetErrorString, Result result, const char** text) {
   return kSuccess;
 }
 FAKE(cuDeviceGetCount, int* count) {
-  *count = 2;
+  *count = 8;
   return kSuccess;
 }
 FAKE(cuDeviceGet, Device* device, int number) {
@@ -321,6 +328,10 @@ FAKE(cuModuleGetFunction, Function** function, Module*, const char* name) {
 FAKE(cuLaunchKernel, Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
      unsigned, unsigned, Stream* stream, void** arguments, void**) {
   INJECT(cuLaunchKernel);
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++launched;
+  }
   Resolve(stream)->Enqueue(function->bind(arguments, blocks));
   return kSuccess;
 }

@@ -1,0 +1,80 @@
+"""The GPU of a process with one: its number, the kernels compiled for it, and NCCL."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from tfdist import native
+from tfdist.cluster.net.wait_messages import say
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import gpu_kernels, nvidia
+from tfdist.options import NativeOptions, Options
+
+_NCCL = "libnccl.so.2"
+_NCCL_PACKAGES = ("nvidia.nccl", "nvidia.cu13")
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What a communicator needs to work in a GPU's memory.
+
+    Attributes:
+        device: TensorFlow's name of it.
+        number: of the GPU, among those that `CUDA_VISIBLE_DEVICES` lets this process see.
+        kernels: the file with the kernels compiled for it; "" for none.
+        nccl: NCCL's library, a path or a name; "" for none.
+    """
+
+    device: str
+    number: int
+    kernels: str
+    nccl: str
+
+
+def obstacle(options: Options) -> str:
+    """Why the GPU of this process cannot be used; "" if it can, or if there are none or several."""
+    visible = tf.config.get_visible_devices("GPU")
+    core = native.load().library
+    if len(visible) != 1 or not core.tfd_check_gpu(
+        _number(visible[0]), os.fsencode(options.cuda_library)
+    ):
+        return ""
+    return str(core.tfd_error().decode(errors="replace"))
+
+
+def find(options: Options) -> Gpu:
+    """The GPU that TensorFlow uses in this process; compiles its kernels if necessary.
+
+    Without NVRTC, or a folder for what it makes, there are no kernels, which is announced.
+    """
+    visible = tf.config.get_visible_devices("GPU")[0]
+    return Gpu(
+        device=tf.config.list_logical_devices("GPU")[0].name,
+        number=_number(visible),
+        kernels=_kernels(visible),
+        # NCCL sends in the clear.
+        nccl="" if options.tls else options.nccl_library or _nccl(),
+    )
+
+
+def _number(gpu: tf.config.PhysicalDevice) -> int:
+    return int(gpu.name.rsplit(":", 1)[-1])
+
+
+def _kernels(gpu: tf.config.PhysicalDevice) -> str:
+    major, minor = tf.config.experimental.get_device_details(gpu)["compute_capability"]
+    try:
+        made = gpu_kernels.ensure([f"sm_{major}{minor}"], NativeOptions.from_environment())
+    except NativeUnavailableError as error:
+        say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
+        return ""
+    return str(made[0].path)
+
+
+def _nccl() -> str:
+    """That of this environment, which TensorFlow opens as well, or else the system's."""
+    paths = (folder / _NCCL for folder in nvidia.folders(_NCCL_PACKAGES))
+    return next((str(path) for path in paths if path.exists()), _NCCL)

@@ -1,0 +1,67 @@
+// The kernels of collectives in a GPU's memory.
+#include "device/gpu.h"
+#include "tf/reducing_op.h"
+#include "xla/stream_executor/stream.h"
+
+namespace tfdist::tf {
+namespace {
+
+// TensorFlow's memory is used in the order of its stream: what an operation reads has been computed,
+// and what it writes is free, once this point of the stream has passed.
+struct Turn {
+  Turn(std::shared_ptr<const Gpu> given, cuda::Stream* stream) : gpu(std::move(given)), event(*gpu) {
+    event.Record(stream);
+  }
+  const std::shared_ptr<const Gpu> gpu;
+  DeviceEvent event;
+};
+
+cuda::Stream* StreamOf(tensorflow::OpKernelContext* context) {
+  const tensorflow::DeviceContext* const device = context->op_device_context();
+  if (!device || !device->stream()) return nullptr;
+  return static_cast<cuda::Stream*>(device->stream()->platform_specific_handle().stream);
+}
+
+}  // namespace
+
+absl::Status DeviceAllReduceOp::Lay(tensorflow::OpKernelContext* context,
+                                    const Communicator& group, Operation* operation) {
+  TF_RETURN_IF_ERROR(AllReduceOp::Lay(context, group, operation));
+  if (!group.gpu()) {
+    return absl::InvalidArgumentError("The tensors are on a GPU, and the communicator '" +
+                                      group.name() + "' has none.");
+  }
+  const auto turn = std::make_shared<Turn>(group.gpu(), StreamOf(context));
+  operation->device = turn->event.get();
+  operation->kept = turn;
+  return absl::OkStatus();
+}
+
+namespace {
+
+// TensorFlow keeps the int32 tensors of a GPU's operations in the host's memory.
+#define TFDIST_ALL_REDUCE(type)                                    \
+  REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")                  \
+                              .Device(tensorflow::DEVICE_GPU)      \
+                              .TypeConstraint<type>("T")           \
+                              .HostMemory("token"),                \
+                          DeviceAllReduceOp);
+TFDIST_ALL_REDUCE(bool)
+TFDIST_ALL_REDUCE(tensorflow::uint8)
+TFDIST_ALL_REDUCE(tensorflow::int8)
+TFDIST_ALL_REDUCE(tensorflow::int64)
+TFDIST_ALL_REDUCE(Eigen::half)
+TFDIST_ALL_REDUCE(tensorflow::bfloat16)
+TFDIST_ALL_REDUCE(float)
+TFDIST_ALL_REDUCE(double)
+#undef TFDIST_ALL_REDUCE
+REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .TypeConstraint<tensorflow::int32>("T")
+                            .HostMemory("token")
+                            .HostMemory("tensors")
+                            .HostMemory("reduced"),
+                        AllReduceOp);
+
+}  // namespace
+}  // namespace tfdist::tf
