@@ -8,7 +8,7 @@ import pytest
 from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
-from tests.tiers import exhaustive
+from tests.tiers import exhaustive, some
 
 SURVIVING = "tests.elastic.behaviours.surviving"
 PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
@@ -61,6 +61,13 @@ def test_a_worker_is_killed_in_the_middle_of_a_step(start):
 def test_whoever_is_killed_whenever(start, workers, victim, phase):
     for result in lose(start, workers, {victim: (phase, 10, "kill")}).values():
         assert result["changes"] == [(workers, workers - 1)]
+
+
+@exhaustive
+@pytest.mark.parametrize("transport", ["own", "nccl", "host"])
+@pytest.mark.parametrize("phase", ["before", "backward", "after"])
+def test_on_gpus(start, phase, transport):
+    lose(start, 3, {1: (phase, 10, "kill")}, gpus=transport)
 
 
 @exhaustive
@@ -209,8 +216,9 @@ def test_what_too_few_have_is_saved_before_another_one_comes(start, tmp_path):
     assert results[0]["events"] == expected["events"]
 
 
-def test_a_worker_is_lost_and_another_one_comes(start, tmp_path):
-    ranks = start(4, strategy=False)
+@pytest.mark.parametrize("transport", some([None, "own", "nccl"], always=[None]))
+def test_a_worker_is_lost_and_another_one_comes(start, tmp_path, transport):
+    ranks = start(4, strategy=False, gpus=transport)
     arguments = [0, 1, 2], 12, {1: ("backward", 8, "kill")}, str(tmp_path / "come")
     answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={1})
     results, expected = check(answers, [0, 2, 3])
