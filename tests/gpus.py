@@ -18,21 +18,22 @@ from tfdist.options import NativeOptions
 
 _SOURCE = Path(__file__).with_suffix(".cc")
 _SECONDS = 1500
+# Keeps the libraries.
+_FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "d" / "gpus"
 _made: dict[str, str] = {}
 
 
-def variables(rank: int, transport: str, folder: Path) -> dict[str, str]:
+def variables(rank: int, transport: str) -> dict[str, str]:
     """The environment of a worker.
 
     Args:
         rank: its GPU's number.
         transport: how sums are to be computed; "" for whichever is best.
-        folder: keeps the libraries.
     """
     if not _made:
-        (folder / "fakes").mkdir(parents=True, exist_ok=True)
-        with lock.held(folder / "lock", _SECONDS, print):
-            _made.update(_make(folder))
+        (_FOLDER / "fakes").mkdir(parents=True, exist_ok=True)
+        with lock.held(_FOLDER / "lock", _SECONDS, print):
+            _made.update(_make(_FOLDER))
     return {
         "FAKE_CUDA": _made["cuda"],  # in whose streams the other one works
         "TFDIST_CUDA_LIBRARY": _made["cuda"],

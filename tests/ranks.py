@@ -12,7 +12,6 @@ import time
 import traceback
 import warnings
 from collections.abc import Collection, Sequence
-from pathlib import Path
 from typing import Any
 
 from tests import certificates, gpus
@@ -30,9 +29,6 @@ _warm: list[Ranks] = []
 # sets in one order.
 _ZYGOTES = 2
 _zygotes: list[Zygote] = []
-
-# Keeps what stands for GPUs.
-_FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "d" / "gpus"
 
 # Runs a function whose models are compiled.
 _COMPILED = "tests.strategies.behaviours.xla:as_elsewhere"
@@ -165,7 +161,7 @@ class Ranks:
             if self._tls:
                 environment |= certificates.variables()
             if self._gpus is not None:
-                environment |= gpus.variables(rank, self._gpus, _FOLDER)
+                environment |= gpus.variables(rank, self._gpus)
             if len(set(self._hosts)) > 1:
                 environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:

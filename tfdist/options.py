@@ -34,11 +34,10 @@ class Options:
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
-        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): own for the
-            kernels of tfdist, which need GPUs of one host, nccl, or host for the host's memory; ""
-            selects by size, and by what all workers have.
-        device_buffers: bytes of each of the two staging buffers on a GPU (`TFDIST_DEVICE_BUFFERS`);
-            0 for 8 MiB.
+        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): own for
+            tfdist's kernels, within a host, nccl or host; "" selects by size and what there is.
+        device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
+            for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.
         nccl_library: the NCCL to use (`TFDIST_NCCL_LIBRARY`); "" for TensorFlow's.
         secret: the secret shared by all workers of the job (`TFDIST_SECRET`); "" for none. It
@@ -118,8 +117,7 @@ class Options:
 
         if self.tls and self.device_algorithm == "nccl":
             raise ValueError(
-                "TFDIST_DEVICE_ALGORITHM=nccl would send in the clear, and TLS is set. Unset it, "
-                "or unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all workers."
+                "TFDIST_DEVICE_ALGORITHM=nccl would send in the clear, and TLS is set. Unset one."
             )
 
     @property

@@ -17,7 +17,6 @@ from tfdist.errors import NativeUnavailableError
 from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
 
-_NCCL = "libnccl.so.2"
 _SECONDS = 240
 PROGRAMS = ("device", "device_faults", "device_path", "device_processes", "nccl")
 
@@ -61,10 +60,7 @@ def programs(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> dic
 @pytest.fixture(scope="session")
 def nccl() -> str:
     """The path of this Python environment's NCCL, or its name where it has none."""
-    for folder in nvidia.folders(["nvidia.nccl", "nvidia.cu13"]):
-        if (folder / _NCCL).exists():
-            return str(folder / _NCCL)
-    return _NCCL
+    return nvidia.nccl()
 
 
 @pytest.fixture

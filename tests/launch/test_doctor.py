@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from tests import gpus
 from tests.certificates import variables
 from tests.deadlines import FAR
-from tests.tiers import exhaustive
+from tests.tiers import exhaustive, some
 from tfdist.launch.commands import doctor
 from tfdist.launch.commands.doctor import (
     CHECKS,
@@ -41,12 +42,38 @@ def rows(section):
     return dict(section.rows)
 
 
-@pytest.mark.parametrize("title", [title for title in CHECKS if title != "devices"])
+@pytest.mark.parametrize(
+    "title",
+    some(
+        [title for title in CHECKS if title != "devices"],
+        always=[title for title in CHECKS if title not in ("devices", "GPUs")],
+    ),
+)
 def test_every_check_answers(title, tmp_path):
     section = CHECKS[title](Context({"KERAS_HOME": str(tmp_path)}, timeout=FAR))
     assert section.rows
     assert section.problems == []
     assert all(isinstance(text, str) and "\n" not in text for row in section.rows for text in row)
+
+
+@exhaustive
+def test_gpus(tmp_path):
+    """Of a driver of threads."""
+    libraries = gpus.variables(0, "")
+    section = CHECKS["GPUs"](Context(libraries))
+    found = rows(section)
+    assert found["GPU 0"] == "A GPU of threads, sm_90"
+    assert found["driver"] == "for CUDA 12.4"
+    assert found["NCCL"].startswith("2.21.5, ")
+    assert "NCCL, host memory" in found["gradients"]
+    assert section.problems == []
+
+    tls = {f"TFDIST_TLS_{name}": "a.pem" for name in ("CERTIFICATE", "KEY", "CA")}
+    assert "NCCL, host" not in rows(CHECKS["GPUs"](Context({**libraries, **tls})))["gradients"]
+    none = {**libraries, "TFDIST_NCCL_LIBRARY": str(tmp_path / "none.so")}
+    assert rows(CHECKS["GPUs"](Context(none)))["NCCL"].startswith("none (NCCL cannot be used: ")
+    (problem,) = CHECKS["GPUs"](Context({"CUDA_VISIBLE_DEVICES": "0"})).problems
+    assert problem.startswith("GPUs cannot be used (no GPU: ")
 
 
 def test_rows_are_aligned():

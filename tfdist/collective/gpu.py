@@ -13,9 +13,6 @@ from tfdist.errors import NativeUnavailableError
 from tfdist.native import gpu_kernels, nvidia
 from tfdist.options import NativeOptions, Options
 
-_NCCL = "libnccl.so.2"
-_NCCL_PACKAGES = ("nvidia.nccl", "nvidia.cu13")
-
 
 @dataclass(frozen=True)
 class Gpu:
@@ -56,7 +53,7 @@ def find(options: Options) -> Gpu:
         number=_number(visible),
         kernels=_kernels(visible),
         # NCCL sends in the clear.
-        nccl="" if options.tls else options.nccl_library or _nccl(),
+        nccl="" if options.tls else options.nccl_library or nvidia.nccl(),
     )
 
 
@@ -72,9 +69,3 @@ def _kernels(gpu: tf.config.PhysicalDevice) -> str:
         say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
         return ""
     return str(made[0].path)
-
-
-def _nccl() -> str:
-    """That of this environment, which TensorFlow opens as well, or else the system's."""
-    paths = (folder / _NCCL for folder in nvidia.folders(_NCCL_PACKAGES))
-    return next((str(path) for path in paths if path.exists()), _NCCL)

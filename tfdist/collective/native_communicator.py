@@ -152,8 +152,7 @@ class NativeCommunicator:
         """The device that operations run on: this process's CPU, or its GPU if it was opened so."""
         if self._device is None:
             gpu = self.context.gpu
-            cpu = tf.config.list_logical_devices("CPU")[0].name
-            self._device = str(cpu if gpu is None else gpu.device)
+            self._device = gpu.device if gpu else tf.config.list_logical_devices("CPU")[0].name
         return self._device
 
     @property
@@ -247,11 +246,7 @@ class NativeCommunicator:
 
 
 def open_communicator(
-    session: Session,
-    name: str,
-    members: Sequence[int],
-    options: Options,
-    gpu: Gpu | None = None,
+    session: Session, name: str, members: Sequence[int], options: Options, gpu: Gpu | None = None
 ) -> NativeCommunicator | None:
     """Connects a group of ranks; called by all ranks of the session together.
 

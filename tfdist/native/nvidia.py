@@ -1,16 +1,113 @@
-"""Where NVIDIA's libraries are, and what its GPU is."""
+"""What NVIDIA has here: its GPUs, its driver, and where its libraries are."""
 
 from __future__ import annotations
 
 import ctypes
 import importlib.util
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tfdist.errors import NativeUnavailableError
 
-_DRIVER = "libcuda.so.1"
+DRIVER = "libcuda.so.1"
+NCCL = "libnccl.so.2"
+_NCCL_PACKAGES = ("nvidia.nccl", "nvidia.cu13")
 _MAJOR, _MINOR = 75, 76  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_LONGEST_NAME = 128
+
+
+@dataclass(frozen=True)
+class Device:
+    """A GPU.
+
+    Attributes:
+        name: as NVIDIA calls it.
+        architecture: what code for it is compiled for, such as "sm_90".
+    """
+
+    name: str
+    architecture: str
+
+
+class Driver:
+    """The GPUs' driver, which has been started.
+
+    Args:
+        library: its path or name.
+
+    Raises:
+        NativeUnavailableError: there is no GPU, or no driver.
+    """
+
+    def __init__(self, library: str = "") -> None:
+        try:
+            self._library = ctypes.CDLL(library or DRIVER)
+        except OSError as error:
+            raise NativeUnavailableError(f"no GPU: {error}") from error
+        self._call("cuInit", 0)
+
+    @property
+    def version(self) -> str:
+        """The newest CUDA that it is for, such as "12.4"."""
+        number = ctypes.c_int()
+        self._call("cuDriverGetVersion", ctypes.byref(number))
+        return f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+    def devices(self) -> list[Device]:
+        """The GPUs that this process sees, by their numbers."""
+        count = ctypes.c_int()
+        self._call("cuDeviceGetCount", ctypes.byref(count))
+        return [self._device(number) for number in range(count.value)]
+
+    def _device(self, number: int) -> Device:
+        name = ctypes.create_string_buffer(_LONGEST_NAME)
+        self._call("cuDeviceGetName", name, _LONGEST_NAME - 1, number)
+        parts = []
+        for attribute in (_MAJOR, _MINOR):
+            part = ctypes.c_int()
+            self._call("cuDeviceGetAttribute", ctypes.byref(part), attribute, number)
+            parts.append(part.value)
+        return Device(name.value.decode(errors="replace"), f"sm_{parts[0]}{parts[1]}")
+
+    def _call(self, function: str, *arguments: Any) -> None:
+        if status := getattr(self._library, function)(*arguments):
+            raise NativeUnavailableError(f"no GPU: {function} returns {status}")
+
+
+def architecture() -> str:
+    """What code for the first GPU is compiled for, such as "sm_90".
+
+    Raises:
+        NativeUnavailableError: there is no GPU, or no driver.
+    """
+    devices = Driver().devices()
+    if not devices:
+        raise NativeUnavailableError("no GPU: CUDA_VISIBLE_DEVICES shows none")
+    return devices[0].architecture
+
+
+def nccl() -> str:
+    """NCCL's library: that of this environment, which TensorFlow opens, or the system's name."""
+    paths = (folder / NCCL for folder in folders(_NCCL_PACKAGES))
+    return next((str(path) for path in paths if path.exists()), NCCL)
+
+
+def nccl_version(library: str) -> str:
+    """The version of an NCCL, such as "2.28.3".
+
+    Raises:
+        NativeUnavailableError: it cannot be loaded.
+    """
+    number = ctypes.c_int()
+    try:
+        ctypes.CDLL(library).ncclGetVersion(ctypes.byref(number))
+    except (OSError, AttributeError) as error:
+        raise NativeUnavailableError(f"NCCL cannot be used: {error}") from error
+    # Since 2.9 as 20900.
+    major, rest = divmod(number.value, 10_000)
+    return f"{major}.{rest // 100}.{rest % 100}"
 
 
 def folders(packages: Sequence[str]) -> list[Path]:
@@ -24,24 +121,3 @@ def folders(packages: Sequence[str]) -> list[Path]:
         places = spec.submodule_search_locations if spec else None
         found += [Path(place) / "lib" for place in places or ()]
     return found
-
-
-def architecture() -> str:
-    """What code for the first GPU is compiled for, such as "sm_90".
-
-    Raises:
-        NativeUnavailableError: there is no GPU, or no driver.
-    """
-    try:
-        driver = ctypes.CDLL(_DRIVER)
-    except OSError as error:
-        raise NativeUnavailableError(f"no GPU: {error}") from error
-    if status := driver.cuInit(0):
-        raise NativeUnavailableError(f"no GPU: cuInit returns {status}")
-    numbers = []
-    for attribute in (_MAJOR, _MINOR):
-        number = ctypes.c_int()
-        if status := driver.cuDeviceGetAttribute(ctypes.byref(number), attribute, 0):
-            raise NativeUnavailableError(f"no GPU: cuDeviceGetAttribute returns {status}")
-        numbers.append(number.value)
-    return f"sm_{numbers[0]}{numbers[1]}"

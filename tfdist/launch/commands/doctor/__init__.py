@@ -14,6 +14,7 @@ from tfdist.launch.argument_types import OneLineParser, seconds
 from tfdist.launch.commands.doctor import (
     devices,
     flight,
+    gpus,
     host,
     job,
     metrics,
@@ -35,6 +36,7 @@ CHECKS: dict[str, Callable[[Context], Section]] = {
     "TLS": tls.check,
     "metrics": metrics.check,
     "workers": workers.check,
+    "GPUs": gpus.check,
     "devices": devices.check,
 }
 
