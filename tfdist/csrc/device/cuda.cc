@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <algorithm>
+#include <iterator>
+
 #include "error.h"
 
 namespace tfdist::cuda {
@@ -9,8 +12,17 @@ namespace {
 
 constexpr char kSystems[] = "libcuda.so.1";
 
+// CUDA_ERROR_ECC_UNCORRECTABLE, _ILLEGAL_ADDRESS, _LAUNCH_TIMEOUT, _ASSERT, and _HARDWARE_STACK_ERROR
+// to _LAUNCH_FAILED.
+constexpr Result kSticky[] = {214, 700, 702, 710, 714, 715, 716, 717, 718, 719};
+
 std::string VersionOf(int number) {
   return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10);
+}
+
+// Whether nothing works any more in a process that has had this error.
+bool IsSticky(Result result) {
+  return std::find(std::begin(kSticky), std::end(kSticky), result) != std::end(kSticky);
 }
 
 [[noreturn]] void Refuse(const std::string& why) {
@@ -60,7 +72,8 @@ void Check(Result result, const char* function) {
   driver.cuGetErrorString(result, &text);
   throw Error(Code::kInternal, std::string(function) + " of the GPU's driver has failed: " +
                                    (text ? text : "unknown error") + " (" +
-                                   (name ? name : std::to_string(result).c_str()) + ").");
+                                   (name ? name : std::to_string(result).c_str()) + ")." +
+                                   (IsSticky(result) ? " Restart the process." : ""));
 }
 
 }  // namespace tfdist::cuda

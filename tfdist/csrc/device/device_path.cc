@@ -76,11 +76,23 @@ DevicePath::DevicePath(Setup setup, Guard& guard)
   }
   try {
     const std::string binary = Contents(setup_.kernels);
-    staging_.emplace(*gpu_, KernelAllReduce::StagingBytes(setup_.buffer_bytes));
-    words_.emplace(*gpu_, KernelAllReduce::kWordBytes);
+    AllocateBuffers();
     kernels_.emplace(*gpu_, binary.data(), KernelNames().data(), KernelNames().size());
   } catch (const Error& error) {
     lack_ = error.what();
+  }
+}
+
+void DevicePath::AllocateBuffers() {
+  const size_t bytes = KernelAllReduce::StagingBytes(setup_.buffer_bytes);
+  try {
+    staging_.emplace(*gpu_, bytes);
+    words_.emplace(*gpu_, KernelAllReduce::kWordBytes);
+  } catch (const Error& error) {
+    throw Error(error.code(), "its buffers of " + std::to_string(bytes) +
+                                  " bytes cannot be had on " + gpu_->name() +
+                                  "; lower TFDIST_DEVICE_BUFFERS, or set "
+                                  "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
   }
 }
 
@@ -177,6 +189,7 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
     id_ = IdOfRankZero(fabric, operation, rank_ == 0 ? NcclGroup::NewId() : nccl::UniqueId{});
   }
   OpenPeers(fabric, operation);
+  AnnounceNoNccl(fabric);
   if (setup_.transport == "own" && !own_) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
@@ -270,6 +283,30 @@ void DevicePath::Announce() const {
   if (!setup_.warn || !setup_.transport.empty() || lack_.empty()) return;
   setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
               (MayUseNccl() ? "NCCL." : "the host's memory."));
+}
+
+std::string DevicePath::WhyNoNccl(const Fabric& fabric) const {
+  if (!HaveOwnGpus()) return "two ranks have the same GPU";
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].nccl == 0) return fabric.topology.names[rank] + " uses none";
+  }
+  for (size_t rank = 1; rank < ranks_.size(); ++rank) {
+    if (ranks_[rank].nccl != ranks_[0].nccl) {
+      return fabric.topology.names[0] + " has " + nccl::VersionOf(ranks_[0].nccl) + ", and " +
+             fabric.topology.names[rank] + " has " + nccl::VersionOf(ranks_[rank].nccl);
+    }
+  }
+  return "";
+}
+
+// Between hosts there is nothing as fast.
+void DevicePath::AnnounceNoNccl(const Fabric& fabric) const {
+  const bool wanted = fabric.topology.hosts.size() > 1 && setup_.transport.empty();
+  if (!wanted || rank_ != 0 || !setup_.warn) return;
+  if (const std::string why = WhyNoNccl(fabric); !why.empty()) {
+    setup_.warn("NCCL is not used, since " + why +
+                ". All-reduces of what is on GPUs go through the host's memory.");
+  }
 }
 
 DevicePath::Transport DevicePath::Choose(const Operation& operation) const {

@@ -52,13 +52,16 @@ class DevicePath {
  private:
   enum class Transport { kHost, kOwn, kNccl };
 
+  void AllocateBuffers();
   void Open(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
   void CheckTransport(const Fabric& fabric, const std::string& no_nccl) const;
   std::string CommonLack(const Fabric& fabric) const;
+  std::string WhyNoNccl(const Fabric& fabric) const;
   bool HaveOwnGpus() const;
   bool MayUseNccl() const;
   void Announce() const;
+  void AnnounceNoNccl(const Fabric& fabric) const;
   Transport Choose(const Operation& operation) const;
   void Launch(const std::vector<KernelAllReduce::Tensor>& tensors, const Fingerprint& asked,
               Transport transport);

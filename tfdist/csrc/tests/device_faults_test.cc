@@ -104,24 +104,71 @@ void Broken(const Plan& plan) {
   });
 }
 
-// Kernels and NCCL would wait for each other: all goes through the host, and rank 0 says so.
-void ASharedGpu() {
-  Plan plan = PlanFor("", 2, 1, As::kThreads);
-  plan.device->may_share_gpu = false;
+// What ranks 0 and 1 are told, where the sums are right. Args: changes a rank's setup.
+std::vector<std::string> Told(const Plan& plan,
+                              const std::function<void(int, DevicePath::Setup&)>& change) {
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
-  std::string said[2];
+  std::vector<std::string> told(2);
   for (const int rank : {0, 1}) {
     setups.push_back(wiring.Take(rank));
-    setups.back().warn = [&said, rank](const std::string& message) { said[rank] += message; };
+    setups.back().warn = [&told, rank](const std::string& message) { told[rank] += message; };
+    change(rank, *setups.back().device);
   }
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
     AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
   });
-  EXPECT(said[0] == "No GPU reads another one's memory, since two ranks have the same GPU. "
+  return told;
+}
+
+// Kernels and NCCL would wait for each other: all goes through the host, and rank 0 says so.
+void ASharedGpu() {
+  const std::vector<std::string> told =
+      Told(PlanFor("", 2, 1, As::kThreads),
+           [](int, DevicePath::Setup& setup) { setup.may_share_gpu = false; });
+  EXPECT(told[0] == "No GPU reads another one's memory, since two ranks have the same GPU. "
                     "All-reduces go through the host's memory.");
-  EXPECT(said[1].empty());
+  EXPECT(told[1].empty());
+}
+
+void BetweenHostsWithoutNccl() {
+  const std::vector<std::string> told =
+      Told(PlanFor("", 2, 2, As::kThreads), [](int rank, DevicePath::Setup& setup) {
+        setup.nccl = rank == 0 ? std::getenv("FAKE_NCCL") : "";
+      });
+  EXPECT(told[0] == "NCCL is not used, since rank 1 uses none. All-reduces of what is on GPUs go "
+                    "through the host's memory.");
+  EXPECT(told[1].empty());
+}
+
+// The GPU has no room for what kernels need.
+void WithoutRoom() {
+  const auto fail = reinterpret_cast<void (*)(const char*, int)>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
+  fail("cuMemAlloc_v2", 2);
+  Plan plan = PlanFor("", 2, 1, As::kThreads);
+  Wiring wiring(plan);
+  Communicator::Setup setups[] = {wiring.Take(0), wiring.Take(1)};
+  std::string told;
+  setups[0].warn = [&told](const std::string& message) { told += message; };
+  std::vector<std::unique_ptr<Communicator>> ranks(2);
+  for (const size_t rank : {0, 1}) {
+    setups[rank].device->transport = "";
+    ranks[rank] = std::make_unique<Communicator>(std::move(setups[rank]));
+  }
+  fail("cuMemAlloc_v2", 0);
+  std::vector<std::thread> threads;
+  for (auto& rank : ranks) {
+    threads.emplace_back([&rank] {
+      Memory memory;
+      AllReduce(*rank, memory, DType::kFloat32, ReduceOp::kSum, {40});
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT(told.find("its buffers of ") != std::string::npos);
+  EXPECT(told.find("lower TFDIST_DEVICE_BUFFERS, or set TF_FORCE_GPU_ALLOW_GROWTH=true") !=
+         std::string::npos);
 }
 
 void WithFakes() {
@@ -138,6 +185,8 @@ void WithFakes() {
   }
   Settings();
   ASharedGpu();
+  BetweenHostsWithoutNccl();
+  WithoutRoom();
 }
 
 void OnAGpu() {

@@ -194,6 +194,10 @@ void Errors() {
   fail("cuMemAlloc_v2", 2);
   EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
          "cuMemAlloc_v2 of the GPU's driver has failed: out of memory (CUDA_ERROR_OUT_OF_MEMORY).");
+  fail("cuMemAlloc_v2", 700);
+  EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
+         "cuMemAlloc_v2 of the GPU's driver has failed: unknown error (CUDA_ERROR_UNKNOWN). Restart "
+         "the process.");
   fail("cuMemAlloc_v2", 0);
   const char* const unknown = "no_kernel";
   EXPECT(Refusal([&] { KernelModule(gpu, "any", &unknown, 1); }).find("cuModuleGetFunction") == 0);
