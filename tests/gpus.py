@@ -1,7 +1,9 @@
 """Workers that train on GPUs which a driver of threads stands for, on any machine.
 
-The libraries that stand for CUDA's driver and NCCL are those of the C++ tests. The kernel that sums
-tensors of GPUs takes those of CPUs here, in the place of TensorFlow's GPUs.
+The libraries that stand for CUDA's driver and NCCL are those of the C++ tests. A TensorFlow built
+without CUDA (tensorflow-cpu) gets a GPU with a memory and a stream of its own, by a plugin. In one
+with CUDA there are kernels for GPUs, which could not run on that: its CPU is taken for a GPU, and
+the kernel that sums tensors of GPUs takes those of CPUs.
 """
 
 from __future__ import annotations
@@ -9,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from tests.csrc.compiling import Toolchain
@@ -16,11 +19,18 @@ from tfdist import native
 from tfdist.native import lock, recipe, tensorflow_package
 from tfdist.options import NativeOptions
 
-_SOURCE = Path(__file__).with_suffix(".cc")
+_HERE = Path(__file__).parent
+_OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
 # Keeps the libraries.
-_FOLDER = Path(__file__).parents[1] / ".pytest_cache" / "d" / "gpus"
-_made: dict[str, str] = {}
+_FOLDER = _HERE.parent / ".pytest_cache" / "d" / "gpus"
+
+
+def have_devices() -> bool:
+    """Whether TensorFlow places operations on GPUs here."""
+    import tensorflow as tf
+
+    return not tf.sysconfig.get_build_info()["is_cuda_build"]
 
 
 def variables(rank: int, transport: str) -> dict[str, str]:
@@ -30,35 +40,40 @@ def variables(rank: int, transport: str) -> dict[str, str]:
         rank: its GPU's number.
         transport: how sums are to be computed; "" for whichever is best.
     """
-    if not _made:
-        (_FOLDER / "fakes").mkdir(parents=True, exist_ok=True)
-        with lock.held(_FOLDER / "lock", _SECONDS, print):
-            _made.update(_make(_FOLDER))
+    made = _libraries()
     return {
-        "FAKE_CUDA": _made["cuda"],  # in whose streams the other one works
-        "TFDIST_CUDA_LIBRARY": _made["cuda"],
-        "TFDIST_NCCL_LIBRARY": _made["nccl"],
+        "FAKE_CUDA": made["cuda"],  # in whose streams the others work
+        "FAKE_CUDA_FIRST": str(rank),
+        "TFDIST_CUDA_LIBRARY": made["cuda"],
+        "TFDIST_NCCL_LIBRARY": made["nccl"],
         "TFDIST_DEVICE_ALGORITHM": transport,
-        "TESTS_GPU": str(rank),
-        "TESTS_GPU_OPS": _made["ops"],
+        "TFDIST_XLA": "0" if have_devices() else "1",  # it has no compiler for these
+        "TESTS_GPU": made["tensorflow"],
     }
 
 
 def stand_in() -> None:
-    """Has the strategies of this process take its CPU for a GPU."""
+    """Gives TensorFlow in this process a GPU, or has the strategies take its CPU for one."""
     import tensorflow as tf
 
     from tfdist.collective import gpu
-    from tfdist.collective.gpu import Gpu
     from tfdist.strategies import communication
 
+    # The driver of threads has its kernels built in.
+    gpu._kernels = lambda *_: os.devnull
+    obstacle = communication._obstacle
+    communication._obstacle = lambda options, *, gpus: obstacle(options, gpus=True)
+    if have_devices():
+        from tensorflow.python.framework import load_library
+
+        load_library.load_pluggable_device_library(os.environ["TESTS_GPU"])
+        return
     native.load_ops()
-    tf.load_op_library(os.environ["TESTS_GPU_OPS"])
+    tf.load_op_library(os.environ["TESTS_GPU"])
 
     def find(options):
-        # The driver of threads has its kernels built in.
         device = tf.config.list_logical_devices("CPU")[0].name
-        return Gpu(device, int(os.environ["TESTS_GPU"]), os.devnull, options.nccl_library)
+        return gpu.Gpu(device, 0, os.devnull, options.nccl_library)
 
     gpu.find = find
     communication.are_gpus = lambda devices: True
@@ -75,25 +90,35 @@ def nccl_calls(function: str) -> int:
     return int(library.fake_nccl_calls(function.encode()))
 
 
-def _make(folder: Path) -> dict[str, str]:
-    build = native.ensure(NativeOptions.from_environment())
-    toolchain = Toolchain(("-O1",), folder / "fakes", build.core)
-    made = {name: str(path) for name, path in toolchain.fakes().items()}
-    found = recipe.read(tensorflow_package.find())
-    ops = folder / f"ops-{found.key}-{_SOURCE.stat().st_mtime_ns}.so"
-    if not ops.exists():
-        unfinished = folder / f"{os.getpid()}.so"
-        libraries = [str(build.ops), str(build.core), f"-Wl,-rpath,{build.folder}"]
-        flags = (*found.compile_ops, *found.tensorflow.link_flags)
-        done = subprocess.run(
-            [*toolchain.compiler, str(_SOURCE), "-shared", "-o", unfinished, *libraries, *flags],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            timeout=_SECONDS,
-        )
-        assert done.returncode == 0, done.stdout
-        for old in folder.glob("ops-*"):
-            old.unlink()
-        unfinished.rename(ops)
-    return {**made, "ops": str(ops)}
+@cache
+def _libraries() -> dict[str, str]:
+    """Those that stand for others, and what TensorFlow loads."""
+    (_FOLDER / "fakes").mkdir(parents=True, exist_ok=True)
+    with lock.held(_FOLDER / "lock", _SECONDS, print):
+        build = native.ensure(NativeOptions.from_environment())
+        toolchain = Toolchain(("-O1",), _FOLDER / "fakes", build.core)
+        made = {name: str(path) for name, path in toolchain.fakes().items()}
+        found = recipe.read(tensorflow_package.find())
+        flags = [*found.compile_ops, *found.tensorflow.link_flags]
+        source = _DEVICE if have_devices() else _OPS
+        if source is _OPS:
+            flags += [str(build.ops), str(build.core), f"-Wl,-rpath,{build.folder}"]
+        library = _FOLDER / f"{source.stem}-{found.key}-{source.stat().st_mtime_ns}.so"
+        if not library.exists():
+            _compile(toolchain.compiler, source, library, flags)
+    return {**made, "tensorflow": str(library)}
+
+
+def _compile(compiler: tuple[str, ...], source: Path, library: Path, flags: list[str]) -> None:
+    unfinished = library.with_name(f"{os.getpid()}.so")
+    done = subprocess.run(
+        [*compiler, str(source), "-shared", "-o", str(unfinished), *flags],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=_SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
+    for old in library.parent.glob(f"{source.stem}-*"):
+        old.unlink()
+    unfinished.rename(library)

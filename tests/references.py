@@ -18,6 +18,7 @@ from importlib import metadata
 from typing import Any
 
 from tests.groups import GROUPS
+from tfdist.native import tensorflow_package
 
 _WEEK = 7 * 24 * 3600
 
@@ -67,7 +68,8 @@ def reference(function: str, *args: Any) -> Any:
 @functools.cache
 def _versions() -> str:
     digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
-    for package in ("tensorflow", "keras", "numpy"):
+    digest.update(tensorflow_package.find().version.encode())
+    for package in ("keras", "numpy"):
         digest.update(metadata.version(package).encode())
     for path in sorted(TESTS.rglob("*.py")):
         digest.update(path.read_bytes())

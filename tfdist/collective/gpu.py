@@ -47,11 +47,11 @@ def find(options: Options) -> Gpu:
 
     Without NVRTC, or a folder for what it makes, there are no kernels, which is announced.
     """
-    visible = tf.config.get_visible_devices("GPU")[0]
+    number = _number(tf.config.get_visible_devices("GPU")[0])
     return Gpu(
         device=tf.config.list_logical_devices("GPU")[0].name,
-        number=_number(visible),
-        kernels=_kernels(visible),
+        number=number,
+        kernels=_kernels(number, options),
         # NCCL sends in the clear.
         nccl="" if options.tls else options.nccl_library or nvidia.nccl(),
     )
@@ -61,10 +61,10 @@ def _number(gpu: tf.config.PhysicalDevice) -> int:
     return int(gpu.name.rsplit(":", 1)[-1])
 
 
-def _kernels(gpu: tf.config.PhysicalDevice) -> str:
-    major, minor = tf.config.experimental.get_device_details(gpu)["compute_capability"]
+def _kernels(number: int, options: Options) -> str:
     try:
-        made = gpu_kernels.ensure([f"sm_{major}{minor}"], NativeOptions.from_environment())
+        device = nvidia.Driver(options.cuda_library).devices()[number]
+        made = gpu_kernels.ensure([device.architecture], NativeOptions.from_environment())
     except NativeUnavailableError as error:
         say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
         return ""

@@ -9,6 +9,10 @@ import tensorflow as tf
 
 from tfdist.collective.native_communicator import NativeCommunicator
 
+GPU_BUCKET_BYTES = 25 << 20
+"""Tensors on GPUs are summed in collectives of about this size, as by PyTorch's DDP: the links are
+faster than a host's, and each collective takes a message among the hosts before it."""
+
 
 class GpuCommunicator:
     """One GPU's handle on the group of all workers.
@@ -51,7 +55,8 @@ class GpuCommunicator:
             if members:
                 reduced = communicator.all_reduce([tensors[i] for i in members], key)
                 for i, value in zip(members, reduced, strict=True):
-                    sums[i] = value
+                    # The token's device is a must for what is colocated with a sum itself.
+                    sums[i] = tf.identity(value)
         return sums
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,7 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.collective import gpu
 from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
-from tfdist.collective.gpu_communicator import GpuCommunicator
+from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.compression.compressor import Compressor
@@ -137,7 +137,8 @@ def replica_communicators(
         return [Alone()]
     timeout = options.timeout_seconds
     if len(devices) == 1 and isinstance(workers, NativeCommunicator) and are_gpus(devices):
-        return [GpuCommunicator(_sized(group.native(ON_GPU, timeout), options), workers)]
+        on_gpu = group.native(ON_GPU, timeout).with_buckets_of(GPU_BUCKET_BYTES)
+        return [GpuCommunicator(_sized(on_gpu, options), workers)]
     if len(devices) == 1 and ("CPU" in devices[0] or native):
         return [workers]
     if native:

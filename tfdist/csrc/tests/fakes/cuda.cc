@@ -198,8 +198,10 @@ FAKE(cuDeviceGetName, char* name, int length, Device) {
   std::strncpy(name, "A GPU of threads", static_cast<size_t>(length));
   return kSuccess;
 }
+// FAKE_CUDA_FIRST is the first GPU that this process sees.
 FAKE(cuDeviceGetUuid_v2, Uuid* uuid, Device device) {
-  std::memset(uuid->bytes, device + 1, sizeof(uuid->bytes));
+  const char* const first = std::getenv("FAKE_CUDA_FIRST");
+  std::memset(uuid->bytes, device + 1 + (first ? std::atoi(first) : 0), sizeof(uuid->bytes));
   return kSuccess;
 }
 FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
