@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist.collective import marks
 
 _here = threading.local()
+# The collection with a graph's marks of collectives that overlap.
+_BESIDE = "tfdist_collectives_beside"
 
 
 @contextlib.contextmanager
@@ -70,6 +72,8 @@ def marked_buckets(
         if (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):
                 made.append(marks.ready(communicator, part, stalls=not beside))
+            if beside:
+                tf.compat.v1.get_default_graph().add_to_collection(_BESIDE, made[-1])
         yield Bucket(part, members, beside, made)
 
 
@@ -81,7 +85,9 @@ def mark_stall(communicator: str, value: tf.Tensor) -> None:
         value: the last thing that the step can compute without the collective.
     """
     if not tf.executing_eagerly():
-        with _after([value]):
+        # A short step may have the value before the collective's mark has been made.
+        begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
+        with _after([value]), tf.control_dependencies(begun):
             marks.ready(communicator)
 
 
