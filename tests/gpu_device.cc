@@ -2,6 +2,8 @@
 // of threads which FAKE_CUDA is the path of. Whatever has no kernel for it runs on the CPU. Each copy
 // is held up a little, so that whoever does not wait for it is found out.
 #include "tensorflow/c/experimental/stream_executor/stream_executor.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
 
 #include <dlfcn.h>
 
@@ -24,6 +26,7 @@ namespace {
 using Device = const SP_Device*;
 using Memory = SP_DeviceMemoryBase;
 constexpr auto kHeldUp = std::chrono::microseconds(300);
+constexpr auto kLater = std::chrono::milliseconds(20);
 constexpr size_t kAlignment = 256, kBytes = size_t{1} << 28;
 
 // A function of the driver.
@@ -226,6 +229,24 @@ void FillPlatform(SP_PlatformFns* it) {
   };
   it->destroy_timer_fns = [](const SP_Platform*, SP_TimerFns*) {};
 }
+
+// Gives what it is given, but only some time after it has come to an end for TensorFlow.
+class LaterOp : public tensorflow::OpKernel {
+ public:
+  using OpKernel::OpKernel;
+  void Compute(tensorflow::OpKernelContext* context) override {
+    const tensorflow::Tensor& value = context->input(0);
+    tensorflow::Tensor* later = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, value.shape(), &later));
+    Enqueue([value, later = *later] {
+      std::this_thread::sleep_for(kLater);
+      std::memcpy(later.data(), value.data(), value.TotalBytes());
+    });
+  }
+};
+
+REGISTER_OP("TestsLater").Input("value: float").Output("later: float").SetIsStateful();
+REGISTER_KERNEL_BUILDER(Name("TestsLater").Device(tensorflow::DEVICE_GPU), LaterOp);
 
 }  // namespace
 

@@ -61,6 +61,8 @@ def stand_in() -> None:
 
     # The driver of threads has its kernels built in.
     gpu._kernels = lambda *_: os.devnull
+    if not have_devices():
+        gpu.obstacle = lambda options: ""
     obstacle = communication._obstacle
     communication._obstacle = lambda options, *, gpus: obstacle(options, gpus=True)
     if have_devices():
@@ -82,6 +84,11 @@ def stand_in() -> None:
 def launches() -> int:
     """How many kernels of tfdist the driver has run in this process."""
     return int(ctypes.CDLL(os.environ["TFDIST_CUDA_LIBRARY"]).fake_launches())
+
+
+def copies() -> int:
+    """How many copies the driver has run in this process, without those that TensorFlow makes."""
+    return int(ctypes.CDLL(os.environ["TFDIST_CUDA_LIBRARY"]).fake_copies())
 
 
 def nccl_calls(function: str) -> int:

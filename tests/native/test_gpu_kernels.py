@@ -35,6 +35,8 @@ def test_they_are_compiled_once_and_what_cannot_be_is_one_line(options, tmp_path
     said = []
     encoding = locale.getpreferredencoding(False)
     (first,) = gpu_kernels.ensure(["sm_80"], options, announce=said.append)
+    assert gpu_kernels.find("sm_80", options) == first.path
+    assert gpu_kernels.find("sm_90", options) is None
     (again,) = gpu_kernels.ensure(["sm_80"], options, announce=said.append)
     assert again.path == first.path and first.seconds > 0 == again.seconds
     assert locale.getpreferredencoding(False) == encoding  # NVRTC changes its thread's.

@@ -40,7 +40,7 @@ def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None) -> Setup:
         tls_key=os.fsencode(options.tls_key),
         tls_ca=os.fsencode(options.tls_ca),
         tls_secret=options.secret.encode(errors="surrogateescape"),
-        gpu=gpu.number if gpu else -1,
+        gpu=gpu.number + 1 if gpu else 0,
         gpu_kernels=os.fsencode(gpu.kernels if gpu else ""),
         cuda_library=os.fsencode(options.cuda_library),
         nccl_library=os.fsencode(gpu.nccl if gpu else ""),

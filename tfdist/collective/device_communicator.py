@@ -27,9 +27,9 @@ class DeviceCommunicator:
         self._devices, self._workers = devices, workers
 
     @property
-    def workers(self) -> NativeCommunicator:
-        """The communicator over this device of all workers."""
-        return self._workers
+    def across_workers(self) -> tuple[NativeCommunicator, ...]:
+        """The communicator over this device of all workers, alone."""
+        return (self._workers,)
 
     @property
     def size(self) -> int:

@@ -32,14 +32,12 @@ class Gpu:
 
 
 def obstacle(options: Options) -> str:
-    """Why the GPU of this process cannot be used; "" if it can, or if there are none or several."""
-    visible = tf.config.get_visible_devices("GPU")
+    """Why the GPU of this process cannot be used; "" if it can."""
+    number = _number(tf.config.get_visible_devices("GPU")[0])
     core = native.load().library
-    if len(visible) != 1 or not core.tfd_check_gpu(
-        _number(visible[0]), os.fsencode(options.cuda_library)
-    ):
-        return ""
-    return str(core.tfd_error().decode(errors="replace"))
+    if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
+        return str(core.tfd_error().decode(errors="replace"))
+    return ""
 
 
 def find(options: Options) -> Gpu:
@@ -63,9 +61,10 @@ def _number(gpu: tf.config.PhysicalDevice) -> int:
 
 def _kernels(number: int, options: Options) -> str:
     try:
-        device = nvidia.Driver(options.cuda_library).devices()[number]
-        made = gpu_kernels.ensure([device.architecture], NativeOptions.from_environment())
-    except NativeUnavailableError as error:
+        architecture = nvidia.Driver(options.cuda_library).devices()[number].architecture
+        native_options = NativeOptions.from_environment()
+        found = gpu_kernels.find(architecture, native_options)
+        return str(found or gpu_kernels.ensure([architecture], native_options)[0].path)
+    except (NativeUnavailableError, OSError) as error:
         say(f"tfdist: no kernels for this GPU, so NCCL or the host sums its gradients: {error}")
         return ""
-    return str(made[0].path)

@@ -29,9 +29,9 @@ class GpuCommunicator:
         self._on_gpu, self._workers = on_gpu, workers
 
     @property
-    def sums(self) -> NativeCommunicator:
-        """The communicator that sums gradients."""
-        return self._on_gpu
+    def across_workers(self) -> tuple[NativeCommunicator, ...]:
+        """The communicators that sums go through."""
+        return (self._on_gpu, self._workers)
 
     @property
     def size(self) -> int:

@@ -66,7 +66,7 @@ def measure(
     """
     link = probe(exchange)
     sample = _sample(shapes, _SAMPLE_VALUES)
-    plain = _plain_seconds(exchange, sum(map(count, sample)))
+    plain = _plain_seconds(exchange, sum(map(count, sample)), device)
     estimates = {codec: plain * _byte_ratio(codec, sample) for codec in codecs}
     runs: dict[Codec | None, _Sum] = {}
     fastest = float("inf")
@@ -94,12 +94,13 @@ def measure(
     return Measurement({codec: scale * s for codec, s in seconds_of.items()}, link)
 
 
-def _plain_seconds(exchange: Exchange, values: int) -> float:
+def _plain_seconds(exchange: Exchange, values: int, device: str) -> float:
     """Seconds of a sum without a codec, extrapolated from fewer values if it takes long."""
     some = min(values, _PROBE_VALUES)
     while True:
-        tensor = tf.zeros([some])
-        run = functools.partial(exchange.workers.all_reduce, [tensor])
+        with tf.device(device):
+            tensor = tf.zeros([some])
+        run = functools.partial(exchange.exact.all_reduce, [tensor])
         (seconds,) = _slowest(exchange, [_time(exchange, run)[0]])
         if seconds >= _PLAIN_SECONDS:
             return seconds * values / some
@@ -130,12 +131,13 @@ class _Sum:
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
     ) -> None:
         self._exchange, self._codec = exchange, codec
-        self._device = exchange.workers.device if codec is None or codec.on_host else device
+        on_host = codec is not None and codec.on_host
+        self._device = exchange.workers.device if on_host else device
         self._step = 0
         self._compressed: list[Gradient] = []
         self._exact: list[tf.Tensor] = []
         state = State()
-        with tf.device(self._device):
+        with tf.device(device):
             for number, shape in enumerate(shapes):
                 value = tf.random.stateless_normal(shape, [exchange.workers.rank, number])
                 if codec is None or not codec.compresses(shape):
@@ -153,7 +155,7 @@ class _Sum:
                 step = tf.constant(self._step, tf.int64)
                 sums += self._codec.sum(self._exchange, self._compressed, step)
             if self._exact:
-                sums += self._exchange.workers.all_reduce(self._exact)
+                sums += self._exchange.exact.all_reduce(self._exact)
         return sums
 
 

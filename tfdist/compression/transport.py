@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.host_leaders import HostLeaders
 
@@ -29,9 +30,11 @@ class Exchange:
         split: creates a communicator with some of the workers under a name; called by all workers
             together, with no members for a worker in none. Required, and called for "host" and
             "carriers", unless `within_hosts` is set or `is_shared_out` is false.
+        exact: what sums without compression, if that is not `workers`.
 
     Attributes:
         workers: as given.
+        exact: as given, or `workers`.
         within_hosts: as given.
         devices: as given.
         host: how the workers of this host divide gradients, if the core does not.
@@ -48,8 +51,10 @@ class Exchange:
         within_hosts: bool,
         devices: HostLeaders = HostLeaders(),  # noqa: B008 (it is frozen)
         split: Split | None = None,
+        exact: Communicator | None = None,
     ) -> None:
         self.workers = workers
+        self.exact: Communicator = workers if exact is None else exact
         self.within_hosts = within_hosts
         self.devices = devices
         self.host = HostLeaders()

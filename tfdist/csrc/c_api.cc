@@ -118,13 +118,14 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
   converted.tls.secret = setup.tls_secret ? setup.tls_secret : "";
   converted.warn = Warn;
-  if (setup.gpu >= 0) {
+  if (setup.gpu > 0) {
+    const auto text = [](const char* given) { return given ? given : ""; };
     DevicePath::Setup device;
-    device.gpu = setup.gpu;
-    device.kernels = setup.gpu_kernels;
-    device.cuda = setup.cuda_library;
-    device.nccl = setup.nccl_library;
-    device.transport = setup.device_algorithm;
+    device.gpu = setup.gpu - 1;
+    device.kernels = text(setup.gpu_kernels);
+    device.cuda = text(setup.cuda_library);
+    device.nccl = text(setup.nccl_library);
+    device.transport = text(setup.device_algorithm);
     if (setup.device_buffer_bytes) device.buffer_bytes = setup.device_buffer_bytes;
     converted.device = std::move(device);
   }
@@ -183,8 +184,7 @@ int tfd_check_tls(const char* certificate, const char* key, const char* ca) {
 int tfd_check_gpu(int number, const char* cuda_library) {
   return Guarded([&] {
     tfdist::cuda::Load(cuda_library);
-    const tfdist::Gpu gpu(number);
-    gpu.Use();
+    tfdist::Gpu{number};
   });
 }
 

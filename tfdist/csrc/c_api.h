@@ -40,11 +40,11 @@ typedef struct {
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
   const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
-  int gpu;                  /* for memory on a GPU: its number among those seen here; -1 for none */
-  const char* gpu_kernels;      /* the file with the kernels compiled for it; "" for none */
-  const char* cuda_library;     /* the driver; "" for the system's */
-  const char* nccl_library;     /* "" for none */
-  const char* device_algorithm; /* "own", "nccl" or "host"; "" for whichever is best */
+  int gpu;                  /* for memory on a GPU: its number among those seen here, from 1; or 0 */
+  const char* gpu_kernels;      /* the file with the kernels compiled for it; "" or NULL for none */
+  const char* cuda_library;     /* the driver; "" or NULL for the system's */
+  const char* nccl_library;     /* "" or NULL for none */
+  const char* device_algorithm; /* "own", "nccl" or "host"; "" or NULL for whichever is best */
   size_t device_buffer_bytes;   /* of each of two staging buffers; 0 for the usual */
 } tfd_setup;
 

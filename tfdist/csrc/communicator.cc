@@ -105,6 +105,7 @@ Communicator::~Communicator() { Close(); }
 void Communicator::Execute(Operation& operation) {
   const FloatMode mode;
   cancellation_ = operation.cancellation.get();
+  AwaitInput(operation);
   // The other ranks have not heard of it so far.
   if (cancellation_ && cancellation_->Overdue()) {
     recorder_.Forget();
@@ -123,6 +124,17 @@ void Communicator::Execute(Operation& operation) {
     Fail(operation, Error(Code::kInternal, fabric_.topology.names[static_cast<size_t>(rank())] +
                                                " has failed: " + error.what() + "."));
   }
+}
+
+// Until a GPU has computed what it gives, this rank has not come. If that ends early, what follows says
+// why.
+void Communicator::AwaitInput(const Operation& operation) {
+  if (!device_ || !operation.device || !*operation.device) return;
+  const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
+  device_->AwaitInput(*operation.device, [&] {
+    return aborted_ || (segment && segment->aborted()) ||
+           (cancellation_ && cancellation_->Overdue());
+  });
 }
 
 void Communicator::Fail(const Operation& operation, const Error& error) {

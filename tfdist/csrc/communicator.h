@@ -90,6 +90,7 @@ class Communicator : private Guard {
  private:
   void Check() override;
   void Execute(Operation& operation);
+  void AwaitInput(const Operation& operation);
   void Dispatch(Operation& operation);
   void RunOnHost(Operation& operation);
   void Begin(Operation& operation);

@@ -47,6 +47,20 @@ class Kernels:
     seconds: float
 
 
+def find(architecture: str, options: NativeOptions) -> Path | None:
+    """The kernels for an architecture that have been compiled before, by any NVRTC.
+
+    Args:
+        architecture: such as "sm_90".
+        options: the cache; kernels in the package are found as well.
+    """
+    for root in (*store.caches(options), store.PACKAGE):
+        found = sorted(root.glob(f"{_PREFIX}{_key()}-*/{architecture}.cubin"))
+        if found and store.is_safe(found[-1].parent):
+            return found[-1]
+    return None
+
+
 def ensure(
     architectures: Sequence[str],
     options: NativeOptions,

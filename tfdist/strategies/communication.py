@@ -88,7 +88,7 @@ def _obstacle(options: Options, *, gpus: bool) -> str:
     files = (options.tls_certificate, options.tls_key, options.tls_ca)
     if options.tls and core.tfd_check_tls(*map(os.fsencode, files)):
         return str(core.tfd_error().decode(errors="replace"))
-    return gpu.obstacle(options)
+    return ""
 
 
 def local_devices(group: Group) -> list[str]:
@@ -102,6 +102,24 @@ def local_devices(group: Group) -> list[str]:
 def are_gpus(devices: list[str]) -> bool:
     """Whether replicas train on GPUs."""
     return all("GPU" in device for device in devices)
+
+
+def _sums_on_gpus(group: Group, devices: list[str]) -> bool:
+    """Whether gradients are summed on GPUs, the same on all workers, all of which call this.
+
+    Raises:
+        NativeUnavailableError: that was asked for, and a GPU cannot be used.
+    """
+    if not are_gpus(devices):
+        return False
+    obstacles = [text for text in group.exchange("GPUs", gpu.obstacle(group.options)) if text]
+    if not obstacles:
+        return True
+    if group.options.device_algorithm:
+        raise NativeUnavailableError(obstacles[0])
+    if group.topology.rank == 0:
+        say(f"{obstacles[0]} Gradients are summed in the host's memory.")
+    return False
 
 
 # TensorFlow identifies a group of devices by a number, the same on all of them.
@@ -136,7 +154,11 @@ def replica_communicators(
     if size == 1 and not native:
         return [Alone()]
     timeout = options.timeout_seconds
-    if len(devices) == 1 and isinstance(workers, NativeCommunicator) and are_gpus(devices):
+    if (
+        len(devices) == 1
+        and isinstance(workers, NativeCommunicator)
+        and _sums_on_gpus(group, devices)
+    ):
         on_gpu = group.native(ON_GPU, timeout).with_buckets_of(GPU_BUCKET_BYTES)
         return [GpuCommunicator(_sized(on_gpu, options), workers)]
     if len(devices) == 1 and ("CPU" in devices[0] or native):
@@ -167,6 +189,7 @@ def make_compressor(
     policy: Policy | None,
     devices: list[str],
     workers: Communicator,
+    replicas: list[Communicator],
     options: Any,
 ) -> Compressor | None:
     """The gradient compressor; None for a single worker and for TensorFlow's collectives.
@@ -176,6 +199,7 @@ def make_compressor(
         policy: this worker's initial policy; None to compress nothing.
         devices: the devices of this worker's replicas.
         workers: the communicator with one participant per worker.
+        replicas: those of `replica_communicators`.
         options: a `tf.distribute.experimental.CommunicationOptions`.
 
     Raises:
@@ -194,7 +218,7 @@ def make_compressor(
             return None if part is None else _sized(part, options)
 
         if len(devices) == 1:
-            return [Exchange(workers, within_hosts=within_hosts, split=split)]
+            return [Exchange(workers, within_hosts=within_hosts, split=split, exact=replicas[0])]
         return [
             Exchange(
                 _sized(group.native(f"device {i}"), options),

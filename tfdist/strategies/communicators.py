@@ -15,7 +15,7 @@ from tfdist.collective.local_communicators import (
 from tfdist.collective.native_communicator import NativeCommunicator, open_communicator
 from tfdist.options import Options
 
-ON_GPU = "GPU"
+ON_GPU = "workers' GPUs"
 """The name of the communicator whose operations run on this process's GPU."""
 
 _DEVICES = "devices"

@@ -182,12 +182,13 @@ class ReplicatedExtended(PlacedExtended):
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
-        if isinstance(communicator, DeviceCommunicator):
-            communicator = communicator.workers
-        elif isinstance(communicator, GpuCommunicator):
-            communicator = communicator.sums
-        if isinstance(communicator, NativeCommunicator):
-            mark_stall(communicator.name, value)
+        if isinstance(communicator, (DeviceCommunicator, GpuCommunicator)):
+            communicators = communicator.across_workers
+        else:
+            communicators = (communicator,)
+        for one in communicators:
+            if isinstance(one, NativeCommunicator):
+                mark_stall(one.name, value)
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
         """Concatenates the rows of this worker's replicas, then those of all workers.

@@ -99,7 +99,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
-        extended.compressor = make_compressor(group, policy, devices, workers, options)
+        extended.compressor = make_compressor(group, policy, devices, workers, replicas, options)
         tf.distribute.Strategy.__init__(self, extended)
 
     @property

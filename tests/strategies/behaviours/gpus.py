@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+from unittest import mock
+
+import keras
+import numpy as np
 import tensorflow as tf
 
+import tfdist
 from tests import gpus
+from tests.strategies.behaviours.common import compile_mlp, fit, mlp, rows
+from tfdist.collective import gpu, marks
+from tfdist.errors import NativeUnavailableError
+from tfdist.strategies.commit_point import find_writes
+from tfdist.trainer.fit import atomic_step
 
 _NCCL = "ncclAllReduce"
 
 
 def reduce(strategy):
-    """The kernels, NCCL's calls and the sums of a reduction of several types."""
-    launches, calls = gpus.launches(), gpus.nccl_calls(_NCCL)
+    """What a reduction of several types has taken, and its sums."""
     communicator = strategy.extended.replicas[0]
     rank = communicator.rank + 1
     values = [
@@ -19,15 +30,108 @@ def reduce(strategy):
         tf.fill([3], rank),
         tf.fill([7], tf.cast(2 * rank, "half")),
     ]
-    sums = communicator.all_reduce(values)
-    found = [value.numpy()[0].item() for value in sums]
-    return gpus.launches() - launches, gpus.nccl_calls(_NCCL) - calls, found
+    with _taken() as taken:
+        sums = communicator.all_reduce(values)
+        found = [value.numpy()[0].item() for value in sums]
+    return type(communicator).__name__, taken, found
 
 
 def reduce_much(strategy):
-    """The kernels and NCCL's calls of the sum of a tensor that is larger than kernels are for."""
+    """What the sum of a tensor has taken that is larger than kernels are for."""
     communicator = strategy.extended.replicas[0]
     communicator.all_reduce([tf.ones([100])])
-    launches, calls = gpus.launches(), gpus.nccl_calls(_NCCL)
-    communicator.all_reduce([tf.ones([100_000])])
-    return gpus.launches() - launches, gpus.nccl_calls(_NCCL) - calls
+    with _taken() as taken:
+        communicator.all_reduce([tf.ones([100_000])])
+    return taken
+
+
+def reduce_what_comes_late(strategy):
+    """The sum of what a GPU has not computed yet when it is asked for, in a graph."""
+    communicator = strategy.extended.replicas[0]
+
+    def later(x):
+        # Its library was loaded as that of a device, which gives no functions for its operations.
+        value = tf.compat.v1.get_default_graph().create_op("TestsLater", [x], [x.dtype]).outputs[0]
+        return tf.ensure_shape(value, x.shape)
+
+    @tf.function(input_signature=[tf.TensorSpec([1000])])
+    def run(x):
+        with tf.device("GPU:0"):
+            return communicator.all_reduce([later(x)])[0]
+
+    return [run(tf.fill([1000], float(i))).numpy().tolist() for i in range(3)]
+
+
+def writes(strategy):
+    """How many variables a step keeps, and whether it holds the others' writes back."""
+    found = []
+
+    def note(graph):
+        found.append(find_writes(graph))
+        return found[-1]
+
+    with mock.patch.object(atomic_step, "find_writes", note):
+        model = _with_counts(strategy)
+        fit(model, *rows(20), batch_size=10)
+    return [(len(one.kept), one.gated) for one in found]
+
+
+def stalls(strategy):
+    """The communicators that are told of a step that waits for sums which it has begun."""
+    told = set()
+    ready = marks.ready
+
+    def note(communicator, key="", **settings):
+        if not key:
+            told.add(communicator)
+        return ready(communicator, key, **settings)
+
+    with mock.patch.object(marks, "ready", note):
+        fit(_with_counts(strategy), *rows(20), batch_size=10)
+    return sorted(told)
+
+
+def without_a_driver(_):
+    """What strategies do where a GPU cannot be used, and what they say."""
+    said = io.StringIO()
+    lacking = mock.patch.object(gpu, "obstacle", lambda _: "There is no driver.")
+    with lacking, contextlib.redirect_stderr(said):
+        try:
+            strategy = tfdist.MultiWorkerMirroredStrategy(communication="native")
+        except NativeUnavailableError as error:
+            return str(error)
+    history = fit(compile_mlp(strategy), *rows(20), batch_size=10)
+    assert np.isfinite(history["loss"]).all()
+    return type(strategy.extended.replicas[0]).__name__, said.getvalue()
+
+
+class _Count(keras.metrics.Metric):
+    """Of all rows."""
+
+    def __init__(self):
+        super().__init__(name="count")
+        self.rows = self.add_variable((), "zeros", dtype="int32", name="rows")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.rows.assign_add(tf.shape(y_true)[0])
+
+    def result(self):
+        return self.rows
+
+
+def _with_counts(strategy):
+    with strategy.scope():
+        model = mlp()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss, metrics=[_Count()])
+    return model
+
+
+@contextlib.contextmanager
+def _taken():
+    """Notes whether kernels of tfdist, NCCL, and copies were taken."""
+    counts = [gpus.launches, lambda: gpus.nccl_calls(_NCCL), gpus.copies]
+    before = [count() for count in counts]
+    taken = []
+    yield taken
+    taken += [count() > old for count, old in zip(counts, before, strict=True)]

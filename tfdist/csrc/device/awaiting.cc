@@ -15,16 +15,24 @@ constexpr auto kSoon = std::chrono::seconds(5);
 
 }  // namespace
 
-void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check) {
-  for (int looks = 1; !event.HasPassed(); ++looks) {
-    guard.Check();
-    if (check && looks % kLooksForOneCheck == 0) check();
+void AwaitPassed(const std::function<bool()>& has_passed, const std::function<bool()>& ends) {
+  for (int looks = 1; !has_passed() && !ends(); ++looks) {
     if (looks < kSpins) {
       std::this_thread::yield();
     } else {
       std::this_thread::sleep_for(kPause);
     }
   }
+}
+
+void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& check) {
+  int looks = 0;
+  AwaitPassed([&] { return event.HasPassed(); },
+              [&] {
+                guard.Check();
+                if (check && ++looks % kLooksForOneCheck == 0) check();
+                return false;
+              });
 }
 
 bool SettleSoon(const DeviceStream& stream, DeviceEvent& event) noexcept {

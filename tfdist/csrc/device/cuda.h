@@ -47,6 +47,7 @@ struct Uuid {
   F(cuDeviceGet, (Device*, int))                                                          \
   F(cuDeviceGetName, (char*, int, Device))                                                \
   F(cuDeviceGetUuid_v2, (Uuid*, Device))                                                  \
+  F(cuDeviceGetPCIBusId, (char*, int, Device))                                            \
   F(cuDeviceGetAttribute, (int*, int, Device))                                            \
   F(cuDevicePrimaryCtxRetain, (Context**, Device))                                        \
   F(cuDevicePrimaryCtxRelease_v2, (Device))                                               \

@@ -96,6 +96,15 @@ void DevicePath::AllocateBuffers() {
   }
 }
 
+void DevicePath::AwaitInput(cuda::Event* ready,
+                            const std::function<bool()>& ends) const noexcept {
+  try {
+    gpu_->Use();
+    AwaitPassed([ready] { return HasPassed(ready); }, ends);
+  } catch (const Error&) {
+  }
+}
+
 void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
   const Fingerprint& asked = operation.fingerprint;
   if (asked.kind != Kind::kAllReduce || operation.compression) {
@@ -159,6 +168,7 @@ void DevicePath::Leave() {
 void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   Introduction own{};
   own.gpu = gpu_->uuid();
+  std::strncpy(own.place, gpu_->place().c_str(), sizeof(own.place) - 1);
   own.process = ThisProcess();
   own.buffer_bytes = setup_.buffer_bytes;
   std::strncpy(own.transport, setup_.transport.c_str(), sizeof(own.transport) - 1);
@@ -184,6 +194,7 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   }
   rank_ = fabric.topology.rank;
   ranks_ = Introduce(fabric, operation, own);
+  no_nccl_ = WhyNoNccl(fabric);
   CheckTransport(fabric, own.nccl ? "" : no_nccl);
   if (MayUseNccl()) {
     id_ = IdOfRankZero(fabric, operation, rank_ == 0 ? NcclGroup::NewId() : nccl::UniqueId{});
@@ -209,7 +220,8 @@ void DevicePath::CheckTransport(const Fabric& fabric, const std::string& no_nccl
   if (setup_.transport == "nccl" && !MayUseNccl()) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-                "has a GPU of its own." + (no_nccl.empty() ? "" : " Here: " + no_nccl));
+                "has a GPU of its own, but " + no_nccl_ + "." +
+                    (no_nccl.empty() ? "" : " Here: " + no_nccl));
   }
 }
 
@@ -220,13 +232,6 @@ bool DevicePath::HaveOwnGpus() const {
     gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
   }
   return setup_.may_share_gpu || gpus.size() == ranks_.size();
-}
-
-bool DevicePath::MayUseNccl() const {
-  const auto has_same = [&](const Introduction& rank) {
-    return rank.nccl != 0 && rank.nccl == ranks_[0].nccl;
-  };
-  return HaveOwnGpus() && std::all_of(ranks_.begin(), ranks_.end(), has_same);
 }
 
 // Why no rank can reach another one's memory, for a reason that all of them know; else "".
@@ -287,6 +292,14 @@ void DevicePath::Announce() const {
 
 std::string DevicePath::WhyNoNccl(const Fabric& fabric) const {
   if (!HaveOwnGpus()) return "two ranks have the same GPU";
+  // Which NCCL refuses.
+  std::set<std::pair<int, std::string>> places;
+  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
+    if (!places.emplace(fabric.topology.host_of[rank], ranks_[rank].place).second &&
+        !setup_.may_share_gpu) {
+      return "two ranks have parts of the same GPU";
+    }
+  }
   for (size_t rank = 0; rank < ranks_.size(); ++rank) {
     if (ranks_[rank].nccl == 0) return fabric.topology.names[rank] + " uses none";
   }
@@ -303,8 +316,8 @@ std::string DevicePath::WhyNoNccl(const Fabric& fabric) const {
 void DevicePath::AnnounceNoNccl(const Fabric& fabric) const {
   const bool wanted = fabric.topology.hosts.size() > 1 && setup_.transport.empty();
   if (!wanted || rank_ != 0 || !setup_.warn) return;
-  if (const std::string why = WhyNoNccl(fabric); !why.empty()) {
-    setup_.warn("NCCL is not used, since " + why +
+  if (!no_nccl_.empty()) {
+    setup_.warn("NCCL is not used, since " + no_nccl_ +
                 ". All-reduces of what is on GPUs go through the host's memory.");
   }
 }

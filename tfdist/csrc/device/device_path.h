@@ -38,6 +38,10 @@ class DevicePath {
   // Args: what ends waits early. Talks to nobody; throws Error where a GPU cannot be used.
   DevicePath(Setup setup, Guard& guard);
 
+  // Waits until a point in the program's stream has passed, or for what ends the wait; an error of the
+  // GPU shows in what is run next.
+  void AwaitInput(cuda::Event* ready, const std::function<bool()>& ends) const noexcept;
+
   // Runs an operation whose memory is the GPU's, and waits for its result. Args: how one is run
   // whose memory is the host's.
   void Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
@@ -59,7 +63,7 @@ class DevicePath {
   std::string CommonLack(const Fabric& fabric) const;
   std::string WhyNoNccl(const Fabric& fabric) const;
   bool HaveOwnGpus() const;
-  bool MayUseNccl() const;
+  bool MayUseNccl() const { return no_nccl_.empty(); }
   void Announce() const;
   void AnnounceNoNccl(const Fabric& fabric) const;
   Transport Choose(const Operation& operation) const;
@@ -75,6 +79,7 @@ class DevicePath {
   DeviceStream stream_;
   DeviceEvent done_;
   HostStaged host_;
+  std::string no_nccl_;  // why there is none, once the ranks are known
   std::string lack_;  // why there are no kernels here, or no way to the peers
   int rank_ = 0;
   nccl::UniqueId id_{};

@@ -23,6 +23,9 @@ Gpu::Gpu(int number) {
   TFDIST_CALL(cuDeviceGetName, name, sizeof(name) - 1, device_);
   name_ = name;
   TFDIST_CALL(cuDeviceGetUuid_v2, &uuid_, device_);
+  char place[32] = {};
+  TFDIST_CALL(cuDeviceGetPCIBusId, place, sizeof(place) - 1, device_);
+  place_ = place;
   int major = 0, minor = 0;
   TFDIST_CALL(cuDeviceGetAttribute, &major, cuda::kMajor, device_);
   TFDIST_CALL(cuDeviceGetAttribute, &minor, cuda::kMinor, device_);
@@ -128,12 +131,16 @@ void DeviceEvent::HoldBack(cuda::Stream* stream) const {
   TFDIST_CALL(cuStreamWaitEvent, stream, event_, 0);
 }
 
-bool DeviceEvent::HasPassed() const {
-  gpu_.Use();
-  const cuda::Result result = Load().cuEventQuery(event_);
+bool HasPassed(cuda::Event* event) {
+  const cuda::Result result = Load().cuEventQuery(event);
   if (result == cuda::kNotReady) return false;
   cuda::Check(result, "cuEventQuery");
   return true;
+}
+
+bool DeviceEvent::HasPassed() const {
+  gpu_.Use();
+  return tfdist::HasPassed(event_);
 }
 
 KernelModule::KernelModule(const Gpu& gpu, const void* binary, const char* const* names,

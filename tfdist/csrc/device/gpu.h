@@ -27,12 +27,15 @@ class Gpu {
   const std::string& architecture() const { return architecture_; }
   // Its own among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
+  // Where it is in its host; parts of a GPU have one place.
+  const std::string& place() const { return place_; }
 
  private:
   cuda::Device device_ = 0;
   cuda::Context* context_ = nullptr;
   std::string name_;
   std::string architecture_;
+  std::string place_;
   cuda::Uuid uuid_{};
 };
 
@@ -104,6 +107,9 @@ class DeviceStream {
   const Gpu& gpu_;
   cuda::Stream* stream_ = nullptr;
 };
+
+// Whether a point in a stream has passed; the thread uses its GPU.
+bool HasPassed(cuda::Event* event);
 
 // A point in a stream.
 class DeviceEvent {

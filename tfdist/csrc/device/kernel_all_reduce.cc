@@ -13,6 +13,7 @@ using device::List;
 
 constexpr unsigned kThreads = 512;
 // How long a rank waits at its end for others that still read its memory.
+constexpr double kLongestSeconds = 1e9;
 constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
 
 // From 256 blocks on, an H100 moves memory about as fast as it copies.
@@ -51,7 +52,8 @@ KernelAllReduce::KernelAllReduce(Setup setup)
   waiting_.abort = Pointer<uint64_t>(host_.address());
   waiting_.outcome = Pointer<uint64_t>(host_.address()) + 1;
   waiting_.ended = Pointer<uint64_t>(ended_.address());
-  waiting_.nanoseconds = static_cast<uint64_t>(setup_.timeout_seconds * 1e9);
+  waiting_.nanoseconds =
+      static_cast<uint64_t>(std::min(setup_.timeout_seconds, kLongestSeconds) * 1e9);
   staging_.rank = meeting_.rank = setup_.rank;
   staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {

@@ -37,7 +37,9 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
   const std::vector<char> all = Gather(fabric, operation, &own, sizeof(own));
   std::vector<Introduction> ranks(static_cast<size_t>(fabric.topology.size));
   std::memcpy(ranks.data(), all.data(), all.size());
-  for (Introduction& rank : ranks) rank.transport[sizeof(rank.transport) - 1] = 0;
+  for (Introduction& rank : ranks) {
+    rank.transport[sizeof(rank.transport) - 1] = rank.place[sizeof(rank.place) - 1] = 0;
+  }
   return ranks;
 }
 

@@ -16,6 +16,7 @@ namespace tfdist {
 // Of one rank, as it is: copied between processes of one program.
 struct Introduction {
   cuda::Uuid gpu;
+  char place[32];            // of the GPU in its host
   cuda::Uuid process;        // its own among all processes
   cuda::IpcHandle staging;   // where `has_kernels`
   cuda::IpcHandle words;

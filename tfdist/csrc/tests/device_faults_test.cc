@@ -132,6 +132,25 @@ void ASharedGpu() {
   EXPECT(told[1].empty());
 }
 
+// Each has a part of one GPU, which NCCL refuses.
+void PartsOfAGpu() {
+  setenv("FAKE_CUDA_PARTS", "1", 1);
+  Plan plan = PlanFor("nccl", 2, 1, As::kThreads);
+  plan.device->may_share_gpu = false;
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  for (const int rank : {0, 1}) {
+    setups.push_back(wiring.Take(rank));
+    setups.back().device->gpu = rank;
+  }
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument, {"two ranks have parts of the same GPU"});
+  });
+  unsetenv("FAKE_CUDA_PARTS");
+}
+
 void BetweenHostsWithoutNccl() {
   const std::vector<std::string> told =
       Told(PlanFor("", 2, 2, As::kThreads), [](int rank, DevicePath::Setup& setup) {
@@ -185,6 +204,7 @@ void WithFakes() {
   }
   Settings();
   ASharedGpu();
+  PartsOfAGpu();
   BetweenHostsWithoutNccl();
   WithoutRoom();
 }

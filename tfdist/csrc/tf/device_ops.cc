@@ -16,10 +16,16 @@ struct Turn {
   DeviceEvent event;
 };
 
-cuda::Stream* StreamOf(tensorflow::OpKernelContext* context) {
+// A CPU has none: all that came before it has ended.
+absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream) {
   const tensorflow::DeviceContext* const device = context->op_device_context();
-  if (!device || !device->stream()) return nullptr;
-  return static_cast<cuda::Stream*>(device->stream()->platform_specific_handle().stream);
+  if (device && device->stream()) {
+    *stream = static_cast<cuda::Stream*>(device->stream()->platform_specific_handle().stream);
+  } else if (context->device()->device_type() != tensorflow::DEVICE_CPU) {
+    return absl::InternalError("TensorFlow gives no stream for an operation on " +
+                               context->device()->name() + ".");
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -31,7 +37,9 @@ absl::Status DeviceAllReduceOp::Lay(tensorflow::OpKernelContext* context,
     return absl::InvalidArgumentError("The tensors are on a GPU, and the communicator '" +
                                       group.name() + "' has none.");
   }
-  const auto turn = std::make_shared<Turn>(group.gpu(), StreamOf(context));
+  cuda::Stream* stream = nullptr;
+  TF_RETURN_IF_ERROR(FindStream(context, &stream));
+  const auto turn = std::make_shared<Turn>(group.gpu(), stream);
   operation->device = turn->event.get();
   operation->kept = turn;
   return absl::OkStatus();

@@ -138,6 +138,9 @@ def sync_step_state(context: Any, model: keras.Model, step: Step, logs: Any) -> 
             + list(others.values()),
             "metrics",
         )
+    if step.late is not None:
+        # With a communicator of its own, nothing else has the update wait for them.
+        step.late.communicated += sums
     sums, counts = sums[: len(sums) - len(others)], sums[len(sums) - len(others) :]
     totals, sums = sums[: len(metrics)], sums[len(metrics) :]
     means, sums = sums[: len(statistics)], sums[len(statistics) :]

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <condition_variable>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <deque>
@@ -102,7 +103,7 @@ struct Allocation {
 };
 std::map<Address, Allocation> allocations;
 std::map<Address, size_t> opened;
-int launched = 0;
+int launched = 0, copied = 0;
 
 Result Injected(const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -169,6 +170,12 @@ extern "C" int fake_launches() {
   return launched;
 }
 
+// And how many copies.
+extern "C" int fake_copies() {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return copied;
+}
+
 FAKE(cuInit, unsigned) {
   INJECT(cuInit);
   return kSuccess;
@@ -202,6 +209,13 @@ FAKE(cuDeviceGetName, char* name, int length, Device) {
 FAKE(cuDeviceGetUuid_v2, Uuid* uuid, Device device) {
   const char* const first = std::getenv("FAKE_CUDA_FIRST");
   std::memset(uuid->bytes, device + 1 + (first ? std::atoi(first) : 0), sizeof(uuid->bytes));
+  return kSuccess;
+}
+// FAKE_CUDA_PARTS: all that processes see are parts of one.
+FAKE(cuDeviceGetPCIBusId, char* place, int length, Device device) {
+  const char* const first = std::getenv("FAKE_CUDA_FIRST");
+  const int number = std::getenv("FAKE_CUDA_PARTS") ? 0 : device + (first ? std::atoi(first) : 0);
+  std::snprintf(place, static_cast<size_t>(length), "0000:%02x:00.0", number);
   return kSuccess;
 }
 FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
@@ -265,6 +279,10 @@ FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream)
   return kSuccess;
 }
 FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex);
+    ++copied;
+  }
   Resolve(stream)->Enqueue([=] {
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   });
