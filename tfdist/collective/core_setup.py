@@ -13,7 +13,7 @@ from tfdist.native.api import Setup
 from tfdist.options import Options
 
 
-def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None) -> Setup:
+def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None = None) -> Setup:
     """The core's setup for a connected rank, with a GPU or none."""
 
     def integers(values: Sequence[int]) -> Any:

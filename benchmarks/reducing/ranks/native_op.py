@@ -22,7 +22,7 @@ def main() -> None:
     def reduce(data: Any, key: Any) -> Any:
         return communicator.all_reduce([data])[0]
 
-    serve_reduction(arguments, reduce, communicator.host)
+    serve_reduction(arguments, reduce, communicator.device)
 
 
 if __name__ == "__main__":
