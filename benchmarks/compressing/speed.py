@@ -61,7 +61,7 @@ def measure_speed(codec: Codec | None) -> Speed:
 def _of_carried(codec: HierarchicalCodec, alone: NativeCommunicator) -> Speed:
     state = State()
     for name, shape in codec.kept(SHAPE).items():
-        state.make(name, 0, shape, codec.first, alone.host)
+        state.make(name, 0, shape, codec.first, alone.device)
     value = tf.random.stateless_normal(SHAPE, [0, 0], stddev=DEVIATION)
     # With the same gradient every time, the error would only grow.
     values = itertools.cycle((value, -value))
