@@ -18,6 +18,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 TORCH_PYTHON = os.environ.get("TORCH_PYTHON", sys.executable)  # A Python that has torch.
 DDP = {"ddp", "ddp_unconnected"}
+JAX = {"jax", "jax_unconnected"}
 
 
 def find_torch() -> bool:
@@ -58,18 +59,20 @@ def test_every_backend_has_a_row(measured: tuple[str, list[dict[str, Any]]]) -> 
     _, rows = measured
     assert {(row["workers"], row["backend"]) for row in rows} == {
         (1, "tfdist"),
+        (1, "tfdist_xla"),
         (1, "keras"),
-        (1, "ddp"),
-        (1, "ddp_unconnected"),
+        (1, "keras_xla"),
         (2, "tfdist"),
+        (2, "tfdist_xla"),
         (2, "tfdist_tensorflow"),
         (2, "tfdist_sharded"),
         (2, "stock"),
         (2, "unconnected"),
-        (2, "ddp"),
-        (2, "ddp_unconnected"),
+        (2, "unconnected_xla"),
+        *((workers, backend) for workers in (1, 2) for backend in (*DDP, *JAX)),
     }
-    assert [row for row in rows if "missing" in row and row["backend"] not in DDP] == []
+    others = (*DDP, *JAX)
+    assert [row for row in rows if "missing" in row and row["backend"] not in others] == []
     for row in rows:
         if "missing" not in row:
             assert 0 < row["best_ms"] <= row["low_ms"] <= row["step_ms"] <= row["high_ms"]
