@@ -87,8 +87,9 @@ def test_both_communicators_hear_of_stalls():
 
 
 @exhaustive
-def test_a_gpu_that_cannot_be_used():
-    group = Ranks(2, gpus="", strategy=False)
+@pytest.mark.parametrize("transport", ["", "host"])
+def test_a_gpu_that_cannot_be_used(transport):
+    group = Ranks(2, gpus=transport, strategy=False)
     first, other = group.run(f"{PACKAGE}.gpus:without_a_driver")
     assert first == (
         "NativeCommunicator",
@@ -96,6 +97,10 @@ def test_a_gpu_that_cannot_be_used():
     )
     assert other == ("NativeCommunicator", "")
     group.stop()
+
+
+@exhaustive
+def test_a_gpu_that_must_be_used_and_cannot():
     group = Ranks(2, gpus="own", strategy=False)
     assert group.run(f"{PACKAGE}.gpus:without_a_driver") == ["There is no driver."] * 2
     group.stop()

@@ -55,7 +55,8 @@ class GpuCommunicator:
             if members:
                 reduced = communicator.all_reduce([tensors[i] for i in members], key)
                 for i, value in zip(members, reduced, strict=True):
-                    # The token's device is a must for what is colocated with a sum itself.
+                    # An operation colocated with the sum itself would share the token's device, and
+                    # so need a kernel for GPUs.
                     sums[i] = tf.identity(value)
         return sums
 

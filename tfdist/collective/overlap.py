@@ -87,10 +87,10 @@ def mark_stall(communicator: str, value: tf.Tensor) -> None:
     if not tf.executing_eagerly():
         # A short step may have the value before the collective's mark has been made.
         begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
-        with _after([value]), tf.control_dependencies(begun):
+        with _after([value, *begun]):
             marks.ready(communicator)
 
 
-def _after(tensors: Sequence[tf.Tensor]) -> Any:
+def _after(elements: Sequence[Any]) -> Any:
     graph = tf.compat.v1.get_default_graph()
-    return tf.control_dependencies([tensor for tensor in tensors if tensor.graph is graph])
+    return tf.control_dependencies([one for one in elements if one.graph is graph])

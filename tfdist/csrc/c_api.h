@@ -40,7 +40,7 @@ typedef struct {
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
   const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
-  int gpu;                  /* for memory on a GPU: its number among those seen here, from 1; or 0 */
+  int gpu;                  /* for memory on a GPU: its number among those seen here, from 1; 0: none */
   const char* gpu_kernels;      /* the file with the kernels compiled for it; "" or NULL for none */
   const char* cuda_library;     /* the driver; "" or NULL for the system's */
   const char* nccl_library;     /* "" or NULL for none */

@@ -112,10 +112,11 @@ def _sums_on_gpus(group: Group, devices: list[str]) -> bool:
     """
     if not are_gpus(devices):
         return False
+    group.agree("TFDIST_DEVICE_ALGORITHM", group.options.device_algorithm)
     obstacles = [text for text in group.exchange("GPUs", gpu.obstacle(group.options)) if text]
     if not obstacles:
         return True
-    if group.options.device_algorithm:
+    if group.options.device_algorithm in ("own", "nccl"):
         raise NativeUnavailableError(obstacles[0])
     if group.topology.rank == 0:
         say(f"{obstacles[0]} Gradients are summed in the host's memory.")

@@ -12,8 +12,9 @@ namespace {
 using device::List;
 
 constexpr unsigned kThreads = 512;
-// How long a rank waits at its end for others that still read its memory.
+// A longer timeout, such as an infinite one, would not fit the kernels' clock.
 constexpr double kLongestSeconds = 1e9;
+// How long a rank waits at its end for others that still read its memory.
 constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
 
 // From 256 blocks on, an H100 moves memory about as fast as it copies.

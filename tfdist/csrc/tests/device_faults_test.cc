@@ -173,7 +173,6 @@ void WithoutRoom() {
   setups[0].warn = [&told](const std::string& message) { told += message; };
   std::vector<std::unique_ptr<Communicator>> ranks(2);
   for (const size_t rank : {0, 1}) {
-    setups[rank].device->transport = "";
     ranks[rank] = std::make_unique<Communicator>(std::move(setups[rank]));
   }
   fail("cuMemAlloc_v2", 0);

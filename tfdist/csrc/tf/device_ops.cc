@@ -1,4 +1,7 @@
 // The kernels of collectives in a GPU's memory.
+#include <memory>
+#include <utility>
+
 #include "device/gpu.h"
 #include "tf/reducing_op.h"
 #include "xla/stream_executor/stream.h"

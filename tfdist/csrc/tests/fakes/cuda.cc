@@ -7,6 +7,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -103,7 +104,7 @@ struct Allocation {
 };
 std::map<Address, Allocation> allocations;
 std::map<Address, size_t> opened;
-int launched = 0, copied = 0;
+std::atomic<int> launched{0}, copied{0};
 
 Result Injected(const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -164,17 +165,9 @@ extern "C" void fake_fail(const char* function, Result result) {
   failing[function] = result;
 }
 
-// How many kernels it was given so far.
-extern "C" int fake_launches() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return launched;
-}
-
-// And how many copies.
-extern "C" int fake_copies() {
-  const std::lock_guard<std::mutex> lock(mutex);
-  return copied;
-}
+// How many kernels and copies it was given so far.
+extern "C" int fake_launches() { return launched; }
+extern "C" int fake_copies() { return copied; }
 
 FAKE(cuInit, unsigned) {
   INJECT(cuInit);
@@ -279,10 +272,7 @@ FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream)
   return kSuccess;
 }
 FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ++copied;
-  }
+  ++copied;
   Resolve(stream)->Enqueue([=] {
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
   });
@@ -348,10 +338,7 @@ FAKE(cuModuleGetFunction, Function** function, Module*, const char* name) {
 FAKE(cuLaunchKernel, Function* function, unsigned blocks, unsigned, unsigned, unsigned, unsigned,
      unsigned, unsigned, Stream* stream, void** arguments, void**) {
   INJECT(cuLaunchKernel);
-  {
-    const std::lock_guard<std::mutex> lock(mutex);
-    ++launched;
-  }
+  ++launched;
   Resolve(stream)->Enqueue(function->bind(arguments, blocks));
   return kSuccess;
 }

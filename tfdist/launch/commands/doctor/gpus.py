@@ -7,8 +7,8 @@ import re
 from tfdist.errors import NativeUnavailableError
 from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.launch.job.gpus import visible_gpus
-from tfdist.native import nvidia, nvrtc
-from tfdist.options import Options
+from tfdist.native import gpu_kernels, nvidia, nvrtc
+from tfdist.options import NativeOptions, Options
 
 # See csrc/device/cuda.h and nccl.h.
 _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
@@ -19,6 +19,7 @@ def check(context: Context) -> Section:
     """Asks the driver, NCCL and NVRTC; no GPU is used."""
     try:
         options = Options.from_environment(dict(context.environment))
+        native_options = NativeOptions.from_environment(dict(context.environment))
     except ValueError:
         return Section([("GPUs", "not looked for")])  # As the settings say.
     try:
@@ -44,7 +45,7 @@ def check(context: Context) -> Section:
             f"The GPUs' driver is for CUDA {driver.version}: install one for CUDA 12.0 or newer"
         )
     nccl = _add_nccl(section, options)
-    kernels = _add_kernels(section)
+    kernels = _add_kernels(section, native_options, devices[0].architecture)
     ways = [name for name, there in (("own kernels", kernels), ("NCCL", nccl)) if there]
     chosen = options.device_algorithm or ", ".join([*ways, "host memory"])
     section.add("gradients", f"{chosen}, {_USE}; else TensorFlow's NCCL")
@@ -69,13 +70,16 @@ def _add_nccl(section: Section, options: Options) -> bool:
     return not options.tls
 
 
-def _add_kernels(section: Section) -> bool:
+def _add_kernels(section: Section, options: NativeOptions, architecture: str) -> bool:
+    if found := gpu_kernels.find(architecture, options):
+        section.add("kernels", f"compiled: {found}")
+        return True
     try:
         compiler = nvrtc.find()
     except NativeUnavailableError as error:
         section.add("kernels", f"none: {error}")
         return False
-    section.add("kernels", f"compiled by {compiler}, {compiler.path}")
+    section.add("kernels", f"to be compiled by {compiler}, {compiler.path}")
     return True
 
 
