@@ -105,6 +105,7 @@ def _libraries() -> dict[str, str]:
         build = native.ensure(NativeOptions.from_environment())
         toolchain = Toolchain(("-O1",), _FOLDER / "fakes", build.core)
         made = {name: str(path) for name, path in toolchain.fakes().items()}
+        assert made, "The sources of the C++ tests are in a checkout, not in the wheel."
         found = recipe.read(tensorflow_package.find())
         flags = [*found.compile_ops, *found.tensorflow.link_flags]
         source = _DEVICE if have_devices() else _OPS
