@@ -33,17 +33,19 @@ def have_devices() -> bool:
     return not tf.sysconfig.get_build_info()["is_cuda_build"]
 
 
-def variables(rank: int, transport: str) -> dict[str, str]:
+def variables(rank: int, transport: str, count: int = 1) -> dict[str, str]:
     """The environment of a worker.
 
     Args:
-        rank: its GPU's number.
+        rank: its own.
         transport: how sums are to be computed; "" for whichever is best.
+        count: how many GPUs each worker has.
     """
     made = _libraries()
     return {
         "FAKE_CUDA": made["cuda"],  # in whose streams the others work
-        "FAKE_CUDA_FIRST": str(rank),
+        "FAKE_CUDA_FIRST": str(rank * count),
+        "FAKE_GPUS": str(count),  # for TensorFlow
         "TFDIST_CUDA_LIBRARY": made["cuda"],
         "TFDIST_NCCL_LIBRARY": made["nccl"],
         "TFDIST_DEVICE_ALGORITHM": transport,
@@ -62,7 +64,7 @@ def stand_in() -> None:
     # The driver of threads has its kernels built in.
     gpu._kernels = lambda *_: os.devnull
     if not have_devices():
-        gpu.obstacle = lambda options: ""
+        gpu.obstacle = lambda devices, options: ""
     obstacle = communication._obstacle
     communication._obstacle = lambda options, *, gpus: obstacle(options, gpus=True)
     if have_devices():
@@ -73,9 +75,9 @@ def stand_in() -> None:
     native.load_ops()
     tf.load_op_library(os.environ["TESTS_GPU"])
 
-    def find(options):
-        device = tf.config.list_logical_devices("CPU")[0].name
-        return gpu.Gpu(device, 0, os.devnull, options.nccl_library)
+    def find(devices, options):
+        nccl = options.nccl_library
+        return [gpu.Gpu(device, i, os.devnull, nccl) for i, device in enumerate(devices)]
 
     gpu.find = find
     communication.are_gpus = lambda devices: True

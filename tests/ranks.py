@@ -161,7 +161,7 @@ class Ranks:
             if self._tls:
                 environment |= certificates.variables()
             if self._gpus is not None:
-                environment |= gpus.variables(rank, self._gpus)
+                environment |= gpus.variables(rank, self._gpus, self._devices[rank])
             if len(set(self._hosts)) > 1:
                 environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:
@@ -199,7 +199,9 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         if with_strategy:
             import tfdist
 
-            strategy = tfdist.MultiWorkerMirroredStrategy()
+            # A single worker takes them only if it is asked to.
+            communication = "native" if "TESTS_GPU" in os.environ else "auto"
+            strategy = tfdist.MultiWorkerMirroredStrategy(communication=communication)
     except BaseException:
         pipe.send((False, traceback.format_exc()))
         return

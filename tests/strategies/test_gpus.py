@@ -2,6 +2,7 @@
 
 import itertools
 
+import numpy as np
 import pytest
 
 from tests import gpus
@@ -19,6 +20,11 @@ TRANSPORTS = {
     "2 GPUs through the host": [False, False, True],
     "2 GPUs": [True, False, False],
     "2 GPUs on 2 hosts": [False, True, False],
+    "1x2 GPUs": [True, False, False],
+    "2x2 GPUs": [True, False, False],
+    "2x2 GPUs by NCCL": [False, True, False],
+    "2x2 GPUs through the host": [False, False, True],
+    "2x2 GPUs on 2 hosts": [False, True, False],
 }
 BY_CUDNN = ["models:lstm_with_masking", "models:masked_loss_over_time"]
 SOME = [
@@ -52,10 +58,34 @@ def test_two_workers(group, behaviour):
 @pytest.mark.parametrize("group", TRANSPORTS)
 def test_what_computes_the_sums(group):
     GROUPS[group].run(f"{PACKAGE}.gpus:reduce")  # The first one tries what there is.
-    for name, taken, sums in GROUPS[group].run(f"{PACKAGE}.gpus:reduce"):
-        assert name == "GpuCommunicator"
+    ranks = range(1, _participants(group) + 1)
+    for names, taken, sums in GROUPS[group].run(f"{PACKAGE}.gpus:reduce"):
+        assert set(names) == {"GpuCommunicator"}
         assert taken == TRANSPORTS[group]
-        assert sums == [3.0, 3, 6.0]
+        assert sums == [[sum(ranks), sum(ranks), 2 * sum(ranks)]] * len(names)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", TRANSPORTS)
+def test_other_collectives(group):
+    size = _participants(group)
+    GROUPS[group].run(f"{PACKAGE}.gpus:move")
+    for worker, (found, taken) in enumerate(GROUPS[group].run(f"{PACKAGE}.gpus:move")):
+        # There are no kernels of tfdist for them.
+        assert taken[1] == (group != OWN and "through" not in group)
+        for device, (gathered, first, part) in enumerate(found):
+            rank = worker * len(found) + device
+            assert gathered == [[float(r)] * 2 for r in range(size) for _ in range(r + 1)]
+            assert first == [7.0] * 3
+            assert part == [[2.0 * rank * size, (2.0 * rank + 1) * size]]
+
+
+@exhaustive
+def test_a_mirrored_strategy_of_gpus():
+    ((alone, _),) = GROUPS["alone"].run(f"{PACKAGE}.gpus:train_mirrored")
+    ((losses, taken),) = GROUPS["1x2 GPUs"].run(f"{PACKAGE}.gpus:train_mirrored")
+    assert taken == [True, False, False]
+    np.testing.assert_allclose(losses, alone, rtol=1e-5)
 
 
 @exhaustive
@@ -120,3 +150,7 @@ def test_what_cannot_be_is_refused_on_all_workers(hosts, transport, said):
         assert not done
         assert said in text.strip().splitlines()[-1]
     group.stop()
+
+
+def _participants(group):
+    return 4 if group.startswith("2x2") else 2

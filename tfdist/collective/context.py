@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +30,7 @@ class Context:
         size: the number of ranks.
         hosts: for each rank, the number of its host.
         session: the job's control connections; None if all ranks are threads.
-        gpu: what it needs to work in a GPU's memory; None for the host's.
+        gpus: what it needs to work in the memory of GPUs; none for the host's.
     """
 
     number: int
@@ -38,20 +38,20 @@ class Context:
     size: int
     hosts: tuple[int, ...]
     session: Session | None
-    gpu: Gpu | None = None
+    gpus: tuple[Gpu, ...] = ()
 
     def open(self, mesh: Mesh, options: Options, session: Session | None) -> None:
         """Opens a communicator of the core over a mesh, and takes over its descriptors.
 
         Raises:
             NativeUnavailableError: the core cannot be compiled or loaded.
-            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be
+            ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be
                 used.
         """
         core = native.load().library
         native.load_ops()
         number = ctypes.c_int64()
-        setup = setup_of(mesh, options, self.gpu)
+        setup = setup_of(mesh, options, self.gpus)
         # The core closes the memory's descriptor at once, and the sockets if it fails. Until it has
         # them registered, a forked child closes them for Python.
         mesh.hand_over_segment()
@@ -78,9 +78,9 @@ class Context:
         native.load().library.tfd_close(self.number)
 
 
-def closed(gpu: Gpu | None = None) -> Context:
+def closed(gpus: Sequence[Gpu] = ()) -> Context:
     """A context that has not been opened."""
-    return Context(CLOSED, 0, 1, (0,), None, gpu)
+    return Context(CLOSED, 0, 1, (0,), None, tuple(gpus))
 
 
 def check(core: Any, code: int) -> None:

@@ -1,4 +1,4 @@
-"""Converts a mesh, a GPU and the settings to the native core's setup."""
+"""Converts a mesh, GPUs and the settings to the native core's setup."""
 
 from __future__ import annotations
 
@@ -13,18 +13,20 @@ from tfdist.native.api import Setup
 from tfdist.options import Options
 
 
-def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None = None) -> Setup:
-    """The core's setup for a connected rank, with a GPU or none."""
+def setup_of(mesh: Mesh, options: Options, gpus: Sequence[Gpu] = ()) -> Setup:
+    """The core's setup for a connected rank, with GPUs or none."""
 
     def integers(values: Sequence[int]) -> Any:
         return (ctypes.c_int * len(values))(*values)
 
-    names = [name.encode() for name in mesh.ranks]
+    def texts(values: Sequence[bytes]) -> Any:
+        return (ctypes.c_char_p * len(values))(*values)
+
     return Setup(
         name=mesh.name.encode(),
         rank=mesh.rank,
         size=mesh.size,
-        ranks=(ctypes.c_char_p * len(names))(*names),
+        ranks=texts([name.encode() for name in mesh.ranks]),
         hosts=integers(mesh.hosts),
         control=integers(mesh.control),
         data=integers(mesh.data),
@@ -40,10 +42,11 @@ def setup_of(mesh: Mesh, options: Options, gpu: Gpu | None = None) -> Setup:
         tls_key=os.fsencode(options.tls_key),
         tls_ca=os.fsencode(options.tls_ca),
         tls_secret=options.secret.encode(errors="surrogateescape"),
-        gpu=gpu.number + 1 if gpu else 0,
-        gpu_kernels=os.fsencode(gpu.kernels if gpu else ""),
+        gpus=len(gpus),
+        gpu_numbers=integers([gpu.number for gpu in gpus]),
+        gpu_kernels=texts([os.fsencode(gpu.kernels) for gpu in gpus]),
         cuda_library=os.fsencode(options.cuda_library),
-        nccl_library=os.fsencode(gpu.nccl if gpu else ""),
+        nccl_library=os.fsencode(gpus[0].nccl if gpus else ""),
         device_algorithm=options.device_algorithm.encode(),
         device_buffer_bytes=options.device_buffers,
     )

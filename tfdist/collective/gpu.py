@@ -1,8 +1,9 @@
-"""The GPU of a process with one: its number, the kernels compiled for it, and NCCL."""
+"""The GPUs of a process: their numbers, the kernels compiled for them, and NCCL."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -31,32 +32,42 @@ class Gpu:
     nccl: str
 
 
-def obstacle(options: Options) -> str:
-    """Why the GPU of this process cannot be used; "" if it can."""
-    number = _number(tf.config.get_visible_devices("GPU")[0])
+def obstacle(devices: Sequence[str], options: Options) -> str:
+    """Why these GPUs of this process cannot be used; "" if they can."""
     core = native.load().library
-    if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
-        return str(core.tfd_error().decode(errors="replace"))
+    for number in _numbers(devices):
+        if core.tfd_check_gpu(number, os.fsencode(options.cuda_library)):
+            return str(core.tfd_error().decode(errors="replace"))
     return ""
 
 
-def find(options: Options) -> Gpu:
-    """The GPU that TensorFlow uses in this process; compiles its kernels if necessary.
+def find(devices: Sequence[str], options: Options) -> list[Gpu]:
+    """What a communicator needs of these GPUs of this process; compiles kernels if necessary.
 
     Without NVRTC, or a folder for what it makes, there are no kernels, which is announced.
+
+    Args:
+        devices: TensorFlow's names of them.
+        options: the settings.
     """
-    number = _number(tf.config.get_visible_devices("GPU")[0])
-    return Gpu(
-        device=tf.config.list_logical_devices("GPU")[0].name,
-        number=number,
-        kernels=_kernels(number, options),
-        # NCCL sends in the clear.
-        nccl="" if options.tls else options.nccl_library or nvidia.nccl(),
-    )
+    numbers = _numbers(devices)
+    kernels = {number: _kernels(number, options) for number in set(numbers)}
+    # NCCL sends in the clear.
+    nccl = "" if options.tls else options.nccl_library or nvidia.nccl()
+    return [
+        Gpu(device, number, kernels[number], nccl)
+        for device, number in zip(devices, numbers, strict=True)
+    ]
 
 
-def _number(gpu: tf.config.PhysicalDevice) -> int:
-    return int(gpu.name.rsplit(":", 1)[-1])
+def _numbers(devices: Sequence[str]) -> list[int]:
+    """The driver's numbers of logical devices, of which several may be parts of one GPU."""
+    numbers = []
+    for gpu in tf.config.get_visible_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu) or [None]
+        numbers += [int(gpu.name.rsplit(":", 1)[-1])] * len(parts)
+    names = [device.name for device in tf.config.list_logical_devices("GPU")]
+    return [numbers[names.index(device)] for device in devices]
 
 
 def _kernels(number: int, options: Options) -> str:

@@ -1,4 +1,4 @@
-"""A communicator of workers with one GPU each, on which the sums of gradients stay."""
+"""A communicator of GPUs, on which floating-point values stay."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 
 GPU_BUCKET_BYTES = 25 << 20
@@ -15,56 +17,73 @@ faster than a host's, and each collective takes a message among the hosts before
 
 
 class GpuCommunicator:
-    """One GPU's handle on the group of all workers.
+    """One GPU's handle on the group of all GPUs of all workers.
 
-    Sums of floating types are computed in the GPU's memory. Everything else passes through the
-    host's, and so do integers: they are counts, which are few.
+    Operations on values of floating types run in the GPU's memory. Everything else passes through
+    the host's, and so do integers: they are counts and indices, which are few.
 
     Args:
-        on_gpu: a communicator of all workers whose operations run on the GPU.
-        workers: the communicator of all workers for values on the host.
+        on_gpu: this GPU's handle on a communicator of all GPUs.
+        rest: the communicator of the same participants for values on the host.
     """
 
-    def __init__(self, on_gpu: NativeCommunicator, workers: NativeCommunicator) -> None:
-        self._on_gpu, self._workers = on_gpu, workers
+    def __init__(self, on_gpu: NativeCommunicator, rest: Communicator) -> None:
+        self._on_gpu, self._rest = on_gpu, rest
 
     @property
     def across_workers(self) -> tuple[NativeCommunicator, ...]:
-        """The communicators that sums go through."""
-        return (self._on_gpu, self._workers)
+        """The communicators that sums go through from worker to worker."""
+        if isinstance(self._rest, DeviceCommunicator):
+            return (self._on_gpu, *self._rest.across_workers)
+        return (self._on_gpu, *filter(_is_native, [self._rest]))
 
     @property
     def size(self) -> int:
-        return self._workers.size
+        return self._rest.size
 
     @property
     def rank(self) -> int:
-        return self._workers.rank
+        return self._rest.rank
 
     @property
     def lasting_name(self) -> str:
-        return self._workers.lasting_name
+        return self._rest.lasting_name
 
     def place(self) -> tuple[Any, Any]:
-        return self._workers.place()
+        return self._rest.place()
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], key: str = "") -> list[tf.Tensor]:
         sums: list[Any] = [None] * len(tensors)
-        for floating, communicator in ((True, self._on_gpu), (False, self._workers)):
+        for floating in (True, False):
             members = [i for i, t in enumerate(tensors) if t.dtype.is_floating == floating]
             if members:
+                communicator = self._on_gpu if floating else self._rest
                 reduced = communicator.all_reduce([tensors[i] for i in members], key)
                 for i, value in zip(members, reduced, strict=True):
-                    # An operation colocated with the sum itself would share the token's device, and
-                    # so need a kernel for GPUs.
-                    sums[i] = tf.identity(value)
+                    sums[i] = _apart(value)
         return sums
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._workers.reduce_scatter(tensor)
+        return _apart(self._of(tensor).reduce_scatter(tensor))
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
-        return self._workers.all_gather(tensor, key)
+        return _apart(self._of(tensor).all_gather(tensor, key))
 
     def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._workers.broadcast(tensor)
+        return _apart(self._of(tensor).broadcast(tensor))
+
+    def _of(self, tensor: tf.Tensor) -> Communicator:
+        return self._on_gpu if tensor.dtype.is_floating else self._rest
+
+
+def _apart(value: tf.Tensor) -> tf.Tensor:
+    """The value, for operations to be colocated with.
+
+    One that is colocated with the collective shares the device of its token, and so would need a
+    kernel for GPUs.
+    """
+    return tf.identity(value)
+
+
+def _is_native(communicator: Communicator) -> bool:
+    return isinstance(communicator, NativeCommunicator)

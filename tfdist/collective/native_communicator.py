@@ -53,6 +53,7 @@ class NativeCommunicator:
         # Set on first use, when TensorFlow's devices are initialized.
         self._device: str | None = None
         self._token: tf.Tensor | None = None
+        self._gpu = 0  # which of the context's, if it has any
         self._token_lock = threading.Lock()
 
     @property
@@ -73,9 +74,12 @@ class NativeCommunicator:
 
     def place(self) -> tuple[Any, Any]:
         if tf.executing_eagerly() or self.context.session is None:
-            return self.context.rank, self.context.size
-        with tf.device(self.device):
-            return rank_and_size(self.name)
+            rank, size = self.context.rank, self.context.size
+        else:
+            with tf.device(tf.config.list_logical_devices("CPU")[0].name):
+                rank, size = rank_and_size(self.name)
+        gpus = len(self.context.gpus)
+        return (rank * gpus + self._gpu, size * gpus) if gpus > 1 else (rank, size)
 
     @property
     def lasting_name(self) -> str:
@@ -98,6 +102,7 @@ class NativeCommunicator:
                         self.name,
                         bucket.key,
                         overlaps=bucket.overlaps,
+                        gpu=self._gpu,
                     )
                 for i, value in zip(bucket.members, reduced, strict=True):
                     sums[i] = value
@@ -106,7 +111,9 @@ class NativeCommunicator:
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.device):
             summable = dtypes.to_native_summable(tensor)
-            part = native_ops.reduce_scatter(self.token, summable, "sum", self.name, "")
+            part = native_ops.reduce_scatter(
+                self.token, summable, "sum", self.name, "", gpu=self._gpu
+            )
             return dtypes.from_summable(part, tensor)
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
@@ -114,9 +121,10 @@ class NativeCommunicator:
             if tensor.dtype == tf.string:
                 return gather_strings(tensor, lambda part: self.all_gather(part, key))
             if tensor.dtype in native_ops.TYPES:
-                return native_ops.all_gather(self.token, tensor, self.name, key)
-            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
-            return dtypes.from_bits(bits, tensor.dtype)
+                return native_ops.all_gather(self.token, tensor, self.name, key, gpu=self._gpu)
+            bits = dtypes.to_bits(tensor)
+            gathered = native_ops.all_gather(self.token, bits, self.name, key, gpu=self._gpu)
+            return dtypes.from_bits(gathered, tensor.dtype)
 
     def pass_on(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         """Sends rows to the next rank, and returns those of the one before; a ring of all ranks.
@@ -143,16 +151,18 @@ class NativeCommunicator:
             )
         with tf.device(self.device):
             if tensor.dtype in native_ops.TYPES:
-                return native_ops.broadcast(self.token, tensor, root, self.name, "")
-            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), root, self.name, "")
-            return dtypes.from_bits(bits, tensor.dtype)
+                return native_ops.broadcast(self.token, tensor, root, self.name, "", gpu=self._gpu)
+            bits = dtypes.to_bits(tensor)
+            roots = native_ops.broadcast(self.token, bits, root, self.name, "", gpu=self._gpu)
+            return dtypes.from_bits(roots, tensor.dtype)
 
     @property
     def device(self) -> str:
-        """The device that operations run on: this process's CPU, or its GPU if it was opened so."""
+        """The device that operations run on: this process's CPU, or one of the context's GPUs."""
         if self._device is None:
-            gpu = self.context.gpu
-            self._device = gpu.device if gpu else tf.config.list_logical_devices("CPU")[0].name
+            gpus = self.context.gpus
+            cpu = tf.config.list_logical_devices("CPU")[0].name
+            self._device = gpus[self._gpu].device if gpus else cpu
         return self._device
 
     @property
@@ -163,6 +173,13 @@ class NativeCommunicator:
             if self._token is None:
                 self._token = tokens.make(self.device, tf.float32)
             return self._token
+
+    def on_gpu(self, index: int) -> NativeCommunicator:
+        """The handle of one of the context's GPUs: each brings its part to every operation."""
+        other = copy.copy(self)
+        other._gpu, other._device, other._token = index, None, None
+        other._token_lock = threading.Lock()
+        return other
 
     def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
         """The same communicator with collectives of about this size."""
@@ -246,7 +263,7 @@ class NativeCommunicator:
 
 
 def open_communicator(
-    session: Session, name: str, members: Sequence[int], options: Options, gpu: Gpu | None = None
+    session: Session, name: str, members: Sequence[int], options: Options, gpus: Sequence[Gpu] = ()
 ) -> NativeCommunicator | None:
     """Connects a group of ranks; called by all ranks of the session together.
 
@@ -256,7 +273,7 @@ def open_communicator(
         members: the job's ranks in this process's group, in the group's order; empty for a process
             in none.
         options: the settings.
-        gpu: the GPU that operations run on; None for the CPU.
+        gpus: the GPUs that operations run on, each with a handle by `on_gpu`; none for the CPU.
 
     Returns:
         The communicator; None for a process in no group.
@@ -265,13 +282,13 @@ def open_communicator(
         NativeUnavailableError: the core cannot be compiled or loaded.
         TfdistError: the group is not complete in time; the same error on all ranks.
         ValueError: a process of the group already has a communicator of this name (the same error
-            on all ranks), `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be
+            on all ranks), `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be
             used.
     """
     mesh = _connect(session, name, members, options)
     if mesh is None:
         return None
-    communicator = open_mesh(mesh, options, session, gpu)
+    communicator = open_mesh(mesh, options, session, gpus)
     registry.put(name, communicator)
     return communicator
 
@@ -284,14 +301,14 @@ def _connect(session: Session, name: str, members: Sequence[int], options: Optio
 
 
 def open_mesh(
-    mesh: Mesh, options: Options, session: Session | None = None, gpu: Gpu | None = None
+    mesh: Mesh, options: Options, session: Session | None = None, gpus: Sequence[Gpu] = ()
 ) -> NativeCommunicator:
     """The communicator of a connected rank; takes ownership of the mesh's descriptors.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.
-        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or the GPU cannot be used.
+        ValueError: `TFDIST_ALGORITHM` is not the name of an algorithm, or a GPU cannot be used.
     """
-    context = closed(gpu)
+    context = closed(gpus)
     context.open(mesh, options, session)
     return NativeCommunicator(mesh.name, context, options)

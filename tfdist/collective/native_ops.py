@@ -41,11 +41,13 @@ def all_reduce(
     key: str,
     *,
     overlaps: bool = False,
+    gpu: int = 0,
 ) -> list[tf.Tensor]:
     """Reduces tensors of one type in one collective.
 
     Args:
         overlaps: whether the step goes on beside it; only for the recorder.
+        gpu: where tensors are on GPUs, which of the communicator's.
     """
     return list(
         _ops().tfdist_all_reduce(
@@ -55,6 +57,7 @@ def all_reduce(
             communicator=communicator,
             key=key,
             overlaps=overlaps,
+            gpu=gpu,
         )
     )
 
@@ -94,28 +97,36 @@ def compressed_all_reduce(
 
 
 def reduce_scatter(
-    token: tf.Tensor, tensor: tf.Tensor, op: str, communicator: str, key: str
+    token: tf.Tensor, tensor: tf.Tensor, op: str, communicator: str, key: str, *, gpu: int = 0
 ) -> tf.Tensor:
     """This rank's shard, along the first axis, of the result of `all_reduce`."""
     return _ops().tfdist_reduce_scatter(
-        token=token, tensor=tensor, op=op, communicator=communicator, key=key
+        token=token, tensor=tensor, op=op, communicator=communicator, key=key, gpu=gpu
     )
 
 
-def all_gather(token: tf.Tensor, tensor: tf.Tensor, communicator: str, key: str) -> tf.Tensor:
+def all_gather(
+    token: tf.Tensor, tensor: tf.Tensor, communicator: str, key: str, *, gpu: int = 0
+) -> tf.Tensor:
     """Concatenates along the first axis; the numbers of rows may differ."""
     gathered = _ops().tfdist_all_gather(
-        token=token, tensor=tensor, communicator=communicator, key=key
+        token=token, tensor=tensor, communicator=communicator, key=key, gpu=gpu
     )
     return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
 
 
 def broadcast(
-    token: tf.Tensor, tensor: tf.Tensor, root: int, communicator: str, key: str
+    token: tf.Tensor,
+    tensor: tf.Tensor,
+    root: int,
+    communicator: str,
+    key: str,
+    *,
+    gpu: int = 0,
 ) -> tf.Tensor:
     """The root's tensor; the shapes must agree."""
     return _ops().tfdist_broadcast(
-        token=token, tensor=tensor, root=root, communicator=communicator, key=key
+        token=token, tensor=tensor, root=root, communicator=communicator, key=key, gpu=gpu
     )
 
 
@@ -164,6 +175,16 @@ def _settings(op: Any) -> tuple[str, str]:
     return name, op.get_attr("key").decode() + "/gradient"
 
 
+def _gpu(op: Any) -> int:
+    return int(op.get_attr("gpu"))
+
+
+def _rank(op: Any) -> Any:
+    """The participant that has called an operation."""
+    communicator = registry.get(op.get_attr("communicator").decode())
+    return communicator.on_gpu(_gpu(op)).place()[0]
+
+
 @tf.RegisterGradient("TfdistAllReduce")  # type: ignore[untyped-decorator]
 def _all_reduce_gradient(op: Any, *gradients: tf.Tensor) -> list[Any]:
     kind = op.get_attr("op").decode()
@@ -173,7 +194,7 @@ def _all_reduce_gradient(op: Any, *gradients: tf.Tensor) -> list[Any]:
             "Apply tf.stop_gradient to its input."
         )
     dense = [tf.convert_to_tensor(g) for g in gradients]
-    return [None, *all_reduce(op.inputs[0], dense, kind, *_settings(op))]
+    return [None, *all_reduce(op.inputs[0], dense, kind, *_settings(op), gpu=_gpu(op))]
 
 
 @tf.RegisterGradient("TfdistReduceScatter")  # type: ignore[untyped-decorator]
@@ -184,7 +205,7 @@ def _reduce_scatter_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
             f"reduce_scatter is differentiable for 'sum' and 'mean'. Received: {kind!r}. "
             "Apply tf.stop_gradient to its input."
         )
-    full = all_gather(op.inputs[0], gradient, *_settings(op))
+    full = all_gather(op.inputs[0], gradient, *_settings(op), gpu=_gpu(op))
     if kind == "mean":
         size = tf.shape(op.inputs[1])[0] / tf.maximum(tf.shape(gradient)[0], 1)
         full /= tf.cast(size, full.dtype)
@@ -195,19 +216,20 @@ def _reduce_scatter_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
 def _all_gather_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
     token, tensor = op.inputs
     name, key = _settings(op)
-    rows = tf.shape(tensor)[:1]
-    before = tf.cumsum(all_gather(token, rows, name, f"{key}/rows"), exclusive=True)
-    (total,) = all_reduce(token, [tf.convert_to_tensor(gradient)], "sum", name, key)
-    rank, _ = registry.get(name).place()
+    rows = tf.shape(tensor, tf.int64)[:1]
+    every = all_gather(token, rows, name, f"{key}/rows", gpu=_gpu(op))
+    before = tf.cumsum(every, exclusive=True)
+    dense = [tf.convert_to_tensor(gradient)]
+    (total,) = all_reduce(token, dense, "sum", name, key, gpu=_gpu(op))
+    rank = _rank(op)
     return [None, total[before[rank] : before[rank] + rows[0]]]
 
 
 @tf.RegisterGradient("TfdistBroadcast")  # type: ignore[untyped-decorator]
 def _broadcast_gradient(op: Any, gradient: tf.Tensor) -> list[Any]:
-    name, key = _settings(op)
-    (total,) = all_reduce(op.inputs[0], [tf.convert_to_tensor(gradient)], "sum", name, key)
-    rank, _ = registry.get(name).place()
-    return [None, tf.where(rank == op.get_attr("root"), total, tf.zeros_like(total))]
+    dense = [tf.convert_to_tensor(gradient)]
+    (total,) = all_reduce(op.inputs[0], dense, "sum", *_settings(op), gpu=_gpu(op))
+    return [None, tf.where(_rank(op) == op.get_attr("root"), total, tf.zeros_like(total))]
 
 
 @tf.RegisterGradient("TfdistAllToAll")  # type: ignore[untyped-decorator]

@@ -118,11 +118,12 @@ Communicator::Setup Convert(const tfd_setup& setup) {
   converted.tls = Files(setup.tls_certificate, setup.tls_key, setup.tls_ca);
   converted.tls.secret = setup.tls_secret ? setup.tls_secret : "";
   converted.warn = Warn;
-  if (setup.gpu > 0) {
+  if (setup.gpus > 0) {
     const auto text = [](const char* given) { return given ? given : ""; };
     DevicePath::Setup device;
-    device.gpu = setup.gpu - 1;
-    device.kernels = text(setup.gpu_kernels);
+    for (int i = 0; i < setup.gpus; ++i) {
+      device.gpus.push_back({setup.gpu_numbers[i], text(setup.gpu_kernels[i])});
+    }
     device.cuda = text(setup.cuda_library);
     device.nccl = text(setup.nccl_library);
     device.transport = text(setup.device_algorithm);

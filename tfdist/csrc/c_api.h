@@ -40,8 +40,9 @@ typedef struct {
   const char* tls_key;         /* "" or NULL for all three to leave them in the clear */
   const char* tls_ca;          /* who signs the certificates of all ranks */
   const char* tls_secret;      /* which all ranks prove to have, in TLS; "" or NULL for none */
-  int gpu;                  /* for memory on a GPU: its number among those seen here, from 1; 0: none */
-  const char* gpu_kernels;      /* the file with the kernels compiled for it; "" or NULL for none */
+  int gpus;                 /* for memory on GPUs: how many this process uses; 0 for none */
+  const int* gpu_numbers;   /* of each, among those that this process sees */
+  const char* const* gpu_kernels; /* for each the file with the kernels compiled for it; "" for none */
   const char* cuda_library;     /* the driver; "" or NULL for the system's */
   const char* nccl_library;     /* "" or NULL for none */
   const char* device_algorithm; /* "own", "nccl" or "host"; "" or NULL for whichever is best */

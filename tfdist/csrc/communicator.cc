@@ -26,7 +26,8 @@ std::string Elapsed(Clock::duration duration) {
 
 // Of what a rank gives or gets, whichever is more; a result may be allocated on the way.
 uint64_t Bytes(const Operation& operation) {
-  return std::max(operation.in.bytes(), operation.out.bytes());
+  const Operation& first = operation.parts.empty() ? operation : operation.parts[0];
+  return std::max(first.in.bytes(), first.out.bytes());
 }
 
 bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
@@ -48,6 +49,7 @@ Communicator::Communicator(Setup setup)
       algorithm_(AlgorithmNamed(setup.algorithm.c_str())),
       recorder_(Topology::From(setup.rank, setup.names, setup.hosts).host_of),
       fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this, recorder_},
+      timeout_seconds_(setup.timeout_seconds),
       queue_(setup.name, [this](Operation& operation) { Execute(operation); }) {
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
@@ -59,7 +61,8 @@ Communicator::Communicator(Setup setup)
     device.warn = setup.warn;
     Guard& guard = *this;
     device_ = std::make_unique<DevicePath>(std::move(device), guard);
-    gpu_ = device_->gpu();
+    gpus_ = device_->gpus();
+    if (gpus_.size() > 1) assemblies_ = std::make_unique<Assemblies>(gpus_.size());
   }
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this, recorder_);
   messages_to_.assign(size, 0);
@@ -126,15 +129,46 @@ void Communicator::Execute(Operation& operation) {
   }
 }
 
-// Until a GPU has computed what it gives, this rank has not come. If that ends early, what follows says
-// why.
-void Communicator::AwaitInput(const Operation& operation) {
-  if (!device_ || !operation.device || !*operation.device) return;
+void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
+  if (!assemblies_) return Enqueue(std::move(part), std::move(done));
+  bool is_first = false;
+  const std::shared_ptr<Assembly> assembly = assemblies_->Next(gpu, &is_first);
+  Operation whole;
+  whole.fingerprint = part.fingerprint;
+  whole.cancellation = part.cancellation;
+  whole.overlaps = part.overlaps;
+  whole.device = nullptr;
+  whole.assembly = assembly;
+  assembly->Add(gpu, std::move(part), std::move(done));
+  if (!is_first) return;
+  Enqueue(std::move(whole), [this, assembly](const Error* error) {
+    assemblies_->Drop(assembly.get());
+    assembly->End(error);
+  });
+}
+
+// Until this process's GPUs have computed what they give, this rank has not come. If that ends early,
+// what follows says why.
+void Communicator::AwaitInput(Operation& operation) {
+  if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
-  device_->AwaitInput(*operation.device, [&] {
+  const auto ends = [&] {
     return aborted_ || (segment && segment->aborted()) ||
            (cancellation_ && cancellation_->Overdue());
-  });
+  };
+  if (operation.assembly) {
+    try {
+      operation.parts = operation.assembly->Await(timeout_seconds_, ends);
+    } catch (const Error& error) {
+      // A part that comes later would be taken for one of the next operation.
+      GiveUp(error.code(), error.what(), true);
+      throw;
+    }
+  }
+  if (!operation.assembly) return device_->AwaitInput(0, operation, ends);
+  for (size_t gpu = 0; gpu < operation.parts.size(); ++gpu) {
+    device_->AwaitInput(gpu, operation.parts[gpu], ends);
+  }
 }
 
 void Communicator::Fail(const Operation& operation, const Error& error) {

@@ -1,6 +1,7 @@
 // A group of ranks as one of them sees it: runs collectives in order, and fails them when it must.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include "control/communicator_state.h"
 #include "control/recorder.h"
 #include "control/watch.h"
+#include "device/assembly.h"
 #include "device/device_path.h"
 #include "error.h"
 #include "guard.h"
@@ -59,8 +61,10 @@ class Communicator : private Guard {
   const std::string& name() const { return name_; }
   int rank() const { return fabric_.topology.rank; }
   int size() const { return fabric_.topology.size; }
-  // That of its operations in a GPU's memory; null if it has none.
-  const std::shared_ptr<const Gpu>& gpu() const { return gpu_; }
+  // Those of its operations in GPUs' memory; empty if it has none.
+  const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
+  // How many ranks reduce, gather and so on: all processes, or all their GPUs.
+  int participants() const { return size() * std::max(1, static_cast<int>(gpus_.size())); }
 
   // Runs a collective, after those before it; in this thread if there are none. Throws Error.
   void Run(Operation operation) { queue_.Run(std::move(operation)); }
@@ -68,6 +72,9 @@ class Communicator : private Guard {
   void Enqueue(Operation operation, Done done) {
     queue_.Enqueue(std::move(operation), std::move(done));
   }
+  // The same with what one of the GPUs brings to an operation of all of this process. Each comes to the
+  // same operations in the same order.
+  void EnqueuePart(size_t gpu, Operation part, Done done);
 
   // Fails what is pending, and all that follows, on every rank; the first message stays.
   void Abort(Code code, const std::string& message);
@@ -90,7 +97,7 @@ class Communicator : private Guard {
  private:
   void Check() override;
   void Execute(Operation& operation);
-  void AwaitInput(const Operation& operation);
+  void AwaitInput(Operation& operation);
   void Dispatch(Operation& operation);
   void RunOnHost(Operation& operation);
   void Begin(Operation& operation);
@@ -114,7 +121,9 @@ class Communicator : private Guard {
   Fabric fabric_;
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<DevicePath> device_;
-  std::shared_ptr<const Gpu> gpu_;  // the path's
+  std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
+  std::unique_ptr<Assemblies> assemblies_;        // where there are several
+  const double timeout_seconds_;
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it

@@ -23,10 +23,22 @@ from tfdist.compression.policy import Policy
 from tfdist.compression.transport import Exchange
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
-from tfdist.strategies.communicators import ON_GPU
 from tfdist.strategies.group import Group
 
 COMMUNICATIONS = ("auto", "tensorflow", "native")
+
+
+def check_communication(communication: str) -> None:
+    """Checks a strategy's setting.
+
+    Raises:
+        ValueError: it is none of `COMMUNICATIONS`.
+    """
+    if communication not in COMMUNICATIONS:
+        raise ValueError(
+            f"`communication` must be one of {', '.join(map(repr, COMMUNICATIONS))}. "
+            f"Received: {communication!r}."
+        )
 
 
 def choose(group: Group, communication: str) -> str:
@@ -113,7 +125,8 @@ def _sums_on_gpus(group: Group, devices: list[str]) -> bool:
     if not are_gpus(devices):
         return False
     group.agree("TFDIST_DEVICE_ALGORITHM", group.options.device_algorithm)
-    obstacles = [text for text in group.exchange("GPUs", gpu.obstacle(group.options)) if text]
+    obstacle = gpu.obstacle(devices, group.options)
+    obstacles = [text for text in group.exchange("GPUs", obstacle) if text]
     if not obstacles:
         return True
     if group.options.device_algorithm in ("own", "nccl"):
@@ -147,29 +160,23 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
 
 
 def replica_communicators(
-    group: Group, devices: list[str], workers: Communicator, options: Any
+    group: Group, devices: list[str], workers: Communicator, options: Any, *, native: bool
 ) -> list[Communicator]:
     """For each device, a communicator over the replicas of all workers."""
     size = len(devices) * group.topology.size
-    native = isinstance(workers, NativeCommunicator)
-    if size == 1 and not native:
+    if size == 1 and not isinstance(workers, NativeCommunicator):
         return [Alone()]
-    timeout = options.timeout_seconds
-    if (
-        len(devices) == 1
-        and isinstance(workers, NativeCommunicator)
-        and _sums_on_gpus(group, devices)
-    ):
-        on_gpu = group.native(ON_GPU, timeout).with_buckets_of(GPU_BUCKET_BYTES)
-        return [GpuCommunicator(_sized(on_gpu, options), workers)]
-    if len(devices) == 1 and ("CPU" in devices[0] or native):
-        return [workers]
     if native:
-        remote = [group.native(f"device {i}", timeout) for i in range(len(devices))]
+        through_hosts = _through_hosts(group, devices, workers, options)
+        if not _sums_on_gpus(group, devices):
+            return through_hosts
+        on_gpus = group.native_gpus(devices, options.timeout_seconds)
         return [
-            DeviceCommunicator(local, _sized(workers_of_device, options))
-            for local, workers_of_device in zip(group.native_devices(devices), remote, strict=True)
+            GpuCommunicator(_sized(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), options), rest)
+            for on_gpu, rest in zip(on_gpus, through_hosts, strict=True)
         ]
+    if len(devices) == 1 and "CPU" in devices[0]:
+        return [workers]
     local_key = zlib.crc32(" ".join(devices).encode()) % 2**30
     return [
         TensorFlowCommunicator(
@@ -182,6 +189,22 @@ def replica_communicators(
             bucket_bytes=options.bytes_per_pack or _DEFAULT_BUCKET_BYTES,
         )
         for i, device in enumerate(devices)
+    ]
+
+
+def _through_hosts(
+    group: Group, devices: list[str], workers: Communicator, options: Any
+) -> list[Communicator]:
+    """The native communicators of replicas, in the hosts' memory."""
+    if len(devices) == 1:
+        return [workers]
+    local = group.native_devices(devices)
+    if not isinstance(workers, NativeCommunicator):
+        return [*local]
+    remote = [group.native(f"device {i}", options.timeout_seconds) for i in range(len(devices))]
+    return [
+        DeviceCommunicator(device, _sized(workers_of_device, options))
+        for device, workers_of_device in zip(local, remote, strict=True)
     ]
 
 

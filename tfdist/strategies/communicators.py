@@ -15,8 +15,8 @@ from tfdist.collective.local_communicators import (
 from tfdist.collective.native_communicator import NativeCommunicator, open_communicator
 from tfdist.options import Options
 
-ON_GPU = "workers' GPUs"
-"""The name of the communicator whose operations run on this process's GPU."""
+ON_GPUS = "workers' GPUs"
+"""The name of the communicator whose operations run on the processes' GPUs."""
 
 _DEVICES = "devices"
 
@@ -26,14 +26,18 @@ class Communicators:
 
     Args:
         options: the settings.
+        label: a part of their names, for groups within one process; "" for the job's.
     """
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, label: str = "") -> None:
         self._options = options
+        self._on_gpus = f"{ON_GPUS}, {label}" if label else ON_GPUS
+        self._of_devices = f"{_DEVICES}, {label}" if label else _DEVICES
         self._named: dict[str, NativeCommunicator] = {}
         self._timeouts: dict[str, float] = {}
         self._warned_of_timeout = False
         self._parts: dict[str, NativeCommunicator | None] = {}
+        self._gpus: list[str] = []
         self._devices: list[NativeCommunicator] = []
         self._device_names: list[str] = []
 
@@ -51,7 +55,7 @@ class Communicators:
         """The communicator of all workers under a name, opened at the first call."""
         if name not in self._named:
             options = self._with(timeout)
-            found = gpu.find(options) if name == ON_GPU else None
+            found = gpu.find(self._gpus, options) if name == self._on_gpus else ()
             everyone = range(session.size)
             communicator = open_communicator(session, name, everyone, options, found)
             assert communicator is not None
@@ -62,6 +66,14 @@ class Communicators:
         elif timeout and timeout != self._timeouts[name]:
             self._warn_of_timeout(session, timeout, self._timeouts[name])
         return self._named[name]
+
+    def on_gpus(
+        self, session: Session, devices: list[str], timeout: float | None
+    ) -> list[NativeCommunicator]:
+        """For each GPU of this worker, its handle on the communicator of those of all workers."""
+        self._gpus = self._gpus or devices
+        communicator = self.named(session, self._on_gpus, timeout)
+        return [communicator.on_gpu(index) for index in range(len(devices))]
 
     def part(
         self, session: Session, name: str, members: list[int], timeout: float | None
@@ -78,7 +90,7 @@ class Communicators:
     def of_devices(self, session: Session, names: list[str]) -> list[NativeCommunicator]:
         """For each device of this worker, its communicator with the others; opened once."""
         if not self._devices:
-            self._devices = open_local_communicators(_DEVICES, names, self._options)
+            self._devices = open_local_communicators(self._of_devices, names, self._options)
             self._device_names = names
             self._watch_devices(session)
         return self._devices
@@ -107,7 +119,9 @@ class Communicators:
         Rank 0's list of names counts: a worker that is new to the group may have others.
         """
         if self._devices:
-            reopen_local_communicators(self._devices, _DEVICES, self._device_names, self._options)
+            reopen_local_communicators(
+                self._devices, self._of_devices, self._device_names, self._options
+            )
             self._watch_devices(session)
         own = json.dumps(list(self._timeouts.items()))
         chiefs: dict[str, float] = dict(

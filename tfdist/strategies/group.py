@@ -32,6 +32,7 @@ class Group:
         options: the settings from the environment.
         elastic: see below.
         joiner: see below.
+        label: tells its communicators from those of other groups of this process.
 
     Attributes:
         topology: as given, until `regroup`.
@@ -51,6 +52,7 @@ class Group:
         *,
         elastic: bool = False,
         joiner: Joiner | None = None,
+        label: str = "",
     ) -> None:
         self.topology = topology
         self.session = session
@@ -61,7 +63,7 @@ class Group:
         self.elastic = elastic
         self.joiner = joiner
         self.membership: Membership | None = None
-        self._communicators = Communicators(options)
+        self._communicators = Communicators(options, label)
         self._compressors: list[Compressor] = []
         self._fixed_because = ""
         self._serves_tensorflow = False
@@ -100,6 +102,22 @@ class Group:
             TfdistError: the workers cannot be connected; the same error on all of them.
         """
         return self._communicators.part(self.session, name, members, timeout)
+
+    def native_gpus(
+        self, devices: list[str], timeout: float | None = None
+    ) -> list[NativeCommunicator]:
+        """For each GPU of this worker, its handle on the native communicator of those of all workers.
+
+        All workers call this.
+
+        Args:
+            devices: TensorFlow's names of this worker's GPUs.
+            timeout: as for `native`.
+
+        Raises:
+            As `native`.
+        """
+        return self._communicators.on_gpus(self.session, devices, timeout)
 
     def native_devices(self, devices: list[str]) -> list[NativeCommunicator]:
         """For each device of this worker, its handle on the native communicator of all of them.

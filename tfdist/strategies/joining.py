@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import platform
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -41,11 +42,10 @@ def join(found: Found, *, elastic: bool = False) -> Group:
     global _joined, _joined_by
     topology = found.topology
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
-        options = Options.from_environment()
         if _joined is None:
             # In a job, "workers" is the communicator of all its workers.
             registry.put("workers", Alone())
-        return Group(topology, meet(Topology(), options), options)
+        return _by_itself(topology)
     if _joined is None:
         _joined, _joined_by = _join(found, elastic), topology
         note_joined(_joined.topology, is_admitted=_joined.joiner is None)
@@ -55,6 +55,27 @@ def join(found: Found, *, elastic: bool = False) -> Group:
             f"{topology.me} of another. Start a new process for another cluster."
         )
     return _joined
+
+
+def join_devices(devices: Sequence[str]) -> Group:
+    """The group of one process that all its strategies of these devices share.
+
+    Args:
+        devices: TensorFlow's names, as `tf.config.list_logical_devices` gives them.
+    """
+    key = tuple(devices)
+    if key not in _of_devices:
+        label = ", ".join(device.rsplit("device:")[-1] for device in devices)
+        _of_devices[key] = _by_itself(Topology(), label)
+    return _of_devices[key]
+
+
+_of_devices: dict[tuple[str, ...], Group] = {}
+
+
+def _by_itself(topology: Topology, label: str = "") -> Group:
+    options = Options.from_environment()
+    return Group(topology, meet(Topology(), options), options, label=label)
 
 
 def joined_group() -> Group | None:

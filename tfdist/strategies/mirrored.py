@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from tfdist.cluster import Found
 from tfdist.collective.communicator_interface import Alone
-from tfdist.strategies.communication import local_devices, replica_communicators
+from tfdist.strategies.communication import (
+    check_communication,
+    local_devices,
+    replica_communicators,
+)
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.joining import join
+from tfdist.strategies.joining import join, join_devices
 
 
 class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
@@ -20,7 +24,13 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     Args:
         devices: device names; by default all GPUs, else all logical CPU devices.
         cross_device_ops: a `tf.distribute.CrossDeviceOps` for reductions outside of replicas;
-            replicas use TensorFlow's collectives.
+            replicas use collectives.
+        communication: `"native"` for tfdist's collectives, which on GPUs need NVIDIA's driver
+            alone and use NCCL if it is there; `"tensorflow"` for TensorFlow's; `"auto"`, the
+            default, is `"tensorflow"`.
+
+    Raises:
+        NativeUnavailableError: the native collectives were requested and are unavailable.
 
     Example:
         ```python
@@ -28,12 +38,22 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         ```
     """
 
-    def __init__(self, devices: Sequence[str] | None = None, cross_device_ops: Any = None) -> None:
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        cross_device_ops: Any = None,
+        *,
+        communication: Literal["auto", "native", "tensorflow"] = "auto",
+    ) -> None:
+        check_communication(communication)
         group = join(Found())
         names = [_full_name(d) for d in devices] if devices else local_devices(group)
+        native = communication == "native"
+        if native:
+            group = join_devices(names)
         options = tf.distribute.experimental.CommunicationOptions()
         workers = Alone()
-        replicas = replica_communicators(group, names, workers, options)
+        replicas = replica_communicators(group, names, workers, options, native=native)
         extended = ReplicatedExtended(self, names, replicas, workers, group, cross_device_ops)
         tf.distribute.Strategy.__init__(self, extended)
 

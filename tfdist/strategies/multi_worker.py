@@ -13,7 +13,7 @@ from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.communication import (
-    COMMUNICATIONS,
+    check_communication,
     choose,
     local_devices,
     make_compressor,
@@ -22,7 +22,7 @@ from tfdist.strategies.communication import (
 )
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
-from tfdist.strategies.joining import join
+from tfdist.strategies.joining import join, join_devices
 from tfdist.strategies.random_state import share_randomness
 
 
@@ -75,11 +75,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
     ) -> None:
-        if communication not in COMMUNICATIONS:
-            raise ValueError(
-                f"`communication` must be one of {', '.join(map(repr, COMMUNICATIONS))}. "
-                f"Received: {communication!r}."
-            )
+        check_communication(communication)
         found = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
@@ -95,7 +91,10 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         if shard_optimizer and len(devices) > 1:
             raise cannot_shard(devices)
         workers = worker_communicator(group, options, native=native)
-        replicas = replica_communicators(group, devices, workers, options)
+        if communication == "native" and not native:  # A single worker may have several devices.
+            group = join_devices(devices)
+        native = communication == "native" or native
+        replicas = replica_communicators(group, devices, workers, options, native=native)
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers

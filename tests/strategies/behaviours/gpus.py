@@ -18,22 +18,57 @@ from tfdist.errors import NativeUnavailableError
 from tfdist.strategies.commit_point import find_writes
 from tfdist.trainer.fit import atomic_step
 
-_NCCL = "ncclAllReduce"
+_NCCL = ("ncclAllReduce", "ncclReduceScatter", "ncclBroadcast", "ncclAllGather")
 
 
 def reduce(strategy):
     """What a reduction of several types has taken, and its sums."""
-    communicator = strategy.extended.replicas[0]
-    rank = communicator.rank + 1
-    values = [
-        tf.fill([5], float(rank)),
-        tf.fill([3], rank),
-        tf.fill([7], tf.cast(2 * rank, "half")),
-    ]
+
+    def values(rank):
+        return [
+            tf.fill([5], float(rank)),
+            tf.fill([3], rank),
+            tf.fill([7], tf.cast(2 * rank, "half")),
+        ]
+
+    @tf.function
+    def run():
+        return [each.all_reduce(values(each.rank + 1)) for each in strategy.extended.replicas]
+
     with _taken() as taken:
-        sums = communicator.all_reduce(values)
-        found = [value.numpy()[0].item() for value in sums]
-    return type(communicator).__name__, taken, found
+        found = [[value.numpy()[0].item() for value in sums] for sums in run()]
+    return [type(each).__name__ for each in strategy.extended.replicas], taken, found
+
+
+def move(strategy):
+    """What each replica has of a gather of unlike parts, a broadcast and a scattered sum."""
+
+    @tf.function
+    def run():
+        found = []
+        for each in strategy.extended.replicas:
+            with tf.device(strategy.extended.worker_devices[len(found)]):
+                rows = tf.fill([each.rank + 1, 2], float(each.rank))
+                whole = tf.reshape(tf.range(2.0 * each.size), [-1, 2])
+                found.append(
+                    [
+                        each.all_gather(rows),
+                        each.broadcast(tf.fill([3], each.rank + 7.0)),
+                        each.reduce_scatter(whole),
+                    ]
+                )
+        return found
+
+    with _taken() as taken:
+        return [[value.numpy().tolist() for value in values] for values in run()], taken
+
+
+def train_mirrored(strategy):
+    """The losses of a mirrored strategy of this process's GPUs, if it has any, and what sums took."""
+    mirrored = strategy and tfdist.MirroredStrategy(communication="native")
+    with _taken() if strategy else contextlib.nullcontext() as taken:
+        history = fit(compile_mlp(mirrored), *rows(20), batch_size=10)
+    return history["loss"], taken
 
 
 def reduce_much(strategy):
@@ -94,7 +129,7 @@ def stalls(strategy):
 def without_a_driver(_):
     """What strategies do where a GPU cannot be used, and what they say."""
     said = io.StringIO()
-    lacking = mock.patch.object(gpu, "obstacle", lambda _: "There is no driver.")
+    lacking = mock.patch.object(gpu, "obstacle", lambda *_: "There is no driver.")
     with lacking, contextlib.redirect_stderr(said):
         try:
             strategy = tfdist.MultiWorkerMirroredStrategy(communication="native")
@@ -130,7 +165,7 @@ def _with_counts(strategy):
 @contextlib.contextmanager
 def _taken():
     """Notes whether kernels of tfdist, NCCL, and copies were taken."""
-    counts = [gpus.launches, lambda: gpus.nccl_calls(_NCCL), gpus.copies]
+    counts = [gpus.launches, lambda: sum(map(gpus.nccl_calls, _NCCL)), gpus.copies]
     before = [count() for count in counts]
     taken = []
     yield taken

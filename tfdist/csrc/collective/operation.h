@@ -16,6 +16,7 @@ namespace tfdist {
 namespace cuda {
 struct Event;
 }
+class Assembly;
 
 // How an all-reduce of float32 is made smaller on its way.
 struct Compression {
@@ -34,9 +35,13 @@ struct Operation {
   bool overlaps = false;    // whether the program goes on beside it; for the recorder
   ConstPieces in;
   Pieces out;
-  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing. None if
-  // the memory is the host's.
+  // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing; looked at
+  // again once `allocate` has made room. None if the memory is the host's.
   std::optional<cuda::Event*> device;
+  // Where a process has several GPUs, what each of them brings, in their order; the memory and what
+  // belongs to it are theirs alone. They come together in the assembly.
+  std::vector<Operation> parts;
+  std::shared_ptr<Assembly> assembly;
   std::optional<Compression> compression;  // of an all-reduce; a sum of float32
 
   // Gathers and all-to-alls move rows, which may be empty, and of which ranks may bring different

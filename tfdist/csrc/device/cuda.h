@@ -25,6 +25,7 @@ struct IpcHandle {
 // Numbers of CUDA 11 to 13.
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;              // CUDA_ERROR_NOT_READY
+constexpr Result kPeerAccessIsEnabled = 704;   // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
 constexpr unsigned kNonBlocking = 1;           // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;              // CU_EVENT_DISABLE_TIMING
 constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
@@ -51,7 +52,9 @@ struct Uuid {
   F(cuDeviceGetAttribute, (int*, int, Device))                                            \
   F(cuDevicePrimaryCtxRetain, (Context**, Device))                                        \
   F(cuDevicePrimaryCtxRelease_v2, (Device))                                               \
+  F(cuDeviceCanAccessPeer, (int*, Device, Device))                                        \
   F(cuCtxSetCurrent, (Context*))                                                          \
+  F(cuCtxEnablePeerAccess, (Context*, unsigned))                                          \
   F(cuMemAlloc_v2, (Address*, size_t))                                                    \
   F(cuMemFree_v2, (Address))                                                              \
   F(cuMemHostAlloc, (void**, size_t, unsigned))                                           \

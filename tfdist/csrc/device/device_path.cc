@@ -1,14 +1,13 @@
 #include "device/device_path.h"
 
 #include <algorithm>
-#include <cstring>
-#include <fstream>
+#include <exception>
 #include <functional>
-#include <iterator>
-#include <set>
+#include <thread>
 #include <utility>
 
 #include "collective/collectives.h"
+#include "collective/sizes.h"
 #include "device/awaiting.h"
 #include "error.h"
 #include "reduce/reduce.h"
@@ -20,45 +19,84 @@ namespace {
 // NVLink connects.
 constexpr size_t kMostBeforeNccl = size_t{256} << 10;
 constexpr size_t kMostInOneShot = size_t{256} << 10;
-constexpr size_t kLeastBuffer = 4096;
 
-// The number of the GPU, once there is a driver.
-int NumberOf(const DevicePath::Setup& setup) {
-  const std::set<std::string> known{"", "own", "nccl", "host"};
-  if (!known.count(setup.transport)) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM must be own, nccl or host. Received: " + setup.transport +
-                    ".");
-  }
-  if (setup.buffer_bytes < kLeastBuffer || setup.buffer_bytes % device::kVectorBytes != 0) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_BUFFERS must be a multiple of 16, at least 4096. Received: " +
-                    std::to_string(setup.buffer_bytes) + ".");
-  }
-  cuda::Load(setup.cuda);
-  return setup.gpu;
-}
+using Tensor = KernelAllReduce::Tensor;
 
-std::string Contents(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
+cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
 // The tensors of an operation, wherever a piece of either side ends.
-std::vector<KernelAllReduce::Tensor> Tensors(const Operation& operation) {
-  std::vector<KernelAllReduce::Tensor> tensors;
+std::vector<Tensor> Tensors(const Operation& part) {
+  std::vector<Tensor> tensors;
   size_t begin = 0;
-  operation.in.ForEach(0, operation.in.bytes(), [&](const char* data, size_t bytes) {
+  part.in.ForEach(0, part.in.bytes(), [&](const char* data, size_t bytes) {
     for (size_t done = 0; done < bytes;) {
-      const BasicPiece<char> out = operation.out.At(begin);
-      const size_t part = std::min(bytes - done, out.bytes);
-      tensors.push_back({reinterpret_cast<uintptr_t>(data + done),
-                         reinterpret_cast<uintptr_t>(out.data), part});
-      done += part;
-      begin += part;
+      const BasicPiece<char> out = part.out.At(begin);
+      const size_t some = std::min(bytes - done, out.bytes);
+      tensors.push_back({AddressOf(data + done), AddressOf(out.data), some});
+      done += some;
+      begin += some;
     }
   });
   return tensors;
+}
+
+// Where all of it lies, as one tensor.
+cuda::Address Whole(const ConstPieces& pieces) {
+  return pieces.bytes() ? AddressOf(pieces.At(0).data) : 0;
+}
+cuda::Address Whole(const Pieces& pieces) { return Whole(pieces.Const()); }
+
+bool IsReduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
+
+// Calls a function for each of several ranks at once, since each waits for the others, and throws the
+// first error.
+void AtOnce(size_t count, const std::function<void(size_t)>& call) {
+  if (count == 1) return call(0);
+  std::vector<std::exception_ptr> errors(count);
+  std::vector<std::thread> threads;
+  for (size_t i = 0; i < count; ++i) {
+    threads.emplace_back([&, i] {
+      try {
+        call(i);
+      } catch (...) {
+        errors[i] = std::current_exception();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (const std::exception_ptr& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// The names and hosts of all GPUs. Args: how many each process has.
+Topology TopologyOf(const Topology& processes, size_t gpus) {
+  std::vector<std::string> names;
+  std::vector<int> hosts;
+  for (size_t process = 0; process < processes.names.size(); ++process) {
+    for (size_t gpu = 0; gpu < gpus; ++gpu) {
+      const std::string suffix = gpus > 1 ? " GPU " + std::to_string(gpu) : "";
+      names.push_back(processes.names[process] + suffix);
+      hosts.push_back(processes.host_of[process]);
+    }
+  }
+  return Topology::From(processes.rank * static_cast<int>(gpus), std::move(names), hosts);
+}
+
+std::vector<std::unique_ptr<DeviceRank>> Make(const DeviceSetup& setup) {
+  CheckDevice(setup);
+  std::vector<std::unique_ptr<DeviceRank>> ranks;
+  for (size_t i = 0; i < setup.gpus.size(); ++i) {
+    ranks.push_back(std::make_unique<DeviceRank>(setup, i));
+  }
+  return ranks;
+}
+
+std::vector<std::shared_ptr<const Gpu>> GpusOf(
+    const std::vector<std::unique_ptr<DeviceRank>>& ranks) {
+  std::vector<std::shared_ptr<const Gpu>> gpus;
+  for (const auto& rank : ranks) gpus.push_back(rank->gpu);
+  return gpus;
 }
 
 }  // namespace
@@ -66,40 +104,16 @@ std::vector<KernelAllReduce::Tensor> Tensors(const Operation& operation) {
 DevicePath::DevicePath(Setup setup, Guard& guard)
     : setup_(std::move(setup)),
       guard_(guard),
-      gpu_(std::make_shared<const Gpu>(NumberOf(setup_))),
-      stream_(*gpu_),
-      done_(*gpu_),
-      host_(*gpu_, guard) {
-  if (setup_.kernels.empty()) {
-    lack_ = "there are no compiled kernels";
-    return;
-  }
-  try {
-    const std::string binary = Contents(setup_.kernels);
-    AllocateBuffers();
-    kernels_.emplace(*gpu_, binary.data(), KernelNames().data(), KernelNames().size());
-  } catch (const Error& error) {
-    lack_ = error.what();
-  }
-}
+      ranks_(Make(setup_)),
+      gpus_(GpusOf(ranks_)),
+      host_(gpus_, guard) {}
 
-void DevicePath::AllocateBuffers() {
-  const size_t bytes = KernelAllReduce::StagingBytes(setup_.buffer_bytes);
-  try {
-    staging_.emplace(*gpu_, bytes);
-    words_.emplace(*gpu_, KernelAllReduce::kWordBytes);
-  } catch (const Error& error) {
-    throw Error(error.code(), "its buffers of " + std::to_string(bytes) +
-                                  " bytes cannot be had on " + gpu_->name() +
-                                  "; lower TFDIST_DEVICE_BUFFERS, or set "
-                                  "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
-  }
-}
-
-void DevicePath::AwaitInput(cuda::Event* ready,
+void DevicePath::AwaitInput(size_t gpu, const Operation& part,
                             const std::function<bool()>& ends) const noexcept {
+  cuda::Event* const ready = part.device ? *part.device : nullptr;
+  if (!ready) return;
   try {
-    gpu_->Use();
+    gpus_[gpu]->Use();
     AwaitPassed([ready] { return HasPassed(ready); }, ends);
   } catch (const Error&) {
   }
@@ -107,179 +121,190 @@ void DevicePath::AwaitInput(cuda::Event* ready,
 
 void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
   const Fingerprint& asked = operation.fingerprint;
-  if (asked.kind != Kind::kAllReduce || operation.compression) {
-    return host_.Run(operation, on_host);
+  Parts parts{&operation};
+  if (ranks_.size() > 1) {
+    parts.clear();
+    for (Operation& part : operation.parts) parts.push_back(&part);
   }
-  CheckReducible(asked.type, asked.op);
-  if (operation.in.bytes() != operation.out.bytes()) {
+  const bool by_all = IsReduction(asked.kind) || asked.kind == Kind::kAllGather ||
+                      asked.kind == Kind::kBroadcast;
+  if (!by_all || operation.compression) return host_.Run(operation, parts, on_host);
+  if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
+  if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
     throw Error(Code::kInvalidArgument,
                 "The result of an all-reduce must be as large as its input.");
   }
-  if (ranks_.empty()) {
+  if (team_.ranks.empty()) {
     try {
       Open(fabric, operation);
     } catch (...) {
-      ranks_.clear();
+      team_.ranks.clear();
       throw;
     }
   }
-  const Transport transport = Choose(operation);
-  if (transport == Transport::kHost) return host_.Run(operation, on_host);
-  const std::vector<KernelAllReduce::Tensor> tensors = Tensors(operation);
-  Operation arrival;
-  arrival.fingerprint = asked;
-  // The ranks must cut their buckets alike: a part of one is reduced with the same of the others.
-  for (const KernelAllReduce::Tensor& tensor : tensors) {
-    arrival.fingerprint.AddShape({static_cast<int64_t>(tensor.bytes)});
+  const Transport transport = Choose(asked, parts);
+  if (transport == Transport::kHost) return host_.Run(operation, parts, on_host);
+  if (asked.kind == Kind::kAllGather) {
+    MakeRoom(fabric, operation, parts);
+  } else {
+    Arrive(fabric, operation, parts);
   }
-  Barrier(fabric, arrival);
   try {
-    if (cuda::Event* const ready = *operation.device) {
-      gpu_->Use();
-      cuda::Check(cuda::Load().cuStreamWaitEvent(stream_.get(), ready, 0), "cuStreamWaitEvent");
+    HoldBack(parts);
+    if (transport == Transport::kOwn) {
+      LaunchKernels(asked, parts);
+    } else {
+      LaunchNccl(asked, parts);
     }
-    Launch(tensors, asked, transport);
-    done_.Record(stream_.get());
-    Await(done_, guard_, [&] {
-      if (nccl_) nccl_->Poll();
-    });
-    if (nccl_) nccl_->Poll();
-    if (own_ && own_->outcome() != device::Outcome::kRunning) {
-      throw Error(Code::kUnavailable, "A GPU has waited too long for the others' in an all-reduce "
-                                      "that all of them had begun.");
-    }
+    AwaitResult();
   } catch (...) {
     GiveUp();
     throw;
   }
 }
 
-void DevicePath::Leave() {
-  if (!own_) return;
-  try {
-    own_->Leave(stream_.get());
-    SettleSoon(stream_, done_);
-  } catch (const Error&) {
-    // The others' GPUs do not depend on it.
+// Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same of
+// the others.
+void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts& parts) {
+  Operation arrival;
+  arrival.fingerprint = operation.fingerprint;
+  for (const Operation* part : parts) {
+    if (operation.fingerprint.kind != Kind::kAllReduce) break;
+    for (const Tensor& tensor : Tensors(*part)) {
+      arrival.fingerprint.AddShape({static_cast<int64_t>(tensor.bytes)});
+    }
   }
+  Barrier(fabric, arrival);
+}
+
+// The same, and makes room for the rows that come from each.
+void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts) {
+  std::vector<size_t> own;
+  for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
+  const std::vector<size_t> rows = TellAll(fabric, operation, own);
+  for (Operation* part : parts) {
+    part->fingerprint = operation.fingerprint;
+    tfdist::MakeRoom(team_.topology, *part, rows);
+    part->received_rows = rows;
+  }
+}
+
+void DevicePath::HoldBack(const Parts& parts) const {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    cuda::Event* const ready = parts[i]->device ? *parts[i]->device : nullptr;
+    if (!ready) continue;
+    gpus_[i]->Use();
+    cuda::Check(cuda::Load().cuStreamWaitEvent(ranks_[i]->stream.get(), ready, 0),
+                "cuStreamWaitEvent");
+  }
+}
+
+void DevicePath::AwaitResult() {
+  for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+  for (const auto& rank : ranks_) {
+    const auto poll = [&rank] {
+      if (rank->nccl) rank->nccl->Poll();
+    };
+    Await(rank->done, guard_, poll);
+    poll();
+    if (rank->own && rank->own->outcome() != device::Outcome::kRunning) {
+      throw Error(Code::kUnavailable, "A GPU has waited too long for the others' in an all-reduce "
+                                      "that all of them had begun.");
+    }
+  }
+}
+
+void DevicePath::Leave() {
+  for (const auto& rank : ranks_) {
+    if (!rank->own) return;
+    try {
+      rank->own->Leave(rank->stream.get());
+    } catch (const Error&) {
+      // The others' GPUs do not depend on it.
+    }
+  }
+  for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
 }
 
 // What all ranks find out about each other, so that all choose alike.
 void DevicePath::Open(Fabric& fabric, const Operation& operation) {
-  Introduction own{};
-  own.gpu = gpu_->uuid();
-  std::strncpy(own.place, gpu_->place().c_str(), sizeof(own.place) - 1);
-  own.process = ThisProcess();
-  own.buffer_bytes = setup_.buffer_bytes;
-  std::strncpy(own.transport, setup_.transport.c_str(), sizeof(own.transport) - 1);
-  if (kernels_) {
-    try {
-      own.staging = staging_->Share();
-      own.words = words_->Share();
-      own.staging_address = staging_->address();
-      own.words_address = words_->address();
-      own.has_kernels = 1;
-    } catch (const Error& error) {
-      lack_ = error.what();
-    }
-  }
+  int version = 0;
   std::string no_nccl = "no library is given";
   if (!setup_.nccl.empty()) {
     try {
-      own.nccl = nccl::Load(setup_.nccl).version;
+      version = nccl::Load(setup_.nccl).version;
     } catch (const Error& error) {
       no_nccl = error.what();
       if (setup_.warn && setup_.transport.empty()) setup_.warn(no_nccl);
     }
   }
-  rank_ = fabric.topology.rank;
-  ranks_ = Introduce(fabric, operation, own);
-  no_nccl_ = WhyNoNccl(fabric);
-  CheckTransport(fabric, own.nccl ? "" : no_nccl);
+  std::vector<Introduction> introductions;
+  for (const auto& rank : ranks_) {
+    introductions.push_back(rank->Introduce(setup_));
+    introductions.back().nccl = version;
+  }
+  team_.ranks = Introduce(fabric, operation, introductions);
+  team_.topology = TopologyOf(fabric.topology, ranks_.size());
+  team_.may_share_gpu = setup_.may_share_gpu;
+  CheckTransports(team_);
+  no_nccl_ = WhyNoNccl(team_);
+  if (setup_.transport == "nccl" && !MayUseNccl()) {
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
+                "has a GPU of its own, but " + no_nccl_ + "." +
+                    (version ? "" : " Here: " + no_nccl));
+  }
   if (MayUseNccl()) {
-    id_ = IdOfRankZero(fabric, operation, rank_ == 0 ? NcclGroup::NewId() : nccl::UniqueId{});
+    const bool first = fabric.topology.rank == 0;
+    id_ = IdOfRankZero(fabric, operation, first ? NcclGroup::NewId() : nccl::UniqueId{});
   }
   OpenPeers(fabric, operation);
-  AnnounceNoNccl(fabric);
-  if (setup_.transport == "own" && !own_) {
+  AnnounceNoNccl();
+  if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
                 "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
   }
 }
 
-void DevicePath::CheckTransport(const Fabric& fabric, const std::string& no_nccl) const {
-  for (size_t rank = 1; rank < ranks_.size(); ++rank) {
-    if (std::strcmp(ranks_[rank].transport, ranks_[0].transport) != 0) {
-      throw Error(Code::kMismatch, "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
-                                   "Received: '" + std::string(ranks_[0].transport) + "' on " +
-                                       fabric.topology.names[0] + ", '" + ranks_[rank].transport +
-                                       "' on " + fabric.topology.names[rank] + ".");
-    }
-  }
-  if (setup_.transport == "nccl" && !MayUseNccl()) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-                "has a GPU of its own, but " + no_nccl_ + "." +
-                    (no_nccl.empty() ? "" : " Here: " + no_nccl));
-  }
-}
-
-// Where ranks share a GPU, a kernel may be queued behind another one that waits for it.
-bool DevicePath::HaveOwnGpus() const {
-  std::set<std::string> gpus;
-  for (const Introduction& rank : ranks_) {
-    gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
-  }
-  return setup_.may_share_gpu || gpus.size() == ranks_.size();
-}
-
-// Why no rank can reach another one's memory, for a reason that all of them know; else "".
-std::string DevicePath::CommonLack(const Fabric& fabric) const {
-  if (fabric.topology.hosts.size() > 1) return "there are several hosts";
-  if (ranks_.size() > device::kMostRanks) return "there are more than 16 ranks";
-  if (!HaveOwnGpus()) return "two ranks have the same GPU";
-  for (const Introduction& rank : ranks_) {
-    if (!rank.has_kernels) return lack_.empty() ? "a rank lacks compiled kernels" : lack_;
-    if (rank.buffer_bytes != setup_.buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
-    for (const Introduction& other : ranks_) {
-      if (AreSame(rank.process, other.process) && !AreSame(rank.gpu, other.gpu)) {
-        return "a process has several GPUs";
-      }
-    }
-  }
-  return "";
-}
-
 void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
   if (!setup_.transport.empty() && setup_.transport != "own") return;
-  if (const std::string why = CommonLack(fabric); !why.empty()) {
-    lack_ = why;
-    if (rank_ == 0 && fabric.topology.hosts.size() == 1) Announce();
+  lack_ = WhyNoKernels(team_);
+  if (!lack_.empty()) {
+    for (const auto& rank : ranks_) {
+      if (!rank->lack.empty()) lack_ = rank->lack;
+    }
+    if (First() == 0 && team_.topology.hosts.size() == 1) Announce();
     return;
   }
-  const auto try_to = [&](const std::function<void()>& body) {
+  const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
     try {
-      body();
+      for (size_t i = 0; i < ranks_.size(); ++i) body(*ranks_[i], First() + i);
     } catch (const Error& error) {
       lack_ = error.what();
     }
     return AllAgree(fabric, operation, lack_.empty());
   };
-  bool good = try_to([&] { peers_ = std::make_unique<Peers>(*gpu_, ranks_, rank_); });
-  if (good) {
-    if (!peers_->Probe(fabric, operation, *gpu_)) {
-      lack_ = "what a GPU has written is not what another one reads";
-    }
-    good = try_to([&] {
-      own_ = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
-          gpu_.get(), &*kernels_, static_cast<uint32_t>(rank_), peers_->shared(), setup_.buffer_bytes,
-          kMostInOneShot, setup_.timeout_seconds});
-    });
-  }
+  const auto need = [](bool good) {
+    if (good) return;
+    throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
+  };
+  const bool good =
+      try_to([&](DeviceRank& rank, size_t number) {
+        rank.peers = std::make_unique<Peers>(*rank.gpu, team_.ranks, number);
+      }) &&
+      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
+      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
+      try_to([&](DeviceRank& rank, size_t number) {
+        rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
+            rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
+            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds});
+      });
   if (good) return;
-  own_ = nullptr;
-  peers_ = nullptr;
+  for (const auto& rank : ranks_) {
+    rank->own = nullptr;
+    rank->peers = nullptr;
+  }
   Announce();
 }
 
@@ -290,70 +315,103 @@ void DevicePath::Announce() const {
               (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
-std::string DevicePath::WhyNoNccl(const Fabric& fabric) const {
-  if (!HaveOwnGpus()) return "two ranks have the same GPU";
-  // Which NCCL refuses.
-  std::set<std::pair<int, std::string>> places;
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (!places.emplace(fabric.topology.host_of[rank], ranks_[rank].place).second &&
-        !setup_.may_share_gpu) {
-      return "two ranks have parts of the same GPU";
-    }
-  }
-  for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].nccl == 0) return fabric.topology.names[rank] + " uses none";
-  }
-  for (size_t rank = 1; rank < ranks_.size(); ++rank) {
-    if (ranks_[rank].nccl != ranks_[0].nccl) {
-      return fabric.topology.names[0] + " has " + nccl::VersionOf(ranks_[0].nccl) + ", and " +
-             fabric.topology.names[rank] + " has " + nccl::VersionOf(ranks_[rank].nccl);
-    }
-  }
-  return "";
-}
-
 // Between hosts there is nothing as fast.
-void DevicePath::AnnounceNoNccl(const Fabric& fabric) const {
-  const bool wanted = fabric.topology.hosts.size() > 1 && setup_.transport.empty();
-  if (!wanted || rank_ != 0 || !setup_.warn) return;
-  if (!no_nccl_.empty()) {
-    setup_.warn("NCCL is not used, since " + no_nccl_ +
-                ". All-reduces of what is on GPUs go through the host's memory.");
-  }
+void DevicePath::AnnounceNoNccl() const {
+  const bool wanted = team_.topology.hosts.size() > 1 && setup_.transport.empty();
+  if (!wanted || First() != 0 || !setup_.warn || MayUseNccl()) return;
+  setup_.warn("NCCL is not used, since " + no_nccl_ +
+              ". All-reduces of what is on GPUs go through the host's memory.");
 }
 
-DevicePath::Transport DevicePath::Choose(const Operation& operation) const {
-  const Fingerprint& asked = operation.fingerprint;
-  if (setup_.transport == "host" || operation.in.bytes() == 0) return Transport::kHost;
-  const bool nccl = setup_.transport != "own" && MayUseNccl() && NcclSupports(asked.type, asked.op);
-  if (own_ && (!nccl || operation.in.bytes() <= kMostBeforeNccl)) return Transport::kOwn;
+DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& parts) const {
+  if (setup_.transport == "host") return Transport::kHost;
+  const bool reduces = IsReduction(asked.kind);
+  const size_t bytes = parts[0]->in.bytes();
+  if (asked.kind != Kind::kAllGather && bytes == 0) return Transport::kHost;
+  const bool nccl = setup_.transport != "own" && MayUseNccl() &&
+                    (!reduces || NcclSupports(asked.type, asked.op));
+  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= kMostBeforeNccl)) {
+    return Transport::kOwn;
+  }
   return nccl ? Transport::kNccl : Transport::kHost;
 }
 
-void DevicePath::Launch(const std::vector<KernelAllReduce::Tensor>& tensors,
-                        const Fingerprint& asked, Transport transport) {
-  if (transport == Transport::kOwn) {
-    return own_->Launch(tensors, asked.type, asked.op, stream_.get());
+void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
+  for (size_t i = 0; i < parts.size(); ++i) {
+    ranks_[i]->own->Launch(Tensors(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get());
   }
-  if (!nccl_) {
-    const auto size = static_cast<int>(ranks_.size());
-    NcclGroup::Setup setup{gpu_.get(), id_, rank_, size, setup_.timeout_seconds};
-    setup.guard = &guard_;
-    nccl_ = std::make_unique<NcclGroup>(setup);
-  }
-  nccl_->Grouped([&] {
-    for (const KernelAllReduce::Tensor& tensor : tensors) {
-      nccl_->AllReduce(tensor.in, tensor.out, tensor.bytes / SizeOf(asked.type), asked.type,
-                       asked.op, stream_.get());
-    }
+}
+
+void DevicePath::LaunchNccl(const Fingerprint& asked, const Parts& parts) {
+  JoinNccl();
+  std::vector<NcclGroup*> groups;
+  for (const auto& rank : ranks_) groups.push_back(rank->nccl.get());
+  NcclGroup::Grouped(groups, [&] {
+    for (size_t i = 0; i < parts.size(); ++i) CallNccl(asked, *parts[i], *ranks_[i]);
   });
+}
+
+void DevicePath::JoinNccl() {
+  if (ranks_[0]->nccl) return;
+  AtOnce(ranks_.size(), [this](size_t i) {
+    NcclGroup::Setup setup{ranks_[i]->gpu.get(), id_, static_cast<int>(First() + i),
+                           team_.topology.size, setup_.timeout_seconds};
+    setup.guard = &guard_;
+    ranks_[i]->nccl = std::make_unique<NcclGroup>(setup);
+  });
+}
+
+void DevicePath::CallNccl(const Fingerprint& asked, const Operation& part,
+                          DeviceRank& rank) const {
+  NcclGroup& nccl = *rank.nccl;
+  cuda::Stream* const stream = rank.stream.get();
+  const size_t element = SizeOf(asked.type);
+  const cuda::Address in = Whole(part.in), out = Whole(part.out);
+  switch (asked.kind) {
+    case Kind::kAllReduce:
+      for (const Tensor& tensor : Tensors(part)) {
+        nccl.AllReduce(tensor.in, tensor.out, tensor.bytes / element, asked.type, asked.op,
+                       stream);
+      }
+      break;
+    case Kind::kReduceScatter:
+      nccl.ReduceScatter(in, out, part.out.bytes() / element, asked.type, asked.op, stream);
+      break;
+    case Kind::kBroadcast:
+      nccl.Broadcast(in, out, part.in.bytes(), DType::kUint8, asked.root, stream);
+      break;
+    case Kind::kAllGather: return Gather(part, rank);
+    default: break;
+  }
+}
+
+// Where ranks bring different numbers of rows, NCCL has no gather.
+void DevicePath::Gather(const Operation& part, DeviceRank& rank) const {
+  NcclGroup& nccl = *rank.nccl;
+  cuda::Stream* const stream = rank.stream.get();
+  const cuda::Address in = Whole(part.in), out = Whole(part.out);
+  const std::vector<size_t>& rows = part.received_rows;
+  const auto is_first = [&rows](size_t each) { return each == rows[0]; };
+  if (std::all_of(rows.begin(), rows.end(), is_first)) {
+    return nccl.AllGather(in, out, rows[0] * part.row_bytes, DType::kUint8, stream);
+  }
+  size_t begin = 0;
+  for (size_t root = 0; root < rows.size(); ++root) {
+    const size_t bytes = rows[root] * part.row_bytes;
+    if (bytes > 0) {
+      nccl.Broadcast(in, out + begin, bytes, DType::kUint8, static_cast<int>(root), stream);
+    }
+    begin += bytes;
+  }
 }
 
 // Ends what has been launched, here and on the other ranks, whose memory it may use.
 void DevicePath::GiveUp() noexcept {
-  if (own_) own_->Abort();
-  if (nccl_) nccl_->Abort();
-  SettleSoon(stream_, done_);
+  for (const auto& rank : ranks_) {
+    if (rank->own) rank->own->Abort();
+    if (rank->nccl) rank->nccl->Abort();
+  }
+  for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
 }
 
 }  // namespace tfdist

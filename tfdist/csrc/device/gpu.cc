@@ -39,6 +39,23 @@ void Gpu::Use() const { TFDIST_CALL(cuCtxSetCurrent, context_); }
 
 void Gpu::UseIfPossible() const noexcept { Load().cuCtxSetCurrent(context_); }
 
+void Gpu::ReachInto(int number) const {
+  cuda::Device other = 0;
+  TFDIST_CALL(cuDeviceGet, &other, number);
+  int can = 0;
+  TFDIST_CALL(cuDeviceCanAccessPeer, &can, device_, other);
+  if (!can) {
+    throw Error(Code::kUnavailable, "GPU " + std::to_string(number) + " of this process is out of "
+                                    "reach for " + name_ + " at " + place_);
+  }
+  cuda::Context* reached = nullptr;
+  TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
+  Use();
+  const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
+  Load().cuDevicePrimaryCtxRelease_v2(other);  // that of the communicator, which holds it, too
+  if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
+}
+
 DeviceMemory::DeviceMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu) {
   gpu_.Use();
   const size_t words = (bytes + 3) / 4;

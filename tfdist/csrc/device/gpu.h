@@ -27,6 +27,9 @@ class Gpu {
   const std::string& architecture() const { return architecture_; }
   // Its own among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
+  // Lets what runs on this GPU use the memory of another one of this process. Throws Error where it
+  // cannot.
+  void ReachInto(int number) const;
   // Where it is in its host; parts of a GPU have one place.
   const std::string& place() const { return place_; }
 

@@ -1,8 +1,12 @@
 #include "device/host_staged.h"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
 
 #include "device/awaiting.h"
+#include "error.h"
+#include "reduce/reduce.h"
 
 namespace tfdist {
 namespace {
@@ -11,10 +15,23 @@ constexpr size_t kChunkBytes = size_t{4} << 20;
 
 cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
-}  // namespace
+// Reduces what this process's GPUs have brought, into the first; the rest of a mean is the host's.
+void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
+                const Fingerprint& asked) {
+  if (all.size() == 1) return;
+  const double divisor = asked.op == ReduceOp::kMean ? static_cast<double>(all.size()) : 1.0;
+  Reduce({asked.type, asked.op, divisor, all.data(), static_cast<int>(all.size()),
+          bytes / SizeOf(asked.type), first});
+}
 
-HostStaged::Chunk::Chunk(const Gpu& gpu)
-    : memory(gpu, kChunkBytes), fetched(gpu), returned(gpu) {}
+// For each process the rows of all of its GPUs.
+std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
+  std::vector<size_t> sums(rows.size() / gpus);
+  for (size_t rank = 0; rank < rows.size(); ++rank) sums[rank / gpus] += rows[rank];
+  return sums;
+}
+
+}  // namespace
 
 char* HostStaged::Room::Take(const Gpu& gpu, size_t bytes) {
   if (bytes > bytes_) {
@@ -26,39 +43,83 @@ char* HostStaged::Room::Take(const Gpu& gpu, size_t bytes) {
   return memory_ ? static_cast<char*>(memory_->data()) : nullptr;
 }
 
-HostStaged::HostStaged(const Gpu& gpu, Guard& guard)
-    : gpu_(gpu), guard_(guard), down_(gpu), up_(gpu), fetched_(gpu), returned_(gpu) {
-  for (auto& chunk : chunks_) chunk = std::make_unique<Chunk>(gpu);
+HostStaged::Lane::Chunk::Chunk(const Gpu& gpu)
+    : memory(gpu, kChunkBytes), fetched(gpu), returned(gpu) {}
+
+HostStaged::Lane::Lane(const Gpu& given)
+    : gpu(given), down(gpu), up(gpu), fetched(gpu), returned(gpu) {
+  for (auto& chunk : chunks) chunk = std::make_unique<Chunk>(gpu);
 }
 
-void HostStaged::Run(Operation& operation, const OnHost& on_host) {
-  if (cuda::Event* const ready = *operation.device) {
-    gpu_.Use();
-    cuda::Check(cuda::Load().cuStreamWaitEvent(down_.get(), ready, 0), "cuStreamWaitEvent");
+void HostStaged::Lane::HoldBack(const Operation& part) const {
+  cuda::Event* const ready = *part.device;
+  if (!ready) return;
+  gpu.Use();
+  for (const DeviceStream* stream : {&down, &up}) {
+    cuda::Check(cuda::Load().cuStreamWaitEvent(stream->get(), ready, 0), "cuStreamWaitEvent");
   }
+}
+
+void HostStaged::Lane::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const {
+  from.ForEach(begin, bytes, [&](const char* data, size_t part) {
+    down.Copy(AddressOf(to), AddressOf(data), part);
+    to += part;
+  });
+}
+
+void HostStaged::Lane::Return(const char* from, const Pieces& to, size_t begin,
+                              size_t bytes) const {
+  to.ForEach(begin, bytes, [&](char* data, size_t part) {
+    up.Copy(AddressOf(data), AddressOf(from), part);
+    from += part;
+  });
+}
+
+HostStaged::HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guard& guard)
+    : guard_(guard) {
+  for (const auto& gpu : gpus) lanes_.push_back(std::make_unique<Lane>(*gpu));
+}
+
+void HostStaged::Run(const Operation& operation, const std::vector<Operation*>& parts,
+                     const OnHost& on_host) {
+  const Kind kind = operation.fingerprint.kind;
+  if (lanes_.size() > 1 &&
+      (kind == Kind::kSend || kind == Kind::kReceive || kind == Kind::kAllToAll)) {
+    throw Error(Code::kInvalidArgument, Describe(operation.fingerprint) +
+                                            " is for processes with one GPU each. Start one "
+                                            "process per GPU.");
+  }
+  for (size_t i = 0; i < lanes_.size(); ++i) lanes_[i]->HoldBack(*parts[i]);
   try {
-    if (operation.fingerprint.kind == Kind::kAllReduce && !operation.compression) {
-      InChunks(operation, on_host);
+    if (kind == Kind::kAllReduce && !operation.compression) {
+      InChunks(operation, parts, on_host);
     } else {
-      Whole(operation, on_host);
+      Whole(operation, parts, on_host);
     }
   } catch (...) {
     // What has been reduced goes up at once: its memory is the operation's until it has.
-    SettleSoon(down_, fetched_);
-    SettleSoon(up_, returned_);
+    for (const auto& lane : lanes_) {
+      SettleSoon(lane->down, lane->fetched);
+      SettleSoon(lane->up, lane->returned);
+    }
     throw;
   }
 }
 
-void HostStaged::InChunks(const Operation& operation, const OnHost& on_host) {
-  const size_t bytes = operation.in.bytes();
+void HostStaged::InChunks(const Operation& operation, const std::vector<Operation*>& parts,
+                          const OnHost& on_host) {
+  const size_t bytes = parts[0]->in.bytes();
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
   const auto size = [&](size_t k) { return std::min(kChunkBytes, bytes - k * kChunkBytes); };
   const auto fetch = [&](size_t k) {
-    Chunk& chunk = *chunks_[k % kChunks];
-    Await(chunk.returned, guard_);
-    Fetch(operation.in, k * kChunkBytes, size(k), static_cast<char*>(chunk.memory.data()));
-    chunk.fetched.Record(down_.get());
+    // All of them have the first one's result.
+    for (const auto& lane : lanes_) Await(lane->chunks[k % kChunks]->returned, guard_);
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      Lane::Chunk& chunk = *lanes_[i]->chunks[k % kChunks];
+      lanes_[i]->Fetch(parts[i]->in, k * kChunkBytes, size(k),
+                       static_cast<char*>(chunk.memory.data()));
+      chunk.fetched.Record(lanes_[i]->down.get());
+    }
   };
   if (count == 0) {
     // The others may bring more, and hear of it so.
@@ -69,72 +130,118 @@ void HostStaged::InChunks(const Operation& operation, const OnHost& on_host) {
   fetch(0);
   for (size_t k = 0; k < count; ++k) {
     if (k + 1 < count) fetch(k + 1);
-    Chunk& chunk = *chunks_[k % kChunks];
-    char* const data = static_cast<char*>(chunk.memory.data());
-    Await(chunk.fetched, guard_);
+    std::vector<const void*> all;
+    for (const auto& lane : lanes_) {
+      Await(lane->chunks[k % kChunks]->fetched, guard_);
+      all.push_back(lane->chunks[k % kChunks]->memory.data());
+    }
+    char* const data = static_cast<char*>(lanes_[0]->chunks[k % kChunks]->memory.data());
+    ReduceInto(data, all, size(k), operation.fingerprint);
     Operation part;
     part.fingerprint = operation.fingerprint;
     part.in = ConstPieces(data, size(k));
     part.out = Pieces(data, size(k));
     on_host(part);
-    Return(data, operation.out, k * kChunkBytes, size(k));
-    chunk.returned.Record(up_.get());
+    for (size_t i = 0; i < lanes_.size(); ++i) {
+      lanes_[i]->Return(data, parts[i]->out, k * kChunkBytes, size(k));
+      lanes_[i]->chunks[k % kChunks]->returned.Record(lanes_[i]->up.get());
+    }
   }
-  for (const auto& chunk : chunks_) Await(chunk->returned, guard_);
+  for (const auto& lane : lanes_) {
+    for (const auto& chunk : lane->chunks) Await(chunk->returned, guard_);
+  }
 }
 
-void HostStaged::Whole(Operation& operation, const OnHost& on_host) {
+void HostStaged::Whole(const Operation& operation, const std::vector<Operation*>& parts,
+                       const OnHost& on_host) {
+  const Operation& first = *parts[0];
+  const Kind kind = operation.fingerprint.kind;
   Operation staged;
   staged.fingerprint = operation.fingerprint;
   staged.peer = operation.peer;
-  staged.row_bytes = operation.row_bytes;
-  staged.sent_rows = operation.sent_rows;
-  staged.received_rows = operation.received_rows;
-  char* const in = in_.Take(gpu_, operation.in.bytes());
-  Fetch(operation.in, 0, operation.in.bytes(), in);
-  staged.in = ConstPieces(in, operation.in.bytes());
-  const auto room_for = [&](const Pieces& out) {
-    return Pieces(out_.Take(gpu_, out.bytes()), out.bytes());
-  };
-  if (operation.allocate) {
-    staged.allocate = [&](const std::vector<size_t>& rows) {
-      operation.out = operation.allocate(rows);
-      return room_for(operation.out);
-    };
-  } else {
-    staged.out = room_for(operation.out);
-  }
+  staged.row_bytes = first.row_bytes;
+  staged.sent_rows = first.sent_rows;
+  size_t bytes = 0;
+  char* const in = FetchAll(operation, parts, &bytes);
   Pieces left;  // by compression
   char* error = nullptr;
   if (operation.compression) {
     left = operation.compression->error;
-    error = error_.Take(gpu_, left.bytes());
-    Fetch(left.Const(), 0, left.bytes(), error);
+    error = error_.Take(lanes_[0]->gpu, left.bytes());
+    lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
     staged.compression = operation.compression;
     staged.compression->error = Pieces(error, left.bytes());
   }
-  fetched_.Record(down_.get());
-  Await(fetched_, guard_);
+  for (const auto& lane : lanes_) {
+    lane->fetched.Record(lane->down.get());
+    Await(lane->fetched, guard_);
+  }
+  if (lanes_.size() > 1) Join(parts, in, &bytes, &staged);
+  staged.in = ConstPieces(in, bytes);
+  const auto room_for = [&](size_t result) {
+    return Pieces(out_.Take(lanes_[0]->gpu, result), result);
+  };
+  if (first.allocate) {
+    staged.allocate = [&](const std::vector<size_t>& rows) {
+      for (size_t i = 0; i < parts.size(); ++i) {
+        parts[i]->out = parts[i]->allocate(rows);
+        lanes_[i]->HoldBack(*parts[i]);
+      }
+      return room_for(first.out.bytes());
+    };
+  } else {
+    staged.received_rows = OfProcesses(first.received_rows, lanes_.size());
+    staged.out = room_for(first.out.bytes() * (kind == Kind::kReduceScatter ? lanes_.size() : 1));
+  }
   on_host(staged);
-  Return(staged.out.bytes() ? staged.out.At(0).data : nullptr, operation.out, 0,
-         staged.out.bytes());
-  Return(error, left, 0, left.bytes());
-  returned_.Record(up_.get());
-  Await(returned_, guard_);
+  const char* from = staged.out.bytes() ? staged.out.At(0).data : nullptr;
+  for (size_t i = 0; i < lanes_.size(); ++i) {
+    lanes_[i]->Return(from, parts[i]->out, 0, parts[i]->out.bytes());
+    if (kind == Kind::kReduceScatter) from += parts[i]->out.bytes();
+  }
+  lanes_[0]->Return(error, left, 0, left.bytes());
+  for (const auto& lane : lanes_) {
+    lane->returned.Record(lane->up.get());
+    Await(lane->returned, guard_);
+  }
 }
 
-void HostStaged::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) {
-  from.ForEach(begin, bytes, [&](const char* data, size_t part) {
-    down_.Copy(AddressOf(to), AddressOf(data), part);
-    to += part;
-  });
+// What the GPUs bring, one behind the other; of a broadcast that of one.
+char* HostStaged::FetchAll(const Operation& operation, const std::vector<Operation*>& parts,
+                           size_t* bytes) {
+  std::vector<size_t> which(parts.size());
+  std::iota(which.begin(), which.end(), size_t{0});
+  if (operation.fingerprint.kind == Kind::kBroadcast) {
+    which = {static_cast<size_t>(operation.fingerprint.root) % parts.size()};
+  }
+  for (const size_t i : which) *bytes += parts[i]->in.bytes();
+  char* const in = in_.Take(lanes_[0]->gpu, *bytes);
+  char* next = in;
+  for (const size_t i : which) {
+    lanes_[i]->Fetch(parts[i]->in, 0, parts[i]->in.bytes(), next);
+    next += parts[i]->in.bytes();
+  }
+  return in;
 }
 
-void HostStaged::Return(const char* from, const Pieces& to, size_t begin, size_t bytes) {
-  to.ForEach(begin, bytes, [&](char* data, size_t part) {
-    up_.Copy(AddressOf(data), AddressOf(from), part);
-    from += part;
-  });
+// Makes one process's operation of what several GPUs have brought.
+void HostStaged::Join(const std::vector<Operation*>& parts, char* in, size_t* bytes,
+                      Operation* staged) const {
+  Fingerprint& asked = staged->fingerprint;
+  switch (asked.kind) {
+    case Kind::kBroadcast: asked.root /= static_cast<int32_t>(parts.size()); break;
+    case Kind::kAllGather:
+      for (size_t i = 1; i < parts.size(); ++i) staged->sent_rows[0] += parts[i]->sent_rows[0];
+      break;
+    case Kind::kReduceScatter: {
+      *bytes /= parts.size();
+      std::vector<const void*> all;
+      for (size_t i = 0; i < parts.size(); ++i) all.push_back(in + i * *bytes);
+      ReduceInto(in, all, *bytes, asked);
+      break;
+    }
+    default: break;
+  }
 }
 
 }  // namespace tfdist

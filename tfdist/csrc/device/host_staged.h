@@ -1,9 +1,10 @@
-// Collectives of what is on a GPU, through the host's memory: there wherever a GPU is.
+// Collectives of what is on GPUs, through the host's memory: there wherever a GPU is.
 #pragma once
 
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <vector>
 
 #include "collective/operation.h"
 #include "device/gpu.h"
@@ -16,19 +17,17 @@ class HostStaged {
   // Runs an operation whose memory is the host's.
   using OnHost = std::function<void(Operation&)>;
 
-  // Args: what ends waits early.
-  HostStaged(const Gpu& gpu, Guard& guard);
+  // Args: this process's GPUs, and what ends waits early.
+  HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guard& guard);
 
-  // Runs an operation whose memory is the GPU's. An all-reduce goes in chunks, so that one is reduced
-  // while the next comes and the last goes back.
-  void Run(Operation& operation, const OnHost& on_host);
+  // Runs an operation whose memory is the GPUs'. An all-reduce goes in chunks, so that one is reduced
+  // while the next comes and the last goes back. What several GPUs bring is put together on the host
+  // first; messages and all-to-alls are for processes with one.
+  // Args: what each GPU brings.
+  void Run(const Operation& operation, const std::vector<Operation*>& parts,
+           const OnHost& on_host);
 
  private:
-  struct Chunk {
-    explicit Chunk(const Gpu& gpu);
-    MappedMemory memory;
-    DeviceEvent fetched, returned;
-  };
   // Memory that grows.
   class Room {
    public:
@@ -38,18 +37,36 @@ class HostStaged {
     std::unique_ptr<MappedMemory> memory_;
     size_t bytes_ = 0;
   };
-
-  void InChunks(const Operation& operation, const OnHost& on_host);
-  void Whole(Operation& operation, const OnHost& on_host);
-  void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to);
-  void Return(const char* from, const Pieces& to, size_t begin, size_t bytes);
-
-  const Gpu& gpu_;
-  Guard& guard_;
-  DeviceStream down_, up_;
-  DeviceEvent fetched_, returned_;
   static constexpr size_t kChunks = 3;
-  std::unique_ptr<Chunk> chunks_[kChunks];
+  // One GPU's copies to the host and back.
+  struct Lane {
+    explicit Lane(const Gpu& gpu);
+    // Has what copies either way wait for the GPU's values, and for room for them.
+    void HoldBack(const Operation& part) const;
+    void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const;
+    void Return(const char* from, const Pieces& to, size_t begin, size_t bytes) const;
+
+    const Gpu& gpu;
+    DeviceStream down, up;
+    DeviceEvent fetched, returned;
+    struct Chunk {
+      explicit Chunk(const Gpu& gpu);
+      MappedMemory memory;
+      DeviceEvent fetched, returned;
+    };
+    std::unique_ptr<Chunk> chunks[kChunks];
+  };
+
+  void InChunks(const Operation& operation, const std::vector<Operation*>& parts,
+                const OnHost& on_host);
+  void Whole(const Operation& operation, const std::vector<Operation*>& parts,
+             const OnHost& on_host);
+  char* FetchAll(const Operation& operation, const std::vector<Operation*>& parts, size_t* bytes);
+  void Join(const std::vector<Operation*>& parts, char* in, size_t* bytes,
+            Operation* staged) const;
+
+  Guard& guard_;
+  std::vector<std::unique_ptr<Lane>> lanes_;
   Room in_, out_, error_;
 };
 

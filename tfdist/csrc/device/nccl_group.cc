@@ -163,27 +163,32 @@ void NcclGroup::Recv(cuda::Address out, size_t count, DType type, int from, cuda
   });
 }
 
-void NcclGroup::Grouped(const std::function<void()>& body) {
+void NcclGroup::Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body) {
   {
-    const std::lock_guard<std::recursive_mutex> lock(mutex_);
-    if (grouping_) return body();
-    Living();
-    setup_.gpu->Use();
-    nccl::Check(nccl_.ncclGroupStart(), "ncclGroupStart");
-    grouping_ = true;
+    std::vector<std::unique_lock<std::recursive_mutex>> locks;
+    for (NcclGroup* group : groups) locks.emplace_back(group->mutex_);
+    const nccl::Library& nccl = groups[0]->nccl_;
+    if (groups[0]->grouping_) return body();
+    for (NcclGroup* group : groups) group->Living();
+    const auto mark = [&groups](bool grouping) {
+      for (NcclGroup* group : groups) group->grouping_ = grouping;
+    };
+    groups[0]->setup_.gpu->Use();
+    nccl::Check(nccl.ncclGroupStart(), "ncclGroupStart");
+    mark(true);
     try {
       body();
     } catch (...) {
-      grouping_ = false;
-      nccl_.ncclGroupEnd();
-      Abort();
+      mark(false);
+      nccl.ncclGroupEnd();
+      for (NcclGroup* group : groups) group->Abort();
       throw;
     }
-    grouping_ = false;
-    const Result result = nccl_.ncclGroupEnd();
+    mark(false);
+    const Result result = nccl.ncclGroupEnd();
     if (result != nccl::kInProgress) nccl::Check(result, "ncclGroupEnd");
   }
-  Settle("ncclGroupEnd");
+  for (NcclGroup* group : groups) group->Settle("ncclGroupEnd");
 }
 
 void NcclGroup::Launch(const char* function, const std::function<Result(Comm*)>& call) {

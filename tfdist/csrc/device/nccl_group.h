@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <functional>
 #include <mutex>
+#include <vector>
 
 #include "device/gpu.h"
 #include "device/nccl.h"
@@ -52,9 +53,11 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
-  // Launches what `body` calls as one: messages to and from several ranks must be. If it throws,
-  // the group is aborted, since the others may wait for the rest.
-  void Grouped(const std::function<void()>& body);
+  // Launches what `body` calls of these groups as one: messages to and from several ranks must be, and
+  // what several ranks of one process do together. If it throws, the groups are aborted, since others
+  // may wait for the rest.
+  static void Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body);
+  void Grouped(const std::function<void()>& body) { Grouped({this}, body); }
 
   // Throws Error if NCCL has found a fault since, or the group was aborted.
   void Poll();

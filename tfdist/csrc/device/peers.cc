@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <functional>
 #include <random>
+#include <string>
 
 #include "collective/collectives.h"
 #include "error.h"
@@ -26,6 +26,37 @@ std::vector<char> Gather(Fabric& fabric, const Operation& operation, const void*
   return all;
 }
 
+// What a rank writes to another one's memory: each has a word of each other one's there.
+uint64_t Probe(size_t writer, size_t owner) {
+  return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;
+}
+
+// A word that goes to a GPU's memory, or comes from there.
+class Word {
+ public:
+  explicit Word(const Gpu& gpu) : stream_(gpu), host_(gpu, sizeof(uint64_t)) {}
+
+  void Copy(uint64_t value, cuda::Address to) {
+    *word() = value;
+    Move(to, reinterpret_cast<uintptr_t>(word()));
+  }
+  uint64_t Fetch(cuda::Address from) {
+    *word() = 0;
+    Move(reinterpret_cast<uintptr_t>(word()), from);
+    return *word();
+  }
+
+ private:
+  uint64_t* word() const { return static_cast<uint64_t*>(host_.data()); }
+  void Move(cuda::Address to, cuda::Address from) {
+    stream_.Copy(to, from, sizeof(uint64_t));
+    stream_.Synchronize();
+  }
+
+  const DeviceStream stream_;
+  const MappedMemory host_;
+};
+
 }  // namespace
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b) {
@@ -33,14 +64,37 @@ bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b) {
 }
 
 std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const Introduction& own) {
-  const std::vector<char> all = Gather(fabric, operation, &own, sizeof(own));
-  std::vector<Introduction> ranks(static_cast<size_t>(fabric.topology.size));
+                                    const std::vector<Introduction>& own) {
+  const Topology& topology = fabric.topology;
+  const auto processes = static_cast<size_t>(topology.size);
+  const uint64_t count = own.size();
+  std::vector<uint64_t> counts(processes);
+  const std::vector<char> told = Gather(fabric, operation, &count, sizeof(count));
+  std::memcpy(counts.data(), told.data(), told.size());
+  for (size_t process = 1; process < processes; ++process) {
+    if (counts[process] == counts[0]) continue;
+    throw Error(Code::kMismatch, "All workers need as many GPUs. Received: " +
+                                     std::to_string(counts[0]) + " on " + topology.names[0] +
+                                     ", " + std::to_string(counts[process]) + " on " +
+                                     topology.names[process] + ".");
+  }
+  const std::vector<char> all =
+      Gather(fabric, operation, own.data(), own.size() * sizeof(Introduction));
+  std::vector<Introduction> ranks(processes * own.size());
   std::memcpy(ranks.data(), all.data(), all.size());
   for (Introduction& rank : ranks) {
     rank.transport[sizeof(rank.transport) - 1] = rank.place[sizeof(rank.place) - 1] = 0;
   }
   return ranks;
+}
+
+std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
+                            const std::vector<size_t>& own) {
+  const std::vector<char> told =
+      Gather(fabric, operation, own.data(), own.size() * sizeof(size_t));
+  std::vector<size_t> all(told.size() / sizeof(size_t));
+  std::memcpy(all.data(), told.data(), told.size());
+  return all;
 }
 
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
@@ -65,10 +119,11 @@ cuda::Uuid ThisProcess() {
   return name;
 }
 
-Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, int rank)
-    : rank_(static_cast<size_t>(rank)) {
+Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank)
+    : gpu_(gpu), rank_(rank) {
   for (const Introduction& each : ranks) {
-    if (AreSame(each.process, ranks[rank_].process)) {
+    if (AreSame(each.process, ranks[rank].process)) {
+      if (!AreSame(each.gpu, ranks[rank].gpu)) gpu.ReachInto(each.number);
       shared_.push_back({each.staging_address, each.words_address});
       continue;
     }
@@ -77,45 +132,32 @@ Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, int rank)
   }
 }
 
-bool Peers::Probe(Fabric& fabric, const Operation& operation, const Gpu& gpu) {
-  // Each rank has a word of each other one's in each staging buffer.
-  const auto value = [](size_t writer, size_t owner) {
-    return uint64_t{0x7fd157} + writer * device::kMostRanks + owner;
-  };
-  const size_t size = shared_.size();
-  const DeviceStream stream(gpu);
-  const MappedMemory host(gpu, sizeof(uint64_t));
-  auto* const word = static_cast<uint64_t*>(host.data());
-  const auto address = reinterpret_cast<uintptr_t>(word);
-  const auto can = [](const std::function<void()>& copy) {
-    try {
-      copy();
-      return true;
-    } catch (const Error&) {
-      return false;
+bool Peers::Write() const {
+  try {
+    Word word(gpu_);
+    for (size_t owner = 0; owner < shared_.size(); ++owner) {
+      word.Copy(Probe(rank_, owner), shared_[owner].staging + rank_ * sizeof(uint64_t));
     }
-  };
-  bool good = can([&] {
-    for (size_t owner = 0; owner < size; ++owner) {
-      *word = value(rank_, owner);
-      stream.Copy(shared_[owner].staging + rank_ * sizeof(*word), address, sizeof(*word));
-      stream.Synchronize();
-    }
-  });
-  Operation barrier;
-  barrier.fingerprint = operation.fingerprint;
-  Barrier(fabric, barrier);
-  good = can([&] {
-    for (size_t owner = 0; owner < size; ++owner) {
-      for (size_t writer = 0; writer < size; ++writer) {
-        *word = 0;
-        stream.Copy(address, shared_[owner].staging + writer * sizeof(*word), sizeof(*word));
-        stream.Synchronize();
-        good = good && *word == value(writer, owner);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
+bool Peers::Read() const {
+  try {
+    Word word(gpu_);
+    bool good = true;
+    for (size_t owner = 0; owner < shared_.size(); ++owner) {
+      for (size_t writer = 0; writer < shared_.size(); ++writer) {
+        const cuda::Address from = shared_[owner].staging + writer * sizeof(uint64_t);
+        good = good && word.Fetch(from) == Probe(writer, owner);
       }
     }
-  }) && good;
-  return good;
+    return good;
+  } catch (const Error&) {
+    return false;
+  }
 }
 
 }  // namespace tfdist

@@ -1,6 +1,7 @@
 // What the ranks of a communicator tell each other about their GPUs, and reach of each other's memory.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,11 +14,12 @@
 
 namespace tfdist {
 
-// Of one rank, as it is: copied between processes of one program.
+// Of one GPU, as it is: copied between processes of one program.
 struct Introduction {
   cuda::Uuid gpu;
   char place[32];            // of the GPU in its host
   cuda::Uuid process;        // its own among all processes
+  int32_t number;            // among those that its process sees
   cuda::IpcHandle staging;   // where `has_kernels`
   cuda::IpcHandle words;
   cuda::Address staging_address;
@@ -28,14 +30,20 @@ struct Introduction {
   char transport[8];         // that is asked for
 };
 
-// The introductions of all ranks. Called by all of them within one operation.
+// The introductions of all GPUs: those of each process after those of the one before. Called by all
+// processes within one operation, as what follows is. Throws Error(kMismatch) where processes have
+// different numbers of GPUs.
 std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
-                                    const Introduction& own);
+                                    const std::vector<Introduction>& own);
 
-// Whether all is well on each rank, in the same way.
+// A number of each GPU, in the same order.
+std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
+                            const std::vector<size_t>& own);
+
+// Whether all is well on each process.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 
-// Rank 0's.
+// That of the first process.
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
@@ -43,17 +51,19 @@ bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
 // This process's own name, the same for all its ranks.
 cuda::Uuid ThisProcess();
 
-// The other ranks' memory, for kernels.
+// The memory of other GPUs, for the kernels of one.
 class Peers {
  public:
-  // Opens it. Throws Error where the driver does not allow that.
-  Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, int rank);
+  // Opens it. Args: the one GPU, which is this of all ranks. Throws Error where the driver does not
+  // allow that.
+  Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank);
 
   const std::vector<KernelAllReduce::Shared>& shared() const { return shared_; }
 
-  // Writes to the others' staging buffers and reads from them, since drivers err: all ranks call
-  // this together. Returns whether this rank could, and has found what was written.
-  bool Probe(Fabric& fabric, const Operation& operation, const Gpu& gpu);
+  // Writes to the others' staging buffers and, once all GPUs have, reads what they have written, since
+  // drivers err. Both return whether all was as it should be.
+  bool Write() const;
+  bool Read() const;
 
  private:
   struct Opened {
@@ -62,6 +72,7 @@ class Peers {
     PeerMemory staging, words;
   };
   std::vector<std::unique_ptr<Opened>> opened_;
+  const Gpu& gpu_;
   std::vector<KernelAllReduce::Shared> shared_;
   const size_t rank_;
 };

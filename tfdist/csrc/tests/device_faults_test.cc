@@ -141,7 +141,7 @@ void PartsOfAGpu() {
   std::vector<Communicator::Setup> setups;
   for (const int rank : {0, 1}) {
     setups.push_back(wiring.Take(rank));
-    setups.back().device->gpu = rank;
+    setups.back().device->gpus[0].number = rank;
   }
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;

@@ -27,7 +27,7 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
   plan.as = as;
   plan.device.emplace();
   plan.device->cuda = FakeDriver();
-  plan.device->kernels = FakeDriver().empty() ? Environment("GPU_KERNELS") : "/dev/null";
+  plan.device->gpus = {{0, FakeDriver().empty() ? Environment("GPU_KERNELS") : "/dev/null"}};
   plan.device->nccl = transport == "nccl" ? Environment("FAKE_NCCL") : "";
   plan.device->transport = transport;
   plan.device->may_share_gpu = true;
@@ -38,6 +38,7 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
 // A rank's memory on its GPU; all of it from the start.
 class Memory {
  public:
+  explicit Memory(int gpu = 0) : gpu_(gpu) {}
   cuda::Address Put(const std::vector<char>& values) {
     const cuda::Address at = Take(values.size());
     stream_.Copy(at, reinterpret_cast<uintptr_t>(values.data()), values.size());
@@ -64,7 +65,7 @@ class Memory {
   void Clear() { end_ = memory_.address(); }
 
  private:
-  const Gpu gpu_{0};
+  const Gpu gpu_;
   const DeviceMemory memory_{gpu_, kDeviceMemory};
   const DeviceStream stream_{gpu_};
   DeviceEvent ready_{gpu_};

@@ -73,17 +73,22 @@ void CollectiveOp::ComputeAsync(OpKernelContext* context, DoneCallback done) {
                         done);
       operation.cancellation = cancellation;
     }
-    group->Enqueue(std::move(operation), [this, context, done, manager, token](const Error* error) {
+    const auto end = [this, context, done, manager, token](const Error* error) {
       // Without waiting for a callback that runs: it needs nothing that goes with the operation.
       if (manager) manager->TryDeregisterCallback(token);
       OP_REQUIRES_OK_ASYNC(context, error ? ToStatus(*error) : Finish(context), done);
       done();
-    });
+    };
+    Enqueue(group.get(), std::move(operation), end);
   } catch (const Error& error) {
     OP_REQUIRES_OK_ASYNC(context, ToStatus(error), done);
   } catch (const std::exception& error) {  // no memory
     OP_REQUIRES_OK_ASYNC(context, absl::InternalError(error.what()), done);
   }
+}
+
+void CollectiveOp::Enqueue(Communicator* group, Operation operation, Communicator::Done done) {
+  group->Enqueue(std::move(operation), std::move(done));
 }
 
 ConstPieces Read(const Tensor& tensor) {

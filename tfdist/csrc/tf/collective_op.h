@@ -26,6 +26,7 @@ class CollectiveOp : public tensorflow::AsyncOpKernel {
   // Runs in TensorFlow's thread and must not wait.
   virtual absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                                Operation* operation) = 0;
+  virtual void Enqueue(Communicator* group, Operation operation, Communicator::Done done);
   // After the collective, in the communicator's thread.
   virtual absl::Status Finish(tensorflow::OpKernelContext*) { return absl::OkStatus(); }
 

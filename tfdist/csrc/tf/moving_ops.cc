@@ -1,7 +1,8 @@
 // The kernels of the collectives that move values as they are.
 #include <numeric>
 
-#include "tf/collective_op.h"
+#include "tf/moving_op.h"
+#include "tf/on_device.h"
 
 namespace tfdist::tf {
 namespace {
@@ -22,48 +23,38 @@ Pieces AllocateRows(OpKernelContext* context, const std::vector<size_t>& receive
   return Written(result);
 }
 
-class AllGatherOp : public CollectiveOp {
- public:
-  explicit AllGatherOp(OpKernelConstruction* construction)
-      : CollectiveOp(construction, Kind::kAllGather) {}
+}  // namespace
 
- private:
-  absl::Status Prepare(OpKernelContext* context, const Communicator&,
-                       Operation* operation) override {
-    const Tensor& tensor = context->input(1);
-    TF_RETURN_IF_ERROR(AddRows(tensor, "all_gather", operation));
-    operation->in = Read(tensor);
-    operation->sent_rows = {static_cast<size_t>(tensor.dim_size(0))};
-    operation->allocate = [context](const std::vector<size_t>& received) {
-      return AllocateRows(context, received);
-    };
-    return absl::OkStatus();
-  }
-};
+absl::Status AllGatherOp::Prepare(OpKernelContext* context, const Communicator&,
+                                  Operation* operation) {
+  const Tensor& tensor = context->input(1);
+  TF_RETURN_IF_ERROR(AddRows(tensor, "all_gather", operation));
+  operation->in = Read(tensor);
+  operation->sent_rows = {static_cast<size_t>(tensor.dim_size(0))};
+  operation->allocate = [context](const std::vector<size_t>& received) {
+    return AllocateRows(context, received);
+  };
+  return absl::OkStatus();
+}
 
-class BroadcastOp : public CollectiveOp {
- public:
-  explicit BroadcastOp(OpKernelConstruction* construction)
-      : CollectiveOp(construction, Kind::kBroadcast) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
-  }
+BroadcastOp::BroadcastOp(OpKernelConstruction* construction)
+    : CollectiveOp(construction, Kind::kBroadcast) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
+}
 
- private:
-  absl::Status Prepare(OpKernelContext* context, const Communicator&,
-                       Operation* operation) override {
-    const Tensor& tensor = context->input(1);
-    Tensor* result = nullptr;
-    TF_RETURN_IF_ERROR(
-        context->forward_input_or_allocate_output({1}, 0, tensor.shape(), &result));
-    operation->in = Read(tensor);
-    operation->out = Written(result);
-    operation->fingerprint.root = static_cast<int32_t>(root_);
-    operation->fingerprint.AddShape(Dims(tensor.shape()));
-    return absl::OkStatus();
-  }
+absl::Status BroadcastOp::Prepare(OpKernelContext* context, const Communicator&,
+                                  Operation* operation) {
+  const Tensor& tensor = context->input(1);
+  Tensor* result = nullptr;
+  TF_RETURN_IF_ERROR(context->forward_input_or_allocate_output({1}, 0, tensor.shape(), &result));
+  operation->in = Read(tensor);
+  operation->out = Written(result);
+  operation->fingerprint.root = static_cast<int32_t>(root_);
+  operation->fingerprint.AddShape(Dims(tensor.shape()));
+  return absl::OkStatus();
+}
 
-  int64_t root_ = 0;
-};
+namespace {
 
 class AllToAllOp : public CollectiveOp {
  public:
@@ -176,12 +167,26 @@ TFDIST_KERNEL("TfdistSend", SendOp)
 TFDIST_KERNEL("TfdistReceive", ReceiveOp)
 TFDIST_KERNEL("TfdistBarrier", BarrierOp)
 
-// On a GPU's worker everything passes through the host's memory.
 #define TFDIST_GPU(name) Name(name).Device(tensorflow::DEVICE_GPU).HostMemory("token")
-REGISTER_KERNEL_BUILDER(
-    TFDIST_GPU("TfdistAllGather").HostMemory("tensor").HostMemory("gathered"), AllGatherOp);
-REGISTER_KERNEL_BUILDER(
-    TFDIST_GPU("TfdistBroadcast").HostMemory("tensor").HostMemory("value"), BroadcastOp);
+#define TFDIST_ON_DEVICE(type)                                                               \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather").TypeConstraint<type>("T"),           \
+                          OnDevice<AllGatherOp>);                                            \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast").TypeConstraint<type>("T"),           \
+                          OnDevice<BroadcastOp>);
+TFDIST_FOR_DEVICE_TYPES(TFDIST_ON_DEVICE)
+#undef TFDIST_ON_DEVICE
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather")
+                            .TypeConstraint<tensorflow::int32>("T")
+                            .HostMemory("tensor")
+                            .HostMemory("gathered"),
+                        AllGatherOp);
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast")
+                            .TypeConstraint<tensorflow::int32>("T")
+                            .HostMemory("tensor")
+                            .HostMemory("value"),
+                        BroadcastOp);
+
+// The others go through the host's memory.
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
                             .HostMemory("tensor")
                             .HostMemory("rows")

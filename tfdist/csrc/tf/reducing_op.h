@@ -1,4 +1,4 @@
-// What the kernels of all_reduce and reduce_scatter share, and the first of them.
+// The kernels of all_reduce and reduce_scatter.
 #pragma once
 
 #include "tf/collective_op.h"
@@ -12,28 +12,30 @@ class ReducingOp : public CollectiveOp {
  protected:
   absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
                        Operation* operation) override;
+
+ private:
   virtual absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                            Operation* operation) = 0;
 
- private:
   ReduceOp op_ = ReduceOp::kSum;
 };
 
 class AllReduceOp : public ReducingOp {
  public:
-  explicit AllReduceOp(tensorflow::OpKernelConstruction* construction);
+  explicit AllReduceOp(tensorflow::OpKernelConstruction* construction)
+      : ReducingOp(construction, Kind::kAllReduce) {}
 
- protected:
+ private:
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
 };
 
-// The same of tensors in a GPU's memory.
-class DeviceAllReduceOp : public AllReduceOp {
+class ReduceScatterOp : public ReducingOp {
  public:
-  using AllReduceOp::AllReduceOp;
+  explicit ReduceScatterOp(tensorflow::OpKernelConstruction* construction)
+      : ReducingOp(construction, Kind::kReduceScatter) {}
 
- protected:
+ private:
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
 };

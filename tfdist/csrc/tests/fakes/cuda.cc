@@ -17,6 +17,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <tuple>
@@ -224,6 +225,16 @@ FAKE(cuDevicePrimaryCtxRelease_v2, Device) { return kSuccess; }
 FAKE(cuCtxSetCurrent, Context*) {
   INJECT(cuCtxSetCurrent);
   return kSuccess;
+}
+// FAKE_CUDA_APART: no GPU reaches another one's memory.
+FAKE(cuDeviceCanAccessPeer, int* can, Device, Device) {
+  *can = std::getenv("FAKE_CUDA_APART") ? 0 : 1;
+  return kSuccess;
+}
+FAKE(cuCtxEnablePeerAccess, Context* context, unsigned) {
+  static std::set<Context*> enabled;
+  const std::lock_guard<std::mutex> lock(mutex);
+  return enabled.insert(context).second ? kSuccess : kPeerAccessIsEnabled;
 }
 FAKE(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
   *least = 0;

@@ -1,0 +1,72 @@
+#include "device/device_rank.h"
+
+#include <cstring>
+#include <fstream>
+#include <iterator>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+std::string Contents(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+}  // namespace
+
+DeviceRank::DeviceRank(const DeviceSetup& setup, size_t index)
+    : number(setup.gpus[index].number),
+      gpu(std::make_shared<const Gpu>(number)),
+      stream(*gpu),
+      done(*gpu) {
+  const std::string& file = setup.gpus[index].kernels;
+  if (file.empty()) {
+    lack = "there are no compiled kernels";
+    return;
+  }
+  try {
+    const std::string binary = Contents(file);
+    AllocateBuffers(setup.buffer_bytes);
+    kernels.emplace(*gpu, binary.data(), KernelNames().data(), KernelNames().size());
+  } catch (const Error& error) {
+    lack = error.what();
+  }
+}
+
+void DeviceRank::AllocateBuffers(size_t buffer_bytes) {
+  const size_t bytes = KernelAllReduce::StagingBytes(buffer_bytes);
+  try {
+    staging.emplace(*gpu, bytes);
+    words.emplace(*gpu, KernelAllReduce::kWordBytes);
+  } catch (const Error& error) {
+    throw Error(error.code(), "its buffers of " + std::to_string(bytes) +
+                                  " bytes cannot be had on " + gpu->name() +
+                                  "; lower TFDIST_DEVICE_BUFFERS, or set "
+                                  "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
+  }
+}
+
+Introduction DeviceRank::Introduce(const DeviceSetup& setup) {
+  Introduction made{};
+  made.gpu = gpu->uuid();
+  std::strncpy(made.place, gpu->place().c_str(), sizeof(made.place) - 1);
+  made.process = ThisProcess();
+  made.number = number;
+  made.buffer_bytes = setup.buffer_bytes;
+  std::strncpy(made.transport, setup.transport.c_str(), sizeof(made.transport) - 1);
+  if (!kernels) return made;
+  try {
+    made.staging = staging->Share();
+    made.words = words->Share();
+    made.staging_address = staging->address();
+    made.words_address = words->address();
+    made.has_kernels = 1;
+  } catch (const Error& error) {
+    lack = error.what();
+  }
+  return made;
+}
+
+}  // namespace tfdist

@@ -1,0 +1,29 @@
+// What a communicator is told of this process's GPUs.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace tfdist {
+
+struct DeviceSetup {
+  struct OfGpu {
+    int number = 0;       // among those that this process sees
+    std::string kernels;  // the file of the compiled kernels; empty for none
+  };
+  std::vector<OfGpu> gpus;  // of this process, at least one; as many on all ranks
+  std::string cuda;         // the driver's library; empty for the system's
+  std::string nccl;         // NCCL's library; empty for none
+  std::string transport;    // "own", "nccl" or "host"; empty for whichever is best
+  size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU
+  bool may_share_gpu = false;  // whether ranks of one GPU use kernels and NCCL; for tests
+  double timeout_seconds = 600;
+  std::function<void(const std::string&)> warn;
+};
+
+// Throws Error(kInvalidArgument) where there is no driver, or a setting is none.
+void CheckDevice(const DeviceSetup& setup);
+
+}  // namespace tfdist

@@ -1,0 +1,71 @@
+#include "device/obstacles.h"
+
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "device/kernels/waiting.h"
+#include "device/nccl.h"
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+// Where ranks share a GPU, a kernel may be queued behind another one that waits for it.
+bool HaveOwnGpus(const DeviceTeam& team) {
+  std::set<std::string> gpus;
+  for (const Introduction& rank : team.ranks) {
+    gpus.insert(std::string(rank.gpu.bytes, sizeof(rank.gpu.bytes)));
+  }
+  return team.may_share_gpu || gpus.size() == team.ranks.size();
+}
+
+}  // namespace
+
+std::string WhyNoKernels(const DeviceTeam& team) {
+  if (team.topology.hosts.size() > 1) return "there are several hosts";
+  if (team.ranks.size() > device::kMostRanks) return "there are more than 16 ranks";
+  if (!HaveOwnGpus(team)) return "two ranks have the same GPU";
+  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+    const Introduction& each = team.ranks[rank];
+    if (!each.has_kernels) return team.topology.names[rank] + " lacks compiled kernels";
+    if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
+  }
+  return "";
+}
+
+std::string WhyNoNccl(const DeviceTeam& team) {
+  if (!HaveOwnGpus(team)) return "two ranks have the same GPU";
+  // Which NCCL refuses.
+  std::set<std::pair<int, std::string>> places;
+  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+    if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second &&
+        !team.may_share_gpu) {
+      return "two ranks have parts of the same GPU";
+    }
+  }
+  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+    if (team.ranks[rank].nccl == 0) return team.topology.names[rank] + " uses none";
+  }
+  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
+    if (team.ranks[rank].nccl != team.ranks[0].nccl) {
+      return team.topology.names[0] + " has " + nccl::VersionOf(team.ranks[0].nccl) + ", and " +
+             team.topology.names[rank] + " has " + nccl::VersionOf(team.ranks[rank].nccl);
+    }
+  }
+  return "";
+}
+
+void CheckTransports(const DeviceTeam& team) {
+  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
+    if (std::strcmp(team.ranks[rank].transport, team.ranks[0].transport) != 0) {
+      throw Error(Code::kMismatch, "TFDIST_DEVICE_ALGORITHM must be the same on all ranks. "
+                                   "Received: '" + std::string(team.ranks[0].transport) + "' on " +
+                                       team.topology.names[0] + ", '" +
+                                       team.ranks[rank].transport + "' on " +
+                                       team.topology.names[rank] + ".");
+    }
+  }
+}
+
+}  // namespace tfdist

@@ -1,0 +1,307 @@
+// Collectives of processes with several GPUs each: values, whichever way they go, and what one GPU does
+// otherwise than another.
+#include <algorithm>
+#include <csignal>
+#include <cstdlib>
+#include <future>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/device_team.h"
+
+namespace tfdist::testing {
+namespace {
+
+constexpr DType kFloat = DType::kFloat32;
+
+Plan WithGpus(const std::string& transport, int ranks, int hosts, As as, int gpus) {
+  Plan plan = PlanFor(transport, ranks, hosts, as);
+  for (int gpu = 1; gpu < gpus; ++gpu) {
+    plan.device->gpus.push_back({gpu, plan.device->gpus[0].kernels});
+  }
+  return plan;
+}
+
+// This process's GPUs, each with its memory and its number among all.
+struct Gpus {
+  explicit Gpus(Communicator& c) : communicator(c) {
+    for (size_t gpu = 0; gpu < c.gpus().size(); ++gpu) {
+      memories.push_back(std::make_unique<Memory>(static_cast<int>(gpu)));
+    }
+  }
+  Memory& operator[](size_t gpu) { return *memories[gpu]; }
+  size_t size() const { return memories.size(); }
+  int Rank(size_t gpu) const {
+    return communicator.rank() * static_cast<int>(size()) + static_cast<int>(gpu);
+  }
+  void Clear() {
+    for (auto& memory : memories) memory->Clear();
+  }
+
+  Communicator& communicator;
+  std::vector<std::unique_ptr<Memory>> memories;
+};
+
+// Each GPU comes with its part, the last one first; throws the first error.
+void RunParts(Communicator& c, std::vector<Operation> parts) {
+  std::vector<std::promise<void>> ends(parts.size());
+  for (size_t gpu = parts.size(); gpu-- > 0;) {
+    c.EnqueuePart(gpu, std::move(parts[gpu]), [&ends, gpu](const Error* error) {
+      if (error) {
+        ends[gpu].set_exception(std::make_exception_ptr(*error));
+      } else {
+        ends[gpu].set_value();
+      }
+    });
+  }
+  std::vector<std::future<void>> results;
+  for (auto& end : ends) results.push_back(end.get_future());
+  for (auto& result : results) result.wait();
+  for (auto& result : results) result.get();
+}
+
+// Args: how many values each GPU brings.
+void AllReduce(Gpus& gpus, DType type, ReduceOp op, const std::vector<size_t>& counts) {
+  gpus.Clear();
+  std::vector<Operation> parts;
+  std::vector<cuda::Address> places;
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+    const std::vector<char> values = Fill(type, counts[gpu], gpus.Rank(gpu));
+    places.push_back(gpus[gpu].Put(values));
+    parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, type, op, "gradients"));
+    parts.back().fingerprint.AddShape({static_cast<int64_t>(counts[gpu])});
+    parts.back().in = ConstPieces(Pointer(places.back()), values.size());
+    parts.back().out = Pieces(Pointer(places.back()), values.size());
+  }
+  RunParts(gpus.communicator, std::move(parts));
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+    const int all = gpus.communicator.participants();
+    EXPECT(gpus[gpu].Has(places[gpu], Expected(type, op, all, counts[gpu])));
+  }
+}
+
+void AllReduce(Gpus& gpus, DType type, ReduceOp op, size_t count) {
+  AllReduce(gpus, type, op, std::vector<size_t>(gpus.size(), count));
+}
+
+void Broadcasts(Gpus& gpus) {
+  for (int root = 0; root < gpus.communicator.participants(); ++root) {
+    gpus.Clear();
+    std::vector<Operation> parts;
+    std::vector<cuda::Address> places;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      const std::vector<char> values = Fill(kFloat, 700, gpus.Rank(gpu));
+      places.push_back(gpus[gpu].Put(values));
+      parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
+      parts.back().fingerprint.root = root;
+      parts.back().in = ConstPieces(Pointer(places.back()), values.size());
+      parts.back().out = Pieces(Pointer(places.back()), values.size());
+    }
+    RunParts(gpus.communicator, std::move(parts));
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      EXPECT(gpus[gpu].Has(places[gpu], Fill(kFloat, 700, root)));
+    }
+  }
+}
+
+// Args: how many rows a GPU brings, by its number among all.
+void Gathers(Gpus& gpus, const std::function<size_t(int)>& rows) {
+  gpus.Clear();
+  std::vector<Operation> parts;
+  std::vector<cuda::Address> places(gpus.size());
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+    const std::vector<char> values = Fill(kFloat, rows(gpus.Rank(gpu)), gpus.Rank(gpu));
+    char* const at = Pointer(gpus[gpu].Put(values));
+    parts.push_back(OnDevice(gpus[gpu], Kind::kAllGather, kFloat, ReduceOp::kSum, "rows"));
+    parts.back().in = ConstPieces(at, values.size());
+    parts.back().row_bytes = 4;
+    parts.back().sent_rows = {values.size() / 4};
+    parts.back().allocate = [&gpus, &places, gpu](const std::vector<size_t>& all) {
+      const size_t total = std::accumulate(all.begin(), all.end(), size_t{0}) * 4;
+      places[gpu] = gpus[gpu].Take(total);
+      return Pieces(Pointer(places[gpu]), total);
+    };
+  }
+  RunParts(gpus.communicator, std::move(parts));
+  std::vector<char> expected;
+  for (int rank = 0; rank < gpus.communicator.participants(); ++rank) {
+    const std::vector<char> part = Fill(kFloat, rows(rank), rank);
+    expected.insert(expected.end(), part.begin(), part.end());
+  }
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) EXPECT(gpus[gpu].Has(places[gpu], expected));
+}
+
+void Scatters(Gpus& gpus, ReduceOp op) {
+  constexpr size_t kCount = 300;
+  gpus.Clear();
+  const int all = gpus.communicator.participants();
+  std::vector<Operation> parts;
+  std::vector<cuda::Address> places;
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+    const std::vector<char> values =
+        Fill(kFloat, kCount * static_cast<size_t>(all), gpus.Rank(gpu));
+    char* const at = Pointer(gpus[gpu].Put(values));
+    places.push_back(gpus[gpu].Take(kCount * 4));
+    parts.push_back(OnDevice(gpus[gpu], Kind::kReduceScatter, kFloat, op, "parts"));
+    parts.back().in = ConstPieces(at, values.size());
+    parts.back().out = Pieces(Pointer(places.back()), kCount * 4);
+  }
+  RunParts(gpus.communicator, std::move(parts));
+  for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+    const size_t offset = kCount * static_cast<size_t>(gpus.Rank(gpu));
+    EXPECT(gpus[gpu].Has(places[gpu], Expected(kFloat, op, all, kCount, offset)));
+  }
+}
+
+void Values(Communicator& c) {
+  Gpus gpus(c);
+  for (const DType type : {kFloat, DType::kInt64, DType::kBool}) {
+    for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kMax}) AllReduce(gpus, type, op, 5000);
+  }
+  AllReduce(gpus, kFloat, ReduceOp::kMean, 37);
+  AllReduce(gpus, kFloat, ReduceOp::kSum, size_t{0});
+  AllReduce(gpus, kFloat, ReduceOp::kSum, 100'000);
+  Broadcasts(gpus);
+  Gathers(gpus, [](int) { return 50; });
+  Gathers(gpus, [](int rank) { return static_cast<size_t>(rank) * 7; });
+  Gathers(gpus, [](int) { return 0; });
+  Scatters(gpus, ReduceOp::kSum);
+  Scatters(gpus, ReduceOp::kMean);
+}
+
+// Several chunks.
+void Large(Communicator& c) {
+  Gpus gpus(c);
+  AllReduce(gpus, kFloat, ReduceOp::kSum, 2'500'000);
+}
+
+// GPUs of one process that bring different tensors.
+void UnlikeParts(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
+    ExpectError([&] { AllReduce(gpus, kFloat, ReduceOp::kSum, std::vector<size_t>{40, 41}); },
+                Code::kMismatch, {"GPU 0 is in", "float32[40]", "GPU 1 is in", "float32[41]"});
+  });
+}
+
+// A GPU that never comes to an operation.
+void MissingPart(Plan plan) {
+  plan.timeout_seconds = 0.5;
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    Operation part = OnDevice(gpus[1], Kind::kAllReduce, kFloat, ReduceOp::kSum, "gradients");
+    std::promise<void> end;
+    c.EnqueuePart(1, std::move(part), [&end](const Error* error) {
+      if (error) return end.set_exception(std::make_exception_ptr(*error));
+      end.set_value();
+    });
+    ExpectError([&] { end.get_future().get(); }, Code::kUnavailable,
+                {"GPU 0 of this process has not come to all_reduce 'gradients'", "GPU 1"});
+  });
+}
+
+// One that does not, since its step has been given up; the next step has both again.
+void GivenUp(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    Operation part = OnDevice(gpus[1], Kind::kAllReduce, kFloat, ReduceOp::kSum, "gradients");
+    part.cancellation = std::make_shared<Cancellation>();
+    part.cancellation->Ask();
+    std::promise<void> end;
+    c.EnqueuePart(1, std::move(part), [&end](const Error* error) {
+      if (error) return end.set_exception(std::make_exception_ptr(*error));
+      end.set_value();
+    });
+    ExpectError([&] { end.get_future().get(); }, Code::kCancelled, {"has given up its step"});
+    AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
+  });
+}
+
+void Messages(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    std::vector<Operation> parts;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      parts.push_back(OnDevice(gpus[gpu], Kind::kAllToAll, kFloat, ReduceOp::kSum, "rows"));
+    }
+    ExpectError([&] { RunParts(c, std::move(parts)); }, Code::kInvalidArgument,
+                {"all_to_all", "Start one process per GPU."});
+  });
+}
+
+void UnlikeNumbers() {
+  const Plan plan = WithGpus("", 2, 1, As::kThreads, 2);
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
+  setups[1].device->gpus.push_back({2, "/dev/null"});
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Gpus gpus(c);
+    ExpectError([&] { AllReduce(gpus, kFloat, ReduceOp::kSum, 40); }, Code::kMismatch,
+                {"All workers need as many GPUs. Received: 2 on rank 0, 3 on rank 1."});
+  });
+}
+
+// GPUs that the driver does not let reach each other.
+void OutOfReach() {
+  setenv("FAKE_CUDA_APART", "1", 1);
+  Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
+  plan.device->may_share_gpu = false;
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  setups.push_back(wiring.Take(0));
+  std::string told;
+  setups[0].warn = [&told](const std::string& message) { told += message; };
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Gpus gpus(c);
+    AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
+  });
+  EXPECT(told.find("No GPU reads another one's memory, since GPU 1 of this process is out of reach "
+                   "for A GPU of threads") == 0);
+  unsetenv("FAKE_CUDA_APART");
+}
+
+void Lost(const Plan& plan) {
+  OnEachProcess(plan, 1, [](Communicator& c) {
+    Gpus gpus(c);
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        if (c.rank() == 1 && round == 3) raise(SIGKILL);
+        AllReduce(gpus, kFloat, ReduceOp::kSum, 5000);
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1"});
+  });
+}
+
+void All() {
+  // Processes first: none has a driver before it forks.
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    OnEachRank(WithGpus(transport, 2, 1, As::kProcesses, 2), Values);
+    Lost(WithGpus(transport, 3, 1, As::kProcesses, 2));
+  }
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    OnEachRank(WithGpus(transport, 1, 1, As::kThreads, 3), Values);
+    UnlikeParts(WithGpus(transport, 2, 1, As::kThreads, 2));
+  }
+  for (const char* const transport : {"nccl", "host"}) {
+    OnEachRank(WithGpus(transport, 2, 2, As::kThreads, 2), Values);
+  }
+  OnEachRank(WithGpus("host", 2, 1, As::kThreads, 2), Large);
+  MissingPart(WithGpus("", 1, 1, As::kThreads, 2));
+  GivenUp(WithGpus("", 2, 1, As::kThreads, 2));
+  Messages(WithGpus("", 1, 1, As::kThreads, 2));
+  UnlikeNumbers();
+  OutOfReach();
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report(All);
+}

@@ -1,0 +1,48 @@
+// The same kernels for tensors in a GPU's memory, of which each operation names the GPU among those of its
+// communicator.
+#pragma once
+
+#include <utility>
+
+#include "tf/collective_op.h"
+
+namespace tfdist::tf {
+
+// Lets an operation wait for its GPU: what it reads has been computed, and what it writes is free, once
+// this point of TensorFlow's stream has passed. Of an allocation during the operation, too.
+absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
+                      Operation* operation);
+
+template <typename Op>
+class OnDevice : public Op {
+ public:
+  explicit OnDevice(tensorflow::OpKernelConstruction* construction) : Op(construction) {
+    OP_REQUIRES_OK(construction, construction->GetAttr("gpu", &gpu_));
+  }
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override {
+    TF_RETURN_IF_ERROR(Op::Prepare(context, group, operation));
+    return TakeTurn(context, group, gpu_, operation);
+  }
+  void Enqueue(Communicator* group, Operation operation, Communicator::Done done) override {
+    group->EnqueuePart(static_cast<size_t>(gpu_), std::move(operation), std::move(done));
+  }
+
+ private:
+  int64_t gpu_ = 0;
+};
+
+// TensorFlow keeps the int32 tensors of a GPU's operations in the host's memory.
+#define TFDIST_FOR_DEVICE_TYPES(F) \
+  F(bool)                          \
+  F(tensorflow::uint8)             \
+  F(tensorflow::int8)              \
+  F(tensorflow::int64)             \
+  F(Eigen::half)                   \
+  F(tensorflow::bfloat16)          \
+  F(float)                         \
+  F(double)
+
+}  // namespace tfdist::tf
