@@ -84,7 +84,7 @@ def test_other_collectives(group):
 def test_a_mirrored_strategy_of_gpus():
     ((alone, _),) = GROUPS["alone"].run(f"{PACKAGE}.gpus:train_mirrored")
     ((losses, taken),) = GROUPS["1x2 GPUs"].run(f"{PACKAGE}.gpus:train_mirrored")
-    assert taken == [True, False, False]
+    assert taken[:2] == [True, False]
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
 
 

@@ -35,7 +35,9 @@ class GpuCommunicator:
         """The communicators that sums go through from worker to worker."""
         if isinstance(self._rest, DeviceCommunicator):
             return (self._on_gpu, *self._rest.across_workers)
-        return (self._on_gpu, *filter(_is_native, [self._rest]))
+        if isinstance(self._rest, NativeCommunicator):
+            return (self._on_gpu, self._rest)
+        return (self._on_gpu,)
 
     @property
     def size(self) -> int:
@@ -83,7 +85,3 @@ def _apart(value: tf.Tensor) -> tf.Tensor:
     kernel for GPUs.
     """
     return tf.identity(value)
-
-
-def _is_native(communicator: Communicator) -> bool:
-    return isinstance(communicator, NativeCommunicator)

@@ -106,7 +106,7 @@ class Group:
     def native_gpus(
         self, devices: list[str], timeout: float | None = None
     ) -> list[NativeCommunicator]:
-        """For each GPU of this worker, its handle on the native communicator of those of all workers.
+        """For each GPU of this worker, its handle on the communicator of all workers' GPUs.
 
         All workers call this.
 

@@ -64,7 +64,7 @@ def move(strategy):
 
 
 def train_mirrored(strategy):
-    """The losses of a mirrored strategy of this process's GPUs, if it has any, and what sums took."""
+    """The losses on all GPUs of this process, by a mirrored strategy, and what sums have taken."""
     mirrored = strategy and tfdist.MirroredStrategy(communication="native")
     with _taken() if strategy else contextlib.nullcontext() as taken:
         history = fit(compile_mlp(mirrored), *rows(20), batch_size=10)
