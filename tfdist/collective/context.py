@@ -12,6 +12,8 @@ from tfdist.cluster import Mesh, Session
 from tfdist.collective import at_exit
 from tfdist.collective.core_setup import setup_of
 from tfdist.collective.gpu import Gpu
+from tfdist.collective.traffic import Traffic
+from tfdist.native.api import Link, Statistics
 from tfdist.options import Options
 
 CLOSED = 0
@@ -62,6 +64,23 @@ class Context:
         self.number, self.session = number.value, session
         self.rank, self.size, self.hosts = mesh.rank, mesh.size, mesh.hosts
         at_exit.add(self.number, self.aborter(), mesh.ranks[mesh.rank])
+
+    def traffic(self) -> Traffic:
+        """What has crossed sockets and shared memory so far."""
+        core, statistics = native.load().library, Statistics()
+        check(core, core.tfd_get_statistics(self.number, ctypes.byref(statistics)))
+        return Traffic(
+            statistics.collectives,
+            statistics.shared_bytes,
+            statistics.sent_bytes,
+            statistics.received_bytes,
+        )
+
+    def links(self) -> list[Link]:
+        """The kernel's counts of the connection to each rank."""
+        core, links = native.load().library, (Link * self.size)()
+        check(core, core.tfd_get_links(self.number, links))
+        return list(links)
 
     def aborter(self) -> Callable[[str], None]:
         """Fails the operations of what is open now, but not of what is opened later."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import native_ops
 from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
@@ -75,7 +76,8 @@ class GpuCommunicator:
         return _apart(self._of(tensor).broadcast(tensor))
 
     def _of(self, tensor: tf.Tensor) -> Communicator:
-        return self._on_gpu if tensor.dtype.is_floating else self._rest
+        stays = tensor.dtype.is_floating and tensor.dtype in native_ops.TYPES
+        return self._on_gpu if stays else self._rest
 
 
 def _apart(value: tf.Tensor) -> tf.Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -14,14 +13,14 @@ from tfdist import native
 from tfdist.cluster import Mesh, Session, connect
 from tfdist.collective import dtypes, flight_log, native_ops, registry, tokens, traces
 from tfdist.collective.buckets import plan
-from tfdist.collective.context import Context, check, closed
+from tfdist.collective.context import Context, closed
 from tfdist.collective.gpu import Gpu
 from tfdist.collective.group_shape import rank_and_size
 from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
-from tfdist.native.api import Link, Statistics
+from tfdist.native.api import Link
 from tfdist.options import Options
 
 BUCKET_BYTES = 4 << 20
@@ -49,7 +48,6 @@ class NativeCommunicator:
         self.context = context
         self._options = options
         self.bucket_bytes = BUCKET_BYTES
-        self._core = native.load().library
         # Set on first use, when TensorFlow's devices are initialized.
         self._device: str | None = None
         self._token: tf.Tensor | None = None
@@ -76,7 +74,7 @@ class NativeCommunicator:
         if tf.executing_eagerly() or self.context.session is None:
             rank, size = self.context.rank, self.context.size
         else:
-            with tf.device(tf.config.list_logical_devices("CPU")[0].name):
+            with tf.device(_cpu()):
                 rank, size = rank_and_size(self.name)
         gpus = len(self.context.gpus)
         return (rank * gpus + self._gpu, size * gpus) if gpus > 1 else (rank, size)
@@ -111,9 +109,8 @@ class NativeCommunicator:
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
         with tf.device(self.device):
             summable = dtypes.to_native_summable(tensor)
-            part = native_ops.reduce_scatter(
-                self.token, summable, "sum", self.name, "", gpu=self._gpu
-            )
+            token, name = self.token, self.name
+            part = native_ops.reduce_scatter(token, summable, "sum", name, "", gpu=self._gpu)
             return dtypes.from_summable(part, tensor)
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
@@ -122,9 +119,8 @@ class NativeCommunicator:
                 return gather_strings(tensor, lambda part: self.all_gather(part, key))
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.all_gather(self.token, tensor, self.name, key, gpu=self._gpu)
-            bits = dtypes.to_bits(tensor)
-            gathered = native_ops.all_gather(self.token, bits, self.name, key, gpu=self._gpu)
-            return dtypes.from_bits(gathered, tensor.dtype)
+            bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
+            return dtypes.from_bits(bits, tensor.dtype)
 
     def pass_on(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         """Sends rows to the next rank, and returns those of the one before; a ring of all ranks.
@@ -152,17 +148,15 @@ class NativeCommunicator:
         with tf.device(self.device):
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.broadcast(self.token, tensor, root, self.name, "", gpu=self._gpu)
-            bits = dtypes.to_bits(tensor)
-            roots = native_ops.broadcast(self.token, bits, root, self.name, "", gpu=self._gpu)
-            return dtypes.from_bits(roots, tensor.dtype)
+            bits = native_ops.broadcast(self.token, dtypes.to_bits(tensor), root, self.name, "")
+            return dtypes.from_bits(bits, tensor.dtype)
 
     @property
     def device(self) -> str:
         """The device that operations run on: this process's CPU, or one of the context's GPUs."""
         if self._device is None:
             gpus = self.context.gpus
-            cpu = tf.config.list_logical_devices("CPU")[0].name
-            self._device = gpus[self._gpu].device if gpus else cpu
+            self._device = gpus[self._gpu].device if gpus else _cpu()
         return self._device
 
     @property
@@ -176,9 +170,8 @@ class NativeCommunicator:
 
     def on_gpu(self, index: int) -> NativeCommunicator:
         """The handle of one of the context's GPUs: each brings its part to every operation."""
-        other = copy.copy(self)
-        other._gpu, other._device, other._token = index, None, None
-        other._token_lock = threading.Lock()
+        other = NativeCommunicator(self.name, self.context, self._options)
+        other._gpu, other.bucket_bytes = index, self.bucket_bytes
         return other
 
     def with_buckets_of(self, bucket_bytes: int) -> NativeCommunicator:
@@ -207,7 +200,7 @@ class NativeCommunicator:
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
-            ValueError: a process of the group already has a communicator of this name.
+            ValueError: one of them has a communicator of this name.
         """
         if self.context.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")
@@ -215,32 +208,22 @@ class NativeCommunicator:
 
     def traffic(self) -> Traffic:
         """This communicator's traffic so far."""
-        statistics = Statistics()
-        number = self.context.number
-        check(self._core, self._core.tfd_get_statistics(number, ctypes.byref(statistics)))
-        return Traffic(
-            statistics.collectives,
-            statistics.shared_bytes,
-            statistics.sent_bytes,
-            statistics.received_bytes,
-        )
+        return self.context.traffic()
 
     def links(self) -> list[Link]:
-        """The kernel's counts of the connection to each rank; all zero for ranks of this host."""
-        links = (Link * self.context.size)()
-        check(self._core, self._core.tfd_get_links(self.context.number, links))
-        return list(links)
+        """The kernel's counts of each rank's connection; all zero for ranks of this host."""
+        return self.context.links()
 
     def abort(self, message: str) -> None:
         """Fails all pending and later operations, on all ranks, with this message."""
-        self._core.tfd_abort(self.context.number, message.encode())
+        self.context.aborter()(message)
 
     def step_failed(self, message: str) -> None:
         """Reports that this rank's step failed: ranks that wait for it fail with this message.
 
         If the steps of all ranks fail, no rank waits, and the group remains usable.
         """
-        self._core.tfd_step_failed(self.context.number, message.encode())
+        native.load().library.tfd_step_failed(self.context.number, message.encode())
 
     def close(self) -> None:
         """Waits for pending operations and leaves the group; idempotent."""
@@ -262,6 +245,10 @@ class NativeCommunicator:
         registry.put(self.name, self)
 
 
+def _cpu() -> str:
+    return str(tf.config.list_logical_devices("CPU")[0].name)
+
+
 def open_communicator(
     session: Session, name: str, members: Sequence[int], options: Options, gpus: Sequence[Gpu] = ()
 ) -> NativeCommunicator | None:
@@ -270,13 +257,12 @@ def open_communicator(
     Args:
         session: the job's control connections.
         name: the group's name, the same on all ranks.
-        members: the job's ranks in this process's group, in the group's order; empty for a process
-            in none.
+        members: the job's ranks in this process's group, in its order; none for a process in none.
         options: the settings.
         gpus: the GPUs that operations run on, each with a handle by `on_gpu`; none for the CPU.
 
     Returns:
-        The communicator; None for a process in no group.
+        None for a process in no group.
 
     Raises:
         NativeUnavailableError: the core cannot be compiled or loaded.

@@ -70,12 +70,9 @@ class Group:
         self._here = threading.local()
 
     def native(self, name: str = "workers", timeout: float | None = None) -> NativeCommunicator:
-        """The native communicator of all workers under a name, created at the first call.
-
-        All workers call this.
+        """The native communicator of all workers under a name; all of them call this.
 
         Args:
-            name: the communicator's name.
             timeout: seconds a collective may take, if the communicator is created by this call,
                 otherwise ignored with a warning; by default the value in the settings.
 
@@ -88,9 +85,7 @@ class Group:
     def native_part(
         self, name: str, members: list[int], timeout: float | None = None
     ) -> NativeCommunicator | None:
-        """A native communicator of some workers, created at the first call.
-
-        All workers call this.
+        """A native communicator of some workers, created at the first call of all of them.
 
         Args:
             name: the name of the groups, the same on all workers; there is one communicator per
@@ -103,19 +98,10 @@ class Group:
         """
         return self._communicators.part(self.session, name, members, timeout)
 
-    def native_gpus(
-        self, devices: list[str], timeout: float | None = None
-    ) -> list[NativeCommunicator]:
+    def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
         """For each GPU of this worker, its handle on the communicator of all workers' GPUs.
 
-        All workers call this.
-
-        Args:
-            devices: TensorFlow's names of this worker's GPUs.
-            timeout: as for `native`.
-
-        Raises:
-            As `native`.
+        All workers call this; see `native`.
         """
         return self._communicators.on_gpus(self.session, devices, timeout)
 
