@@ -26,6 +26,8 @@ TFDIST_EITHER("TfdistAllReduce", AllReduceOp)
 TFDIST_EITHER("TfdistReduceScatter", ReduceScatterOp)
 TFDIST_EITHER("TfdistAllGather", AllGatherOp)
 TFDIST_EITHER("TfdistBroadcast", BroadcastOp)
+TFDIST_EITHER("TfdistSend", SendOp)
+TFDIST_EITHER("TfdistReceive", ReceiveOp)
 
 }  // namespace
 }  // namespace tfdist::tf

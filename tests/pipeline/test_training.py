@@ -130,3 +130,19 @@ def test_two_pipelines_of_three():
 @pytest.mark.parametrize(("name", "schedule"), some(PAIRS, always=[("mlp", "zbv")]))
 def test_four_ranks(name, schedule):
     check("4", 4, name, schedule)
+
+
+GPUS = ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host", "2 GPUs on 2 hosts"]
+
+
+@exhaustive
+@pytest.mark.parametrize("ranks", GPUS)
+@pytest.mark.parametrize("name", USUAL)
+def test_on_gpus(ranks, name):
+    check(ranks, 2, name, "1f1b")
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["gpt_masked_loss", "several_outputs", "shared"])
+def test_two_pipelines_on_gpus(name):
+    check("4 GPUs", 2, name, "1f1b")

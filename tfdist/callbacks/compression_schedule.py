@@ -10,7 +10,7 @@ import keras
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Policy
 from tfdist.compression.registry import read
-from tfdist.strategies.communication import cannot_compress
+from tfdist.strategies.compressing import cannot_compress
 from tfdist.strategies.extended import ReplicatedExtended
 
 

@@ -64,8 +64,8 @@ class Communicator(Protocol):
             key: as for `all_reduce`.
         """
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Returns rank 0's value, bit for bit, everywhere; shapes and types must agree."""
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        """Returns one participant's value, bit for bit, everywhere; shapes and types must agree."""
 
 
 class Alone:
@@ -87,5 +87,5 @@ class Alone:
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         return tensor
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         return tensor

@@ -78,5 +78,6 @@ class DeviceCommunicator:
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         return self._workers.all_gather(self._devices.all_gather(tensor, key), key)
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._workers.broadcast(self._devices.broadcast(tensor))
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        worker, device = divmod(root, self._devices.size)
+        return self._workers.broadcast(self._devices.broadcast(tensor, device), worker)

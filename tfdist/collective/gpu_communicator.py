@@ -72,8 +72,8 @@ class GpuCommunicator:
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
         return _apart(self._of(tensor).all_gather(tensor, key))
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
-        return _apart(self._of(tensor).broadcast(tensor))
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
+        return _apart(self._of(tensor).broadcast(tensor, root))
 
     def _of(self, tensor: tf.Tensor) -> Communicator:
         stays = tensor.dtype.is_floating and tensor.dtype in native_ops.TYPES

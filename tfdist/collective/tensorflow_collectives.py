@@ -99,7 +99,7 @@ class TensorFlowCommunicator:
                 dtypes.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
             )
 
-    def broadcast(self, tensor: tf.Tensor) -> tf.Tensor:
+    def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
         if tensor.dtype in (tf.string, tf.resource, tf.variant):
             raise UnsupportedError(
                 f"A tensor of type {tensor.dtype.name} cannot be broadcast to the other workers. "
@@ -108,7 +108,7 @@ class TensorFlowCommunicator:
         with tf.device(self._device):
             bits = dtypes.to_bits(tensor)
             shape = bits.shape
-            if self._rank != 0:
+            if self._rank != root:
                 bits = tf.zeros_like(bits)
             bits = self._reduce(tf.reshape(bits, [-1]))
             return dtypes.from_bits(tf.reshape(bits, shape), tensor.dtype)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,10 +17,6 @@ from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
-from tfdist.compression.compressor import Compressor
-from tfdist.compression.host_leaders import HostLeaders
-from tfdist.compression.policy import Policy
-from tfdist.compression.transport import Exchange
 from tfdist.errors import NativeUnavailableError, UnsupportedError
 from tfdist.options import Options
 from tfdist.strategies.group import Group
@@ -116,7 +112,7 @@ def are_gpus(devices: list[str]) -> bool:
     return all("GPU" in device for device in devices)
 
 
-def _sums_on_gpus(group: Group, devices: list[str]) -> bool:
+def sums_on_gpus(group: Group, devices: list[str]) -> bool:
     """Whether gradients are summed on GPUs, the same on all workers, all of which call this.
 
     Raises:
@@ -147,7 +143,7 @@ def worker_communicator(group: Group, options: Any, *, native: bool) -> Communic
     if group.topology.size == 1 and not native:
         return Alone()
     if native:
-        return _sized(group.native(timeout=options.timeout_seconds), options)
+        return sized(group.native(timeout=options.timeout_seconds), options)
     return TensorFlowCommunicator(
         tf.config.list_logical_devices("CPU")[0].name,
         rank=group.topology.rank,
@@ -168,11 +164,11 @@ def replica_communicators(
         return [Alone()]
     if native:
         through_hosts = _through_hosts(group, devices, workers, options)
-        if not _sums_on_gpus(group, devices):
+        if not sums_on_gpus(group, devices):
             return through_hosts
         on_gpus = group.native_gpus(devices, options.timeout_seconds)
         return [
-            GpuCommunicator(_sized(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), options), rest)
+            GpuCommunicator(sized(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), options), rest)
             for on_gpu, rest in zip(on_gpus, through_hosts, strict=True)
         ]
     if len(devices) == 1 and "CPU" in devices[0]:
@@ -192,6 +188,28 @@ def replica_communicators(
     ]
 
 
+def part_communicators(
+    group: Group, name: str, members: list[int], gpus: Sequence[str]
+) -> tuple[NativeCommunicator, Communicator] | tuple[None, None]:
+    """The communicators of some workers, for values on their hosts and for those of their replicas.
+
+    All workers call this; the result of one that is not a member is None.
+
+    Args:
+        group: all workers.
+        name: as for `Group.native_part`.
+        members: as for `Group.native_part`.
+        gpus: this worker's GPU, if sums are computed on GPUs.
+    """
+    part = group.native_part(name, members)
+    on_gpu = group.native_part(f"{name}, GPUs", members, gpus=gpus) if gpus else None
+    if part is None:
+        return None, None
+    if on_gpu is None:
+        return part, part
+    return part, GpuCommunicator(on_gpu.with_buckets_of(GPU_BUCKET_BYTES), part)
+
+
 def _through_hosts(
     group: Group, devices: list[str], workers: Communicator, options: Any
 ) -> list[Communicator]:
@@ -203,76 +221,12 @@ def _through_hosts(
         return [*local]
     remote = [group.native(f"device {i}", options.timeout_seconds) for i in range(len(devices))]
     return [
-        DeviceCommunicator(device, _sized(workers_of_device, options))
+        DeviceCommunicator(device, sized(workers_of_device, options))
         for device, workers_of_device in zip(local, remote, strict=True)
     ]
 
 
-def make_compressor(
-    group: Group,
-    policy: Policy | None,
-    devices: list[str],
-    workers: Communicator,
-    replicas: list[Communicator],
-    options: Any,
-) -> Compressor | None:
-    """The gradient compressor; None for a single worker and for TensorFlow's collectives.
-
-    Args:
-        group: the workers; all of them call this.
-        policy: this worker's initial policy; None to compress nothing.
-        devices: the devices of this worker's replicas.
-        workers: the communicator with one participant per worker.
-        replicas: those of `replica_communicators`.
-        options: a `tf.distribute.experimental.CommunicationOptions`.
-
-    Raises:
-        ProgramMismatchError: the workers have different policies.
-        UnsupportedError: a policy is set, and these workers cannot compress.
-    """
-    if not isinstance(workers, NativeCommunicator):
-        group.agree("compression", repr(policy))
-        if policy is not None and group.topology.size > 1:
-            raise cannot_compress("`compression`")
-        return None
-
-    def make_exchanges(within_hosts: bool) -> list[Exchange]:
-        def split(name: str, members: list[int], *, suffix: str = "") -> NativeCommunicator | None:
-            part = group.native_part(f"{name}{suffix}", members, options.timeout_seconds)
-            return None if part is None else _sized(part, options)
-
-        if len(devices) == 1:
-            return [Exchange(workers, within_hosts=within_hosts, split=split, exact=replicas[0])]
-        return [
-            Exchange(
-                _sized(group.native(f"device {i}"), options),
-                within_hosts=within_hosts,
-                devices=HostLeaders(local, len(devices), i),
-                split=functools.partial(split, suffix=f", device {i}"),
-            )
-            for i, local in enumerate(group.native_devices(devices))
-        ]
-
-    def agree(policy: Policy | None) -> None:
-        group.agree("compression", repr(policy))
-
-    compressor = Compressor(policy, make_exchanges, devices, agree)
-    group.follow(compressor)
-    return compressor
-
-
-def cannot_compress(asked_by: str) -> UnsupportedError:
-    """The error for compression over TensorFlow's collectives.
-
-    Args:
-        asked_by: what the user can omit.
-    """
-    return UnsupportedError(
-        "Compression needs the native collectives, and these workers use TensorFlow's. "
-        f"Run `tfdist doctor` for the reason, or omit {asked_by}."
-    )
-
-
-def _sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:
+def sized(communicator: NativeCommunicator, options: Any) -> NativeCommunicator:
+    """The communicator, with buckets of the size that the user has asked for, if any."""
     size = options.bytes_per_pack
     return communicator.with_buckets_of(size) if size else communicator

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 
 from tfdist.cluster import Session, observe
 from tfdist.cluster.net.wait_messages import say
@@ -76,12 +77,19 @@ class Communicators:
         return [communicator.on_gpu(index) for index in range(len(devices))]
 
     def part(
-        self, session: Session, name: str, members: list[int], timeout: float | None
+        self,
+        session: Session,
+        name: str,
+        members: list[int],
+        timeout: float | None,
+        gpus: Sequence[str],
     ) -> NativeCommunicator | None:
         """A communicator of some workers, opened at the first call."""
         key = f"{name} of {members}"
         if key not in self._parts:
-            part = open_communicator(session, name, members, self._with(timeout))
+            options = self._with(timeout)
+            found = gpu.find(gpus, options)
+            part = open_communicator(session, name, members, options, found)
             if part is not None:
                 session.on_peer_lost(part.context.aborter())
             self._parts[key] = part

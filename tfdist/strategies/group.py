@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import tensorflow as tf
 
@@ -83,7 +83,7 @@ class Group:
         return self._communicators.named(self.session, name, timeout)
 
     def native_part(
-        self, name: str, members: list[int], timeout: float | None = None
+        self, name: str, members: list[int], timeout: float | None = None, gpus: Sequence[str] = ()
     ) -> NativeCommunicator | None:
         """A native communicator of some workers, created at the first call of all of them.
 
@@ -92,11 +92,9 @@ class Group:
                 name and members.
             members: the ranks in this worker's group; empty for a worker in none.
             timeout: as for `native`.
-
-        Raises:
-            TfdistError: the workers cannot be connected; the same error on all of them.
+            gpus: TensorFlow's names of this worker's GPUs, if operations run on them.
         """
-        return self._communicators.part(self.session, name, members, timeout)
+        return self._communicators.part(self.session, name, members, timeout, gpus)
 
     def native_gpus(self, devices: list[str], timeout: float | None) -> list[NativeCommunicator]:
         """For each GPU of this worker, its handle on the communicator of all workers' GPUs.

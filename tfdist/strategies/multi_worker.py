@@ -16,10 +16,10 @@ from tfdist.strategies.communication import (
     check_communication,
     choose,
     local_devices,
-    make_compressor,
     replica_communicators,
     worker_communicator,
 )
+from tfdist.strategies.compressing import make_compressor
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 from tfdist.strategies.joining import join, join_devices

@@ -9,6 +9,7 @@
 #include "collective/collectives.h"
 #include "collective/sizes.h"
 #include "device/awaiting.h"
+#include "device/message_copies.h"
 #include "error.h"
 #include "reduce/reduce.h"
 
@@ -46,6 +47,7 @@ cuda::Address Whole(const ConstPieces& pieces) {
 }
 cuda::Address Whole(const Pieces& pieces) { return Whole(pieces.Const()); }
 
+bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
 bool IsReduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
 
 // Calls a function for each of several ranks at once, since each waits for the others, and throws the
@@ -126,9 +128,7 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     parts.clear();
     for (Operation& part : operation.parts) parts.push_back(&part);
   }
-  const bool by_all = IsReduction(asked.kind) || asked.kind == Kind::kAllGather ||
-                      asked.kind == Kind::kBroadcast;
-  if (!by_all || operation.compression) return host_.Run(operation, parts, on_host);
+  if (!MayStay(fabric, operation)) return host_.Run(operation, parts, on_host);
   if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
   if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
     throw Error(Code::kInvalidArgument,
@@ -151,16 +151,41 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
   try {
     HoldBack(parts);
-    if (transport == Transport::kOwn) {
-      LaunchKernels(asked, parts);
-    } else {
+    if (transport == Transport::kNccl) {
       LaunchNccl(asked, parts);
+    } else if (IsMessage(asked.kind)) {
+      return Copy(fabric, operation);
+    } else {
+      LaunchKernels(asked, parts);
     }
     AwaitResult();
   } catch (...) {
     GiveUp();
     throw;
   }
+}
+
+// Whether an operation can go another way than through the host: a message in a group of two, since in
+// larger ones nobody else takes part in it.
+bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
+  if (operation.compression) return false;
+  switch (operation.fingerprint.kind) {
+    case Kind::kAllReduce:
+    case Kind::kReduceScatter:
+    case Kind::kAllGather:
+    case Kind::kBroadcast: return true;
+    case Kind::kSend:
+    case Kind::kReceive: return ranks_.size() == 1 && fabric.topology.size == 2;
+    default: return false;
+  }
+}
+
+void DevicePath::Copy(Fabric& fabric, const Operation& operation) {
+  DeviceRank& rank = *ranks_[0];
+  const bool sends = operation.fingerprint.kind == Kind::kSend;
+  const auto receiver = sends ? static_cast<size_t>(operation.peer) : First();
+  CopyMessage(fabric, operation, rank, rank.peers->shared()[receiver].staging,
+              setup_.buffer_bytes, guard_);
 }
 
 // Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same of
@@ -327,7 +352,8 @@ DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& 
   if (setup_.transport == "host") return Transport::kHost;
   const bool reduces = IsReduction(asked.kind);
   const size_t bytes = parts[0]->in.bytes();
-  if (asked.kind != Kind::kAllGather && bytes == 0) return Transport::kHost;
+  if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;
+  if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
   const bool nccl = setup_.transport != "own" && MayUseNccl() &&
                     (!reduces || NcclSupports(asked.type, asked.op));
   if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= kMostBeforeNccl)) {
@@ -381,6 +407,14 @@ void DevicePath::CallNccl(const Fingerprint& asked, const Operation& part,
       nccl.Broadcast(in, out, part.in.bytes(), DType::kUint8, asked.root, stream);
       break;
     case Kind::kAllGather: return Gather(part, rank);
+    case Kind::kSend:
+      if (part.in.bytes() == 0) break;
+      nccl.Send(in, part.in.bytes(), DType::kUint8, part.peer, stream);
+      break;
+    case Kind::kReceive:
+      if (part.out.bytes() == 0) break;
+      nccl.Recv(out, part.out.bytes(), DType::kUint8, part.peer, stream);
+      break;
     default: break;
   }
 }

@@ -57,6 +57,8 @@ class DevicePath {
   void Announce() const;
   void AnnounceNoNccl() const;
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
+  bool MayStay(const Fabric& fabric, const Operation& operation) const;
+  void Copy(Fabric& fabric, const Operation& operation);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
   void MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts);
   void HoldBack(const Parts& parts) const;

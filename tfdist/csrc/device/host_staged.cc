@@ -1,8 +1,10 @@
 #include "device/host_staged.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 #include <string>
+#include <utility>
 
 #include "device/awaiting.h"
 #include "error.h"
@@ -47,8 +49,13 @@ HostStaged::Lane::Chunk::Chunk(const Gpu& gpu)
     : memory(gpu, kChunkBytes), fetched(gpu), returned(gpu) {}
 
 HostStaged::Lane::Lane(const Gpu& given)
-    : gpu(given), down(gpu), up(gpu), fetched(gpu), returned(gpu) {
-  for (auto& chunk : chunks) chunk = std::make_unique<Chunk>(gpu);
+    : gpu(given), down(gpu), up(gpu), fetched(gpu), returned(gpu) {}
+
+void HostStaged::Lane::MakeChunks() {
+  if (chunks[0]) return;
+  std::unique_ptr<Chunk> made[kChunks];
+  for (auto& chunk : made) chunk = std::make_unique<Chunk>(gpu);
+  std::move(std::begin(made), std::end(made), std::begin(chunks));
 }
 
 void HostStaged::Lane::HoldBack(const Operation& part) const {
@@ -127,6 +134,7 @@ void HostStaged::InChunks(const Operation& operation, const std::vector<Operatio
     nothing.fingerprint = operation.fingerprint;
     return on_host(nothing);
   }
+  for (const auto& lane : lanes_) lane->MakeChunks();
   fetch(0);
   for (size_t k = 0; k < count; ++k) {
     if (k + 1 < count) fetch(k + 1);

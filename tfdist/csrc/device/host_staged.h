@@ -41,6 +41,8 @@ class HostStaged {
   // One GPU's copies to the host and back.
   struct Lane {
     explicit Lane(const Gpu& gpu);
+    // When they are needed first.
+    void MakeChunks();
     // Has what copies either way wait for the GPU's values, and for room for them.
     void HoldBack(const Operation& part) const;
     void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const;

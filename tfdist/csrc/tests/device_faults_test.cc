@@ -29,6 +29,42 @@ void Mismatches(const Plan& plan) {
   });
 }
 
+// One rank sends what the other one does not expect, or is lost.
+void Messages(const Plan& plan) {
+  const auto pass = [](Communicator& c, Memory& memory, size_t count) {
+    memory.Clear();
+    const std::vector<char> values = Fill(DType::kFloat32, count, 1);
+    const cuda::Address at = memory.Put(values);
+    const bool sends = c.rank() == 1;
+    Operation message = OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, DType::kFloat32,
+                                 ReduceOp::kSum, "message");
+    message.fingerprint.AddShape({static_cast<int64_t>(count)});
+    message.peer = 1 - c.rank();
+    if (sends) message.in = ConstPieces(Pointer(at), values.size());
+    if (!sends) message.out = Pieces(Pointer(at), values.size());
+    c.Run(std::move(message));
+  };
+  const bool on_host = plan.device->transport == "host";
+  OnEachRank(plan, [&pass, on_host](Communicator& c) {
+    Memory memory;
+    pass(c, memory, 9000);
+    // Through the host, a message has been sent before it is known.
+    if (c.rank() == 1 && on_host) return;
+    ExpectError([&] { pass(c, memory, c.rank() ? 0 : 40); }, Code::kMismatch,
+                {"The ranks do not call the same collectives in the same order"});
+  });
+  OnEachProcess(plan, 1, [&pass](Communicator& c) {
+    Memory memory;
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        if (c.rank() == 1 && round == 3) raise(SIGKILL);
+        pass(c, memory, 9000);
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1"});
+  });
+}
+
 void Settings() {
   Plan plan = PlanFor("own", 2, 1, As::kThreads);
   Wiring wiring(plan);
@@ -193,6 +229,9 @@ void WithFakes() {
   // Processes first: none has a driver before it forks.
   for (const char* const transport : {"own", "nccl", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
+  }
+  for (const char* const transport : {"own", "nccl", "host"}) {
+    Messages(PlanFor(transport, 2, 1, As::kProcesses));
   }
   Broken(PlanFor("own", 3, 1, As::kProcesses));
   for (const char* const transport : {"own", "nccl", "host"}) {

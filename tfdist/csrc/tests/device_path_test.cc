@@ -18,10 +18,10 @@ void Reductions(Communicator& c, Memory& memory) {
 }
 
 // From rank 1 to rank 0.
-void Message(Communicator& c, Memory& memory) {
+void Message(Communicator& c, Memory& memory, size_t count) {
   if (c.rank() > 1 || c.size() == 1) return;
   const DType type = DType::kFloat32;
-  const std::vector<char> values = Fill(type, 700, 1);
+  const std::vector<char> values = Fill(type, count, 1);
   memory.Clear();
   const bool sends = c.rank() == 1;
   const cuda::Address at = sends ? memory.Put(values) : memory.Take(values.size());
@@ -85,8 +85,10 @@ void OtherCollectives(Communicator& c, Memory& memory) {
 // A message comes first, so that nobody asks those who take no part in it.
 void Values(Communicator& c) {
   Memory memory;
-  Message(c, memory);
+  Message(c, memory, 700);
   Reductions(c, memory);
+  // More than the buffers of a receiver hold, and nothing.
+  for (const size_t count : {40'000u, 0u, 9'000u, 5u}) Message(c, memory, count);
   OtherCollectives(c, memory);
 }
 

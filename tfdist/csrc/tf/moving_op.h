@@ -1,4 +1,4 @@
-// The kernels of all_gather and broadcast.
+// The kernels of all_gather, broadcast and messages.
 #pragma once
 
 #include "tf/collective_op.h"
@@ -25,6 +25,30 @@ class BroadcastOp : public CollectiveOp {
 
  private:
   int64_t root_ = 0;
+};
+
+class SendOp : public CollectiveOp {
+ public:
+  explicit SendOp(tensorflow::OpKernelConstruction* construction);
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override;
+
+ private:
+  int64_t rank_ = 0;
+};
+
+class ReceiveOp : public CollectiveOp {
+ public:
+  explicit ReceiveOp(tensorflow::OpKernelConstruction* construction);
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override;
+
+ private:
+  int64_t rank_ = 0;
 };
 
 }  // namespace tfdist::tf

@@ -37,6 +37,41 @@ absl::Status AllGatherOp::Prepare(OpKernelContext* context, const Communicator&,
   return absl::OkStatus();
 }
 
+SendOp::SendOp(OpKernelConstruction* construction) : CollectiveOp(construction, Kind::kSend) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
+}
+
+absl::Status SendOp::Prepare(OpKernelContext* context, const Communicator&,
+                             Operation* operation) {
+  operation->peer = static_cast<int>(rank_);
+  operation->in = Read(context->input(1));
+  operation->fingerprint.AddShape(Dims(context->input(1).shape()));
+  return absl::OkStatus();
+}
+
+ReceiveOp::ReceiveOp(OpKernelConstruction* construction)
+    : CollectiveOp(construction, Kind::kReceive) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
+}
+
+absl::Status ReceiveOp::Prepare(OpKernelContext* context, const Communicator&,
+                                Operation* operation) {
+  const Tensor& dims = context->input(1);
+  TensorShape shape;
+  if (dims.dims() != 1) {
+    return absl::InvalidArgumentError("The shape to receive must be a vector. Received: shape " +
+                                      dims.shape().DebugString() + ".");
+  }
+  TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(dims.vec<int64_t>(), &shape));
+  Tensor* result = nullptr;
+  TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &result));
+  operation->peer = static_cast<int>(rank_);
+  operation->out = Written(result);
+  operation->fingerprint.type = FromTensorFlow(result->dtype());
+  operation->fingerprint.AddShape(Dims(shape));
+  return absl::OkStatus();
+}
+
 BroadcastOp::BroadcastOp(OpKernelConstruction* construction)
     : CollectiveOp(construction, Kind::kBroadcast) {
   OP_REQUIRES_OK(construction, construction->GetAttr("root", &root_));
@@ -99,53 +134,6 @@ class AllToAllOp : public CollectiveOp {
   }
 };
 
-class SendOp : public CollectiveOp {
- public:
-  explicit SendOp(OpKernelConstruction* construction) : CollectiveOp(construction, Kind::kSend) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
-  }
-
- private:
-  absl::Status Prepare(OpKernelContext* context, const Communicator&,
-                       Operation* operation) override {
-    operation->peer = static_cast<int>(rank_);
-    operation->in = Read(context->input(1));
-    operation->fingerprint.AddShape(Dims(context->input(1).shape()));
-    return absl::OkStatus();
-  }
-
-  int64_t rank_ = 0;
-};
-
-class ReceiveOp : public CollectiveOp {
- public:
-  explicit ReceiveOp(OpKernelConstruction* construction)
-      : CollectiveOp(construction, Kind::kReceive) {
-    OP_REQUIRES_OK(construction, construction->GetAttr("rank", &rank_));
-  }
-
- private:
-  absl::Status Prepare(OpKernelContext* context, const Communicator&,
-                       Operation* operation) override {
-    const Tensor& dims = context->input(1);
-    TensorShape shape;
-    if (dims.dims() != 1) {
-      return absl::InvalidArgumentError("The shape to receive must be a vector. Received: shape " +
-                                        dims.shape().DebugString() + ".");
-    }
-    TF_RETURN_IF_ERROR(TensorShape::BuildTensorShape(dims.vec<int64_t>(), &shape));
-    Tensor* result = nullptr;
-    TF_RETURN_IF_ERROR(context->allocate_output(0, shape, &result));
-    operation->peer = static_cast<int>(rank_);
-    operation->out = Written(result);
-    operation->fingerprint.type = FromTensorFlow(result->dtype());
-    operation->fingerprint.AddShape(Dims(shape));
-    return absl::OkStatus();
-  }
-
-  int64_t rank_ = 0;
-};
-
 class BarrierOp : public CollectiveOp {
  public:
   explicit BarrierOp(OpKernelConstruction* construction)
@@ -172,7 +160,12 @@ TFDIST_KERNEL("TfdistBarrier", BarrierOp)
   REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather").TypeConstraint<type>("T"),           \
                           OnDevice<AllGatherOp>);                                            \
   REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBroadcast").TypeConstraint<type>("T"),           \
-                          OnDevice<BroadcastOp>);
+                          OnDevice<BroadcastOp>);                                            \
+  REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistSend").TypeConstraint<type>("T"),                \
+                          OnDevice<SendOp>);                                                 \
+  REGISTER_KERNEL_BUILDER(                                                                   \
+      TFDIST_GPU("TfdistReceive").TypeConstraint<type>("T").HostMemory("shape"),             \
+      OnDevice<ReceiveOp>);
 TFDIST_FOR_DEVICE_TYPES(TFDIST_ON_DEVICE)
 #undef TFDIST_ON_DEVICE
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllGather")
@@ -193,9 +186,13 @@ REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistAllToAll")
                             .HostMemory("received")
                             .HostMemory("received_rows"),
                         AllToAllOp);
-REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistSend").HostMemory("tensor"), SendOp);
 REGISTER_KERNEL_BUILDER(
-    TFDIST_GPU("TfdistReceive").HostMemory("shape").HostMemory("tensor"), ReceiveOp);
+    TFDIST_GPU("TfdistSend").TypeConstraint<tensorflow::int32>("T").HostMemory("tensor"), SendOp);
+REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistReceive")
+                            .TypeConstraint<tensorflow::int32>("T")
+                            .HostMemory("shape")
+                            .HostMemory("tensor"),
+                        ReceiveOp);
 REGISTER_KERNEL_BUILDER(TFDIST_GPU("TfdistBarrier"), BarrierOp);
 
 }  // namespace

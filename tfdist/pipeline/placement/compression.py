@@ -12,7 +12,12 @@ from tfdist.strategies.group import Group
 
 
 def make_compressor(
-    group: Group, policy: Policy | None, device: str, data: Communicator, mesh: RankGrid
+    group: Group,
+    policy: Policy | None,
+    device: str,
+    data: Communicator,
+    exact: Communicator,
+    mesh: RankGrid,
 ) -> Compressor | None:
     """The compressor of this worker's gradients; None with a single pipeline.
 
@@ -21,6 +26,7 @@ def make_compressor(
         policy: this worker's compression policy; None for no compression so far.
         device: this worker's device.
         data: the communicator of the workers that hold the same stages.
+        exact: what sums their gradients without compression.
         mesh: the mesh of all workers.
 
     Raises:
@@ -40,7 +46,7 @@ def make_compressor(
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
     def make_exchanges(within_hosts: bool) -> list[Exchange]:
-        exchange = Exchange(data, within_hosts=within_hosts, split=split)
+        exchange = Exchange(data, within_hosts=within_hosts, split=split, exact=exact)
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
             # Other groups wait for this one, which needs no parts.
             split("host", [])

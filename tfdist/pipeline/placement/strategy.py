@@ -17,7 +17,12 @@ from tfdist.pipeline.placement.compression import make_compressor
 from tfdist.pipeline.placement.rank_grid import RankGrid
 from tfdist.pipeline.plan.schedule import Schedule
 from tfdist.pipeline.schedules import make_schedule
-from tfdist.strategies.communication import choose, local_devices
+from tfdist.strategies.communication import (
+    choose,
+    local_devices,
+    part_communicators,
+    sums_on_gpus,
+)
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
 from tfdist.strategies.joining import join
@@ -39,11 +44,14 @@ class PipelineExtended(ReplicatedExtended):
         mesh: their mesh.
         place: this worker's pipeline rank.
         full_size: the number of workers with which the job starts.
-        connect: opens the communicators of a mesh; returns that of the workers with these stages.
+        gpus: the device, if its gradients and messages stay on it.
+        connect: opens the communicators of a mesh; returns those of the workers with these stages,
+            for values on their hosts and of their replicas.
 
     Attributes:
         mesh: that of the present group.
         full_size: as given.
+        gpus: as given.
     """
 
     in_stages = True
@@ -56,11 +64,12 @@ class PipelineExtended(ReplicatedExtended):
         mesh: RankGrid,
         place: int,
         full_size: int,
-        connect: Callable[[Group, RankGrid], Communicator],
+        gpus: Sequence[str],
+        connect: Callable[[Group, RankGrid], tuple[Communicator, Communicator]],
     ) -> None:
-        data = connect(group, mesh)
-        super().__init__(container, [device], [data], data, group)
-        self.mesh, self.full_size = mesh, full_size
+        workers, replicas = connect(group, mesh)
+        super().__init__(container, [device], [replicas], workers, group)
+        self.mesh, self.full_size, self.gpus = mesh, full_size, gpus
         self._place, self._connect = place, connect
 
     def follow_group(self) -> Arrangement:
@@ -73,8 +82,8 @@ class PipelineExtended(ReplicatedExtended):
         arrangement = arrange(list(map(int, places)), self.mesh.pipeline)
         if arrangement.mesh is not None and not arrangement.spare:
             self.mesh = arrangement.mesh
-            self._workers = self._connect(self.group, self.mesh)
-            self._replicas = (self._workers,)
+            self._workers, replicas = self._connect(self.group, self.mesh)
+            self._replicas = (replicas,)
         return arrangement
 
     @property
@@ -176,17 +185,20 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
                 "`tfdist run --gpus-per-worker`."
             )
+        self._gpus = devices if topology.size > 1 and sums_on_gpus(group, devices) else []
         self.pipeline_communicator: Communicator = Alone()
         extended = PipelineExtended(
-            self, devices[0], group, mesh, self._place, topology.size, self._connect
+            self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
         )
         extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
-        extended.compressor = make_compressor(group, policy, devices[0], extended.workers, mesh)
+        extended.compressor = make_compressor(
+            group, policy, devices[0], extended.workers, extended.replicas[0], mesh
+        )
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)
 
-    def _connect(self, group: Group, mesh: RankGrid) -> Communicator:
-        """Connects the workers of each pipeline; returns the communicator of one's data group."""
+    def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:
+        """Connects the workers of each pipeline; returns the communicators of one's data group."""
         rank = group.topology.rank
         if self._pipeline_size > 1 and group.joiner is None:
             members = list(mesh.pipeline_of(rank))
@@ -194,10 +206,12 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
             assert part is not None
             self.pipeline_communicator = part
         if not self._divides_batches:
-            return Alone()
-        data = group.native_part(f"data of {self._name}", list(mesh.data_group_of(rank)))
-        assert data is not None
-        return data
+            return Alone(), Alone()
+        members = list(mesh.data_group_of(rank))
+        workers, replicas = part_communicators(group, f"data of {self._name}", members, self._gpus)
+        assert workers is not None
+        assert replicas is not None
+        return workers, replicas
 
     @property
     def pipeline_size(self) -> int:

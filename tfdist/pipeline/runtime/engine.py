@@ -240,7 +240,8 @@ class Engine:
             if isinstance(step, Send)
         }
         group = extended.group
-        return open_channels(pairs, group.topology.rank, extended.mesh.pipelines, group.native_part)
+        open_part = functools.partial(group.native_part, gpus=extended.gpus)
+        return open_channels(pairs, group.topology.rank, extended.mesh.pipelines, open_part)
 
     def _stages_for(self, mode: str, targets: Any, *, split: bool) -> dict[int, StageFunctions]:
         key = (mode, split, repr(targets))

@@ -14,9 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy
+from tfdist.strategies.communication import part_communicators
 from tfdist.strategies.reduction import all_gather_slices
 
 
@@ -54,15 +54,17 @@ class SharedVariables:
             mine = self._pipeline_rank in ranks
             members = [pipeline[rank] for rank in ranks] if mine else []
             between = "=".join(map(str, ranks))
-            part = extended.group.native_part(f"tied {between} of {extended.mesh}", members)
-            if part is not None:
+            part, replicas = part_communicators(
+                extended.group, f"tied {between} of {extended.mesh}", members, extended.gpus
+            )
+            if part is not None and replicas is not None:
                 for variable in (*trained, *states):
                     # If the model was built beforehand, each rank may have initialized it alone.
                     root = ranks.index(self._owners[id(variable)])
                     variable.assign(part.broadcast(tf.convert_to_tensor(variable), root))
                 if trained:
                     roots = [ranks.index(self._owners[id(v)]) for v in trained]
-                    self._groups.append(_Gradients(part, trained, roots))
+                    self._groups.append(_Gradients(replicas, trained, roots))
                 if states:
                     self._states.append(_States(part, states))
 
@@ -182,7 +184,7 @@ def _as_signed(value: Any) -> tf.Tensor:
 class _Gradients:
     """Trainable variables held by the same ranks, with the owner of each."""
 
-    communicator: NativeCommunicator
+    communicator: Communicator
     variables: list[Any]
     roots: list[int]
 
@@ -196,7 +198,7 @@ class _States:
     before: list[tf.Tensor] = field(default_factory=list)
 
 
-def _broadcast_gradient(communicator: NativeCommunicator, gradient: Any, root: int) -> Any:
+def _broadcast_gradient(communicator: Communicator, gradient: Any, root: int) -> Any:
     """Broadcasts one rank's gradient to all."""
     if not isinstance(gradient, tf.IndexedSlices):
         return communicator.broadcast(gradient, root)
