@@ -210,8 +210,8 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
   }
 }
 
-// What stands for a matrix product, by itself, and beside kernels that wait for a rank which does not
-// come: what they take of the multiprocessors.
+// What stands for a matrix product, by itself, and beside kernels that wait for a rank which does
+// not come: what they take of the multiprocessors.
 void Waiting(const Gpu& gpu, const KernelModule& kernels) {
   constexpr size_t kBytes = size_t{1} << 20;
   benchmark::Product product(gpu);
@@ -248,8 +248,8 @@ void Waiting(const Gpu& gpu, const KernelModule& kernels) {
     two_shots.push_back(two);
   }
   const auto print = [&](const char* name, const std::vector<double>& seconds) {
-    std::printf("{\"figure\": \"%s\", \"bytes\": 0, \"seconds\": %.9f%s}\n", name, Median(seconds),
-                all_wait ? "" : ", \"failed\": true");
+    std::printf("{\"figure\": \"%s\", \"bytes\": 0, \"seconds\": %.9f%s}\n", name,
+                Median(seconds), all_wait ? "" : ", \"failed\": true");
   };
   print("product", alone);
   print("product beside a waiting one shot", one_shot);

@@ -33,7 +33,9 @@ void MeasureNccl(Rank& rank) {
   const auto whole = [&](size_t part) { return part * static_cast<size_t>(ranks); };
   const Call calls[] = {
       {"all-reduce",
-       [&](size_t part) { group.AllReduce(data, data, whole(part), kType, ReduceOp::kSum, stream); }},
+       [&](size_t part) {
+         group.AllReduce(data, data, whole(part), kType, ReduceOp::kSum, stream);
+       }},
       {"reduce-scatter",
        [&](size_t part) {
          group.ReduceScatter(data, place(part), part, kType, ReduceOp::kSum, stream);
@@ -49,7 +51,8 @@ void MeasureNccl(Rank& rank) {
        }}};
   for (const size_t bytes : rank.task.sizes) {
     // Whole vectors for each rank, as nccl-tests do.
-    const size_t part = std::max<size_t>(bytes / static_cast<size_t>(ranks) / kVector, 1) * kVector / 4;
+    const size_t vectors = bytes / static_cast<size_t>(ranks) / kVector;
+    const size_t part = std::max<size_t>(vectors, 1) * kVector / 4;
     std::map<std::string, std::vector<double>> seconds;
     for (int round = -1; round < rank.task.rounds; ++round) {
       for (const Call& call : calls) {

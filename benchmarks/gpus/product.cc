@@ -4,18 +4,15 @@
 #include <fstream>
 #include <future>
 #include <iterator>
-#include <thread>
 
-#include "error.h"
 #include "timing.h"
 
 namespace tfdist::benchmark {
 namespace {
 
-// Many more blocks than run at once, so that they come out even; some 10 ms on an H100.
+// Many more blocks than run at once, so that they come out even; 10 ms at an H100's peak.
 constexpr unsigned kBlocks = 32768, kThreads = 256;
 constexpr int kMultiplications = 5000;
-constexpr double kSeconds = 60;
 constexpr const char* kName = "benchmark_product";
 
 std::string Contents() {
@@ -25,12 +22,6 @@ std::string Contents() {
 }
 
 }  // namespace
-
-Deadline::Deadline(double seconds) : end_(Now() + seconds) {}
-
-void Deadline::Check() {
-  if (Now() > end_) throw Error(Code::kUnavailable, "A GPU does not come to an end.");
-}
 
 Product::Product(const Gpu& gpu)
     : gpu_(gpu),
@@ -53,11 +44,7 @@ double Product::Time(const std::function<void()>& meanwhile) {
   kernel_.Launch(kName, kBlocks, kThreads, stream_, out_.address(), kMultiplications, 0.999f, 1.0f);
   done_.Record(stream_);
   auto end = std::async(std::launch::async, [this] {
-    Deadline deadline(kSeconds);
-    while (!done_.HasPassed()) {
-      std::this_thread::yield();  // to sleep would be less exact
-      deadline.Check();
-    }
+    AwaitExactly(done_);
     return Now();
   });
   meanwhile();

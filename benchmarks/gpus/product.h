@@ -5,19 +5,8 @@
 #include <string>
 
 #include "device/gpu.h"
-#include "guard.h"
 
 namespace tfdist::benchmark {
-
-// Ends a wait after so long.
-class Deadline : public Guard {
- public:
-  explicit Deadline(double seconds);
-  void Check() override;
-
- private:
-  const double end_;
-};
 
 class Product {
  public:

@@ -1,15 +1,12 @@
 #include "rank.h"
 
 #include <cstdio>
-#include <thread>
 #include <utility>
 
-#include "product.h"
+#include "timing.h"
 
 namespace tfdist::benchmark {
 namespace {
-
-constexpr double kSeconds = 60;  // for what a stream is given
 
 char* Pointer(cuda::Address address) { return reinterpret_cast<char*>(address); }
 
@@ -80,13 +77,8 @@ void Rank::GatherBytes(const void* own, void* all, size_t bytes) {
 }
 
 void Rank::Finish(const std::function<void()>& check) {
-  Deadline deadline(kSeconds);
   done_.Record(stream.get());
-  while (!done_.HasPassed()) {
-    std::this_thread::yield();  // to sleep would be less exact
-    deadline.Check();
-    if (check) check();
-  }
+  AwaitExactly(done_, check);
 }
 
 std::vector<std::string> Rank::ways() const {

@@ -1,5 +1,5 @@
-// A rank of the benchmark of several GPUs: a process with one of them, connected with the others by the
-// communicators of the core, as the workers of a job are.
+// A rank of the benchmark of several GPUs: a process with one of them, connected with the others by
+// the communicators of the core, as the workers of a job are.
 #pragma once
 
 #include <functional>
@@ -28,7 +28,7 @@ class Rank {
  public:
   using Communicators = std::map<std::string, std::unique_ptr<Communicator>>;
 
-  // Args: one for each way, and one for the host's memory, "". Rank 0 prints which ways cannot be gone.
+  // Args: one for each way, and one for the host's memory, "". Rank 0 prints what ways there are not.
   Rank(const Task& task, int number, Communicators communicators);
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
@@ -44,7 +44,7 @@ class Rank {
     GatherBytes(&own, all.data(), sizeof(T));
     return all;
   }
-  // Waits until the stream has passed, but not for ever.
+  // Waits until the stream has passed.
   void Finish(const std::function<void()>& check = {});
 
   // The ways that can be gone.

@@ -1,9 +1,9 @@
-// Measures several GPUs of this host, one process for each. Prints one line of JSON for each figure.
+// Measures GPUs of this host, one process for each. Prints one line of JSON for each figure.
 //
 //     several RANKS ROUNDS BYTES...
 //
-// GPU_KERNELS and PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the driver,
-// and NCCL_LIBRARY NCCL, if there is one.
+// GPU_KERNELS and PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the
+// driver, and NCCL_LIBRARY NCCL, if there is one.
 #include <sys/wait.h>
 #include <unistd.h>
 

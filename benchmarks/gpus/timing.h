@@ -4,7 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
+#include <thread>
 #include <vector>
+
+#include "device/gpu.h"
 
 namespace tfdist::benchmark {
 
@@ -22,6 +28,20 @@ inline double Median(std::vector<double> values) {
 inline int Times(size_t bytes) {
   constexpr size_t kMost = 50, kTogether = size_t{256} << 20;
   return static_cast<int>(std::clamp<size_t>(kTogether / bytes, 1, kMost));
+}
+
+// Waits until a point in a stream has passed; without sleep, which would be less exact. What never
+// comes to an end ends the program, since to free what it uses would wait for it.
+inline void AwaitExactly(const DeviceEvent& event, const std::function<void()>& check = {}) {
+  constexpr double kSeconds = 60;
+  const double end = Now() + kSeconds;
+  while (!event.HasPassed()) {
+    std::this_thread::yield();
+    if (check) check();
+    if (Now() < end) continue;
+    std::fprintf(stderr, "A GPU has not come to an end within %.0f s.\n", kSeconds);
+    std::_Exit(1);
+  }
 }
 
 }  // namespace tfdist::benchmark
