@@ -28,7 +28,7 @@ class Rank {
  public:
   using Communicators = std::map<std::string, std::unique_ptr<Communicator>>;
 
-  // Args: one for each way, and one for the host's memory, "". Rank 0 prints what ways there are not.
+  // Args: one for each way, and one for the host's memory, "". Rank 0 prints which ones fail.
   Rank(const Task& task, int number, Communicators communicators);
   Rank(const Rank&) = delete;
   Rank& operator=(const Rank&) = delete;
