@@ -99,6 +99,22 @@ def test_bandwidths(measured: tuple[str, dict[str, Any]], monkeypatch: pytest.Mo
             assert figure["bus_bandwidth"] == pytest.approx(expected)
 
 
+def test_what_cannot_be_had_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from gpus import several
+
+    lines = [
+        {"missing": "own", "why": "two ranks have the same GPU"},
+        {"figure": "all-reduce", "way": "host", "bytes": 1000, "seconds": [0.4, 0.1, 0.2]},
+    ]
+    missing, figure = several._shown(4, map(json.dumps, lines))
+    assert missing == lines[0]
+    assert (figure["seconds"], figure["rounds"]) == (0.2, [0.4, 0.1, 0.2])
+    assert "own: missing: two ranks have the same GPU\n" in capsys.readouterr().out
+
+
 def test_too_few_gpus_are_refused() -> None:
     done = run("--gpus=3", FAKE_CUDA_DEVICES="2")
     assert done.returncode == 1

@@ -23,7 +23,7 @@ _BYTES = 32 << 20
 _TIMES = 8  # copies that are timed together
 _RANK, _ATOMICS = 1, 3  # CU_DEVICE_P2P_ATTRIBUTE_PERFORMANCE_RANK, _NATIVE_ATOMIC_SUPPORTED
 _NON_BLOCKING, _NO_TIMING = 1, 2  # CU_STREAM_NON_BLOCKING, CU_EVENT_DISABLE_TIMING
-_NOT_READY = 600
+_NOT_READY, _REACHED = 600, 704  # CUDA_ERROR_NOT_READY, _PEER_ACCESS_ALREADY_ENABLED
 _TAKEN = (2, 46)  # CUDA_ERROR_OUT_OF_MEMORY, _DEVICE_UNAVAILABLE
 
 
@@ -48,7 +48,11 @@ class _Gpu:
     def reach(self, owner: _Gpu) -> None:
         """Lets this GPU read another one's memory by itself."""
         self._use()
-        self._driver.call("cuCtxEnablePeerAccess", owner._context, 0)
+        try:
+            self._driver.call("cuCtxEnablePeerAccess", owner._context, 0)
+        except DriverError as error:
+            if error.status != _REACHED:
+                raise
 
     def read(self, owner: _Gpu) -> tuple[Copy, float]:
         """Copies from another GPU; returns what has become of that, and bytes per second."""
