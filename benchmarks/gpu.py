@@ -1,89 +1,59 @@
-"""Measures the native collectives' kernels on a GPU, beside copies of as many bytes.
+"""Measures the native collectives on GPUs.
 
     python benchmarks/gpu.py --json=gpu.json
+    python benchmarks/gpu.py --gpus=8 --json=gpus.json
 
-Takes NVIDIA's driver, a C++ compiler and NVRTC, and no TensorFlow. All ranks are streams of one
-process and share its first GPU, so this says how fast kernels read and write memory and how long
-they wait for each other, and nothing about links between GPUs. `GB/s` counts what is read and
-written; `of a copy` compares that with a copy on the same GPU, in the same rounds.
+Takes NVIDIA's driver, a C++ compiler and NVRTC, and no TensorFlow.
+
+With one GPU, all ranks are streams of one process and share it, so this says how fast kernels read
+and write memory and how long they wait for each other, and nothing about links between GPUs. `GB/s`
+counts what is read and written; `of a copy` compares that with a copy on the same GPU, in the same
+rounds. `product` is a kernel bound by fused multiply-adds, which stands for a matrix product.
+
+With several GPUs of this host, each has a process of its own, whose communicator runs the
+all-reduces of a job: by own kernels, by NCCL, and through the host's memory, in turns. There are
+copies between each pair, NCCL's collectives by themselves, and a product beside all-reduces. Times
+are those of the slowest rank, medians of the rounds; bandwidths are those of nccl-tests
+(gpus/bandwidth.py).
 """
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
-import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from absl import app, flags
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("json", None, "a file to write the figures to")
-
-_ROOT = Path(__file__).parents[1]
-_COMPILE = ("c++", "-std=c++17", "-O2", "-pthread")
-_UNITS = (
-    "device/awaiting.cc",
-    "device/cuda.cc",
-    "device/gpu.cc",
-    "device/host_staged.cc",
-    "device/kernel_all_reduce.cc",
-    "fingerprint.cc",
-    "types.cc",
+flags.DEFINE_integer("gpus", 1, "how many GPUs of this host", lower_bound=1, upper_bound=16)
+flags.DEFINE_integer("rounds", 15, "of several GPUs: how often all is measured", lower_bound=1)
+flags.DEFINE_list(
+    "sizes",
+    [str(4096 << shift) for shift in range(0, 17, 2)],
+    "of several GPUs: the bytes to reduce",
 )
 
 
+@flags.validator(
+    "sizes", "--sizes: whole numbers of bytes, at least 4 for each of 16 GPUs, divisible by 4"
+)
+def _are_sizes(sizes: list[str]) -> bool:
+    return all(size.isdecimal() and int(size) % 4 == 0 and int(size) >= 64 for size in sizes)
+
+
 def main(_: list[str]) -> None:
-    sys.path.insert(0, str(_ROOT))  # as it is, where tfdist is not installed
-    from tfdist.errors import NativeUnavailableError
-    from tfdist.native import gpu_kernels, nvidia, nvrtc
-    from tfdist.native.recipe import SOURCE
+    """Prints a table."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # as it is, where tfdist is not installed
+    from gpus import alone, several
 
-    try:
-        architecture, compiler = nvidia.architecture(), nvrtc.find()
-    except NativeUnavailableError as error:
-        sys.exit(str(error))
-    with tempfile.TemporaryDirectory() as folder:
-        program, kernels = Path(folder, "figures"), Path(folder, "kernels")
-        units = [SOURCE / unit for unit in _UNITS]
-        source = Path(__file__).parent / "gpus" / "figures.cc"
-        subprocess.run(
-            [*_COMPILE, f"-I{SOURCE}", source, *units, "-ldl", "-o", program], check=True
-        )
-        kernels.write_bytes(gpu_kernels.compile_for(architecture, compiler)[0])
-        environment = {**os.environ, "GPU_KERNELS": str(kernels)}
-        with subprocess.Popen(
-            [program], env=environment, stdout=subprocess.PIPE, text=True
-        ) as running:
-            assert running.stdout
-            about = json.loads(running.stdout.readline() or "{}")
-            figures = list(_shown(about, f"{compiler} for {architecture}", running.stdout))
-        if running.returncode:
-            sys.exit(f"The program has ended with {running.returncode}.")
+    if FLAGS.gpus == 1:
+        figures = alone.measure()
+    else:
+        figures = several.measure(FLAGS.gpus, FLAGS.rounds, [int(size) for size in FLAGS.sizes])
     if FLAGS.json:
-        Path(FLAGS.json).write_text(json.dumps({**about, "figures": figures}, indent=1))
-
-
-def _shown(about: dict[str, Any], kernels: str, lines: Iterable[str]) -> Iterator[dict[str, Any]]:
-    """Prints figures as they come."""
-    print(f"{about.get('gpu')}, driver {about.get('driver')}, kernels by {kernels}")
-    print(f"{'':34}{'bytes':>12}{'µs':>10}{'GB/s':>8}  of a copy")
-    copy = 0.0
-    for line in lines:
-        figure = json.loads(line)
-        speed = figure["bytes"] / figure["seconds"]
-        copy = copy or speed  # which comes first
-        compared = "" if "streams" in figure["figure"] else f"{speed / copy:11.2f}"
-        print(
-            f"{figure['figure']:34}{figure['bytes']:12}{figure['seconds'] * 1e6:10.1f}"
-            f"{speed / 1e9:8.0f}{compared}{'  FAILED' if 'failed' in figure else ''}",
-            flush=True,
-        )
-        yield figure
+        Path(FLAGS.json).write_text(json.dumps(figures, indent=1))
 
 
 if __name__ == "__main__":

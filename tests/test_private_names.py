@@ -8,7 +8,7 @@ import pathlib
 PACKAGE = pathlib.Path(__file__).parent.parent / "tfdist"
 
 # Python's own.
-PUBLIC = {"_current_frames", "_getframe", "_replace"}
+PUBLIC = {"_current_frames", "_exit", "_getframe", "_replace"}
 
 
 def test_private_attributes_are_read_in_one_place():

@@ -2,7 +2,6 @@
 // Prints one line of JSON for each figure. GPU_KERNELS is the file of the compiled kernels.
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
@@ -11,15 +10,20 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/kernel_all_reduce.h"
+#include "product.h"
+#include "timing.h"
 
 namespace tfdist {
 namespace {
 
+using benchmark::Median;
+using benchmark::Now;
 using device::kVectorBytes;
 
 constexpr size_t kLarge = size_t{64} << 20;
@@ -30,16 +34,6 @@ std::string Kernels() {
   if (!path) throw std::runtime_error("GPU_KERNELS names no file.");
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
-}
-
-double Now() {
-  const auto now = std::chrono::steady_clock::now().time_since_epoch();
-  return std::chrono::duration<double>(now).count();
-}
-
-double Median(std::vector<double> values) {
-  std::sort(values.begin(), values.end());
-  return values[values.size() / 2];
 }
 
 template <typename T>
@@ -216,6 +210,52 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
   }
 }
 
+// What stands for a matrix product, by itself, and beside kernels that wait for a rank which does
+// not come: what they take of the multiprocessors.
+void Waiting(const Gpu& gpu, const KernelModule& kernels) {
+  constexpr size_t kBytes = size_t{1} << 20;
+  benchmark::Product product(gpu);
+  const DeviceMemory data(gpu, kBytes), staging(gpu, KernelAllReduce::StagingBytes(kBytes));
+  const DeviceMemory words(gpu, KernelAllReduce::kWordBytes);
+  const DeviceMemory staging_of_other(gpu, KernelAllReduce::StagingBytes(kBytes));
+  const DeviceMemory words_of_other(gpu, KernelAllReduce::kWordBytes);
+  const DeviceStream stream(gpu);
+  const auto beside = [&](bool one_shot) {
+    KernelAllReduce::Setup setup{&gpu, &kernels, 0, {}, kBytes};
+    setup.ranks = {{staging.address(), words.address()},
+                   {staging_of_other.address(), words_of_other.address()}};
+    setup.one_shot_bytes = one_shot ? kBytes : 0;
+    setup.timeout_seconds = 10;
+    KernelAllReduce all_reduce(std::move(setup));
+    all_reduce.Launch({{data.address(), data.address(), kBytes}}, DType::kFloat32, ReduceOp::kSum,
+                      stream.get());
+    const double seconds = product.Time();
+    const bool waits = all_reduce.outcome() == device::Outcome::kRunning;
+    all_reduce.Abort();
+    stream.Synchronize();
+    return std::pair(seconds, waits);
+  };
+  std::vector<double> alone, one_shot, two_shots;
+  bool all_wait = true;
+  for (int round = -1; round < kRounds; ++round) {
+    const double without = product.Time();
+    const auto [one, waits_in_one] = beside(true);
+    const auto [two, waits_in_two] = beside(false);
+    all_wait = all_wait && waits_in_one && waits_in_two;
+    if (round < 0) continue;
+    alone.push_back(without);
+    one_shot.push_back(one);
+    two_shots.push_back(two);
+  }
+  const auto print = [&](const char* name, const std::vector<double>& seconds) {
+    std::printf("{\"figure\": \"%s\", \"bytes\": 0, \"seconds\": %.9f%s}\n", name,
+                Median(seconds), all_wait ? "" : ", \"failed\": true");
+  };
+  print("product", alone);
+  print("product beside a waiting one shot", one_shot);
+  print("product beside waiting two shots", two_shots);
+}
+
 }  // namespace
 }  // namespace tfdist
 
@@ -231,6 +271,7 @@ int main() {
                 gpu.architecture().c_str(), cuda::Load().version);
     Parts(gpu, kernels);
     Staged(gpu);
+    Waiting(gpu, kernels);
     // With more on one GPU, a kernel may be queued behind another one that waits for it.
     AllReduces(gpu, kernels, 2);
   } catch (const std::exception& error) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import itertools
 import json
 import re
 import socket
@@ -21,6 +22,7 @@ from tfdist.launch.commands.doctor import (
     CHECKS,
     devices,
     host,
+    links,
     metrics,
     probe,
     settings,
@@ -31,6 +33,10 @@ from tfdist.launch.commands.doctor import (
 from tfdist.launch.commands.doctor.probe import ProbeResult
 from tfdist.launch.commands.doctor.section import Context, Section
 from tfdist.launch.job.ports import Reservation
+from tfdist.native import gpu_links
+
+# What a program says of a GPU that another process has the memory of.
+TAKEN = {"reader": 0, "owner": 1, "copy": "taken"}
 
 
 def tf_config(*addresses, index=0):
@@ -57,23 +63,103 @@ def test_every_check_answers(title, tmp_path):
 
 
 @exhaustive
-def test_gpus(tmp_path):
+def test_gpus(tmp_path, monkeypatch):
     """Of a driver of threads."""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "1")
     libraries = gpus.variables(0, "")
     section = CHECKS["GPUs"](Context(libraries))
     found = rows(section)
     assert found["GPU 0"] == "A GPU of threads, sm_90"
     assert found["driver"] == "for CUDA 12.4"
     assert found["NCCL"].startswith("2.21.5, ")
-    assert "NCCL, host memory" in found["gradients"]
+    assert found["all-reduces"] == "by own kernels if they are small, else by NCCL"
+    assert "copies" not in found
     assert section.problems == []
 
     tls = {f"TFDIST_TLS_{name}": "a.pem" for name in ("CERTIFICATE", "KEY", "CA")}
-    assert "NCCL, host" not in rows(CHECKS["GPUs"](Context({**libraries, **tls})))["gradients"]
+    found = rows(CHECKS["GPUs"](Context({**libraries, **tls})))
+    assert found["all-reduces"] == "by own kernels, since NCCL sends in the clear, and TLS is set"
     none = {**libraries, "TFDIST_NCCL_LIBRARY": str(tmp_path / "none.so")}
     assert rows(CHECKS["GPUs"](Context(none)))["NCCL"].startswith("none (NCCL cannot be used: ")
     (problem,) = CHECKS["GPUs"](Context({"CUDA_VISIBLE_DEVICES": "0"})).problems
     assert problem.startswith("GPUs cannot be used (no GPU: ")
+
+
+def matrix(section):
+    """The lines of the matrix, without their heads."""
+    lines = [value.split() for name, value in section.rows]
+    head = lines.index(["0", "1", "2"])
+    return lines[head + 1 : head + 4]
+
+
+@exhaustive
+def test_copies_between_gpus(monkeypatch):
+    """Of a driver of threads, three of whose links are broken in turn."""
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "3")
+    libraries = gpus.variables(0, "")
+    section = CHECKS["GPUs"](Context(libraries))
+    cells = matrix(section)
+    assert all(cells[i][i] == "-" for i in range(3))
+    assert all(float(cells[i][j]) > 0 for i, j in itertools.permutations(range(3), 2))
+    found = rows(section)
+    assert found["links"] == "all: atomics, as over NVLink; the driver's rank 0"
+    assert found["all-reduces"] == "by own kernels if they are small, else by NCCL"
+    assert section.problems == []
+
+    monkeypatch.setenv("FAKE_CUDA_LINKS", "1-0:cut")
+    section = CHECKS["GPUs"](Context(libraries))
+    assert re.fullmatch(r"\([0-9.]+\)", matrix(section)[1][0])
+    found = rows(section)
+    assert found["links"].startswith("0-1, 0-2, 1-2, 2-0 and 1 more: ")
+    assert found["all-reduces"] == "by NCCL, since GPU 1 does not reach GPU 0's memory"
+    assert section.problems == []  # It may be as it is.
+
+    monkeypatch.setenv("FAKE_CUDA_LINKS", "0-2:wrong,2-1:wrong")
+    forced = {**libraries, "TFDIST_DEVICE_ALGORITHM": "own"}
+    section = CHECKS["GPUs"](Context(forced))
+    assert (matrix(section)[0][2], matrix(section)[2][1]) == ("wrong", "wrong")
+    wrong, impossible = section.problems
+    assert wrong.startswith("GPUs 0-2, 2-1: what is copied from the second GPU does not arrive")
+    assert impossible == (
+        "TFDIST_DEVICE_ALGORITHM=own cannot be had, since GPU 0 does not read what is in GPU 2's "
+        "memory: unset it"
+    )
+
+
+@exhaustive
+def test_a_link_that_hangs_ends_alone(monkeypatch):
+    monkeypatch.setenv("FAKE_CUDA_DEVICES", "3")
+    monkeypatch.setenv("FAKE_CUDA_LINKS", "0-1:stuck")
+    section = CHECKS["GPUs"](Context(gpus.variables(0, "")))
+    cells = matrix(section)
+    assert cells[0][1] == "stuck"
+    others = [(i, j) for i, j in itertools.permutations(range(3), 2) if (i, j) != (0, 1)]
+    assert all(float(cells[i][j]) > 0 for i, j in others)
+    (problem,) = section.problems
+    assert problem.startswith("GPUs 0-1: a copy from the second GPU does not end")
+    assert rows(section)["all-reduces"] == "by NCCL, since GPU 0 cannot read GPU 1's memory"
+
+
+@exhaustive
+@pytest.mark.parametrize(
+    ("program", "seconds", "cell", "error"),
+    [
+        ("import time; time.sleep(3600)", 1.0, "failed", "not tried within 1 s"),
+        ("raise OSError('the driver is gone')", FAR, "failed", "OSError: the driver is gone"),
+        ("import os; os.abort()", FAR, "failed", "exit code -6"),
+        (f"print({json.dumps(json.dumps(TAKEN))})", FAR, "taken", "exit code 0"),
+    ],
+)
+def test_copies_that_are_not_tried(program, seconds, cell, error, monkeypatch, tmp_path):
+    (tmp_path / "copying.py").write_text(program)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(gpu_links, "_PROGRAM", "copying")
+    section = Section()
+    links.add(section, gpu_links.measure("", 2, seconds))
+    assert section.rows[2][1].split() == ["-", cell]
+    (problem,) = section.problems
+    pairs = "1-0" if cell == "taken" else "0-1, 1-0"
+    assert problem.startswith(f"GPUs {pairs}: no copy from the second GPU ({error})")
 
 
 def test_rows_are_aligned():

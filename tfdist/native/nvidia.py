@@ -31,6 +31,24 @@ class Device:
     architecture: str
 
 
+class DriverError(NativeUnavailableError):
+    """A function of the driver has failed.
+
+    Args:
+        function: its name.
+        status: what it has returned.
+
+    Attributes:
+        call: both, for messages.
+        status: as above.
+    """
+
+    def __init__(self, function: str, status: int) -> None:
+        self.call = f"{function} returns {status}"
+        super().__init__(f"no GPU: {self.call}")
+        self.status = status
+
+
 class Driver:
     """The GPUs' driver, which has been started.
 
@@ -46,34 +64,39 @@ class Driver:
             self._library = ctypes.CDLL(library or DRIVER)
         except OSError as error:
             raise NativeUnavailableError(f"no GPU: {error}") from error
-        self._call("cuInit", 0)
+        self.call("cuInit", 0)
 
     @property
     def version(self) -> str:
         """The newest CUDA that it is for, such as "12.4"."""
         number = ctypes.c_int()
-        self._call("cuDriverGetVersion", ctypes.byref(number))
+        self.call("cuDriverGetVersion", ctypes.byref(number))
         return f"{number.value // 1000}.{number.value % 1000 // 10}"
 
     def devices(self) -> list[Device]:
         """The GPUs that this process sees, by their numbers."""
         count = ctypes.c_int()
-        self._call("cuDeviceGetCount", ctypes.byref(count))
+        self.call("cuDeviceGetCount", ctypes.byref(count))
         return [self._device(number) for number in range(count.value)]
 
     def _device(self, number: int) -> Device:
         name = ctypes.create_string_buffer(_LONGEST_NAME)
-        self._call("cuDeviceGetName", name, _LONGEST_NAME - 1, number)
+        self.call("cuDeviceGetName", name, _LONGEST_NAME - 1, number)
         parts = []
         for attribute in (_MAJOR, _MINOR):
             part = ctypes.c_int()
-            self._call("cuDeviceGetAttribute", ctypes.byref(part), attribute, number)
+            self.call("cuDeviceGetAttribute", ctypes.byref(part), attribute, number)
             parts.append(part.value)
         return Device(name.value.decode(errors="replace"), f"sm_{parts[0]}{parts[1]}")
 
-    def _call(self, function: str, *arguments: Any) -> None:
+    def call(self, function: str, *arguments: Any) -> None:
+        """Calls a function of the driver; pointers and sizes have to be objects of ctypes.
+
+        Raises:
+            DriverError: it fails.
+        """
         if status := getattr(self._library, function)(*arguments):
-            raise NativeUnavailableError(f"no GPU: {function} returns {status}")
+            raise DriverError(function, status)
 
 
 def architecture() -> str:

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <deque>
 #include <functional>
+#include <iterator>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -27,7 +28,9 @@
 
 namespace tfdist::cuda {
 
-struct Context {};
+struct Context {
+  Device device;
+};
 struct Module {};
 
 // Runs what it is given in a thread of its own.
@@ -102,15 +105,35 @@ std::map<std::string, Result> failing;
 struct Allocation {
   int descriptor;
   size_t bytes;
+  Device device;
 };
 std::map<Address, Allocation> allocations;
 std::map<Address, size_t> opened;
 std::atomic<int> launched{0}, copied{0};
+thread_local Context* current = nullptr;
 
 Result Injected(const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = failing.find(function);
   return found == failing.end() ? kSuccess : found->second;
+}
+
+// FAKE_CUDA_LINKS: what is wrong where a GPU reads another one's memory, such as "0-1:cut,1-0:wrong";
+// "cut": it cannot; "wrong": a byte comes changed; "stuck": it never ends.
+bool IsBroken(Device reader, Device owner, const std::string& how) {
+  const char* const set = std::getenv("FAKE_CUDA_LINKS");
+  const std::string links = std::string(",") + (set ? set : "") + ",";
+  const std::string pair = std::to_string(reader) + "-" + std::to_string(owner);
+  return links.find("," + pair + ":" + how + ",") != std::string::npos;
+}
+
+// Whose memory it is; -1 if that is the host's, or another process's.
+Device OwnerOf(Address address) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto next = allocations.upper_bound(address);
+  if (next == allocations.begin()) return -1;
+  const auto& [begin, allocation] = *std::prev(next);
+  return address < begin + allocation.bytes ? allocation.device : -1;
 }
 
 Stream* DefaultStream() {
@@ -149,6 +172,8 @@ std::map<std::string, Function> AllFunctions() {
   all["tfdist_reduce_" #name] = Bound(device::tfdist_reduce_##name);
   TFDIST_FOR_ALL_REDUCTIONS(TFDIST_ADD)
 #undef TFDIST_ADD
+  // That of benchmarks/gpus/product.cu, whose result nobody wants.
+  all["benchmark_product"] = {[](void**, unsigned) { return [] {}; }};
   return all;
 }
 
@@ -187,8 +212,10 @@ FAKE(cuGetErrorString, Result result, const char** text) {
   *text = result == kOutOfMemory ? "out of memory" : "unknown error";
   return kSuccess;
 }
+// FAKE_CUDA_DEVICES is how many a process sees.
 FAKE(cuDeviceGetCount, int* count) {
-  *count = 8;
+  const char* const set = std::getenv("FAKE_CUDA_DEVICES");
+  *count = set ? std::atoi(set) : 8;
   return kSuccess;
 }
 FAKE(cuDeviceGet, Device* device, int number) {
@@ -216,14 +243,29 @@ FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
   *value = attribute == kMajor ? 9 : attribute == kMinor ? 0 : 132;
   return kSuccess;
 }
-FAKE(cuDevicePrimaryCtxRetain, Context** context, Device) {
-  static Context one;
-  *context = &one;
+FAKE(cuDeviceCanAccessPeer, int* can, Device reader, Device owner) {
+  *can = !IsBroken(reader, owner, "cut");
+  return kSuccess;
+}
+FAKE(cuDeviceGetP2PAttribute, int* value, int attribute, Device reader, Device owner) {
+  constexpr int kPerformanceRank = 1;
+  *value = attribute == kPerformanceRank ? 0 : !IsBroken(reader, owner, "cut");
+  return kSuccess;
+}
+FAKE(cuDevicePrimaryCtxRetain, Context** context, Device device) {
+  static std::map<Device, Context> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  *context = &all.emplace(device, Context{device}).first->second;
   return kSuccess;
 }
 FAKE(cuDevicePrimaryCtxRelease_v2, Device) { return kSuccess; }
-FAKE(cuCtxSetCurrent, Context*) {
+FAKE(cuCtxSetCurrent, Context* context) {
   INJECT(cuCtxSetCurrent);
+  current = context;
+  return kSuccess;
+}
+FAKE(cuCtxEnablePeerAccess, Context*, unsigned) {
+  INJECT(cuCtxEnablePeerAccess);
   return kSuccess;
 }
 // FAKE_CUDA_APART: no GPU reaches another one's memory.
@@ -249,7 +291,7 @@ FAKE(cuMemAlloc_v2, Address* address, size_t bytes) {
   *address = Map(descriptor, bytes);
   if (!*address) return kOutOfMemory;
   const std::lock_guard<std::mutex> lock(mutex);
-  allocations[*address] = {descriptor, bytes};
+  allocations[*address] = {descriptor, bytes, current ? current->device : 0};
   return kSuccess;
 }
 FAKE(cuMemFree_v2, Address address) {
@@ -284,8 +326,12 @@ FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream)
 }
 FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   ++copied;
+  const Device reader = OwnerOf(to), owner = OwnerOf(from);
+  const bool stuck = IsBroken(reader, owner, "stuck"), wrong = IsBroken(reader, owner, "wrong");
   Resolve(stream)->Enqueue([=] {
+    while (stuck) pause();
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
+    if (wrong) reinterpret_cast<char*>(to)[bytes - 1] ^= 1;
   });
   return kSuccess;
 }

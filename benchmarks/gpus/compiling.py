@@ -1,0 +1,67 @@
+"""The C++ programs, and the kernels that they launch."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tfdist.errors import NativeUnavailableError
+from tfdist.native import gpu_kernels, nvrtc
+from tfdist.native.recipe import SOURCE
+
+HERE = Path(__file__).parent
+# As the core's; see tfdist/native/recipe.py.
+_COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
+_PRODUCT = HERE / "product.cu"
+
+
+def build(folder: Path, sources: Sequence[Path]) -> Path:
+    """Compiles a program, from as many units at once as there are cores.
+
+    Args:
+        folder: for what is made.
+        sources: its units, the first of which names it.
+
+    Returns:
+        The program.
+    """
+    program = folder / sources[0].stem
+    objects = [folder / f"{number}.o" for number, _ in enumerate(sources)]
+
+    def compile_one(source: Path, made: Path) -> None:
+        command = [*_COMPILE, f"-I{SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
+        subprocess.run(command, check=True)
+
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        list(pool.map(compile_one, sources, objects))
+    subprocess.run([*_COMPILE, *objects, "-ldl", "-o", program], check=True)
+    return program
+
+
+def kernels(folder: Path, architecture: str) -> tuple[dict[str, str], str]:
+    """Compiles the kernels.
+
+    Args:
+        folder: for what is made.
+        architecture: such as "sm_90".
+
+    Returns:
+        The variables that tell the programs where they are, and what has compiled them.
+    """
+    try:
+        compiler = nvrtc.find()
+    except NativeUnavailableError as error:
+        sys.exit(str(error))
+    flags = [f"--gpu-architecture={architecture}"]
+    product = compiler.compile(_PRODUCT.name, _PRODUCT.read_text(), {}, flags)[0]
+    made = {
+        "GPU_KERNELS": gpu_kernels.compile_for(architecture, compiler)[0],
+        "PRODUCT_KERNEL": product,
+    }
+    for name, binary in made.items():
+        (folder / name).write_bytes(binary)
+    return {name: str(folder / name) for name in made}, f"{compiler} for {architecture}"

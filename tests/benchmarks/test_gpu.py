@@ -1,0 +1,128 @@
+"""The benchmark of several GPUs comes to its end, with all figures, on a driver of threads."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import gpus
+from tests.benchmarks.flags import check_refused
+from tests.tiers import exhaustive
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+SIZES = [1024, 8192]
+WAYS = ["own", "nccl", "host"]
+OF_NCCL = ["all-reduce", "reduce-scatter", "all-gather", "broadcast", "send and receive"]
+# It is compiled anew, and so are the kernels.
+pytestmark = [exhaustive, pytest.mark.timeout(1800)]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, str(FOLDER / "gpu.py"), *arguments],
+        env={**os.environ, **gpus.variables(0, ""), "PYTHONPATH": str(ROOT), **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """The table, and the file, of a short run with three GPUs."""
+    file = tmp_path_factory.mktemp("figures") / "figures.json"
+    sizes = ",".join(map(str, SIZES))
+    done = run("--gpus=3", "--rounds=2", f"--sizes={sizes}", f"--json={file}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+def test_every_figure_is_there(measured: tuple[str, dict[str, Any]]) -> None:
+    table, found = measured
+    figures = found["figures"]
+
+    def of(name: str, *members: str) -> list[tuple[Any, ...]]:
+        return [tuple(f[m] for m in members) for f in figures if f["figure"] == name]
+
+    assert found["missing"] == []
+    assert of("copy", "reader", "owner") == list(itertools.permutations(range(3), 2))
+    both = of("copies both ways", "reader", "owner")
+    assert both == list(itertools.combinations(range(3), 2))
+    assert of("all-reduce", "bytes", "way") == list(itertools.product(SIZES, WAYS))
+    for name in OF_NCCL:  # Whole vectors of 16 bytes for each rank.
+        assert of(f"{name} of NCCL", "bytes") == [(1008,), (8160,)]
+    beside = {("nothing",), *((way,) for way in WAYS)}
+    assert set(of("product", "beside")) == beside
+    assert all(len(f["rounds"]) == 2 and f["seconds"] > 0 for f in figures)
+    for figure in figures:
+        assert f"{figure['seconds'] * 1e6:.1f}" in table
+
+
+def test_the_gpu_is_what_its_driver_says_and_what_others_say_is_theirs(
+    measured: tuple[str, dict[str, Any]],
+) -> None:
+    table, found = measured
+    assert found["gpus"] == ["A GPU of threads"] * 3
+    assert table.startswith("3 GPUs, A GPU of threads, driver for CUDA 12.4, NCCL 2.21.5, kernels")
+    own, others = table.split("\nPublished by others, on other machines, not measured here:\n")
+    for each in found["published"]:
+        assert each["source"] in others and each["value"] not in own
+
+
+def test_bandwidths(measured: tuple[str, dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from gpus.bandwidth import bus_bandwidth
+
+    # https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md
+    for name, share in (
+        ("all-reduce", 2 * 7 / 8),
+        ("all-reduce of NCCL", 2 * 7 / 8),
+        ("reduce-scatter of NCCL", 7 / 8),
+        ("all-gather of NCCL", 7 / 8),
+        ("broadcast of NCCL", 1),
+        ("send and receive of NCCL", 1),
+    ):
+        assert bus_bandwidth(name, 1000, 0.5, 8) == pytest.approx(2000 * share), name
+    for figure in measured[1]["figures"]:
+        if figure["figure"] == "copies both ways":
+            rate = 2 * figure["bytes"] / figure["seconds"]
+            assert figure["algorithm_bandwidth"] == pytest.approx(rate)
+        elif figure["figure"] == "all-reduce":
+            expected = figure["algorithm_bandwidth"] * 4 / 3
+            assert figure["bus_bandwidth"] == pytest.approx(expected)
+
+
+def test_what_cannot_be_had_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from gpus import several
+
+    lines = [
+        {"missing": "own", "why": "two ranks have the same GPU"},
+        {"figure": "all-reduce", "way": "host", "bytes": 1000, "seconds": [0.4, 0.1, 0.2]},
+    ]
+    missing, figure = several._shown(4, map(json.dumps, lines))
+    assert missing == lines[0]
+    assert (figure["seconds"], figure["rounds"]) == (0.2, [0.4, 0.1, 0.2])
+    assert "own: missing: two ranks have the same GPU\n" in capsys.readouterr().out
+
+
+def test_too_few_gpus_are_refused() -> None:
+    done = run("--gpus=3", FAKE_CUDA_DEVICES="2")
+    assert done.returncode == 1
+    assert done.stderr == (
+        "--gpus=3 needs as many GPUs. Received: a host with 2 visible. Lower it, or correct "
+        "CUDA_VISIBLE_DEVICES.\n"
+    )
+
+
+def test_wrong_flags_are_refused_with_the_rule() -> None:
+    check_refused("gpu.py", {"--gpus=0": "1", "--rounds=0": "positive", "--sizes=7": "divisible"})
