@@ -23,7 +23,12 @@ _UNITS = (
     "device/host_staged.cc",
     "device/kernel_all_reduce.cc",
     "fingerprint.cc",
+    "reduce/avx2.cc",
+    "reduce/avx512.cc",
+    "reduce/baseline.cc",
+    "reduce/reduce.cc",
     "types.cc",
+    "vector_unit.cc",
 )
 
 

@@ -122,14 +122,15 @@ void Parts(const Gpu& gpu, const KernelModule& kernels) {
 
 // What passes through the host's memory, without what happens to it there: copies to and fro by
 // themselves, and both at once in chunks.
-void Staged(const Gpu& gpu) {
+void Staged(const std::shared_ptr<const Gpu>& shared) {
+  const Gpu& gpu = *shared;
   struct Never : Guard {
     void Check() override {}
   } guard;
   const DeviceStream stream(gpu);
   const DeviceMemory memory(gpu, kLarge);
   const MappedMemory pinned(gpu, kLarge);
-  HostStaged staged(gpu, guard);
+  HostStaged staged({shared}, guard);
   const cuda::Address host = reinterpret_cast<uintptr_t>(pinned.data());
   const auto run = [&] {
     Operation operation;
@@ -137,7 +138,7 @@ void Staged(const Gpu& gpu) {
     operation.device = nullptr;
     operation.in = ConstPieces(Pointer<char>(memory.address()), kLarge);
     operation.out = Pieces(Pointer<char>(memory.address()), kLarge);
-    staged.Run(operation, [](Operation&) {});
+    staged.Run(operation, {&operation}, [](Operation&) {});
   };
   Compare(stream,
           {{"pinned copy to the host", kLarge, [&] { stream.Copy(host, memory.address(), kLarge); }},
@@ -264,13 +265,14 @@ int main() {
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
   try {
     cuda::Load();
-    const Gpu gpu(0);
+    const auto shared = std::make_shared<const Gpu>(0);
+    const Gpu& gpu = *shared;
     const std::string binary = Kernels();
     const KernelModule kernels(gpu, binary.data(), KernelNames().data(), KernelNames().size());
     std::printf("{\"gpu\": \"%s\", \"architecture\": \"%s\", \"driver\": %d}\n", gpu.name().c_str(),
                 gpu.architecture().c_str(), cuda::Load().version);
     Parts(gpu, kernels);
-    Staged(gpu);
+    Staged(shared);
     Waiting(gpu, kernels);
     // With more on one GPU, a kernel may be queued behind another one that waits for it.
     AllReduces(gpu, kernels, 2);

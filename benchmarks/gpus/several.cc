@@ -50,8 +50,7 @@ Wirings Wire(const Task& task) {
 
 DevicePath::Setup SetupOf(const std::string& way, int gpu) {
   DevicePath::Setup setup;
-  setup.gpu = gpu;
-  setup.kernels = Environment("GPU_KERNELS");
+  setup.gpus = {{gpu, Environment("GPU_KERNELS")}};
   setup.cuda = Environment("TFDIST_CUDA_LIBRARY");
   if (way == "nccl") setup.nccl = Environment("NCCL_LIBRARY");
   setup.transport = way;

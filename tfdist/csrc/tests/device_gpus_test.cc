@@ -260,7 +260,7 @@ void UnlikeNumbers() {
 
 // GPUs that the driver does not let reach each other.
 void OutOfReach() {
-  setenv("FAKE_CUDA_APART", "1", 1);
+  setenv("FAKE_CUDA_LINKS", "0-1:cut", 1);
   Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
   plan.device->may_share_gpu = false;
   Wiring wiring(plan);
@@ -274,7 +274,7 @@ void OutOfReach() {
   });
   EXPECT(told.find("No GPU reads another one's memory, since GPU 1 of this process is out of reach "
                    "for A GPU of threads") == 0);
-  unsetenv("FAKE_CUDA_APART");
+  unsetenv("FAKE_CUDA_LINKS");
 }
 
 void Lost(const Plan& plan) {

@@ -264,19 +264,11 @@ FAKE(cuCtxSetCurrent, Context* context) {
   current = context;
   return kSuccess;
 }
-FAKE(cuCtxEnablePeerAccess, Context*, unsigned) {
-  INJECT(cuCtxEnablePeerAccess);
-  return kSuccess;
-}
-// FAKE_CUDA_APART: no GPU reaches another one's memory.
-FAKE(cuDeviceCanAccessPeer, int* can, Device, Device) {
-  *can = std::getenv("FAKE_CUDA_APART") ? 0 : 1;
-  return kSuccess;
-}
 FAKE(cuCtxEnablePeerAccess, Context* context, unsigned) {
-  static std::set<Context*> enabled;
+  INJECT(cuCtxEnablePeerAccess);
+  static std::set<std::pair<Context*, Context*>> enabled;
   const std::lock_guard<std::mutex> lock(mutex);
-  return enabled.insert(context).second ? kSuccess : kPeerAccessIsEnabled;
+  return enabled.insert({current, context}).second ? kSuccess : kPeerAccessIsEnabled;
 }
 FAKE(cuCtxGetStreamPriorityRange, int* least, int* greatest) {
   *least = 0;
