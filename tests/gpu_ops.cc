@@ -25,6 +25,7 @@ class Either : public OnDevice<Op> {
 TFDIST_EITHER("TfdistAllReduce", AllReduceOp)
 TFDIST_EITHER("TfdistReduceScatter", ReduceScatterOp)
 TFDIST_EITHER("TfdistAllGather", AllGatherOp)
+TFDIST_EITHER("TfdistAwait", AwaitOp)
 TFDIST_EITHER("TfdistBroadcast", BroadcastOp)
 TFDIST_EITHER("TfdistSend", SendOp)
 TFDIST_EITHER("TfdistReceive", ReceiveOp)

@@ -8,7 +8,13 @@ import pytest
 from tests import gpus
 from tests.groups import GROUPS
 from tests.ranks import Ranks
-from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
+from tests.strategies.comparison import (
+    PACKAGE,
+    assert_close,
+    assert_equal,
+    behaviours,
+    check_same_as_alone,
+)
 from tests.tiers import exhaustive, some
 
 ALL = behaviours("models") + behaviours("optimizers") + behaviours("execution")
@@ -86,6 +92,18 @@ def test_a_mirrored_strategy_of_gpus():
     ((losses, taken),) = GROUPS["1x2 GPUs"].run(f"{PACKAGE}.gpus:train_mirrored")
     assert taken[:2] == [True, False]
     np.testing.assert_allclose(losses, alone, rtol=1e-5)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", TRANSPORTS)
+def test_buckets_are_launched_one_behind_the_other(group):
+    train = f"{PACKAGE}.gpus:train_in_many_buckets"
+    ((expected, _),) = GROUPS["alone"].run(train)
+    results = GROUPS[group].run(train)
+    for rank, (result, waits) in enumerate(results):
+        assert waits  # At the end of each step, for all of them.
+        assert_close(result, expected, f"rank {rank}")
+        assert_equal(result["weights"], results[0][0]["weights"], f"rank {rank}")
 
 
 @exhaustive

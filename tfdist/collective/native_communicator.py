@@ -91,7 +91,9 @@ class NativeCommunicator:
         with tf.device(self.device):
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
-            for bucket in marked_buckets(self.name, key, summable, self.plan(summable)):
+            plan = self.plan(summable)
+            awaited = bool(self.context.gpus) and len(plan) > 1
+            for bucket in marked_buckets(self.name, key, summable, plan):
                 with tf.control_dependencies(bucket.marks):
                     reduced = native_ops.all_reduce(
                         self.token,
@@ -101,9 +103,12 @@ class NativeCommunicator:
                         bucket.key,
                         overlaps=bucket.overlaps,
                         gpu=self._gpu,
+                        awaited=awaited,
                     )
                 for i, value in zip(bucket.members, reduced, strict=True):
                     sums[i] = value
+            if awaited:
+                sums = native_ops.await_launched(self.token, sums, self.name, key, gpu=self._gpu)
             return [dtypes.from_summable(s, t) for s, t in zip(sums, tensors, strict=True)]
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -120,22 +125,6 @@ class NativeCommunicator:
             if tensor.dtype in native_ops.TYPES:
                 return native_ops.all_gather(self.token, tensor, self.name, key, gpu=self._gpu)
             bits = native_ops.all_gather(self.token, dtypes.to_bits(tensor), self.name, key)
-            return dtypes.from_bits(bits, tensor.dtype)
-
-    def pass_on(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
-        """Sends rows to the next rank, and returns those of the one before; a ring of all ranks.
-
-        Args:
-            tensor: a tensor of rank >= 1; the first dimension may differ between ranks.
-            key: as for `all_reduce`.
-        """
-        rank, size = self.place()
-        with tf.device(self.device):
-            rows = tf.shape(tensor, tf.int64)[0]
-            to = tf.one_hot((rank + 1) % size, size, rows, tf.constant(0, tf.int64), dtype=tf.int64)
-            if tensor.dtype in native_ops.TYPES:
-                return native_ops.all_to_all(self.token, tensor, to, self.name, key)[0]
-            bits, _ = native_ops.all_to_all(self.token, dtypes.to_bits(tensor), to, self.name, key)
             return dtypes.from_bits(bits, tensor.dtype)
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:

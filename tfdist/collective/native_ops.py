@@ -42,12 +42,15 @@ def all_reduce(
     *,
     overlaps: bool = False,
     gpu: int = 0,
+    awaited: bool = False,
 ) -> list[tf.Tensor]:
     """Reduces tensors of one type in one collective.
 
     Args:
         overlaps: whether the step goes on beside it; only for the recorder.
         gpu: where tensors are on GPUs, which of the communicator's.
+        awaited: whether it may end while a GPU still works on it; only `await_launched` then has
+            the result.
     """
     return list(
         _ops().tfdist_all_reduce(
@@ -58,6 +61,18 @@ def all_reduce(
             key=key,
             overlaps=overlaps,
             gpu=gpu,
+            awaited=awaited,
+        )
+    )
+
+
+def await_launched(
+    token: tf.Tensor, tensors: Sequence[tf.Tensor], communicator: str, key: str, *, gpu: int = 0
+) -> list[tf.Tensor]:
+    """The results of all-reduces that were `awaited`, all of them together, once they are there."""
+    return list(
+        _ops().tfdist_await(
+            token=token, tensors=tensors, communicator=communicator, key=key, gpu=gpu
         )
     )
 
@@ -195,6 +210,11 @@ def _all_reduce_gradient(op: Any, *gradients: tf.Tensor) -> list[Any]:
         )
     dense = [tf.convert_to_tensor(g) for g in gradients]
     return [None, *all_reduce(op.inputs[0], dense, kind, *_settings(op), gpu=_gpu(op))]
+
+
+@tf.RegisterGradient("TfdistAwait")  # type: ignore[untyped-decorator]
+def _await_gradient(_: Any, *gradients: tf.Tensor) -> list[Any]:
+    return [None, *gradients]
 
 
 @tf.RegisterGradient("TfdistReduceScatter")  # type: ignore[untyped-decorator]

@@ -115,6 +115,7 @@ void Communicator::Execute(Operation& operation) {
     throw Error(Code::kCancelled, StepEnded());
   }
   try {
+    if (operation.awaits) return AwaitLaunched();
     Begin(operation);
     Check();
     Dispatch(operation);
@@ -137,6 +138,8 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   whole.fingerprint = part.fingerprint;
   whole.cancellation = part.cancellation;
   whole.overlaps = part.overlaps;
+  whole.launches = part.launches;
+  whole.awaits = part.awaits;
   whole.device = nullptr;
   whole.assembly = assembly;
   assembly->Add(gpu, std::move(part), std::move(done));
@@ -171,11 +174,32 @@ void Communicator::AwaitInput(Operation& operation) {
   }
 }
 
+// Its record is that of what was launched last: what this rank waits for.
+void Communicator::AwaitLaunched() {
+  const auto note = [this](bool active) {
+    const std::lock_guard<std::mutex> lock(doing_mutex_);
+    doing_.status.active = active;
+    if (active) doing_.since = Clock::now();
+  };
+  note(true);
+  Check();
+  if (device_) device_->AwaitLaunched();
+  CloseRecord();
+  note(false);
+}
+
+// What is only launched goes on beside what comes next, and is recorded until then.
+void Communicator::CloseRecord() {
+  if (launched_bytes_) recorder_.End(false, *launched_bytes_);
+  launched_bytes_.reset();
+}
+
 void Communicator::Fail(const Operation& operation, const Error& error) {
   if (error.code() == Code::kInvalidArgument) {
     End(operation, true);
     throw error;
   }
+  if (device_ && device_->HasLaunched()) device_->GiveUp();
   std::string cause = Cause(error);
   if (!cause.empty() && cause.back() != '.') cause += ".";
   const Doing doing = CurrentlyDoing();
@@ -227,6 +251,7 @@ void Communicator::RunOnHost(Operation& operation) {
 }
 
 void Communicator::Begin(Operation& operation) {
+  CloseRecord();
   if (IsMessage(operation.fingerprint.kind)) CheckPeer(operation.peer);
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = true;
@@ -253,7 +278,12 @@ void Communicator::Begin(Operation& operation) {
 }
 
 void Communicator::End(const Operation& operation, bool failed) {
-  recorder_.End(failed, Bytes(operation));
+  if (!failed && operation.launches && device_ && device_->HasLaunched()) {
+    launched_bytes_ = Bytes(operation);
+  } else {
+    launched_bytes_.reset();
+    recorder_.End(failed, Bytes(operation));
+  }
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = false;
 }

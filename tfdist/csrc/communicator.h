@@ -100,6 +100,8 @@ class Communicator : private Guard {
   void AwaitInput(Operation& operation);
   void Dispatch(Operation& operation);
   void RunOnHost(Operation& operation);
+  void AwaitLaunched();
+  void CloseRecord();
   void Begin(Operation& operation);
   void End(const Operation& operation, bool failed);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
@@ -127,6 +129,7 @@ class Communicator : private Guard {
 
   OperationQueue queue_;
   const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it
+  std::optional<uint64_t> launched_bytes_;  // of the last operation, if it was only launched
 
   std::mutex doing_mutex_;
   Doing doing_;

@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import native_ops
 from tfdist.collective.buckets import pack
+from tfdist.collective.dtypes import from_bits, to_bits
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.sharding.layout import Bucket
 from tfdist.sharding.shard import local_variables
@@ -61,7 +63,7 @@ class NeighbourCopies:
         """Sends this rank's slots to the next rank, and keeps those of the one before."""
         for dtype, copy in self._copies.items():
             sent = [tf.zeros([0], dtype), *map(tf.convert_to_tensor, self._sent[dtype])]
-            received = self._communicator.pass_on(pack(sent), "copies of shards")
+            received = _pass_on(self._communicator, pack(sent))
             copy.assign(tf.ensure_shape(received, copy.shape))
 
     def renew(self) -> None:
@@ -73,3 +75,14 @@ class NeighbourCopies:
         """The other rank's slots of a kind in a bucket, end to end."""
         dtype, begin, end = self._places[kind, bucket]
         return self._copies[dtype][begin:end]
+
+
+def _pass_on(group: NativeCommunicator, tensor: tf.Tensor) -> tf.Tensor:
+    """Sends a vector to the next rank, and returns that of the one before, of any size."""
+    rank, size = group.place()
+    with tf.device(group.device):
+        rows = tf.shape(tensor, tf.int64)[0]
+        to = tf.one_hot((rank + 1) % size, size, rows, tf.constant(0, tf.int64), dtype=tf.int64)
+        sent = tensor if tensor.dtype in native_ops.TYPES else to_bits(tensor)
+        received, _ = native_ops.all_to_all(group.token, sent, to, group.name, "copies of shards")
+        return received if sent is tensor else from_bits(received, tensor.dtype)

@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdist
 from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, rows
-from tfdist.collective import gpu, marks
+from tfdist.collective import gpu, marks, native_ops
 from tfdist.errors import NativeUnavailableError
 from tfdist.strategies.commit_point import find_writes
 from tfdist.trainer.fit import atomic_step
@@ -69,6 +69,25 @@ def train_mirrored(strategy):
     with _taken() if strategy else contextlib.nullcontext() as taken:
         history = fit(compile_mlp(mirrored), *rows(20), batch_size=10)
     return history["loss"], taken
+
+
+def train_in_many_buckets(strategy):
+    """Training where each gradient has a collective of its own; and how many all-reduces wait."""
+    waits = []
+    await_launched = native_ops.await_launched
+
+    def note(*args, **settings):
+        waits.append(len(args[1]))
+        return await_launched(*args, **settings)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.object(native_ops, "await_launched", note))
+        for each in strategy.extended.replicas if strategy else ():
+            on_gpu = each.across_workers[0]
+            stack.enter_context(mock.patch.object(on_gpu, "bucket_bytes", 64))
+        model = compile_mlp(strategy, keras.optimizers.Adam)
+        history = fit(model, *rows(40), batch_size=10, epochs=2)
+    return {"loss": history["loss"], "weights": model.get_weights()}, waits
 
 
 def reduce_much(strategy):

@@ -38,6 +38,9 @@ struct Operation {
   // Of memory on a GPU: what has to pass in its streams before it is used, null for nothing; looked at
   // again once `allocate` has made room. None if the memory is the host's.
   std::optional<cuda::Event*> device;
+  // Whether it has ended once it runs on the GPU; what `awaits` comes behind it and has the result.
+  bool launches = false;
+  bool awaits = false;
   // Where a process has several GPUs, what each of them brings, in their order; the memory and what
   // belongs to it are theirs alone. They come together in the assembly.
   std::vector<Operation> parts;

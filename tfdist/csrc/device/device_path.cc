@@ -158,7 +158,8 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     } else {
       LaunchKernels(asked, parts);
     }
-    AwaitResult();
+    if (!operation.launches) return AwaitResult();
+    for (Operation* part : parts) launched_.push_back(std::move(part->kept));
   } catch (...) {
     GiveUp();
     throw;
@@ -224,6 +225,17 @@ void DevicePath::HoldBack(const Parts& parts) const {
   }
 }
 
+void DevicePath::AwaitLaunched() {
+  if (!HasLaunched()) return;
+  try {
+    AwaitResult();
+  } catch (...) {
+    GiveUp();
+    throw;
+  }
+}
+
+// A rank's work runs in one stream, so that what was launched before has passed, too.
 void DevicePath::AwaitResult() {
   for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
   for (const auto& rank : ranks_) {
@@ -237,6 +249,7 @@ void DevicePath::AwaitResult() {
                                       "that all of them had begun.");
     }
   }
+  launched_.clear();
 }
 
 void DevicePath::Leave() {
@@ -439,13 +452,13 @@ void DevicePath::Gather(const Operation& part, DeviceRank& rank) const {
   }
 }
 
-// Ends what has been launched, here and on the other ranks, whose memory it may use.
 void DevicePath::GiveUp() noexcept {
   for (const auto& rank : ranks_) {
     if (rank->own) rank->own->Abort();
     if (rank->nccl) rank->nccl->Abort();
   }
   for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
+  launched_.clear();
 }
 
 }  // namespace tfdist

@@ -39,6 +39,13 @@ class DevicePath {
   // whose memory is the host's.
   void Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
+  // Waits for the results of what was only launched. Throws Error if that has failed.
+  void AwaitLaunched();
+  // Whether there is something to wait for.
+  bool HasLaunched() const { return !launched_.empty(); }
+  // Ends what has been launched, here and on the other ranks, whose memory it may use.
+  void GiveUp() noexcept;
+
   // The GPUs of this process; they may live longer than the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
 
@@ -68,7 +75,6 @@ class DevicePath {
   void CallNccl(const Fingerprint& asked, const Operation& part, DeviceRank& rank) const;
   void Gather(const Operation& part, DeviceRank& rank) const;
   void AwaitResult();
-  void GiveUp() noexcept;
 
   const Setup setup_;
   Guard& guard_;
@@ -79,6 +85,7 @@ class DevicePath {
   std::string no_nccl_;  // why there is none, once the ranks are known
   std::string lack_;     // why no kernels are used
   nccl::UniqueId id_{};
+  std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
 };
 
 }  // namespace tfdist

@@ -29,6 +29,39 @@ void Mismatches(const Plan& plan) {
   });
 }
 
+// A rank is lost while the others' GPUs work on what they have only launched, and its memory is theirs to
+// read. What is next, or waits, says so.
+void LostBesides(const Plan& plan) {
+  OnEachProcess(plan, 1, [](Communicator& c) {
+    Memory memory;
+    const auto launch = [&] {
+      memory.Clear();
+      const std::vector<char> values = Fill(DType::kFloat32, 9000, c.rank());
+      char* const at = Pointer(memory.Put(values));
+      Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+      operation.launches = true;
+      operation.in = ConstPieces(at, values.size());
+      operation.out = Pieces(at, values.size());
+      c.Run(std::move(operation));
+    };
+    const auto await = [&] {
+      Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+      operation.awaits = true;
+      c.Run(std::move(operation));
+    };
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        launch();
+        if (c.rank() == 1 && round == 3) raise(SIGKILL);
+        launch();
+        await();
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1"});
+    ExpectError(await, Code::kUnavailable, {"rank 1"});
+  });
+}
+
 // One rank sends what the other one does not expect, or is lost.
 void Messages(const Plan& plan) {
   const auto pass = [](Communicator& c, Memory& memory, size_t count) {
@@ -48,8 +81,7 @@ void Messages(const Plan& plan) {
   OnEachRank(plan, [&pass, on_host](Communicator& c) {
     Memory memory;
     pass(c, memory, 9000);
-    // Through the host, a message has been sent before it is known.
-    if (c.rank() == 1 && on_host) return;
+    if (on_host) return;  // The sender may be gone before the other one comes.
     ExpectError([&] { pass(c, memory, c.rank() ? 0 : 40); }, Code::kMismatch,
                 {"The ranks do not call the same collectives in the same order"});
   });
@@ -232,6 +264,7 @@ void WithFakes() {
   }
   for (const char* const transport : {"own", "nccl", "host"}) {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
+    LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
   Broken(PlanFor("own", 3, 1, As::kProcesses));
   for (const char* const transport : {"own", "nccl", "host"}) {

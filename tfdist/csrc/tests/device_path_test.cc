@@ -82,6 +82,29 @@ void OtherCollectives(Communicator& c, Memory& memory) {
   EXPECT(memory.Has(part, Expected(type, ReduceOp::kSum, c.size(), kCount, offset)));
 }
 
+// Several operations that are only launched, and one that waits for them.
+void Launched(Communicator& c, Memory& memory) {
+  constexpr size_t kCount = 3000;
+  const DType type = DType::kFloat32;
+  memory.Clear();
+  std::vector<cuda::Address> places;
+  for (int i = 0; i < 5; ++i) {
+    const std::vector<char> values = Fill(type, kCount, c.rank(), static_cast<size_t>(i));
+    places.push_back(memory.Put(values));
+    Operation operation = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");
+    operation.launches = true;
+    operation.in = ConstPieces(Pointer(places.back()), values.size());
+    operation.out = Pieces(Pointer(places.back()), values.size());
+    c.Run(std::move(operation));
+  }
+  Operation await = OnDevice(memory, Kind::kAllReduce, type, ReduceOp::kSum, "gradients");
+  await.awaits = true;
+  c.Run(std::move(await));
+  for (size_t i = 0; i < places.size(); ++i) {
+    EXPECT(memory.Has(places[i], Expected(type, ReduceOp::kSum, c.size(), kCount, i)));
+  }
+}
+
 // A message comes first, so that nobody asks those who take no part in it.
 void Values(Communicator& c) {
   Memory memory;
@@ -90,6 +113,7 @@ void Values(Communicator& c) {
   // More than the buffers of a receiver hold, and nothing.
   for (const size_t count : {40'000u, 0u, 9'000u, 5u}) Message(c, memory, count);
   OtherCollectives(c, memory);
+  Launched(c, memory);
 }
 
 // Several chunks, of tensors that end within them.

@@ -44,7 +44,7 @@ CollectiveOp::CollectiveOp(OpKernelConstruction* construction, Kind kind)
   OP_REQUIRES_OK(construction, construction->GetAttr("key", &key_));
   // A step goes on while a message leaves.
   overlaps_ = kind == Kind::kSend;
-  if (kind == Kind::kAllReduce) {
+  if (construction->HasAttr("overlaps")) {
     OP_REQUIRES_OK(construction, construction->GetAttr("overlaps", &overlaps_));
   }
 }

@@ -22,12 +22,24 @@ class ReducingOp : public CollectiveOp {
 
 class AllReduceOp : public ReducingOp {
  public:
-  explicit AllReduceOp(tensorflow::OpKernelConstruction* construction)
-      : ReducingOp(construction, Kind::kAllReduce) {}
+  explicit AllReduceOp(tensorflow::OpKernelConstruction* construction);
 
  private:
   absl::Status Lay(tensorflow::OpKernelContext* context, const Communicator& group,
                    Operation* operation) override;
+
+  bool awaited_ = false;  // by another operation, which has the result
+};
+
+// Hands on what all-reduces before it have only launched, once it is there.
+class AwaitOp : public CollectiveOp {
+ public:
+  explicit AwaitOp(tensorflow::OpKernelConstruction* construction)
+      : CollectiveOp(construction, Kind::kAllReduce) {}
+
+ protected:
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override;
 };
 
 class ReduceScatterOp : public ReducingOp {

@@ -1,3 +1,7 @@
+#include <memory>
+#include <string>
+#include <vector>
+
 #include "reduce/reduce.h"
 #include "tf/on_device.h"
 #include "tf/reducing_op.h"
@@ -23,9 +27,35 @@ absl::Status ReducingOp::Prepare(OpKernelContext* context, const Communicator& g
   return Lay(context, group, operation);
 }
 
+AllReduceOp::AllReduceOp(OpKernelConstruction* construction)
+    : ReducingOp(construction, Kind::kAllReduce) {
+  OP_REQUIRES_OK(construction, construction->GetAttr("awaited", &awaited_));
+}
+
 absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&,
                               Operation* operation) {
-  return LayList(context, context->num_inputs() - 1, operation);
+  const int count = context->num_inputs() - 1;
+  TF_RETURN_IF_ERROR(LayList(context, count, operation));
+  operation->launches = awaited_;
+  if (!awaited_) return absl::OkStatus();
+  // The GPU uses them after the end of this operation.
+  const auto used = std::make_shared<std::vector<Tensor>>();
+  for (int i = 0; i < count; ++i) {
+    used->push_back(context->input(1 + i));
+    used->push_back(*context->mutable_output(i));
+  }
+  operation->kept = used;
+  return absl::OkStatus();
+}
+
+absl::Status AwaitOp::Prepare(OpKernelContext* context, const Communicator&,
+                              Operation* operation) {
+  for (int i = 1; i < context->num_inputs(); ++i) {
+    context->set_output(i - 1, context->input(i));
+    operation->fingerprint.AddShape(Dims(context->input(i).shape()));
+  }
+  operation->awaits = true;
+  return absl::OkStatus();
 }
 
 absl::Status ReduceScatterOp::Lay(OpKernelContext* context, const Communicator& group,
@@ -55,6 +85,9 @@ namespace {
 
 TFDIST_KERNEL("TfdistAllReduce", AllReduceOp)
 TFDIST_KERNEL("TfdistReduceScatter", ReduceScatterOp)
+TFDIST_KERNEL("TfdistAwait", AwaitOp)
+REGISTER_KERNEL_BUILDER(Name("TfdistAwait").Device(tensorflow::DEVICE_GPU).HostMemory("token"),
+                        OnDevice<AwaitOp>);
 
 #define TFDIST_ON_DEVICE(type)                                     \
   REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")                  \
