@@ -70,7 +70,9 @@ def test_gpus():
         {"TFDIST_DEVICE_ALGORITHM": "own", "TFDIST_DEVICE_BUFFERS": "4096"}
     )
     assert (read.device_algorithm, read.device_buffers) == ("own", 4096)
-    with pytest.raises(ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host"):
+    with pytest.raises(
+        ValueError, match=r"TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host, by_size"
+    ):
         Options.from_environment({"TFDIST_DEVICE_ALGORITHM": "smoke"})
     for text in ("16", "5000", "4M"):
         with pytest.raises(ValueError, match=r"TFDIST_DEVICE_BUFFERS must be .* Received: "):

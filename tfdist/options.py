@@ -10,7 +10,7 @@ from typing import Any
 
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
-_DEVICE_ALGORITHMS = ("own", "nccl", "host")
+_DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
 
@@ -34,8 +34,8 @@ class Options:
             warning names the workers that have not joined it (`TFDIST_STALL_WARNING`).
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
-        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): own for
-            tfdist's kernels, within a host, nccl or host; "" selects by size and what there is.
+        device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): by own
+            kernels, nccl, host, or by_size: the usual one; "" tries which is faster at the start.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.

@@ -159,7 +159,7 @@ def test_a_gpu_that_must_be_used_and_cannot():
     ("hosts", "transport", "said"),
     [
         (2, "own", "since there are several hosts."),
-        (1, "smoke", "TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host."),
+        (1, "smoke", "TFDIST_DEVICE_ALGORITHM must be one of own, nccl, host, by_size."),
     ],
 )
 def test_what_cannot_be_is_refused_on_all_workers(hosts, transport, said):

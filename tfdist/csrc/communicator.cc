@@ -30,8 +30,6 @@ uint64_t Bytes(const Operation& operation) {
   return std::max(first.in.bytes(), first.out.bytes());
 }
 
-bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
-
 std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
                                Guard& guard, Recorder& recorder) {
   std::vector<std::string> names;

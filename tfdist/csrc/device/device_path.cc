@@ -1,14 +1,13 @@
 #include "device/device_path.h"
 
-#include <algorithm>
-#include <exception>
 #include <functional>
-#include <thread>
 #include <utility>
 
 #include "collective/collectives.h"
 #include "collective/sizes.h"
+#include "control/activity.h"
 #include "device/awaiting.h"
+#include "device/measuring.h"
 #include "device/message_copies.h"
 #include "error.h"
 #include "reduce/reduce.h"
@@ -16,60 +15,8 @@
 namespace tfdist {
 namespace {
 
-// Up to so many bytes our own kernels come before NCCL: what others have measured between GPUs that
-// NVLink connects.
-constexpr size_t kMostBeforeNccl = size_t{256} << 10;
 constexpr size_t kMostInOneShot = size_t{256} << 10;
-
-using Tensor = KernelAllReduce::Tensor;
-
-cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
-
-// The tensors of an operation, wherever a piece of either side ends.
-std::vector<Tensor> Tensors(const Operation& part) {
-  std::vector<Tensor> tensors;
-  size_t begin = 0;
-  part.in.ForEach(0, part.in.bytes(), [&](const char* data, size_t bytes) {
-    for (size_t done = 0; done < bytes;) {
-      const BasicPiece<char> out = part.out.At(begin);
-      const size_t some = std::min(bytes - done, out.bytes);
-      tensors.push_back({AddressOf(data + done), AddressOf(out.data), some});
-      done += some;
-      begin += some;
-    }
-  });
-  return tensors;
-}
-
-// Where all of it lies, as one tensor.
-cuda::Address Whole(const ConstPieces& pieces) {
-  return pieces.bytes() ? AddressOf(pieces.At(0).data) : 0;
-}
-cuda::Address Whole(const Pieces& pieces) { return Whole(pieces.Const()); }
-
-bool IsMessage(Kind kind) { return kind == Kind::kSend || kind == Kind::kReceive; }
-bool IsReduction(Kind kind) { return kind == Kind::kAllReduce || kind == Kind::kReduceScatter; }
-
-// Calls a function for each of several ranks at once, since each waits for the others, and throws the
-// first error.
-void AtOnce(size_t count, const std::function<void(size_t)>& call) {
-  if (count == 1) return call(0);
-  std::vector<std::exception_ptr> errors(count);
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < count; ++i) {
-    threads.emplace_back([&, i] {
-      try {
-        call(i);
-      } catch (...) {
-        errors[i] = std::current_exception();
-      }
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-  for (const std::exception_ptr& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
-}
+constexpr int kTrials = 5;
 
 // The names and hosts of all GPUs. Args: how many each process has.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
@@ -152,7 +99,8 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   try {
     HoldBack(parts);
     if (transport == Transport::kNccl) {
-      LaunchNccl(asked, parts);
+      JoinNccl(fabric, operation);
+      nccl_->Launch(asked, parts);
     } else if (IsMessage(asked.kind)) {
       return Copy(fabric, operation);
     } else {
@@ -196,7 +144,7 @@ void DevicePath::Arrive(Fabric& fabric, const Operation& operation, const Parts&
   arrival.fingerprint = operation.fingerprint;
   for (const Operation* part : parts) {
     if (operation.fingerprint.kind != Kind::kAllReduce) break;
-    for (const Tensor& tensor : Tensors(*part)) {
+    for (const KernelAllReduce::Tensor& tensor : TensorsOf(*part)) {
       arrival.fingerprint.AddShape({static_cast<int64_t>(tensor.bytes)});
     }
   }
@@ -273,7 +221,7 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
       version = nccl::Load(setup_.nccl).version;
     } catch (const Error& error) {
       no_nccl = error.what();
-      if (setup_.warn && setup_.transport.empty()) setup_.warn(no_nccl);
+      if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
     }
   }
   std::vector<Introduction> introductions;
@@ -298,6 +246,7 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   }
   OpenPeers(fabric, operation);
   AnnounceNoNccl();
+  if (setup_.transport.empty() && ranks_[0]->own && MayUseNccl()) Measure(fabric, operation);
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
@@ -306,7 +255,7 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
 }
 
 void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
-  if (!setup_.transport.empty() && setup_.transport != "own") return;
+  if (!setup_.is_free() && setup_.transport != "own") return;
   lack_ = WhyNoKernels(team_);
   if (!lack_.empty()) {
     for (const auto& rank : ranks_) {
@@ -348,14 +297,14 @@ void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
 
 // Says once why all-reduces go another way than they could.
 void DevicePath::Announce() const {
-  if (!setup_.warn || !setup_.transport.empty() || lack_.empty()) return;
+  if (!setup_.warn || !setup_.is_free() || lack_.empty()) return;
   setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
               (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
 
 // Between hosts there is nothing as fast.
 void DevicePath::AnnounceNoNccl() const {
-  const bool wanted = team_.topology.hosts.size() > 1 && setup_.transport.empty();
+  const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
   if (!wanted || First() != 0 || !setup_.warn || MayUseNccl()) return;
   setup_.warn("NCCL is not used, since " + no_nccl_ +
               ". All-reduces of what is on GPUs go through the host's memory.");
@@ -369,7 +318,7 @@ DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& 
   if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
   const bool nccl = setup_.transport != "own" && MayUseNccl() &&
                     (!reduces || NcclSupports(asked.type, asked.op));
-  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= kMostBeforeNccl)) {
+  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
     return Transport::kOwn;
   }
   return nccl ? Transport::kNccl : Transport::kHost;
@@ -377,79 +326,67 @@ DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& 
 
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
-    ranks_[i]->own->Launch(Tensors(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get());
+    ranks_[i]->own->Launch(TensorsOf(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get());
   }
 }
 
-void DevicePath::LaunchNccl(const Fingerprint& asked, const Parts& parts) {
-  JoinNccl();
-  std::vector<NcclGroup*> groups;
-  for (const auto& rank : ranks_) groups.push_back(rank->nccl.get());
-  NcclGroup::Grouped(groups, [&] {
-    for (size_t i = 0; i < parts.size(); ++i) CallNccl(asked, *parts[i], *ranks_[i]);
-  });
-}
-
-void DevicePath::JoinNccl() {
-  if (ranks_[0]->nccl) return;
-  AtOnce(ranks_.size(), [this](size_t i) {
-    NcclGroup::Setup setup{ranks_[i]->gpu.get(), id_, static_cast<int>(First() + i),
-                           team_.topology.size, setup_.timeout_seconds};
-    setup.guard = &guard_;
-    ranks_[i]->nccl = std::make_unique<NcclGroup>(setup);
-  });
-}
-
-void DevicePath::CallNccl(const Fingerprint& asked, const Operation& part,
-                          DeviceRank& rank) const {
-  NcclGroup& nccl = *rank.nccl;
-  cuda::Stream* const stream = rank.stream.get();
-  const size_t element = SizeOf(asked.type);
-  const cuda::Address in = Whole(part.in), out = Whole(part.out);
-  switch (asked.kind) {
-    case Kind::kAllReduce:
-      for (const Tensor& tensor : Tensors(part)) {
-        nccl.AllReduce(tensor.in, tensor.out, tensor.bytes / element, asked.type, asked.op,
-                       stream);
-      }
-      break;
-    case Kind::kReduceScatter:
-      nccl.ReduceScatter(in, out, part.out.bytes() / element, asked.type, asked.op, stream);
-      break;
-    case Kind::kBroadcast:
-      nccl.Broadcast(in, out, part.in.bytes(), DType::kUint8, asked.root, stream);
-      break;
-    case Kind::kAllGather: return Gather(part, rank);
-    case Kind::kSend:
-      if (part.in.bytes() == 0) break;
-      nccl.Send(in, part.in.bytes(), DType::kUint8, part.peer, stream);
-      break;
-    case Kind::kReceive:
-      if (part.out.bytes() == 0) break;
-      nccl.Recv(out, part.out.bytes(), DType::kUint8, part.peer, stream);
-      break;
-    default: break;
+// Finds out up to which size kernels are faster than NCCL between these GPUs.
+void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
+  JoinNccl(fabric, operation);
+  std::vector<std::unique_ptr<DeviceMemory>> memories;
+  const size_t largest = TriedSizes().back();
+  try {
+    for (const auto& gpu : gpus_) memories.push_back(std::make_unique<DeviceMemory>(*gpu, largest));
+  } catch (const Error&) {
+    memories.clear();
   }
-}
-
-// Where ranks bring different numbers of rows, NCCL has no gather.
-void DevicePath::Gather(const Operation& part, DeviceRank& rank) const {
-  NcclGroup& nccl = *rank.nccl;
-  cuda::Stream* const stream = rank.stream.get();
-  const cuda::Address in = Whole(part.in), out = Whole(part.out);
-  const std::vector<size_t>& rows = part.received_rows;
-  const auto is_first = [&rows](size_t each) { return each == rows[0]; };
-  if (std::all_of(rows.begin(), rows.end(), is_first)) {
-    return nccl.AllGather(in, out, rows[0] * part.row_bytes, DType::kUint8, stream);
-  }
-  size_t begin = 0;
-  for (size_t root = 0; root < rows.size(); ++root) {
-    const size_t bytes = rows[root] * part.row_bytes;
-    if (bytes > 0) {
-      nccl.Broadcast(in, out + begin, bytes, DType::kUint8, static_cast<int>(root), stream);
+  if (!AllAgree(fabric, operation, !memories.empty())) return;
+  Fingerprint asked;
+  asked.kind = Kind::kAllReduce;
+  asked.type = DType::kFloat32;
+  const auto seconds = [&](bool kernels, size_t bytes) {
+    std::vector<Operation> tried(memories.size());
+    Parts parts;
+    for (size_t i = 0; i < tried.size(); ++i) {
+      char* const data = reinterpret_cast<char*>(memories[i]->address());
+      tried[i].in = ConstPieces(data, bytes);
+      tried[i].out = Pieces(data, bytes);
+      parts.push_back(&tried[i]);
     }
-    begin += bytes;
+    const auto launch = [&] {
+      if (kernels) {
+        LaunchKernels(asked, parts);
+      } else {
+        nccl_->Launch(asked, parts);
+      }
+    };
+    launch();  // the first time takes longer
+    AwaitResult();
+    const int64_t begin = Nanoseconds();
+    for (int trial = 0; trial < kTrials; ++trial) launch();
+    AwaitResult();
+    return static_cast<double>(Nanoseconds() - begin) / kTrials / 1e9;
+  };
+  const auto slowest = [&](const std::vector<double>& own) {
+    return LargestOfAll(fabric, operation, own);
+  };
+  try {
+    most_before_nccl_ = WhereFirstIsFaster(seconds, slowest);
+  } catch (...) {
+    GiveUp();
+    throw;
   }
+}
+
+void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
+  if (nccl_) return;
+  const NcclRanks::Setup setup{id_,
+                               First(),
+                               team_.topology.size,
+                               setup_.buffer_bytes,
+                               setup_.timeout_seconds,
+                               !IsMessage(operation.fingerprint.kind)};
+  nccl_ = std::make_unique<NcclRanks>(fabric, operation, ranks_, setup, guard_);
 }
 
 void DevicePath::GiveUp() noexcept {

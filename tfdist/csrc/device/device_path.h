@@ -15,7 +15,9 @@
 #include "device/device_setup.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
+#include "device/nccl_ranks.h"
 #include "device/obstacles.h"
+#include "device/parts.h"
 #include "guard.h"
 #include "transport/fabric.h"
 
@@ -55,8 +57,6 @@ class DevicePath {
 
  private:
   enum class Transport { kHost, kOwn, kNccl };
-  using Parts = std::vector<Operation*>;
-
   size_t First() const { return static_cast<size_t>(team_.topology.rank); }
   void Open(Fabric& fabric, const Operation& operation);
   void OpenPeers(Fabric& fabric, const Operation& operation);
@@ -70,10 +70,8 @@ class DevicePath {
   void MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts);
   void HoldBack(const Parts& parts) const;
   void LaunchKernels(const Fingerprint& asked, const Parts& parts);
-  void LaunchNccl(const Fingerprint& asked, const Parts& parts);
-  void JoinNccl();
-  void CallNccl(const Fingerprint& asked, const Operation& part, DeviceRank& rank) const;
-  void Gather(const Operation& part, DeviceRank& rank) const;
+  void JoinNccl(Fabric& fabric, const Operation& operation);
+  void Measure(Fabric& fabric, const Operation& operation);
   void AwaitResult();
 
   const Setup setup_;
@@ -84,7 +82,11 @@ class DevicePath {
   DeviceTeam team_;      // without ranks before the first operation
   std::string no_nccl_;  // why there is none, once the ranks are known
   std::string lack_;     // why no kernels are used
+  // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that NVLink
+  // connects, unless these are measured.
+  size_t most_before_nccl_ = size_t{256} << 10;
   nccl::UniqueId id_{};
+  std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
 };
 

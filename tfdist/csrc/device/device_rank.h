@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "device/device_setup.h"
+#include "device/fusion.h"
 #include "device/gpu.h"
 #include "device/kernel_all_reduce.h"
 #include "device/nccl_group.h"
@@ -32,6 +33,7 @@ struct DeviceRank {
   std::unique_ptr<Peers> peers;
   std::unique_ptr<KernelAllReduce> own;
   std::unique_ptr<NcclGroup> nccl;  // made when it is used first
+  std::unique_ptr<FusionBuffer> fusion;  // for small tensors, if all ranks have one
 
  private:
   void AllocateBuffers(size_t buffer_bytes);

@@ -16,11 +16,14 @@ struct DeviceSetup {
   std::vector<OfGpu> gpus;  // of this process, at least one; as many on all ranks
   std::string cuda;         // the driver's library; empty for the system's
   std::string nccl;         // NCCL's library; empty for none
-  std::string transport;    // "own", "nccl" or "host"; empty for whichever is best
+  // "own", "nccl" or "host"; "by_size" for whichever usually is the best, empty for what is, by trying.
+  std::string transport;
   size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU
   bool may_share_gpu = false;  // whether ranks of one GPU use kernels and NCCL; for tests
   double timeout_seconds = 600;
   std::function<void(const std::string&)> warn;
+
+  bool is_free() const { return transport.empty() || transport == "by_size"; }
 };
 
 // Throws Error(kInvalidArgument) where there is no driver, or a setting is none.

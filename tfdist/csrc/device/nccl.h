@@ -43,6 +43,7 @@ constexpr Result kSuccess = 0, kInvalidUsage = 5, kRemoteError = 6, kInProgress 
 constexpr Type kInt8 = 0, kUint8 = 1, kInt32 = 2, kInt64 = 4;
 constexpr Type kFloat16 = 6, kFloat32 = 7, kFloat64 = 8, kBfloat16 = 9;
 constexpr Op kSum = 0, kProduct = 1, kMax = 2, kMin = 3, kMean = 4;
+constexpr int kSymmetric = 1;   // NCCL_WIN_COLL_SYMMETRIC
 constexpr int kOldest = 22100;  // that of TensorFlow 2.18
 
 // Name, what it returns, what it takes.

@@ -163,6 +163,36 @@ void NcclGroup::Recv(cuda::Address out, size_t count, DType type, int from, cuda
   });
 }
 
+cuda::Address NcclGroup::Allocate(size_t bytes) {
+  setup_.gpu->Use();
+  void* memory = nullptr;
+  if (!nccl_.ncclMemAlloc || !nccl_.ncclMemFree ||
+      nccl_.ncclMemAlloc(&memory, bytes) != nccl::kSuccess) {
+    return 0;
+  }
+  return reinterpret_cast<uintptr_t>(memory);
+}
+
+// What cannot be registered is used as any other memory is.
+void NcclGroup::Register(cuda::Address memory, size_t bytes) {
+  setup_.gpu->Use();
+  if (nccl_.ncclCommWindowRegister) {
+    nccl_.ncclCommWindowRegister(Living(), Pointer(memory), bytes, &window_, nccl::kSymmetric);
+    Settle("ncclCommWindowRegister");
+  } else if (nccl_.ncclCommRegister) {
+    nccl_.ncclCommRegister(Living(), Pointer(memory), bytes, &handle_);
+  }
+}
+
+void NcclGroup::Free(cuda::Address memory) noexcept {
+  setup_.gpu->UseIfPossible();
+  if (comm_ && window_) nccl_.ncclCommWindowDeregister(comm_, window_);
+  if (comm_ && handle_) nccl_.ncclCommDeregister(comm_, handle_);
+  window_ = nullptr;
+  handle_ = nullptr;
+  nccl_.ncclMemFree(Pointer(memory));
+}
+
 void NcclGroup::Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body) {
   {
     std::vector<std::unique_lock<std::recursive_mutex>> locks;

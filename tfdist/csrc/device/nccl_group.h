@@ -53,6 +53,12 @@ class NcclGroup {
   void Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream);
   void Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream);
 
+  // Memory on the GPU that NCCL can read and write without copies of its own, once all ranks together
+  // have registered it; 0 where NCCL has none to give. It must be freed before the group goes.
+  cuda::Address Allocate(size_t bytes);
+  void Register(cuda::Address memory, size_t bytes);
+  void Free(cuda::Address memory) noexcept;
+
   // Launches what `body` calls of these groups as one: messages to and from several ranks must be, and
   // what several ranks of one process do together. If it throws, the groups are aborted, since others
   // may wait for the rest.
@@ -78,6 +84,8 @@ class NcclGroup {
   std::recursive_mutex mutex_;
   nccl::Comm* comm_ = nullptr;  // null once aborted
   bool grouping_ = false;
+  nccl::Window* window_ = nullptr;  // of the memory that was allocated
+  void* handle_ = nullptr;          // the same with an older version
 };
 
 }  // namespace tfdist

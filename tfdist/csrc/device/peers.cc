@@ -97,6 +97,19 @@ std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
   return all;
 }
 
+std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
+                                 const std::vector<double>& own) {
+  const std::vector<char> told =
+      Gather(fabric, operation, own.data(), own.size() * sizeof(double));
+  std::vector<double> all(told.size() / sizeof(double)), largest = own;
+  std::memcpy(all.data(), told.data(), told.size());
+  for (size_t i = 0; i < all.size(); ++i) {
+    double& most = largest[i % own.size()];
+    most = std::max(most, all[i]);
+  }
+  return largest;
+}
+
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
   const char own = here ? 1 : 0;
   const std::vector<char> all = Gather(fabric, operation, &own, 1);

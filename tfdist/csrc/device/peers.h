@@ -40,6 +40,10 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
 std::vector<size_t> TellAll(Fabric& fabric, const Operation& operation,
                             const std::vector<size_t>& own);
 
+// Some numbers, each the largest of all processes.
+std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
+                                 const std::vector<double>& own);
+
 // Whether all is well on each process.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 

@@ -69,14 +69,15 @@ def check(context: Context) -> Section:
 def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: str) -> None:
     """Adds what a job would do, as `csrc/device/device_path.cc` chooses."""
     lacks = {"own": no_kernels, "nccl": no_nccl, "host": ""}
-    if forced := options.device_algorithm:
+    if (forced := options.device_algorithm) in lacks:
         chosen = f"{_WAYS[forced]}, as TFDIST_DEVICE_ALGORITHM says"
         if lacks[forced]:
             section.problems.append(
                 f"TFDIST_DEVICE_ALGORITHM={forced} cannot be had, since {lacks[forced]}: unset it"
             )
     elif not no_kernels and not no_nccl:
-        chosen = "by own kernels if they are small, else by NCCL"
+        sizes = "up to 256 KiB" if forced else "up to a size that is measured at the start"
+        chosen = f"by own kernels {sizes}, else by NCCL"
     elif not no_kernels:
         chosen = f"by own kernels, since {no_nccl}"
     elif not no_nccl:

@@ -1,0 +1,88 @@
+#include "device/fusion.h"
+
+#include <algorithm>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+using device::List;
+
+constexpr size_t kLarge = size_t{1} << 20;  // what moves twice for nothing
+constexpr unsigned kThreads = 512;
+constexpr uint64_t kMostBlocks = 512;
+
+template <typename T>
+T* Pointer(cuda::Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
+uint64_t Vectors(size_t bytes) {
+  return (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
+}
+
+}  // namespace
+
+Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_bytes) {
+  const uint64_t most = buffer_bytes / device::kVectorBytes;
+  Fused fused;
+  List list{};
+  const auto flush = [&] {
+    if (list.count == 1) {  // nothing to put together
+      const device::Span& span = list.spans[0];
+      fused.alone.push_back({reinterpret_cast<uintptr_t>(span.in),
+                             reinterpret_cast<uintptr_t>(span.out), span.bytes});
+    } else if (list.count > 1) {
+      fused.lists.push_back(list);
+    }
+    list = {};
+  };
+  for (const KernelAllReduce::Tensor& tensor : tensors) {
+    if (tensor.bytes >= std::min(kLarge, buffer_bytes)) {
+      fused.alone.push_back(tensor);
+      continue;
+    }
+    if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
+    list.spans[list.count++] = {Pointer<char>(tensor.in), Pointer<char>(tensor.out), tensor.bytes,
+                                list.vectors};
+    list.vectors += Vectors(tensor.bytes);
+  }
+  flush();
+  return fused;
+}
+
+FusionBuffer::FusionBuffer(const Gpu& gpu, const KernelModule& kernels, NcclGroup& nccl,
+                           size_t bytes)
+    : gpu_(gpu), kernels_(kernels), nccl_(nccl), ended_(gpu, sizeof(uint64_t)) {
+  address_ = nccl_.Allocate(bytes);
+  if (address_) return;
+  plain_ = std::make_unique<DeviceMemory>(gpu_, bytes);
+  address_ = plain_->address();
+}
+
+FusionBuffer::~FusionBuffer() {
+  if (!plain_) nccl_.Free(address_);
+}
+
+void FusionBuffer::Pack(const List& list, cuda::Stream* stream) const {
+  Launch("tfdist_pack", list, stream);
+}
+
+void FusionBuffer::Unpack(const List& list, cuda::Stream* stream) const {
+  Launch("tfdist_unpack", list, stream);
+}
+
+void FusionBuffer::Launch(const char* kernel, const List& list, cuda::Stream* stream) const {
+  device::Staging staging{};
+  staging.of[0] = Pointer<char>(address_);
+  staging.ranks = 1;
+  staging.part = list.vectors;
+  device::Waiting waiting{};
+  waiting.ended = Pointer<uint64_t>(ended_.address());
+  const uint64_t blocks = std::clamp<uint64_t>((list.vectors + kThreads - 1) / kThreads, 1,
+                                               kMostBlocks);
+  kernels_.Launch(kernel, static_cast<unsigned>(blocks), kThreads, stream, list, staging, waiting);
+}
+
+}  // namespace tfdist
