@@ -10,6 +10,7 @@
 
 #include "collective/collectives.h"
 #include "device/awaiting.h"
+#include "device/kernel_names.h"
 #include "error.h"
 #include "reduce/reduce.h"
 
@@ -107,6 +108,7 @@ void DevicePath::AwaitInput(cuda::Event* ready,
 
 void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
   const Fingerprint& asked = operation.fingerprint;
+  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return;
   if (asked.kind != Kind::kAllReduce || operation.compression) {
     return host_.Run(operation, on_host);
   }
@@ -152,6 +154,16 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     GiveUp();
     throw;
   }
+}
+
+// Whether it has been run on the GPU.
+bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
+                               const OnHost& on_host) {
+  const bool may = kernels_ && setup_.transport != "host";
+  if (!may || !DeviceCoder::Takes(topology, operation)) return false;
+  if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpu_, *kernels_, guard_);
+  coder_->Run(operation, on_host);
+  return true;
 }
 
 void DevicePath::Leave() {

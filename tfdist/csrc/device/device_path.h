@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "collective/operation.h"
+#include "device/device_coder.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/kernel_all_reduce.h"
@@ -67,6 +68,7 @@ class DevicePath {
   void Announce() const;
   void AnnounceNoNccl(const Fabric& fabric) const;
   Transport Choose(const Operation& operation) const;
+  bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   void Launch(const std::vector<KernelAllReduce::Tensor>& tensors, const Fingerprint& asked,
               Transport transport);
   void GiveUp() noexcept;
@@ -87,6 +89,7 @@ class DevicePath {
   std::unique_ptr<Peers> peers_;
   std::unique_ptr<KernelAllReduce> own_;
   std::unique_ptr<NcclGroup> nccl_;  // made when it is used first
+  std::unique_ptr<DeviceCoder> coder_;  // the same
 };
 
 }  // namespace tfdist

@@ -16,16 +16,6 @@ cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>
 HostStaged::Chunk::Chunk(const Gpu& gpu)
     : memory(gpu, kChunkBytes), fetched(gpu), returned(gpu) {}
 
-char* HostStaged::Room::Take(const Gpu& gpu, size_t bytes) {
-  if (bytes > bytes_) {
-    bytes_ = 0;
-    memory_ = nullptr;
-    memory_ = std::make_unique<MappedMemory>(gpu, bytes);
-    bytes_ = bytes;
-  }
-  return memory_ ? static_cast<char*>(memory_->data()) : nullptr;
-}
-
 HostStaged::HostStaged(const Gpu& gpu, Guard& guard)
     : gpu_(gpu), guard_(guard), down_(gpu), up_(gpu), fetched_(gpu), returned_(gpu) {
   for (auto& chunk : chunks_) chunk = std::make_unique<Chunk>(gpu);
@@ -90,11 +80,11 @@ void HostStaged::Whole(Operation& operation, const OnHost& on_host) {
   staged.row_bytes = operation.row_bytes;
   staged.sent_rows = operation.sent_rows;
   staged.received_rows = operation.received_rows;
-  char* const in = in_.Take(gpu_, operation.in.bytes());
+  char* const in = Take(in_, operation.in.bytes());
   Fetch(operation.in, 0, operation.in.bytes(), in);
   staged.in = ConstPieces(in, operation.in.bytes());
   const auto room_for = [&](const Pieces& out) {
-    return Pieces(out_.Take(gpu_, out.bytes()), out.bytes());
+    return Pieces(Take(out_, out.bytes()), out.bytes());
   };
   if (operation.allocate) {
     staged.allocate = [&](const std::vector<size_t>& rows) {
@@ -108,7 +98,7 @@ void HostStaged::Whole(Operation& operation, const OnHost& on_host) {
   char* error = nullptr;
   if (operation.compression) {
     left = operation.compression->error;
-    error = error_.Take(gpu_, left.bytes());
+    error = Take(error_, left.bytes());
     Fetch(left.Const(), 0, left.bytes(), error);
     staged.compression = operation.compression;
     staged.compression->error = Pieces(error, left.bytes());
@@ -121,6 +111,10 @@ void HostStaged::Whole(Operation& operation, const OnHost& on_host) {
   Return(error, left, 0, left.bytes());
   returned_.Record(up_.get());
   Await(returned_, guard_);
+}
+
+char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) {
+  return static_cast<char*>(memory.Take(gpu_, bytes).data());
 }
 
 void HostStaged::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) {

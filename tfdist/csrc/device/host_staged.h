@@ -7,6 +7,7 @@
 
 #include "collective/operation.h"
 #include "device/gpu.h"
+#include "device/growing.h"
 #include "guard.h"
 
 namespace tfdist {
@@ -29,18 +30,9 @@ class HostStaged {
     MappedMemory memory;
     DeviceEvent fetched, returned;
   };
-  // Memory that grows.
-  class Room {
-   public:
-    char* Take(const Gpu& gpu, size_t bytes);
-
-   private:
-    std::unique_ptr<MappedMemory> memory_;
-    size_t bytes_ = 0;
-  };
-
   void InChunks(const Operation& operation, const OnHost& on_host);
   void Whole(Operation& operation, const OnHost& on_host);
+  char* Take(Growing<MappedMemory>& memory, size_t bytes);
   void Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to);
   void Return(const char* from, const Pieces& to, size_t begin, size_t bytes);
 
@@ -50,7 +42,7 @@ class HostStaged {
   DeviceEvent fetched_, returned_;
   static constexpr size_t kChunks = 3;
   std::unique_ptr<Chunk> chunks_[kChunks];
-  Room in_, out_, error_;
+  Growing<MappedMemory> in_, out_, error_;
 };
 
 }  // namespace tfdist
