@@ -7,7 +7,7 @@ import pytest
 from tests import gpus
 from tests.groups import GROUPS
 from tests.ranks import Ranks
-from tests.strategies.comparison import PACKAGE, behaviours, check_same_as_alone
+from tests.strategies.comparison import PACKAGE, assert_equal, behaviours, check_same_as_alone
 from tests.tiers import exhaustive, some
 
 ALL = behaviours("models") + behaviours("optimizers") + behaviours("execution")
@@ -71,6 +71,19 @@ def test_sums_wait_for_the_gpu(group):
         pytest.skip("TensorFlow has kernels for real GPUs: pip install tensorflow-cpu")
     for sums in GROUPS[group].run(f"{PACKAGE}.gpus:reduce_what_comes_late"):
         assert sums == [[2.0 * i] * 1000 for i in range(3)]
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit", "natural", "signum", "ef_signsgd", "topk"])
+@pytest.mark.parametrize("group", ["2 GPUs by NCCL", "2 GPUs through the host"])
+def test_compressed_gradients_are_those_of_cpus(group, name):
+    expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
+    for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
+        assert_equal(result["weights"], expected["weights"], name)
+        # NCCL sums what is not compressed, so that the kernels are those of codecs.
+        assert taken[0] == (name != "topk" and group == "2 GPUs by NCCL")
+        if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
+            assert devices == ["GPU"]
 
 
 @exhaustive

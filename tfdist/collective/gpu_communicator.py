@@ -34,6 +34,11 @@ class GpuCommunicator:
         return (self._on_gpu, self._workers)
 
     @property
+    def on_gpu(self) -> NativeCommunicator:
+        """The one whose operations run on the GPU."""
+        return self._on_gpu
+
+    @property
     def size(self) -> int:
         return self._workers.size
 

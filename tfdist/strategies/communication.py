@@ -219,7 +219,15 @@ def make_compressor(
             return None if part is None else _sized(part, options)
 
         if len(devices) == 1:
-            return [Exchange(workers, within_hosts=within_hosts, split=split, exact=replicas[0])]
+            return [
+                Exchange(
+                    workers,
+                    within_hosts=within_hosts,
+                    split=split,
+                    exact=replicas[0],
+                    on_gpus=replicas[0].on_gpu if isinstance(replicas[0], GpuCommunicator) else None,
+                )
+            ]
         return [
             Exchange(
                 _sized(group.native(f"device {i}"), options),

@@ -150,7 +150,7 @@ class Comparison {
     for (const size_t count : tensors_) {
       const size_t shift = pieces.size() % 2 * kFloat;
       std::vector<char> bytes(shift + count * kFloat);
-      std::memcpy(bytes.data() + shift, from, count * kFloat);
+      if (count > 0) std::memcpy(bytes.data() + shift, from, count * kFloat);
       from += count * kFloat;
       pieces.push_back({Pointer(memory.Put(bytes)) + shift, count * kFloat});
     }

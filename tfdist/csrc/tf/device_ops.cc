@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "device/gpu.h"
+#include "tf/compressing_op.h"
 #include "tf/reducing_op.h"
 #include "xla/stream_executor/stream.h"
 
@@ -31,20 +32,52 @@ absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** str
   return absl::OkStatus();
 }
 
+absl::Status CheckGpu(const Communicator& group) {
+  if (group.gpu()) return absl::OkStatus();
+  return absl::InvalidArgumentError("The tensors are on a GPU, and the communicator '" +
+                                    group.name() + "' has none.");
+}
+
+// After all that the operation needs has been given to TensorFlow's stream.
+absl::Status WaitForTurn(tensorflow::OpKernelContext* context, const Communicator& group,
+                         Operation* operation) {
+  TF_RETURN_IF_ERROR(CheckGpu(group));
+  cuda::Stream* stream = nullptr;
+  TF_RETURN_IF_ERROR(FindStream(context, &stream));
+  const auto turn = std::make_shared<Turn>(group.gpu(), stream);
+  operation->device = turn->event.get();
+  operation->kept = std::make_shared<std::pair<std::shared_ptr<void>, std::shared_ptr<void>>>(
+      std::move(operation->kept), turn);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 absl::Status DeviceAllReduceOp::Lay(tensorflow::OpKernelContext* context,
                                     const Communicator& group, Operation* operation) {
   TF_RETURN_IF_ERROR(AllReduceOp::Lay(context, group, operation));
-  if (!group.gpu()) {
-    return absl::InvalidArgumentError("The tensors are on a GPU, and the communicator '" +
-                                      group.name() + "' has none.");
-  }
+  return WaitForTurn(context, group, operation);
+}
+
+absl::Status DeviceCompressedAllReduceOp::Prepare(tensorflow::OpKernelContext* context,
+                                                  const Communicator& group,
+                                                  Operation* operation) {
+  TF_RETURN_IF_ERROR(CompressedAllReduceOp::Prepare(context, group, operation));
+  return WaitForTurn(context, group, operation);
+}
+
+absl::Status DeviceCompressedAllReduceOp::FindCopy(tensorflow::OpKernelContext* context,
+                                                   const Communicator& group,
+                                                   CopyBytes* copy) const {
+  TF_RETURN_IF_ERROR(CheckGpu(group));
   cuda::Stream* stream = nullptr;
   TF_RETURN_IF_ERROR(FindStream(context, &stream));
-  const auto turn = std::make_shared<Turn>(group.gpu(), stream);
-  operation->device = turn->event.get();
-  operation->kept = turn;
+  *copy = [gpu = group.gpu(), stream](void* to, const void* from, size_t bytes) {
+    gpu->Use();
+    cuda::Check(cuda::Load().cuMemcpyAsync(reinterpret_cast<uintptr_t>(to),
+                                           reinterpret_cast<uintptr_t>(from), bytes, stream),
+                "cuMemcpyAsync");
+  };
   return absl::OkStatus();
 }
 
@@ -73,6 +106,12 @@ REGISTER_KERNEL_BUILDER(Name("TfdistAllReduce")
                             .HostMemory("tensors")
                             .HostMemory("reduced"),
                         AllReduceOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistCompressedAllReduce")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("token")
+                            .HostMemory("errors")
+                            .HostMemory("seed"),
+                        DeviceCompressedAllReduceOp);
 
 }  // namespace
 }  // namespace tfdist::tf
