@@ -219,13 +219,11 @@ def make_compressor(
             return None if part is None else _sized(part, options)
 
         if len(devices) == 1:
+            exact = replicas[0]
+            on_gpus = exact.on_gpu if isinstance(exact, GpuCommunicator) else None
             return [
                 Exchange(
-                    workers,
-                    within_hosts=within_hosts,
-                    split=split,
-                    exact=replicas[0],
-                    on_gpus=replicas[0].on_gpu if isinstance(replicas[0], GpuCommunicator) else None,
+                    workers, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
                 )
             ]
         return [
