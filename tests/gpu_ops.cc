@@ -1,4 +1,5 @@
 // The kernels for a GPU's tensors, where the tensors are a CPU's: see gpus.py.
+#include "tf/compressing_op.h"
 #include "tf/moving_op.h"
 #include "tf/on_device.h"
 #include "tf/reducing_op.h"
@@ -21,14 +22,32 @@ class Either : public OnDevice<Op> {
 };
 
 #define TFDIST_EITHER(name, Op) \
-  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU).Priority(1), Either<Op>);
-TFDIST_EITHER("TfdistAllReduce", AllReduceOp)
-TFDIST_EITHER("TfdistReduceScatter", ReduceScatterOp)
-TFDIST_EITHER("TfdistAllGather", AllGatherOp)
-TFDIST_EITHER("TfdistAwait", AwaitOp)
-TFDIST_EITHER("TfdistBroadcast", BroadcastOp)
-TFDIST_EITHER("TfdistSend", SendOp)
-TFDIST_EITHER("TfdistReceive", ReceiveOp)
+  REGISTER_KERNEL_BUILDER(Name(name).Device(tensorflow::DEVICE_CPU).Priority(1), Op);
+TFDIST_EITHER("TfdistAllReduce", Either<AllReduceOp>)
+TFDIST_EITHER("TfdistReduceScatter", Either<ReduceScatterOp>)
+TFDIST_EITHER("TfdistAllGather", Either<AllGatherOp>)
+TFDIST_EITHER("TfdistAwait", Either<AwaitOp>)
+TFDIST_EITHER("TfdistBroadcast", Either<BroadcastOp>)
+TFDIST_EITHER("TfdistSend", Either<SendOp>)
+TFDIST_EITHER("TfdistReceive", Either<ReceiveOp>)
+
+class EitherCompressed : public DeviceCompressedAllReduceOp {
+ public:
+  using DeviceCompressedAllReduceOp::DeviceCompressedAllReduceOp;
+
+ private:
+  absl::Status Prepare(tensorflow::OpKernelContext* context, const Communicator& group,
+                       Operation* operation) override {
+    return group.gpus().empty() ? CompressedAllReduceOp::Prepare(context, group, operation)
+                                : DeviceCompressedAllReduceOp::Prepare(context, group, operation);
+  }
+  absl::Status FindCopy(tensorflow::OpKernelContext* context, const Communicator& group,
+                        CopyBytes* copy) const override {
+    return group.gpus().empty() ? CompressedAllReduceOp::FindCopy(context, group, copy)
+                                : DeviceCompressedAllReduceOp::FindCopy(context, group, copy);
+  }
+};
+TFDIST_EITHER("TfdistCompressedAllReduce", EitherCompressed)
 
 }  // namespace
 }  // namespace tfdist::tf

@@ -1,4 +1,5 @@
-// Times the kernels of an all-reduce whose ranks share a GPU, beside a copy of as many bytes, in turns.
+// Times the kernels of an all-reduce whose ranks share a GPU, and those of codecs, beside a copy of as
+// many bytes, in turns.
 // Prints one line of JSON for each figure. GPU_KERNELS is the file of the compiled kernels.
 #include <algorithm>
 #include <atomic>
@@ -16,6 +17,8 @@
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/kernel_all_reduce.h"
+#include "device/kernel_codec.h"
+#include "device/kernel_names.h"
 #include "product.h"
 #include "timing.h"
 
@@ -116,6 +119,52 @@ void Parts(const Gpu& gpu, const KernelModule& kernels) {
                                       stream.get(), kVectors, staging, waiting, 1.0);
                      }});
     }
+  }
+  Compare(stream, all, 10);
+}
+
+// Encoding and decoding of float32, with and without error feedback; the bytes are all that is read and
+// written.
+void Codecs(const Gpu& gpu, const KernelModule& kernels) {
+  constexpr size_t kValues = kLarge / sizeof(float);
+  const DeviceStream stream(gpu);
+  const DeviceMemory in(gpu, kLarge), error(gpu, kLarge), out(gpu, kLarge);
+  const DeviceMemory room(gpu, KernelCodec::RoomBytes(kValues)), lists(gpu, 1024);
+  const MappedMemory listed(gpu, 1024);
+  auto* const stretches = static_cast<device::Stretch*>(listed.data());
+  const DeviceMemory* const tensors[] = {&in, &error, &out};
+  for (size_t i = 0; i < 3; ++i) stretches[i] = {Pointer<float>(tensors[i]->address()), 0};
+  stream.Copy(lists.address(), reinterpret_cast<uintptr_t>(stretches), 1024);
+  std::vector<float> values(kValues);
+  for (size_t i = 0; i < kValues; ++i) values[i] = static_cast<float>(i * 2654435761u % 2001) - 1000;
+  stream.Copy(in.address(), reinterpret_cast<uintptr_t>(values.data()), kLarge);
+  stream.Synchronize();
+  const auto place = [&](size_t i) {
+    return device::Place{{Pointer<const device::Stretch>(lists.address()) + i, 1}, 0};
+  };
+  const KernelCodec codecs(kernels, stream.get());
+  std::vector<Timed> all{
+      {"copy", 2 * kLarge, [&] { stream.Copy(out.address(), in.address(), kLarge); }}};
+  Codec int8, random, half, means;
+  random.stochastic = true;
+  half.form = Form::kHalf;
+  means.form = Form::kTwoMeans;
+  const std::pair<const char*, Codec> known[] = {
+      {"int8", int8}, {"int8 at random", random}, {"half", half}, {"one bit", means}};
+  const DeviceMemory encoded(gpu, kLarge);
+  for (const auto& [name, codec] : known) {
+    const size_t bytes = EncodedBytes(codec, kValues);
+    const device::Batch batch{codec, kValues, kValues, 1, 0};
+    for (const bool feeds_back : {false, true}) {
+      const device::Place left = feeds_back ? place(1) : device::Place{};
+      all.push_back({std::string("encode ") + name + (feeds_back ? " with error" : ""),
+                     bytes + (feeds_back ? 3 : 1) * kLarge, [&, batch, left] {
+                       codecs.Encode(batch, place(0), left, room.address(), encoded.address());
+                     }});
+    }
+    all.push_back({std::string("decode ") + name, bytes + kLarge, [&, codec = codec] {
+                     codecs.Decode(codec, kValues, encoded.address(), place(2), room.address());
+                   }});
   }
   Compare(stream, all, 10);
 }
@@ -272,6 +321,7 @@ int main() {
     std::printf("{\"gpu\": \"%s\", \"architecture\": \"%s\", \"driver\": %d}\n", gpu.name().c_str(),
                 gpu.architecture().c_str(), cuda::Load().version);
     Parts(gpu, kernels);
+    Codecs(gpu, kernels);
     Staged(shared);
     Waiting(gpu, kernels);
     // With more on one GPU, a kernel may be queued behind another one that waits for it.

@@ -9,6 +9,7 @@ from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive, some
+from tfdist.compression import OneBit, Policy
 
 SURVIVING = "tests.elastic.behaviours.surviving"
 PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
@@ -357,10 +358,13 @@ def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_p
 @exhaustive
 @pytest.mark.parametrize("step", [4, 10])
 @pytest.mark.parametrize("codecs", [None, {0: "fp16", 1: "int8"}, {1: None}])
-def test_a_worker_comes_to_compressed_gradients(start, tmp_path, step, codecs):
-    settings = {"compression": "onebit", "codecs": codecs}
+# On the third kind of hosts, what was kept on GPUs is kept in the hosts' memory from then on.
+@pytest.mark.parametrize(("hosts", "gpus"), [(3, None), (3, "nccl"), ([0, 1, 1], "nccl")])
+def test_a_worker_comes_to_compressed_gradients(start, tmp_path, step, codecs, hosts, gpus):
+    settings = {"compression": Policy(OneBit(), smallest=0), "codecs": codecs}
     arguments = [0, 1], step, {}, str(tmp_path / "come"), settings
-    answers = start(3, strategy=False, hosts=3).answers(f"{SURVIVING}:coming", *arguments)
+    ranks = start(3, strategy=False, hosts=hosts, gpus=gpus)
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments)
     assert all(done for done, _ in answers), answers
     for _, result in answers:
         assert_equal(result["weights"], answers[0][1]["weights"], "weights")

@@ -18,7 +18,15 @@ from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
 
 _SECONDS = 240
-PROGRAMS = ("device", "device_faults", "device_path", "device_processes", "nccl")
+PROGRAMS = (
+    "device",
+    "device_codecs",
+    "device_compressed",
+    "device_faults",
+    "device_path",
+    "device_processes",
+    "nccl",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -16,6 +16,9 @@ REDUCTIONS = [f"{name}_{op}" for name in TYPES for op in ("sum", "min", "max", "
 REDUCTIONS += [f"{name}_mean" for name in TYPES if "float" in name]
 KERNELS = {f"tfdist_{how}_{name}" for how in ("one_shot", "reduce") for name in REDUCTIONS}
 KERNELS |= {"tfdist_pack", "tfdist_meet", "tfdist_unpack"}
+FORMS = ["half", "bfloat16", "float8", "levels2", "levels4", "levels8", "powers", "means", "signs"]
+KERNELS |= {f"tfdist_{what}_{form}" for what in ("encode", "decode", "sum") for form in FORMS}
+KERNELS |= {"tfdist_sum_votes"}
 ARCHITECTURES = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
 
 

@@ -122,6 +122,19 @@ def test_sums_wait_for_the_gpu(group):
 
 
 @exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit", "natural", "signum", "ef_signsgd", "topk"])
+@pytest.mark.parametrize("group", ["2 GPUs by NCCL", "2 GPUs through the host"])
+def test_compressed_gradients_are_those_of_cpus(group, name):
+    expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
+    for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
+        assert_equal(result["weights"], expected["weights"], name)
+        # NCCL sums what is not compressed, so that the kernels are those of codecs.
+        assert taken[0] == (name != "topk" and group == "2 GPUs by NCCL")
+        if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
+            assert devices == ["GPU"]
+
+
+@exhaustive
 def test_steps_hold_back_the_same_writes():
     expected = GROUPS["2"].run(f"{PACKAGE}.gpus:writes")
     assert expected[0][-1][1]

@@ -28,27 +28,28 @@ def compressed_all_reduce(
         communicator: the ranks' communicator.
         tensors: float32 tensors, of the same shapes on all ranks.
         encoding: how values are encoded, the same on all ranks.
-        errors: for each tensor a float32 variable on the CPU with the same number of values: it is
-            added to the tensor, and then set to what encoding lost on this rank. Empty for no
-            error feedback.
+        errors: for each tensor a float32 variable on the communicator's device with the same
+            number of values: it is added to the tensor, and then set to what encoding lost on this
+            rank. Empty for no error feedback.
         seed: an int64 scalar that seeds random encodings; different in each call.
         within_hosts: whether to encode values between ranks of the same host as well.
 
     Returns:
         The sums, bitwise identical on all ranks.
     """
+    sums: list[Any] = [None] * len(tensors)
+    plan = communicator.plan(tensors)
+    with tf.device("CPU:0"):
+        # A different seed for each bucket.
+        seeds = [tf.cast(seed, tf.int64) + number * 0x9E3779B9 for number in range(len(plan))]
     with tf.device(communicator.device):
-        sums: list[Any] = [None] * len(tensors)
-        seed = tf.cast(seed, tf.int64)
-        buckets = marked_buckets(communicator.name, "", tensors, communicator.plan(tensors))
-        for number, bucket in enumerate(buckets):
+        for number, bucket in enumerate(marked_buckets(communicator.name, "", tensors, plan)):
             with tf.control_dependencies(bucket.marks):
                 reduced = native_ops.compressed_all_reduce(
                     communicator.token,
                     [tensors[i] for i in bucket.members],
                     [errors[i].handle for i in bucket.members] if errors else [],
-                    # A different seed for each bucket.
-                    seed + number * 0x9E3779B9,
+                    seeds[number],
                     encoding,
                     within_hosts,
                     communicator.name,
@@ -57,4 +58,8 @@ def compressed_all_reduce(
                 )
             for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
+    if "GPU" not in communicator.device:
         return sums
+    # An operation colocated with a sum itself would share the token's device, and so need a kernel
+    # for GPUs.
+    return [tf.identity(total) for total in sums]

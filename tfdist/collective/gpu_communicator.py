@@ -41,6 +41,11 @@ class GpuCommunicator:
         return (self._on_gpu,)
 
     @property
+    def on_gpu(self) -> NativeCommunicator:
+        """The one whose operations run on the GPU."""
+        return self._on_gpu
+
+    @property
     def size(self) -> int:
         return self._rest.size
 

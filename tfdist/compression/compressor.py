@@ -228,7 +228,7 @@ class Compressor:
             keeper = exchange.devices if codec.kept_by_all else exchange
             if codec.compresses(shape) and keeper.leads(number):
                 for name, kept in codec.kept(shape).items():
-                    on = exchange.workers.device if codec.on_host else device
+                    on = codec.runs_on(exchange, device)
                     optimizer.compression_state.make(name, number, kept, codec.first, on)
 
     def sum(

@@ -131,8 +131,7 @@ class _Sum:
         self, exchange: Exchange, codec: Codec | None, shapes: Sequence[Shape], device: str
     ) -> None:
         self._exchange, self._codec = exchange, codec
-        on_host = codec is not None and codec.on_host
-        self._device = exchange.workers.device if on_host else device
+        self._device = device if codec is None else codec.runs_on(exchange, device)
         self._step = 0
         self._compressed: list[Gradient] = []
         self._exact: list[tf.Tensor] = []

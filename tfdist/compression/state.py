@@ -34,7 +34,9 @@ class State(tf.Module):  # type: ignore[misc]
     def make(
         self, name: str, number: int, shape: tuple[int, ...], first: First, device: str
     ) -> None:
-        """Creates a variable, unless one of this shape exists.
+        """Creates a variable, unless one of this shape exists on the device.
+
+        One that exists on another device is moved.
 
         Args:
             name: the name of the state.
@@ -47,9 +49,14 @@ class State(tf.Module):  # type: ignore[misc]
             self._names.append(name)
             setattr(self, name, {})
         variables, key = getattr(self, name), self._key(number)
-        if key in variables and tuple(variables[key].shape) == shape:
-            return
-        loaded = self._loaded.value.pop(f"{name}/{number}", None)
+        existing = variables.get(key)
+        if existing is not None and tuple(existing.shape) == shape:
+            if existing.device.endswith(device):
+                return
+            with tf.init_scope():
+                loaded = existing.numpy()
+        else:
+            loaded = self._loaded.value.pop(f"{name}/{number}", None)
         fits = loaded is not None and loaded.shape == shape
         # Not mirrored by a strategy in scope.
         with tf.init_scope(), tf.device(device):

@@ -31,10 +31,12 @@ class Exchange:
             together, with no members for a worker in none. Required, and called for "host" and
             "carriers", unless `within_hosts` is set or `is_shared_out` is false.
         exact: what sums without compression, if that is not `workers`.
+        on_gpus: the communicator of the workers' GPUs, if each has one.
 
     Attributes:
         workers: as given.
         exact: as given, or `workers`.
+        encoded: the communicator of the workers for what the core encodes: `on_gpus`, or `workers`.
         within_hosts: as given.
         devices: as given.
         host: how the workers of this host divide gradients, if the core does not.
@@ -52,9 +54,11 @@ class Exchange:
         devices: HostLeaders = HostLeaders(),  # noqa: B008 (it is frozen)
         split: Split | None = None,
         exact: Communicator | None = None,
+        on_gpus: NativeCommunicator | None = None,
     ) -> None:
         self.workers = workers
         self.exact: Communicator = workers if exact is None else exact
+        self.encoded: NativeCommunicator = workers if on_gpus is None else on_gpus
         self.within_hosts = within_hosts
         self.devices = devices
         self.host = HostLeaders()
@@ -73,6 +77,11 @@ class Exchange:
         self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
         leaders = [ranks[index] for ranks in hosts.values()] if index < num_leaders else []
         self.leaders = split("carriers", leaders)
+
+    @property
+    def encoded_leaders(self) -> NativeCommunicator | None:
+        """As `leaders`, for what the core encodes."""
+        return self.encoded if self.leaders is self.workers else self.leaders
 
     @property
     def shape(self) -> tuple[object, ...]:

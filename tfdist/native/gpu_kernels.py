@@ -21,8 +21,16 @@ from tfdist.options import NativeOptions
 
 # Of the CUDA toolkits and TensorFlows that are supported, Volta is the oldest.
 OLDEST = 70
-_UNIT = "device/kernels/all_reduce.cu"
-_HEADERS = ("device/kernels/*.h", "reduce/half.h", "reduce/arithmetic.inc")
+_UNIT = "device/kernels/all.cu"
+_HEADERS = (
+    "device/kernels/*.h",
+    "device/kernels/*.cu",
+    "codec/codec.h",
+    "codec/layout.h",
+    "codec/arithmetic.inc",
+    "reduce/half.h",
+    "reduce/arithmetic.inc",
+)
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"
 # As the processor's code: a product is rounded before it is added, so that the bits are the same.

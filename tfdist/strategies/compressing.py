@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.gpu_communicator import GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.host_leaders import HostLeaders
@@ -50,7 +51,13 @@ def make_compressor(
             return None if part is None else sized(part, options)
 
         if len(devices) == 1:
-            return [Exchange(workers, within_hosts=within_hosts, split=split, exact=replicas[0])]
+            exact = replicas[0]
+            on_gpus = exact.on_gpu if isinstance(exact, GpuCommunicator) else None
+            return [
+                Exchange(
+                    workers, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
+                )
+            ]
         return [
             Exchange(
                 sized(group.native(f"device {i}"), options),

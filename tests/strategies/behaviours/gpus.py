@@ -12,7 +12,8 @@ import tensorflow as tf
 
 import tfdist
 from tests import gpus
-from tests.strategies.behaviours.common import compile_mlp, fit, mlp, rows
+from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
+from tests.strategies.behaviours.compression import strategy_of
 from tfdist.collective import gpu, marks, native_ops
 from tfdist.errors import NativeUnavailableError
 from tfdist.strategies.commit_point import find_writes
@@ -114,6 +115,17 @@ def reduce_what_comes_late(strategy):
             return communicator.all_reduce([later(x)])[0]
 
     return [run(tf.fill([1000], float(i))).numpy().tolist() for i in range(3)]
+
+
+def compress(strategy, name):
+    """The outcome of training with a codec, what it has taken, and where the codec keeps state."""
+    x, y = rows(96)
+    with _taken() as taken:
+        model = compile_mlp(strategy_of(name))
+        history = fit(model, x, y, batch_size=16, epochs=4)
+    kept = model.optimizer.compression_state.variables
+    devices = sorted({tf.DeviceSpec.from_string(variable.device).device_type for variable in kept})
+    return outcome(model, history), taken, devices
 
 
 def writes(strategy):

@@ -66,6 +66,15 @@ class Codec(abc.ABC):
         """Whether a gradient of this shape becomes smaller."""
         return True
 
+    def runs_on(self, exchange: Exchange, device: str) -> str:
+        """The device that it runs on and keeps its state on.
+
+        Args:
+            exchange: the route to the other workers.
+            device: the gradients' device.
+        """
+        return exchange.workers.device if self.on_host else device
+
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         """The shapes, by name, of the float32 state kept for a gradient from step to step."""
         return {}

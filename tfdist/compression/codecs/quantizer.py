@@ -20,6 +20,8 @@ from tfdist.native.encoding import Encoding
 class Quantizer(Codec):
     """A codec that runs in the core: fewer bits per value, encoded while being sent.
 
+    With one GPU per worker, the core encodes on the GPUs.
+
     Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
     sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
 
@@ -47,6 +49,11 @@ class Quantizer(Codec):
     def bits_per_value(self, shape: Shape) -> float:
         return self.encoding.bits_per_value
 
+    def runs_on(self, exchange: Exchange, device: str) -> str:
+        if self.error_feedback:
+            return (exchange.encoded_leaders or exchange.workers).device
+        return exchange.encoded.device
+
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
@@ -68,5 +75,6 @@ class Quantizer(Codec):
 
         if self.error_feedback:
             # The error of a gradient stays with its leader, whatever else is sent with it.
-            return exchange.host.sum(gradients, lambda mine: sum_among(exchange.leaders, mine))
-        return sum_among(exchange.workers, gradients)
+            leaders = exchange.encoded_leaders
+            return exchange.host.sum(gradients, lambda mine: sum_among(leaders, mine))
+        return sum_among(exchange.encoded, gradients)

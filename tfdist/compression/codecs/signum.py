@@ -50,7 +50,7 @@ class Signum(Quantizer):
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
-        with tf.device(exchange.workers.device):
+        with tf.device(exchange.encoded.device):
             averaged = [dataclasses.replace(g, value=self._average(g)) for g in gradients]
         return super().sum(exchange, averaged, step)
 

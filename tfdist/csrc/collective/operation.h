@@ -18,6 +18,8 @@ struct Event;
 }
 class Assembly;
 
+class Coder;
+
 // How an all-reduce of float32 is made smaller on its way.
 struct Compression {
   Codec codec;
@@ -26,6 +28,7 @@ struct Compression {
   Pieces error;
   uint32_t seed = 0;         // of what is random; another one each time
   bool within_hosts = false;  // not only what crosses hosts
+  Coder* coder = nullptr;     // what computes; null for the processor
 };
 
 struct Operation {

@@ -75,6 +75,7 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     parts.clear();
     for (Operation& part : operation.parts) parts.push_back(&part);
   }
+  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return;
   if (!MayStay(fabric, operation)) return host_.Run(operation, parts, on_host);
   if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
   if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
@@ -112,6 +113,16 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     GiveUp();
     throw;
   }
+}
+
+// Whether it has been run on the GPU.
+bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
+                               const OnHost& on_host) {
+  const bool may = ranks_.size() == 1 && ranks_[0]->kernels && setup_.transport != "host";
+  if (!may || !DeviceCoder::Takes(topology, operation)) return false;
+  if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
+  coder_->Run(operation, on_host);
+  return true;
 }
 
 // Whether an operation can go another way than through the host: a message in a group of two, since in

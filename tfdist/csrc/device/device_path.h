@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collective/operation.h"
+#include "device/device_coder.h"
 #include "device/device_rank.h"
 #include "device/device_setup.h"
 #include "device/gpu.h"
@@ -64,6 +65,7 @@ class DevicePath {
   void Announce() const;
   void AnnounceNoNccl() const;
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
+  bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
   void Copy(Fabric& fabric, const Operation& operation);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
@@ -87,6 +89,7 @@ class DevicePath {
   size_t most_before_nccl_ = size_t{256} << 10;
   nccl::UniqueId id_{};
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
+  std::unique_ptr<DeviceCoder> coder_;  // the same
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
 };
 

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <iterator>
 
+#include "device/kernel_names.h"
 #include "error.h"
 
 namespace tfdist {

@@ -35,16 +35,6 @@ std::vector<size_t> OfProcesses(const std::vector<size_t>& rows, size_t gpus) {
 
 }  // namespace
 
-char* HostStaged::Room::Take(const Gpu& gpu, size_t bytes) {
-  if (bytes > bytes_) {
-    bytes_ = 0;
-    memory_ = nullptr;
-    memory_ = std::make_unique<MappedMemory>(gpu, bytes);
-    bytes_ = bytes;
-  }
-  return memory_ ? static_cast<char*>(memory_->data()) : nullptr;
-}
-
 HostStaged::Lane::Chunk::Chunk(const Gpu& gpu)
     : memory(gpu, kChunkBytes), fetched(gpu), returned(gpu) {}
 
@@ -175,7 +165,7 @@ void HostStaged::Whole(const Operation& operation, const std::vector<Operation*>
   char* error = nullptr;
   if (operation.compression) {
     left = operation.compression->error;
-    error = error_.Take(lanes_[0]->gpu, left.bytes());
+    error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
     staged.compression = operation.compression;
     staged.compression->error = Pieces(error, left.bytes());
@@ -187,7 +177,7 @@ void HostStaged::Whole(const Operation& operation, const std::vector<Operation*>
   if (lanes_.size() > 1) Join(parts, in, &bytes, &staged);
   staged.in = ConstPieces(in, bytes);
   const auto room_for = [&](size_t result) {
-    return Pieces(out_.Take(lanes_[0]->gpu, result), result);
+    return Pieces(Take(out_, result), result);
   };
   if (first.allocate) {
     staged.allocate = [&](const std::vector<size_t>& rows) {
@@ -214,6 +204,10 @@ void HostStaged::Whole(const Operation& operation, const std::vector<Operation*>
   }
 }
 
+char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
+  return static_cast<char*>(memory.Take(lanes_[0]->gpu, bytes).data());
+}
+
 // What the GPUs bring, one behind the other; of a broadcast that of one.
 char* HostStaged::FetchAll(const Operation& operation, const std::vector<Operation*>& parts,
                            size_t* bytes) {
@@ -223,7 +217,7 @@ char* HostStaged::FetchAll(const Operation& operation, const std::vector<Operati
     which = {static_cast<size_t>(operation.fingerprint.root) % parts.size()};
   }
   for (const size_t i : which) *bytes += parts[i]->in.bytes();
-  char* const in = in_.Take(lanes_[0]->gpu, *bytes);
+  char* const in = Take(in_, *bytes);
   char* next = in;
   for (const size_t i : which) {
     lanes_[i]->Fetch(parts[i]->in, 0, parts[i]->in.bytes(), next);

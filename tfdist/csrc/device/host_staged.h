@@ -8,6 +8,7 @@
 
 #include "collective/operation.h"
 #include "device/gpu.h"
+#include "device/growing.h"
 #include "guard.h"
 
 namespace tfdist {
@@ -28,15 +29,6 @@ class HostStaged {
            const OnHost& on_host);
 
  private:
-  // Memory that grows.
-  class Room {
-   public:
-    char* Take(const Gpu& gpu, size_t bytes);
-
-   private:
-    std::unique_ptr<MappedMemory> memory_;
-    size_t bytes_ = 0;
-  };
   static constexpr size_t kChunks = 3;
   // One GPU's copies to the host and back.
   struct Lane {
@@ -63,13 +55,14 @@ class HostStaged {
                 const OnHost& on_host);
   void Whole(const Operation& operation, const std::vector<Operation*>& parts,
              const OnHost& on_host);
+  char* Take(Growing<MappedMemory>& memory, size_t bytes) const;
   char* FetchAll(const Operation& operation, const std::vector<Operation*>& parts, size_t* bytes);
   void Join(const std::vector<Operation*>& parts, char* in, size_t* bytes,
             Operation* staged) const;
 
   Guard& guard_;
   std::vector<std::unique_ptr<Lane>> lanes_;
-  Room in_, out_, error_;
+  Growing<MappedMemory> in_, out_, error_;
 };
 
 }  // namespace tfdist

@@ -39,7 +39,7 @@ T* Pointer(cuda::Address address) {
 
 }  // namespace
 
-std::vector<const char*> KernelNames() {
+std::vector<const char*> AllReduceKernelNames() {
 #define TFDIST_NAMES(name, T, Op, S) "tfdist_one_shot_" #name, "tfdist_reduce_" #name,
   return {TFDIST_FOR_ALL_REDUCTIONS(TFDIST_NAMES) "tfdist_pack", "tfdist_meet", "tfdist_unpack"};
 #undef TFDIST_NAMES

@@ -13,8 +13,8 @@
 
 namespace tfdist {
 
-// The names of all kernels, for a `KernelModule`.
-std::vector<const char*> KernelNames();
+// The names of its kernels.
+std::vector<const char*> AllReduceKernelNames();
 
 class KernelAllReduce {
  public:

@@ -51,11 +51,14 @@ class Memory {
     EXPECT(end_ <= memory_.address() + kDeviceMemory);
     return at;
   }
-  bool Has(cuda::Address at, const std::vector<char>& expected) {
-    std::vector<char> found(expected.size());
+  std::vector<char> Get(cuda::Address at, size_t bytes) {
+    std::vector<char> found(bytes);
     stream_.Copy(reinterpret_cast<uintptr_t>(found.data()), at, found.size());
     stream_.Synchronize();
-    return found == expected;
+    return found;
+  }
+  bool Has(cuda::Address at, const std::vector<char>& expected) {
+    return Get(at, expected.size()) == expected;
   }
   // What was put there, and nothing else, has to pass before it is used.
   cuda::Event* Ready() {

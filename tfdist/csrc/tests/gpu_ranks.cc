@@ -13,14 +13,6 @@
 namespace tfdist::testing {
 namespace {
 
-std::string Binary() {
-  if (!FakeDriver().empty()) return "any";
-  const char* const path = std::getenv("GPU_KERNELS");
-  EXPECT(path);
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 cuda::Address AddressOf(const void* host) { return reinterpret_cast<uintptr_t>(host); }
 
 constexpr size_t kData = 1 << 16;
@@ -32,9 +24,17 @@ std::string FakeDriver() {
   return path ? path : "";
 }
 
+std::string KernelBinary() {
+  if (!FakeDriver().empty()) return "any";
+  const char* const path = std::getenv("GPU_KERNELS");
+  EXPECT(path);
+  std::ifstream file(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
 GpuRank::GpuRank()
     : gpu(0),
-      kernels(gpu, Binary().data(), KernelNames().data(), KernelNames().size()),
+      kernels(gpu, KernelBinary().data(), KernelNames().data(), KernelNames().size()),
       staging(gpu, KernelAllReduce::StagingBytes(kGpuBuffer)),
       words(gpu, KernelAllReduce::kWordBytes),
       data(gpu, kData),

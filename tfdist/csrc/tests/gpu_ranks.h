@@ -8,6 +8,7 @@
 
 #include "device/gpu.h"
 #include "device/kernel_all_reduce.h"
+#include "device/kernel_names.h"
 #include "types.h"
 
 namespace tfdist::testing {
@@ -18,8 +19,11 @@ constexpr size_t kGpuOneShot = 1024;
 // The driver that stands for CUDA's, FAKE_CUDA in the environment; "" for the real one.
 std::string FakeDriver();
 
-// One rank, and what the others reach of its memory. A real GPU's kernels are in the file
-// GPU_KERNELS. All memory is there from the start: to free some would wait for kernels that wait.
+// The compiled kernels, which are in the file GPU_KERNELS for a real GPU.
+std::string KernelBinary();
+
+// One rank, and what the others reach of its memory. All memory is there from the start: to free
+// some would wait for kernels that wait.
 class GpuRank {
  public:
   GpuRank();

@@ -3,17 +3,46 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <thread>
 #include <vector>
 
 namespace tfdist::device {
 
+constexpr uint32_t kTeam = 16;
+
+class SimulatedTeam {
+ public:
+  SimulatedTeam() { pthread_barrier_init(&barrier_, nullptr, kTeam); }
+  ~SimulatedTeam() { pthread_barrier_destroy(&barrier_); }
+  SimulatedTeam(const SimulatedTeam&) = delete;
+  SimulatedTeam& operator=(const SimulatedTeam&) = delete;
+
+  void Meet() { pthread_barrier_wait(&barrier_); }
+  template <typename T>
+  void Tell(uint32_t member, T own, T* all) {
+    static_assert(sizeof(T) == sizeof(told_[0]));
+    std::memcpy(&told_[member], &own, sizeof(own));
+    Meet();
+    std::memcpy(all, told_, sizeof(told_));
+    Meet();
+  }
+
+ private:
+  pthread_barrier_t barrier_;
+  uint32_t told_[kTeam];
+};
+
 class SimulatedBlock {
  public:
-  explicit SimulatedBlock(uint32_t threads) { pthread_barrier_init(&barrier_, nullptr, threads); }
+  explicit SimulatedBlock(uint32_t threads) : teams_(new SimulatedTeam[threads / kTeam]) {
+    pthread_barrier_init(&barrier_, nullptr, threads);
+  }
   ~SimulatedBlock() { pthread_barrier_destroy(&barrier_); }
   SimulatedBlock(const SimulatedBlock&) = delete;
   SimulatedBlock& operator=(const SimulatedBlock&) = delete;
@@ -26,8 +55,10 @@ class SimulatedBlock {
     pthread_barrier_wait(&barrier_);
     return all;
   }
+  SimulatedTeam& TeamOf(uint32_t thread) { return teams_[thread / kTeam]; }
 
  private:
+  const std::unique_ptr<SimulatedTeam[]> teams_;
   pthread_barrier_t barrier_;
   std::atomic<bool> any_fails_{false};
 };
@@ -57,6 +88,17 @@ inline uint32_t BlockIndex() { return here.index; }
 inline uint32_t Blocks() { return here.blocks; }
 inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
 
+inline SimulatedTeam& ThisTeam() { return here.block->TeamOf(here.thread); }
+inline void MeetTeam() { ThisTeam().Meet(); }
+inline void TellTeam(float own, float (&all)[kTeam]) {
+  ThisTeam().Tell(here.thread % kTeam, own, all);
+}
+inline uint32_t LargestOfTeam(uint32_t own) {
+  uint32_t all[kTeam];
+  ThisTeam().Tell(here.thread % kTeam, own, all);
+  return *std::max_element(all, all + kTeam);
+}
+
 // Runs a kernel to its end, its blocks one after the other, as a GPU with a single multiprocessor.
 template <typename... Parameters, typename... Arguments>
 void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
@@ -77,4 +119,6 @@ void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
 }  // namespace tfdist::device
 
 #define TFDIST_UNROLL
+#define TFDIST_UNROLL_BY(times)
 #define TFDIST_KERNEL extern "C" void
+#define TFDIST_WIDE_KERNEL extern "C" void

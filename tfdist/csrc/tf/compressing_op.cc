@@ -1,83 +1,108 @@
 // The kernel of the all-reduce that sends encoded values.
+#include "tf/compressing_op.h"
+
+#include <cstring>
 #include <memory>
 
-#include "tf/collective_op.h"
-#include "tf/variables.h"
+#include "device/gpu.h"
 
 namespace tfdist::tf {
-namespace {
 
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-class CompressedAllReduceOp : public CollectiveOp {
- public:
-  explicit CompressedAllReduceOp(OpKernelConstruction* construction)
-      : CollectiveOp(construction, Kind::kAllReduce) {
-    int64_t form = 0, bits = 0, block = 0;
-    bool stochastic = false, euclidean = false, unit = false;
-    float clip = 0;
-    OP_REQUIRES_OK(construction, construction->GetAttr("form", &form));
-    OP_REQUIRES_OK(construction, construction->GetAttr("bits", &bits));
-    OP_REQUIRES_OK(construction, construction->GetAttr("stochastic", &stochastic));
-    OP_REQUIRES_OK(construction, construction->GetAttr("euclidean", &euclidean));
-    OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit));
-    OP_REQUIRES_OK(construction, construction->GetAttr("clip", &clip));
-    OP_REQUIRES_OK(construction, construction->GetAttr("block", &block));
-    OP_REQUIRES_OK(construction, construction->GetAttr("within_hosts", &within_hosts_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("N", &tensors_));
-    OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
-    try {
-      codec_ = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
-    } catch (const Error& error) {
-      construction->SetStatus(ToStatus(error));
-    }
+CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
+    : CollectiveOp(construction, Kind::kAllReduce) {
+  int64_t form = 0, bits = 0, block = 0;
+  bool stochastic = false, euclidean = false, unit = false;
+  float clip = 0;
+  OP_REQUIRES_OK(construction, construction->GetAttr("form", &form));
+  OP_REQUIRES_OK(construction, construction->GetAttr("bits", &bits));
+  OP_REQUIRES_OK(construction, construction->GetAttr("stochastic", &stochastic));
+  OP_REQUIRES_OK(construction, construction->GetAttr("euclidean", &euclidean));
+  OP_REQUIRES_OK(construction, construction->GetAttr("unit", &unit));
+  OP_REQUIRES_OK(construction, construction->GetAttr("clip", &clip));
+  OP_REQUIRES_OK(construction, construction->GetAttr("block", &block));
+  OP_REQUIRES_OK(construction, construction->GetAttr("within_hosts", &within_hosts_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("N", &tensors_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
+  try {
+    codec_ = MakeCodec(form, bits, stochastic, euclidean, unit, clip, block);
+  } catch (const Error& error) {
+    construction->SetStatus(ToStatus(error));
   }
+}
 
- private:
-  absl::Status Prepare(OpKernelContext* context, const Communicator&,
-                       Operation* operation) override {
-    TF_RETURN_IF_ERROR(LayList(context, tensors_, operation));
-    Compression compression;
-    compression.codec = codec_;
-    compression.within_hosts = within_hosts_;
-    const Tensor& given = context->input(tensors_ + errors_ + 1);
-    if (given.NumElements() != 1) {
-      return absl::InvalidArgumentError("The seed must be a scalar. Received: " +
-                                        given.shape().DebugString() + ".");
-    }
-    const int64_t seed = *given.flat<int64_t>().data();
-    compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
-    if (errors_ > 0) {
-      auto variables = std::make_shared<Variables>();
-      TF_RETURN_IF_ERROR(FindErrors(context, variables.get(), &compression.error));
-      operation->kept = std::move(variables);
-    }
-    operation->compression = std::move(compression);
-    return absl::OkStatus();
+absl::Status CompressedAllReduceOp::Prepare(OpKernelContext* context, const Communicator& group,
+                                            Operation* operation) {
+  TF_RETURN_IF_ERROR(LayList(context, tensors_, operation));
+  Compression compression;
+  compression.codec = codec_;
+  compression.within_hosts = within_hosts_;
+  const Tensor& given = context->input(tensors_ + errors_ + 1);
+  if (given.NumElements() != 1) {
+    return absl::InvalidArgumentError("The seed must be a scalar. Received: " +
+                                      given.shape().DebugString() + ".");
   }
-
-  absl::Status FindErrors(OpKernelContext* context, Variables* variables, Pieces* error) const {
-    std::vector<BasicPiece<char>> pieces;
-    for (int i = 0; i < errors_; ++i) {
-      const Tensor& values = context->input(1 + i);
-      float* taken = nullptr;
-      TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, variables, &taken));
-      pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
-    }
-    *error = Pieces(pieces);
-    return absl::OkStatus();
+  const int64_t seed = *given.flat<int64_t>().data();
+  compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
+  if (errors_ > 0) {
+    CopyBytes copy;
+    TF_RETURN_IF_ERROR(FindCopy(context, group, &copy));
+    auto variables = std::make_shared<Variables>();
+    TF_RETURN_IF_ERROR(FindErrors(context, copy, variables.get(), &compression.error));
+    operation->kept = std::move(variables);
   }
+  operation->compression = std::move(compression);
+  return absl::OkStatus();
+}
 
-  Codec codec_;
-  bool within_hosts_ = false;
-  int tensors_ = 0;
-  int errors_ = 0;
-};
+absl::Status CompressedAllReduceOp::FindCopy(OpKernelContext*, const Communicator&,
+                                             CopyBytes* copy) const {
+  *copy = std::memcpy;
+  return absl::OkStatus();
+}
+
+absl::Status CompressedAllReduceOp::FindErrors(OpKernelContext* context, const CopyBytes& copy,
+                                               Variables* variables, Pieces* error) const {
+  std::vector<BasicPiece<char>> pieces;
+  for (int i = 0; i < errors_; ++i) {
+    const Tensor& values = context->input(1 + i);
+    float* taken = nullptr;
+    TF_RETURN_IF_ERROR(TakeValues(context, tensors_ + 1 + i, values, copy, variables, &taken));
+    pieces.push_back({reinterpret_cast<char*>(taken), values.TotalBytes()});
+  }
+  *error = Pieces(pieces);
+  return absl::OkStatus();
+}
+
+absl::Status DeviceCompressedAllReduceOp::FindCopy(OpKernelContext* context,
+                                                   const Communicator& group,
+                                                   CopyBytes* copy) const {
+  TF_RETURN_IF_ERROR(CheckGpu(group, gpu()));
+  cuda::Stream* stream = nullptr;
+  TF_RETURN_IF_ERROR(FindStream(context, &stream));
+  *copy = [gpu = group.gpus()[static_cast<size_t>(gpu())], stream](void* to, const void* from,
+                                                                   size_t bytes) {
+    gpu->Use();
+    cuda::Check(cuda::Load().cuMemcpyAsync(reinterpret_cast<uintptr_t>(to),
+                                           reinterpret_cast<uintptr_t>(from), bytes, stream),
+                "cuMemcpyAsync");
+  };
+  return absl::OkStatus();
+}
+
+namespace {
 
 REGISTER_KERNEL_BUILDER(Name("TfdistCompressedAllReduce").Device(tensorflow::DEVICE_CPU),
                         CompressedAllReduceOp);
+REGISTER_KERNEL_BUILDER(Name("TfdistCompressedAllReduce")
+                            .Device(tensorflow::DEVICE_GPU)
+                            .HostMemory("token")
+                            .HostMemory("errors")
+                            .HostMemory("seed"),
+                        DeviceCompressedAllReduceOp);
 
 }  // namespace
 }  // namespace tfdist::tf

@@ -26,7 +26,8 @@ class Turn {
   DeviceEvent event_;
 };
 
-// A CPU has none: all that came before it has ended.
+}  // namespace
+
 absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream) {
   const tensorflow::DeviceContext* const device = context->op_device_context();
   if (device && device->stream()) {
@@ -38,15 +39,16 @@ absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** str
   return absl::OkStatus();
 }
 
-}  // namespace
+absl::Status CheckGpu(const Communicator& group, int64_t gpu) {
+  if (gpu >= 0 && gpu < static_cast<int64_t>(group.gpus().size())) return absl::OkStatus();
+  return absl::InvalidArgumentError("The tensors are on GPU " + std::to_string(gpu) +
+                                    " of the communicator '" + group.name() + "', which has " +
+                                    std::to_string(group.gpus().size()) + ".");
+}
 
 absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
                       Operation* operation) {
-  if (gpu < 0 || gpu >= static_cast<int64_t>(group.gpus().size())) {
-    return absl::InvalidArgumentError("The tensors are on GPU " + std::to_string(gpu) +
-                                      " of the communicator '" + group.name() + "', which has " +
-                                      std::to_string(group.gpus().size()) + ".");
-  }
+  TF_RETURN_IF_ERROR(CheckGpu(group, gpu));
   cuda::Stream* stream = nullptr;
   TF_RETURN_IF_ERROR(FindStream(context, &stream));
   const auto turn = std::make_shared<Turn>(group.gpus()[static_cast<size_t>(gpu)], stream);

@@ -13,6 +13,11 @@ namespace tfdist::tf {
 absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
                       Operation* operation);
 
+// An error where a communicator has no such GPU.
+absl::Status CheckGpu(const Communicator& group, int64_t gpu);
+// TensorFlow's stream for an operation; null on a CPU, where all that came before it has ended.
+absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream);
+
 template <typename Op>
 class OnDevice : public Op {
  public:
@@ -29,6 +34,7 @@ class OnDevice : public Op {
   void Enqueue(Communicator* group, Operation operation, Communicator::Done done) override {
     group->EnqueuePart(static_cast<size_t>(gpu_), std::move(operation), std::move(done));
   }
+  int64_t gpu() const { return gpu_; }
 
  private:
   int64_t gpu_ = 0;

@@ -65,12 +65,12 @@ class SelectOp : public OpKernel {
                             static_cast<size_t>(tensor.NumElements()), scales.flat<float>()(i),
                             factor_};
       if (errors_ > 0) {
-        OP_REQUIRES_OK(context, TakeValues(context, tensors_ + i, tensor, &variables,
+        OP_REQUIRES_OK(context, TakeValues(context, tensors_ + i, tensor, std::memcpy, &variables,
                                            &candidates.error));
       }
       if (momenta_ > 0) {
-        OP_REQUIRES_OK(context, TakeValues(context, tensors_ + errors_ + i, tensor, &variables,
-                                           &candidates.momentum));
+        OP_REQUIRES_OK(context, TakeValues(context, tensors_ + errors_ + i, tensor, std::memcpy,
+                                           &variables, &candidates.momentum));
       }
       try {
         selected.push_back(Select(candidates, counts.flat<int64_t>()(i)));

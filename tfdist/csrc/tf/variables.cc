@@ -1,6 +1,5 @@
 #include "tf/variables.h"
 
-#include <cstring>
 #include <utility>
 
 namespace tfdist::tf {
@@ -8,7 +7,7 @@ namespace tfdist::tf {
 using tensorflow::Tensor;
 
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const Tensor& like,
-                        Variables* variables, float** values) {
+                        const CopyBytes& copy, Variables* variables, float** values) {
   tensorflow::core::RefCountPtr<tensorflow::Var> variable;
   TF_RETURN_IF_ERROR(tensorflow::LookupResource(
       context, tensorflow::HandleFromInput(context, input), &variable));
@@ -20,12 +19,12 @@ absl::Status TakeValues(tensorflow::OpKernelContext* context, int input, const T
         like.shape().DebugString() + ". Received: " + tensor->DebugString() + ".");
   }
   if (!tensor->RefCountIsOne()) {
-    Tensor copy;
-    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copy));
+    Tensor copied;
+    TF_RETURN_IF_ERROR(context->allocate_temp(tensor->dtype(), tensor->shape(), &copied));
     if (tensor->TotalBytes() > 0) {
-      std::memcpy(copy.data(), tensor->data(), tensor->TotalBytes());
+      copy(copied.data(), tensor->data(), tensor->TotalBytes());
     }
-    *tensor = copy;
+    *tensor = copied;
   }
   *values = static_cast<float*>(tensor->data());
   variables->push_back({std::move(variable), *tensor});

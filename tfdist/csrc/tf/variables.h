@@ -1,6 +1,8 @@
 // Variables that a kernel changes in place.
 #pragma once
 
+#include <cstddef>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -20,9 +22,13 @@ struct Taken {
 // What keeps variables while their values are changed.
 using Variables = std::vector<Taken>;
 
+// Copies bytes where tensors are.
+using CopyBytes = std::function<void(void* to, const void* from, size_t bytes)>;
+
 // The values of a float32 variable with as many as a tensor, for nobody else: what others still read
 // is copied. Args: input: of the kernel, the variable's resource.
 absl::Status TakeValues(tensorflow::OpKernelContext* context, int input,
-                        const tensorflow::Tensor& like, Variables* variables, float** values);
+                        const tensorflow::Tensor& like, const CopyBytes& copy,
+                        Variables* variables, float** values);
 
 }  // namespace tfdist::tf

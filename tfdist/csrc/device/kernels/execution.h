@@ -31,10 +31,33 @@ inline uint32_t Blocks() { return gridDim.x; }
 // Waits for all threads of the block; whether the condition holds for all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
+// A team: so many threads of a block that go together, half of a warp.
+constexpr uint32_t kTeam = 16;
+inline uint32_t TeamMask() { return 0xffffu << (threadIdx.x & kTeam); }
+// Waits for the team: what each has written before is seen by all of it.
+inline void MeetTeam() { __syncwarp(TeamMask()); }
+// What each of the team has, in their order.
+inline void TellTeam(float own, float (&all)[kTeam]) {
+#pragma unroll
+  for (uint32_t k = 0; k < kTeam; ++k) all[k] = __shfl_sync(TeamMask(), own, k, kTeam);
+}
+inline uint32_t LargestOfTeam(uint32_t own) {
+#pragma unroll
+  for (uint32_t away = kTeam / 2; away > 0; away /= 2) {
+    const uint32_t other = __shfl_xor_sync(TeamMask(), own, away, kTeam);
+    own = other > own ? other : own;
+  }
+  return own;
+}
+
 }  // namespace tfdist::device
 
 #define TFDIST_UNROLL _Pragma("unroll")
+#define TFDIST_PRAGMA(text) _Pragma(#text)
+#define TFDIST_UNROLL_BY(times) TFDIST_PRAGMA(unroll (times))
 #define TFDIST_KERNEL extern "C" __global__ void __launch_bounds__(512)
+// With up to 64 registers a thread, where the compiler would rather have more threads and too few.
+#define TFDIST_WIDE_KERNEL extern "C" __global__ void __launch_bounds__(512, 2)
 
 #else
 #include "tests/simulated_gpu.h"
@@ -45,5 +68,10 @@ namespace tfdist::device {
 // This thread's place among all of the grid's, and how many there are.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }
 inline uint64_t ThreadsOfGrid() { return uint64_t{Blocks()} * ThreadsOfBlock(); }
+
+// This thread's place in its team, its team's among all of the grid's, and how many there are.
+inline uint32_t Lane() { return Thread() % kTeam; }
+inline uint64_t TeamOfGrid() { return ThreadOfGrid() / kTeam; }
+inline uint64_t TeamsOfGrid() { return ThreadsOfGrid() / kTeam; }
 
 }  // namespace tfdist::device

@@ -24,7 +24,7 @@
 #include <tuple>
 #include <utility>
 
-#include "device/kernels/all_reduce.cu"
+#include "device/kernels/all.cu"
 
 namespace tfdist::cuda {
 
@@ -97,8 +97,9 @@ struct Function {
 namespace {
 
 constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500;
-// As many as meet, whatever was asked for: kernels work with any number.
+// As many as meet, and as make a team, whatever was asked for: kernels work with any number of those.
 constexpr uint32_t kThreads = device::kMostRanks;
+static_assert(kThreads % device::kTeam == 0);
 
 std::mutex mutex;  // of all that follows
 std::map<std::string, Result> failing;
@@ -174,6 +175,13 @@ std::map<std::string, Function> AllFunctions() {
 #undef TFDIST_ADD
   // That of benchmarks/gpus/product.cu, whose result nobody wants.
   all["benchmark_product"] = {[](void**, unsigned) { return [] {}; }};
+#define TFDIST_ADD(name, F)                                            \
+  all["tfdist_encode_" #name] = Bound(device::tfdist_encode_##name);   \
+  all["tfdist_decode_" #name] = Bound(device::tfdist_decode_##name);   \
+  all["tfdist_sum_" #name] = Bound(device::tfdist_sum_##name);
+  TFDIST_FOR_ALL_FORMS(TFDIST_ADD)
+#undef TFDIST_ADD
+  all["tfdist_sum_votes"] = Bound(device::tfdist_sum_votes);
   return all;
 }
 

@@ -1,0 +1,3 @@
+// All kernels, which are compiled together.
+#include "device/kernels/all_reduce.cu"
+#include "device/kernels/codecs.cu"

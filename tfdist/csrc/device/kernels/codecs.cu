@@ -1,0 +1,113 @@
+// The encodings of a compressed all-reduce. Sixteen threads see to a block, so that nothing waits for
+// more of them than half of a warp. Nothing here waits for another GPU or for the host.
+#include "device/kernels/blocks.h"
+#include "device/kernels/coding.h"
+#include "device/kernels/execution.h"
+#include "device/kernels/form_names.h"
+#include "device/kernels/forms.h"
+#include "device/kernels/runs.h"
+#include "device/kernels/windows.h"
+
+namespace tfdist::device {
+
+template <typename F>
+void EncodeAll(const Batch& batch, const Place& in, const Place& error, const Room& room,
+               uint8_t* to) {
+  ForBlocks(batch.count, batch.codec.block, [&](uint64_t begin, uint32_t count) {
+    const Window given(in, begin, count, room.At(0)), left(error, begin, count, room.At(1));
+    given.Fetch();
+    left.Fetch();
+    EncodeBlock<F>(batch.codec, Block(given.values(), left.values(), count), SeedAt(batch, begin),
+                   to + BytesBefore<F>(batch.codec, begin), nullptr);
+    left.Return();
+  });
+}
+
+template <typename F>
+void DecodeAll(const Codec& codec, uint64_t count, const uint8_t* from, const Place& out,
+               const Room& room) {
+  ForBlocks(count, codec.block, [&](uint64_t begin, uint32_t values) {
+    const Window decoded(out, begin, values, room.At(0));
+    DecodeBlock<F>(from + BytesBefore<F>(codec, begin), values, decoded.values());
+    decoded.Return();
+  });
+}
+
+// The own values of a sum as they are, and each sum.
+template <typename F>
+struct Exact {
+  Exact(const Codec&, const float* values, uint32_t) : own(values) {}
+  float Own(uint32_t i) const { return own[i]; }
+  static float Of(float sum) { return sum; }
+
+  const float* const own;
+};
+
+// A vote counts as those of the others do, and the majority wins; a tie has no sign.
+template <typename F>
+struct Vote {
+  Vote(const Codec& codec, const float* values, uint32_t count) : own(values) {
+    const Block block(values, nullptr, count);
+    finite = block.largest < kInfinity;
+    header = finite ? F(codec, block).header() : F::NotFinite();
+  }
+  float Own(uint32_t i) const { return F::Value(finite ? SignsValues::Code(own[i]) : 0, header); }
+  // Not a number stays.
+  static float Of(float sum) { return sum > 0 ? 1.0f : sum < 0 ? -1.0f : sum; }
+
+  const float* const own;
+  bool finite;
+  typename F::Header header;
+};
+
+// Everyone's values of the own part, in the members' order, then encoded again. F is the form of what
+// has come, S that of the sums.
+template <typename F, typename S, template <typename> class How>
+void SumAll(const Batch& batch, const Arrived& arrived, const Place& in, const Place& error,
+            const Place& out, const Room& room, uint8_t* to) {
+  ForBlocks(batch.count, batch.codec.block, [&](uint64_t begin, uint32_t count) {
+    const Window given(in, begin, count, room.At(0)), left(error, begin, count, room.At(1)),
+        result(out, begin, count, room.At(2));
+    given.Fetch();
+    left.Fetch();
+    float* const sums = room.At(3) + begin;
+    const How<F> how(arrived.codec, given.values(), count);
+    const uint8_t* const first = arrived.encoded + BytesBefore<F>(arrived.codec, begin);
+    ForCodes<F>(count, [&](uint32_t i, uint32_t place, uint32_t shift) {
+      float sum = 0;
+      for (uint32_t member = 0; member < arrived.members; ++member) {
+        const uint8_t* const from = first + member * arrived.stride;
+        sum += member == arrived.me ? how.Own(i)
+                                    : F::Value(CodeAt<F>(from, place, shift), LoadHeader<F>(from));
+      }
+      sums[i] = How<F>::Of(sum);
+    });
+    MeetTeam();
+    EncodeBlock<S>(batch.codec, Block(sums, left.values(), count), SeedAt(batch, begin),
+                   to + BytesBefore<S>(batch.codec, begin), result.values());
+    left.Return();
+    result.Return();
+  });
+}
+
+#define TFDIST_CODE(name, F)                                                                      \
+  TFDIST_WIDE_KERNEL tfdist_encode_##name(Batch batch, Place in, Place error, Room room,          \
+                                          uint8_t* to) {                                          \
+    EncodeAll<F>(batch, in, error, room, to);                                                     \
+  }                                                                                               \
+  TFDIST_WIDE_KERNEL tfdist_decode_##name(Codec codec, uint64_t count, const uint8_t* from,       \
+                                          Place out, Room room) {                                 \
+    DecodeAll<F>(codec, count, from, out, room);                                                  \
+  }                                                                                               \
+  TFDIST_WIDE_KERNEL tfdist_sum_##name(Batch batch, Arrived arrived, Place in, Place error,       \
+                                       Place out, Room room, uint8_t* to) {                       \
+    SumAll<F, F, Exact>(batch, arrived, in, error, out, room, to);                                \
+  }
+TFDIST_FOR_ALL_FORMS(TFDIST_CODE)
+
+TFDIST_WIDE_KERNEL tfdist_sum_votes(Batch batch, Arrived arrived, Place in, Place error, Place out,
+                                    Room room, uint8_t* to) {
+  SumAll<SignsForm, LevelsForm<2>, Vote>(batch, arrived, in, error, out, room, to);
+}
+
+}  // namespace tfdist::device

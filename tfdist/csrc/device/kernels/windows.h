@@ -1,0 +1,62 @@
+// The values of one block where its team works on them: in their tensor, or in a copy where they are in
+// several.
+#pragma once
+
+#include <cstdint>
+
+#include "device/kernels/execution.h"
+#include "device/kernels/runs.h"
+
+namespace tfdist::device {
+
+class Window {
+ public:
+  // Args: copies: room for those of all values from the place on.
+  Window(const Place& place, uint64_t offset, uint32_t count, float* copies)
+      : run_(place.run), begin_(place.begin + offset), count_(count) {
+    if (run_.count == 0) return;
+    const uint32_t first = Find(begin_);
+    copied_ = first + 1 < run_.count && run_.stretches[first + 1].begin < begin_ + count;
+    values_ = copied_ ? copies + offset : At(first, begin_);
+  }
+
+  // Null if there are none.
+  float* values() const { return values_; }
+
+  void Fetch() const {
+    if (!copied_) return;
+    for (uint32_t i = Lane(); i < count_; i += kTeam) values_[i] = *At(Find(begin_ + i), begin_ + i);
+    MeetTeam();
+  }
+  void Return() const {
+    if (!copied_) return;
+    MeetTeam();
+    for (uint32_t i = Lane(); i < count_; i += kTeam) *At(Find(begin_ + i), begin_ + i) = values_[i];
+  }
+
+ private:
+  float* At(uint32_t stretch, uint64_t value) const {
+    return run_.stretches[stretch].values + (value - run_.stretches[stretch].begin);
+  }
+  // The stretch that a value is in.
+  uint32_t Find(uint64_t value) const {
+    uint32_t first = 0, behind = run_.count;
+    while (behind - first > 1) {
+      const uint32_t middle = (first + behind) / 2;
+      if (run_.stretches[middle].begin <= value) {
+        first = middle;
+      } else {
+        behind = middle;
+      }
+    }
+    return first;
+  }
+
+  const Run run_;
+  const uint64_t begin_;
+  const uint32_t count_;
+  bool copied_ = false;
+  float* values_ = nullptr;
+};
+
+}  // namespace tfdist::device

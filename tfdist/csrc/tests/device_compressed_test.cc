@@ -1,0 +1,247 @@
+// Compressed all-reduces of memory on a GPU: the bits of those of the host's memory, and how they end
+// where something goes wrong.
+#include <dlfcn.h>
+
+#include <cmath>
+#include <csignal>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/device_team.h"
+
+namespace tfdist::testing {
+namespace {
+
+Codec CodecOf(Form form, uint32_t block = 64) {
+  Codec codec;
+  codec.form = form;
+  codec.block = block;
+  return codec;
+}
+
+std::vector<Codec> Codecs() {
+  std::vector<Codec> all;
+  for (int form = 0; form < kForms; ++form) all.push_back(CodecOf(static_cast<Form>(form)));
+  Codec random = CodecOf(Form::kLevels);
+  random.bits = 4;
+  random.stochastic = random.euclidean = true;
+  Codec votes = CodecOf(Form::kSigns);
+  votes.unit = true;
+  all.push_back(random);
+  all.push_back(votes);
+  return all;
+}
+
+std::vector<char> Brought(int rank, size_t count, float scale) {
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) {
+    values[i] = scale * std::sin(static_cast<float>(i) * 0.7f + static_cast<float>(rank));
+  }
+  if (count > 17 && rank == 1) values[17] = std::numeric_limits<float>::infinity();
+  const auto* begin = reinterpret_cast<const char*>(values.data());
+  return {begin, begin + count * sizeof(float)};
+}
+
+template <typename P>
+P Pieced(char* data, const std::vector<size_t>& counts) {
+  std::vector<BasicPiece<std::remove_pointer_t<decltype(P().At(0).data)>>> pieces;
+  for (const size_t count : counts) {
+    pieces.push_back({data, count * sizeof(float)});
+    data += count * sizeof(float);
+  }
+  return P(pieces);
+}
+
+// A sum in place of tensors that lie one behind the other, wherever that is.
+Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* values, char* error,
+              bool within_hosts) {
+  Operation operation;
+  operation.fingerprint.kind = Kind::kAllReduce;
+  operation.fingerprint.type = DType::kFloat32;
+  operation.fingerprint.SetName("gradients");
+  for (const size_t count : counts) {
+    operation.fingerprint.AddShape({static_cast<int64_t>(count)});
+  }
+  operation.in = Pieced<ConstPieces>(values, counts);
+  operation.out = Pieced<Pieces>(values, counts);
+  const Pieces left = codec.unit ? Pieces() : Pieced<Pieces>(error, counts);
+  operation.compression = Compression{codec, left, 11, within_hosts};
+  return operation;
+}
+
+void SumOnDevice(Communicator& c, Memory& memory, const Codec& codec,
+                 const std::vector<size_t>& counts, bool within_hosts = true) {
+  size_t count = 0;
+  for (const size_t each : counts) count += each;
+  std::vector<char> values = Brought(c.rank(), count, 1), error = Brought(c.rank() + 1, count, 0.1f);
+  memory.Clear();
+  const cuda::Address values_at = memory.Put(values), error_at = memory.Put(error);
+  Operation operation =
+      Sum(codec, counts, Pointer(values_at), Pointer(error_at), within_hosts);
+  operation.device = memory.Ready();
+  c.Run(std::move(operation));
+  c.Run(Sum(codec, counts, values.data(), error.data(), within_hosts));
+  const auto same = [&memory](cuda::Address at, const std::vector<char>& expected) {
+    const std::vector<char> found = memory.Get(at, expected.size());
+    for (size_t i = 0; i < expected.size(); i += sizeof(float)) {
+      EXPECT(AreEqual(DType::kFloat32, found.data() + i, expected.data() + i));
+    }
+  };
+  same(values_at, values);
+  same(error_at, error);
+}
+
+void Values(Communicator& c, bool within_hosts) {
+  Memory memory;
+  for (const Codec& codec : Codecs()) {
+    SumOnDevice(c, memory, codec, {1003}, within_hosts);
+    SumOnDevice(c, memory, codec, {1, 0, 300, 5, 600}, within_hosts);
+  }
+  for (const size_t count : {size_t{0}, size_t{1}, size_t{2}}) {
+    SumOnDevice(c, memory, CodecOf(Form::kLevels), {count}, within_hosts);
+  }
+}
+
+// Of parts that are sent in several batches.
+void Large(Communicator& c) {
+  Memory memory;
+  Codec random = CodecOf(Form::kLevels, 4096);
+  random.stochastic = true;
+  SumOnDevice(c, memory, random, {900'000, 3, 100'000});
+}
+
+int Launches() {
+  if (FakeDriver().empty()) return 0;
+  return reinterpret_cast<int (*)()>(dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
+}
+
+// Args: by_kernels: whether any have to run, or none may.
+void Check(const Plan& plan, bool within_hosts, bool by_kernels) {
+  const int before = Launches();
+  OnEachRank(plan, [&](Communicator& c) { Values(c, within_hosts); });
+  const bool some = Launches() > before;
+  EXPECT(FakeDriver().empty() || plan.as == As::kProcesses || some == by_kernels);
+}
+
+// One of them has no kernels: it goes through the host, and all have the same bits.
+void WithoutKernels() {
+  const Plan plan = PlanFor("", 2, 2, As::kThreads);
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
+  setups[1].device->gpus[0].kernels = "";
+  OnEachThread(std::move(setups), [](Communicator& c) { Values(c, false); });
+}
+
+void Mismatches(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
+    const Codec other = CodecOf(Form::kLevels, c.rank() == 1 ? 512 : 256);
+    ExpectError([&] { SumOnDevice(c, memory, other, {5000}); }, Code::kMismatch,
+                {"The compression differs."});
+  });
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    std::vector<char> values(4000), error(4000);
+    const auto sum = [&] {
+      if (c.rank() == 1) {
+        return c.Run(Sum(CodecOf(Form::kLevels), {1000}, values.data(), error.data(), true));
+      }
+      SumOnDevice(c, memory, CodecOf(Form::kLevels), {1000});
+    };
+    ExpectError(sum, Code::kMismatch, {"It is on a GPU on one of them alone."});
+  });
+}
+
+// The next one is none of them.
+void Refusals(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    const cuda::Address at = memory.Take(400);
+    const auto refuse = [&](const std::string& words, auto change) {
+      Operation wrong = Sum(CodecOf(Form::kLevels), {100}, Pointer(at), Pointer(at), true);
+      wrong.device = memory.Ready();
+      change(wrong);
+      ExpectError([&] { c.Run(std::move(wrong)); }, Code::kInvalidArgument, {words});
+    };
+    refuse("max of float32", [](Operation& o) { o.fingerprint.op = ReduceOp::kMax; });
+    refuse("2, 4 or 8", [](Operation& o) { o.compression->codec.bits = 5; });
+    refuse("as large as", [&](Operation& o) { o.compression->error = Pieces(Pointer(at), 8); });
+    SumOnDevice(c, memory, CodecOf(Form::kLevels), {100});
+  });
+}
+
+void Lost(const Plan& plan) {
+  OnEachProcess(plan, 1, [](Communicator& c) {
+    Memory memory;
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        if (c.rank() == 1 && round == 3) raise(SIGKILL);
+        SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000, 3});
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1"});
+  });
+}
+
+void Fail(const char* function, int result) {
+  reinterpret_cast<void (*)(const char*, int)>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"))(function, result);
+}
+
+// A rank cannot launch any more, while the others wait for what it sends.
+void Broken(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
+    if (c.rank() == 1) Fail("cuLaunchKernel", 2);
+    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
+                {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
+  });
+}
+
+void WithoutRoom(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    if (c.rank() == 1) Fail("cuMemAlloc_v2", 2);
+    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
+                {"A compressed all-reduce takes ", "lower `bytes_per_pack`, or set "
+                 "TF_FORCE_GPU_ALLOW_GROWTH=true: "});
+  });
+}
+
+void WithFakes() {
+  // Processes first: none has a driver before it forks.
+  Lost(PlanFor("", 3, 3, As::kProcesses));
+  Broken(PlanFor("", 3, 3, As::kProcesses));
+  WithoutRoom(PlanFor("", 2, 2, As::kProcesses));
+  Check(PlanFor("", 2, 2, As::kProcesses), false, true);
+  Check(PlanFor("nccl", 3, 3, As::kThreads), false, true);
+  Check(PlanFor("own", 3, 1, As::kThreads), true, true);
+  // Ranks of one host sum exactly first.
+  Check(PlanFor("", 3, 2, As::kThreads), false, false);
+  Check(PlanFor("", 2, 1, As::kThreads), false, false);
+  Check(PlanFor("", 1, 1, As::kThreads), true, false);
+  Check(PlanFor("host", 2, 2, As::kThreads), false, false);
+  OnEachRank(PlanFor("", 2, 2, As::kThreads), Large);
+  WithoutKernels();
+  Mismatches(PlanFor("", 2, 2, As::kThreads));
+  Refusals(PlanFor("", 2, 2, As::kThreads));
+}
+
+void OnAGpu() {
+  Lost(PlanFor("", 3, 3, As::kProcesses));
+  Check(PlanFor("", 2, 2, As::kProcesses), false, true);
+  OnEachRank(PlanFor("", 2, 2, As::kProcesses), Large);
+  Check(PlanFor("own", 3, 1, As::kThreads), true, true);
+}
+
+}  // namespace
+}  // namespace tfdist::testing
+
+int main() {
+  using namespace tfdist::testing;
+  return Report(FakeDriver().empty() ? OnAGpu : WithFakes);
+}
