@@ -87,6 +87,13 @@ def test_compressed_gradients_are_those_of_cpus(group, name):
 
 
 @exhaustive
+def test_codecs_are_measured_on_gpus():
+    (loss, taken), other = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:choose")
+    assert (loss, taken) == other
+    assert loss[1] < loss[0] and taken[0]
+
+
+@exhaustive
 def test_steps_hold_back_the_same_writes():
     expected = GROUPS["2"].run(f"{PACKAGE}.gpus:writes")
     assert expected[0][-1][1]
