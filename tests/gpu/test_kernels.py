@@ -1,4 +1,4 @@
-"""The kernels of an all-reduce, and communicators of ranks that share a GPU."""
+"""The kernels of all-reduces and codecs, and communicators of ranks that share a GPU."""
 
 from __future__ import annotations
 
@@ -20,4 +20,5 @@ def test_memory_is_used_as_allowed(execute):
     if not tool:
         pytest.skip("compute-sanitizer, which checks a kernel's use of memory, is not on the PATH")
     words = [tool, "--tool=memcheck", "--leak-check=full", "--error-exitcode=9"]
-    assert "ERROR SUMMARY: 0 errors" in execute("device", "alone", by=words)
+    for program in (("device", "alone"), ("device_codecs", "small")):
+        assert "ERROR SUMMARY: 0 errors" in execute(*program, by=words)

@@ -128,10 +128,16 @@ def test_compressed_gradients_are_those_of_cpus(group, name):
     expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
     for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
         assert_equal(result["weights"], expected["weights"], name)
-        # NCCL sums what is not compressed, so that the kernels are those of codecs.
-        assert taken[0] == (name != "topk" and group == "2 GPUs by NCCL")
+        assert taken[0] == (group == "2 GPUs by NCCL")
         if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
             assert devices == ["GPU"]
+
+
+@exhaustive
+def test_codecs_are_measured_on_gpus():
+    (loss, taken), other = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:choose")
+    assert (loss, taken) == other
+    assert loss[1] < loss[0] and taken[0]
 
 
 @exhaustive

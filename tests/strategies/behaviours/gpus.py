@@ -15,6 +15,7 @@ from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
 from tests.strategies.behaviours.compression import strategy_of
 from tfdist.collective import gpu, marks, native_ops
+from tfdist.compression import Auto, Int8, OneBit, Policy
 from tfdist.errors import NativeUnavailableError
 from tfdist.strategies.commit_point import find_writes
 from tfdist.trainer.fit import atomic_step
@@ -126,6 +127,15 @@ def compress(strategy, name):
     kept = model.optimizer.compression_state.variables
     devices = sorted({tf.DeviceSpec.from_string(variable.device).device_type for variable in kept})
     return outcome(model, history), taken, devices
+
+
+def choose(strategy):
+    """The losses with a codec that is chosen by measurement, and what the choice has taken."""
+    policy = Policy(Auto((Int8(), OneBit())), smallest=0, within_hosts=True)
+    model = compile_mlp(tfdist.MultiWorkerMirroredStrategy(compression=policy))
+    with _taken() as taken:
+        history = fit(model, *rows(96), batch_size=16, epochs=2)
+    return history["loss"], taken
 
 
 def writes(strategy):

@@ -119,6 +119,6 @@ void Launch(void (*kernel)(Parameters...), uint32_t blocks, uint32_t threads,
 }  // namespace tfdist::device
 
 #define TFDIST_UNROLL
-#define TFDIST_UNROLL_BY(times)
+#define TFDIST_UNROLL_BY(times) static_cast<void>(times);
 #define TFDIST_KERNEL extern "C" void
 #define TFDIST_WIDE_KERNEL extern "C" void
