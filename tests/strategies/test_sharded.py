@@ -130,6 +130,15 @@ def test_groups(group, behaviour):
 
 
 @exhaustive
+@pytest.mark.parametrize(
+    "group", ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host"]
+)
+@pytest.mark.parametrize("behaviour", USUAL)
+def test_on_gpus(group, behaviour):
+    check_same_as_alone(group, "sharded:as_elsewhere", behaviour)
+
+
+@exhaustive
 @pytest.mark.parametrize("workers", [2, 3])
 def test_each_has_its_share(workers):
     for result in run(str(workers), "uneven"):

@@ -46,6 +46,11 @@ class GpuCommunicator:
         return self._on_gpu
 
     @property
+    def bucket_bytes(self) -> int:
+        """As of a native communicator."""
+        return self._on_gpu.bucket_bytes
+
+    @property
     def size(self) -> int:
         return self._rest.size
 
