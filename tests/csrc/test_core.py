@@ -128,6 +128,8 @@ LONG = {
     ("compressed", ()),
     ("device_codecs", ()),
     ("device_compressed", ()),
+    ("device_codecs", ()),
+    ("device_compressed", ()),
     ("endings", ()),
     ("losses", ("kill",)),
     ("losses", ("stop",)),
