@@ -128,12 +128,12 @@ LONG = {
     ("compressed", ()),
     ("device_codecs", ()),
     ("device_compressed", ()),
-    ("device_codecs", ()),
-    ("device_compressed", ()),
+    ("device_processes", ()),
     ("endings", ()),
     ("losses", ("kill",)),
     ("losses", ("stop",)),
     ("mismatches", ()),
+    ("nccl_endings", ()),
     ("rounds", ("60",)),
 }
 CASES = [
