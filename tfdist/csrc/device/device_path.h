@@ -68,6 +68,7 @@ class DevicePath {
   void Announce() const;
   void AnnounceNoNccl(const Fabric& fabric) const;
   Transport Choose(const Operation& operation) const;
+  void AnnounceNoRoom(const std::string& why);
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   void Launch(const std::vector<KernelAllReduce::Tensor>& tensors, const Fingerprint& asked,
               Transport transport);
@@ -90,6 +91,7 @@ class DevicePath {
   std::unique_ptr<KernelAllReduce> own_;
   std::unique_ptr<NcclGroup> nccl_;  // made when it is used first
   std::unique_ptr<DeviceCoder> coder_;  // the same
+  bool announced_no_room_ = false;
 };
 
 }  // namespace tfdist
