@@ -93,7 +93,8 @@ class NativeCommunicator:
             sums: list[Any] = [None] * len(summable)
             plan = self.plan(summable)
             awaited = bool(self.context.gpus) and len(plan) > 1
-            for bucket in marked_buckets(self.name, key, summable, plan):
+            first = self._gpu == 0
+            for bucket in marked_buckets(self.name, key, summable, plan, notes=first):
                 with tf.control_dependencies(bucket.marks):
                     reduced = native_ops.all_reduce(
                         self.token,

@@ -50,7 +50,12 @@ class Bucket:
 
 
 def marked_buckets(
-    communicator: str, key: str, tensors: Sequence[tf.Tensor], plan: Sequence[Sequence[int]]
+    communicator: str,
+    key: str,
+    tensors: Sequence[tf.Tensor],
+    plan: Sequence[Sequence[int]],
+    *,
+    notes: bool = True,
 ) -> Iterator[Bucket]:
     """The buckets of a reduction, marked, in a graph, for when their tensors exist.
 
@@ -63,13 +68,15 @@ def marked_buckets(
         key: the reduction's.
         tensors: what is reduced.
         plan: for each bucket the indices of its tensors.
+        notes: whether this replica's marks count: one's among those of a process that share a
+            communicator.
     """
     last = len(plan) - 1
     for number, members in enumerate(plan):
         part = f"{key}, part {number}" if key and number else key or f"{number}"
         beside = overlaps() or number < last
         made = []
-        if (beside or last > 0) and not tf.executing_eagerly():
+        if notes and (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):
                 made.append(marks.ready(communicator, part, stalls=not beside))
             if beside:

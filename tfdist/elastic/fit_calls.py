@@ -112,8 +112,10 @@ def past_history(model: keras.Model, ended: CallHasEnded) -> keras.callbacks.His
 
 def _devices_of(model: keras.Model) -> str:
     """The devices that a process trains on, of which every one has as many."""
-    names = model.distribute_strategy.extended.worker_devices
-    return f"{len(names)} {tf.DeviceSpec.from_string(names[0]).device_type}"
+    extended = model.distribute_strategy.extended
+    kind = tf.DeviceSpec.from_string(extended.worker_devices[0]).device_type
+    where = " with sums on them" if isinstance(extended.replicas[0], GpuCommunicator) else ""
+    return f"{len(extended.worker_devices)} {kind}{where}"
 
 
 def _weights_of(model: keras.Model) -> str:

@@ -40,6 +40,14 @@ size_t CodedTransfer::Count(int j) const {
 
 size_t CodedTransfer::Position(int j) const { return transfer_.Begin(j) / kFloat; }
 
+size_t CodedTransfer::EncodedBytes() const {
+  size_t bytes = static_cast<size_t>(members()) * tfdist::EncodedBytes(codec(), Count(me()));
+  for (int j = 0; j < members(); ++j) {
+    bytes += tfdist::EncodedBytes(codec(), Count(j)) + tfdist::EncodedBytes(sums_codec(), Count(j));
+  }
+  return bytes;
+}
+
 size_t CodedTransfer::ErrorBegin(int j) const { return error_begin_ + transfer_.Begin(j); }
 
 }  // namespace tfdist

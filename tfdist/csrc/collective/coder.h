@@ -38,6 +38,9 @@ class CodedTransfer {
   size_t OutBegin(int j) const { return transfer_.OutBegin(j); }
   size_t ErrorBegin(int j) const;
 
+  // Bytes of all that is encoded: what is sent, what everyone sends of the own part, and all sums.
+  size_t EncodedBytes() const;
+
   // So many values, whole blocks, are encoded with one seed: that of the first of them.
   size_t chunk() const { return chunk_; }
   enum class Stage : uint32_t { kValues, kSums };
@@ -74,9 +77,8 @@ class Coder {
 
   virtual ~Coder() = default;
 
-  // Before anything else of a transfer, which stays until its end; returns memory for so many encoded
-  // bytes.
-  virtual uint8_t* Begin(const CodedTransfer& transfer, size_t bytes) = 0;
+  // Before anything else of a transfer, which stays until its end; returns memory for its encoded bytes.
+  virtual uint8_t* Begin(const CodedTransfer& transfer) = 0;
   // Chunks that are encoded, summed or decoded at once.
   virtual size_t ChunksAtOnce() const = 0;
 

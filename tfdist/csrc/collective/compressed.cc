@@ -69,12 +69,8 @@ class Compressed {
   void LayOut() {
     const Codec &codec = t_.codec(), &sums_codec = t_.sums_codec();
     arrived_.stride = EncodedBytes(codec, Own());
-    size_t bytes = static_cast<size_t>(size_) * arrived_.stride;
-    for (int j = 0; j < size_; ++j) {
-      bytes += EncodedBytes(codec, t_.Count(j)) + EncodedBytes(sums_codec, t_.Count(j));
-    }
     const Timed timed(&coding_);
-    uint8_t* next = arrived_.encoded = coder_.Begin(t_, bytes);
+    uint8_t* next = arrived_.encoded = coder_.Begin(t_);
     next += static_cast<size_t>(size_) * arrived_.stride;
     for (int j = 0; j < size_; ++j) {
       sent_.push_back(std::exchange(next, next + EncodedBytes(codec, t_.Count(j))));

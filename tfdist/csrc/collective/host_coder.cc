@@ -27,10 +27,10 @@ void CopyTo(const Pieces& pieces, size_t begin, size_t count, const float* value
 
 }  // namespace
 
-uint8_t* HostCoder::Begin(const CodedTransfer& transfer, size_t bytes) {
+uint8_t* HostCoder::Begin(const CodedTransfer& transfer) {
   t_ = &transfer;
   const size_t chunk = transfer.chunk();
-  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + bytes));
+  values_ = reinterpret_cast<float*>(scratch_.Take(2 * chunk * kFloat + transfer.EncodedBytes()));
   errors_ = values_ + chunk;
   return reinterpret_cast<uint8_t*>(errors_ + chunk);
 }

@@ -11,7 +11,7 @@ class HostCoder : public Coder {
   // Args: scratch: for what is encoded, until the transfer ends.
   explicit HostCoder(Scratch& scratch) : scratch_(scratch) {}
 
-  uint8_t* Begin(const CodedTransfer& transfer, size_t bytes) override;
+  uint8_t* Begin(const CodedTransfer& transfer) override;
   // Their values stay in the caches.
   size_t ChunksAtOnce() const override { return 1; }
   void Encode(int j, const Batch& batch) override;

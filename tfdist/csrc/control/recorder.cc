@@ -160,7 +160,7 @@ void Recorder::End(bool failed, uint64_t bytes) {
   }
   if (failed) return ForgetLocked();
   if (stalls_) stalled_since_ = 0;
-  Activity::Instance().Ended(record.fingerprint.kind, record.bytes, host_of_.size(), now - arrived);
+  Activity::Instance().Ended(record.fingerprint.kind, record.bytes, participants_, now - arrived);
 }
 
 Recorder::Log Recorder::Read(size_t most, int64_t since) {

@@ -104,6 +104,7 @@ class Recorder {
   std::atomic<uint32_t>* arrivals() { return &arrivals_[written_ % kRecords * hosts_]; }
 
   const std::vector<int> host_of_;
+  size_t participants_ = host_of_.size();
   const size_t hosts_;
   std::mutex mutex_;
   std::vector<Record> records_;

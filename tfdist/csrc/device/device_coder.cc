@@ -35,6 +35,14 @@ bool DeviceCoder::Takes(const Topology& topology, const Operation& operation) {
   return topology.size > 1 && topology.hosts.size() == static_cast<size_t>(topology.size);
 }
 
+void DeviceCoder::MakeRoom(const Topology& topology, const Operation& operation) {
+  CheckCodec(operation.compression->codec);
+  Transfer whole;
+  whole.part_bytes = CutEvenly(operation.in.bytes(), kFloat, topology.size, topology.size);
+  const Members everyone = Everyone(topology);
+  Allocate(CodedTransfer(whole, everyone, *operation.compression, 0));
+}
+
 void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
   if (cuda::Event* const ready = *operation.device) {
     gpu_.Use();
@@ -52,24 +60,24 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
   }
 }
 
-uint8_t* DeviceCoder::Begin(const CodedTransfer& transfer, size_t bytes) {
+uint8_t* DeviceCoder::Begin(const CodedTransfer& transfer) {
   t_ = &transfer;
   fetched_.clear();
-  Allocate(bytes);
+  Allocate(transfer);
   ListTensors();
   return encoded_;
 }
 
-void DeviceCoder::Allocate(size_t bytes) {
-  const size_t room = KernelCodec::RoomBytes(ChunksAtOnce() * t_->chunk());
+void DeviceCoder::Allocate(const CodedTransfer& transfer) {
+  const size_t bytes = transfer.EncodedBytes();
+  const size_t room = KernelCodec::RoomBytes(ChunksAtOnce() * transfer.chunk());
   try {
     encoded_ = static_cast<uint8_t*>(host_encoded_.Take(gpu_, bytes).data());
     on_device_ = device_encoded_.Take(gpu_, bytes).address();
     room_ = device_room_.Take(gpu_, room).address();
   } catch (const Error& error) {
-    throw Error(error.code(), "A compressed all-reduce takes " + std::to_string(bytes + room) +
-                                  " bytes on " + gpu_.name() +
-                                  ", which cannot be had; lower `bytes_per_pack`, or set "
+    throw Error(error.code(), std::to_string(bytes + room) + " bytes for encoded values cannot be had "
+                                  "on " + gpu_.name() + "; lower `bytes_per_pack`, or set "
                                   "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
   }
 }

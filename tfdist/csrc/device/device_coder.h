@@ -28,12 +28,14 @@ class DeviceCoder : public Coder {
   // Whether it can run an operation: one of which nothing is summed without being encoded. Ranks that
   // run it and such that do so on the host go together: what they send is the same.
   static bool Takes(const Topology& topology, const Operation& operation);
+  // Makes room for it. Throws Error where there is none.
+  void MakeRoom(const Topology& topology, const Operation& operation);
 
   // Runs an operation whose memory is the GPU's. Args: how one is run on the host, which asks this for
   // all that touches the memory.
   void Run(Operation& operation, const OnHost& on_host);
 
-  uint8_t* Begin(const CodedTransfer& transfer, size_t bytes) override;
+  uint8_t* Begin(const CodedTransfer& transfer) override;
   // More than on the host, since each launch takes its time.
   size_t ChunksAtOnce() const override { return 4; }
   void Foresee(int j, const Batch& batch) override;
@@ -43,7 +45,7 @@ class DeviceCoder : public Coder {
   void Decode(int j, const Batch& sums) override;
 
  private:
-  void Allocate(size_t bytes);
+  void Allocate(const CodedTransfer& transfer);
   void ListTensors();
   device::Batch BatchOf(const Codec& codec, int j, const Batch& batch,
                         CodedTransfer::Stage stage) const;

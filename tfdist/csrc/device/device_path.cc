@@ -115,12 +115,26 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
+// Says once why values are encoded on the host.
+void DevicePath::AnnounceNoRoom(const std::string& why) {
+  if (setup_.warn && !std::exchange(announced_no_room_, true)) {
+    setup_.warn("Compressed gradients go through the host's memory, since " + why);
+  }
+}
+
 // Whether it has been run on the GPU.
 bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
                                const OnHost& on_host) {
   const bool may = ranks_.size() == 1 && ranks_[0]->kernels && setup_.transport != "host";
   if (!may || !DeviceCoder::Takes(topology, operation)) return false;
-  if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
+  try {
+    if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
+    coder_->MakeRoom(topology, operation);
+  } catch (const Error& error) {
+    if (error.code() == Code::kInvalidArgument) throw;
+    AnnounceNoRoom(error.what());
+    return false;
+  }
   coder_->Run(operation, on_host);
   return true;
 }

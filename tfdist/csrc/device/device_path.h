@@ -65,6 +65,7 @@ class DevicePath {
   void Announce() const;
   void AnnounceNoNccl() const;
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
+  void AnnounceNoRoom(const std::string& why);
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
   void Copy(Fabric& fabric, const Operation& operation);
@@ -91,6 +92,7 @@ class DevicePath {
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
   std::unique_ptr<DeviceCoder> coder_;  // the same
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
+  bool announced_no_room_ = false;
 };
 
 }  // namespace tfdist

@@ -181,15 +181,16 @@ class Comparison {
     const CodedTransfer on_gpu(gpu.transfer, members_, gpu.compression, 0);
     const Codec &codec = on_host.codec(), &sums_codec = on_host.sums_codec();
     const size_t own = on_host.Count(kMe), stride = EncodedBytes(codec, own);
-    size_t bytes = kMembers * stride;
+    size_t bytes = kMembers * stride;  // as a collective lays it out
     std::vector<size_t> sent, sums;
     for (int j = 0; j < kMembers; ++j) {
       sent.push_back(bytes);
       sums.push_back(sent.back() + EncodedBytes(codec, on_host.Count(j)));
       bytes = sums.back() + EncodedBytes(sums_codec, on_host.Count(j));
     }
-    host.encoded = host.coder->Begin(on_host, bytes);
-    gpu.encoded = gpu.coder->Begin(on_gpu, bytes);
+    EXPECT(bytes == on_host.EncodedBytes());
+    host.encoded = host.coder->Begin(on_host);
+    gpu.encoded = gpu.coder->Begin(on_gpu);
     const auto same = [&](size_t begin, size_t some) {
       return std::memcmp(host.encoded + begin, gpu.encoded + begin, some) == 0;
     };

@@ -202,21 +202,48 @@ void Broken(const Plan& plan) {
   });
 }
 
-void WithoutRoom(const Plan& plan) {
-  OnEachProcess(plan, -1, [](Communicator& c) {
+// A GPU has no memory left: its rank goes through the host.
+void WithoutRoom() {
+  OnEachProcess(PlanFor("", 2, 2, As::kProcesses), -1, [](Communicator& c) {
     Memory memory;
     if (c.rank() == 1) Fail("cuMemAlloc_v2", 2);
-    ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
-                {"A compressed all-reduce takes ", "lower `bytes_per_pack`, or set "
-                 "TF_FORCE_GPU_ALLOW_GROWTH=true: "});
+    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    EXPECT((Launches() > 0) == (c.rank() == 0));
   });
+}
+
+// It says so once.
+void WithoutRoomIsTold() {
+  const Plan plan = PlanFor("", 2, 2, As::kThreads);
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  std::string told[2];
+  for (const int rank : {0, 1}) {
+    setups.push_back(wiring.Take(rank));
+    setups.back().warn = [&told, rank](const std::string& message) { told[rank] += message + "\n"; };
+  }
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    Memory memory;
+    SumOnDevice(c, memory, CodecOf(Form::kHalf), {10});
+    Fail("cuMemAlloc_v2", 2);
+    for (const size_t count : {5000u, 6000u}) {
+      SumOnDevice(c, memory, CodecOf(Form::kHalf), {count});
+    }
+  });
+  Fail("cuMemAlloc_v2", 0);
+  for (const std::string& text : told) {
+    EXPECT(text.find("Compressed gradients go through the host's memory, since ") == 0);
+    EXPECT(text.find("lower `bytes_per_pack`, or set TF_FORCE_GPU_ALLOW_GROWTH=true: ") !=
+           std::string::npos);
+    EXPECT(text.find('\n') == text.size() - 1);
+  }
 }
 
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   Lost(PlanFor("", 3, 3, As::kProcesses));
   Broken(PlanFor("", 3, 3, As::kProcesses));
-  WithoutRoom(PlanFor("", 2, 2, As::kProcesses));
+  WithoutRoom();
   Check(PlanFor("", 2, 2, As::kProcesses), false, true);
   Check(PlanFor("nccl", 3, 3, As::kThreads), false, true);
   Check(PlanFor("own", 3, 1, As::kThreads), true, true);
@@ -227,6 +254,7 @@ void WithFakes() {
   Check(PlanFor("host", 2, 2, As::kThreads), false, false);
   OnEachRank(PlanFor("", 2, 2, As::kThreads), Large);
   WithoutKernels();
+  WithoutRoomIsTold();
   Mismatches(PlanFor("", 2, 2, As::kThreads));
   Refusals(PlanFor("", 2, 2, As::kThreads));
 }
