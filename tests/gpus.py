@@ -60,8 +60,12 @@ def stand_in() -> None:
     import tensorflow as tf
 
     from tfdist.collective import gpu
+    from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies import communication
 
+    # They take GPUs only if they are asked to.
+    for strategy in (HybridStrategy, PipelineStrategy):
+        strategy.__init__.__kwdefaults__["communication"] = "native"
     # The driver of threads has its kernels built in.
     gpu._kernels = lambda *_: os.devnull
     if not have_devices():

@@ -185,7 +185,7 @@ def test_what_cannot_be_is_refused_on_all_workers(hosts, transport, said):
     group = Ranks(2, hosts=hosts, gpus=transport)
     for done, text in group.answers(f"{PACKAGE}.gpus:reduce"):
         assert not done
-        assert said in text.strip().splitlines()[-1]
+        assert said in text
     group.stop()
 
 

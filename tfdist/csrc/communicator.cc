@@ -60,6 +60,7 @@ Communicator::Communicator(Setup setup)
     Guard& guard = *this;
     device_ = std::make_unique<DevicePath>(std::move(device), guard);
     gpus_ = device_->gpus();
+    recorder_.SetParticipants(static_cast<size_t>(participants()));
     if (gpus_.size() > 1) assemblies_ = std::make_unique<Assemblies>(gpus_.size());
   }
   fabric_.host = MakeHost(topology, std::move(setup.segment), *this, recorder_);
@@ -116,8 +117,8 @@ void Communicator::Execute(Operation& operation) {
     if (operation.awaits) return AwaitLaunched();
     Begin(operation);
     Check();
-    Dispatch(operation);
-    End(operation, false);
+    const bool launched = Dispatch(operation);
+    End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const Error& error) {
     Fail(operation, error);
@@ -130,6 +131,12 @@ void Communicator::Execute(Operation& operation) {
 
 void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   if (!assemblies_) return Enqueue(std::move(part), std::move(done));
+  if (part.compression) {
+    const Error error(Code::kInvalidArgument,
+                      Describe(part.fingerprint) + " is compressed, which processes with several "
+                                                   "GPUs are not. Start one process per GPU.");
+    return done(&error);
+  }
   bool is_first = false;
   const std::shared_ptr<Assembly> assembly = assemblies_->Next(gpu, &is_first);
   Operation whole;
@@ -138,6 +145,7 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   whole.overlaps = part.overlaps;
   whole.launches = part.launches;
   whole.awaits = part.awaits;
+  whole.peer = part.peer;
   whole.device = nullptr;
   whole.assembly = assembly;
   assembly->Add(gpu, std::move(part), std::move(done));
@@ -154,6 +162,7 @@ void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
   const auto ends = [&] {
+    if (launched_bytes_ && device_->HasPassed()) CloseRecord();
     return aborted_ || (segment && segment->aborted()) ||
            (cancellation_ && cancellation_->Overdue());
   };
@@ -162,6 +171,7 @@ void Communicator::AwaitInput(Operation& operation) {
       operation.parts = operation.assembly->Await(timeout_seconds_, ends);
     } catch (const Error& error) {
       // A part that comes later would be taken for one of the next operation.
+      if (device_->HasLaunched()) device_->GiveUp();
       GiveUp(error.code(), error.what(), true);
       throw;
     }
@@ -186,7 +196,8 @@ void Communicator::AwaitLaunched() {
   note(false);
 }
 
-// What is only launched goes on beside what comes next, and is recorded until then.
+// What is only launched goes on beside what comes next, and is recorded until it is seen to have ended,
+// or the next begins.
 void Communicator::CloseRecord() {
   if (launched_bytes_) recorder_.End(false, *launched_bytes_);
   launched_bytes_.reset();
@@ -226,13 +237,17 @@ std::string Communicator::Cause(const Error& error) {
   return abort_message_;
 }
 
-void Communicator::Dispatch(Operation& operation) {
-  if (!operation.device) return RunOnHost(operation);
+// Whether it was only launched.
+bool Communicator::Dispatch(Operation& operation) {
+  if (!operation.device) {
+    RunOnHost(operation);
+    return false;
+  }
   if (!device_) {
     throw Error(Code::kInvalidArgument,
                 Describe(operation.fingerprint) + " is on a GPU, and the communicator has none.");
   }
-  device_->Run(fabric_, operation, [this](Operation& staged) { RunOnHost(staged); });
+  return device_->Run(fabric_, operation, [this](Operation& staged) { RunOnHost(staged); });
 }
 
 void Communicator::RunOnHost(Operation& operation) {
@@ -275,8 +290,8 @@ void Communicator::Begin(Operation& operation) {
                                 !operation.overlaps});
 }
 
-void Communicator::End(const Operation& operation, bool failed) {
-  if (!failed && operation.launches && device_ && device_->HasLaunched()) {
+void Communicator::End(const Operation& operation, bool failed, bool launched) {
+  if (launched) {
     launched_bytes_ = Bytes(operation);
   } else {
     launched_bytes_.reset();

@@ -98,12 +98,12 @@ class Communicator : private Guard {
   void Check() override;
   void Execute(Operation& operation);
   void AwaitInput(Operation& operation);
-  void Dispatch(Operation& operation);
+  bool Dispatch(Operation& operation);
   void RunOnHost(Operation& operation);
   void AwaitLaunched();
   void CloseRecord();
   void Begin(Operation& operation);
-  void End(const Operation& operation, bool failed);
+  void End(const Operation& operation, bool failed, bool launched = false);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);
   std::string Cause(const Error& error);
   void GiveUp(Code code, const std::string& message, bool spread);

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import keras
 import tensorflow as tf
 
+from tfdist.collective.gpu_communicator import GpuCommunicator
 from tfdist.errors import ProgramMismatchError
 from tfdist.trainer.saving.files import in_stages
 

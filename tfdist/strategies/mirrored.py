@@ -30,6 +30,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
             default, is `"tensorflow"`.
 
     Raises:
+        ValueError: `communication` is none of these.
         NativeUnavailableError: the native collectives were requested and are unavailable.
 
     Example:

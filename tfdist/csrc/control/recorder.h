@@ -37,6 +37,9 @@ class Recorder {
   // For each rank, an index of its host.
   explicit Recorder(const std::vector<int>& host_of);
 
+  // How many take part in a collective, if that is not one for each rank.
+  void SetParticipants(size_t participants) { participants_ = participants; }
+
   // Whether all recorders of this process record the operations that begin from now on. They do,
   // unless somebody measures what that costs.
   static void SetRecording(bool on) { recording_.store(on, std::memory_order_relaxed); }

@@ -6,6 +6,7 @@
 #include "collective/collectives.h"
 #include "collective/sizes.h"
 #include "control/activity.h"
+#include "device/at_once.h"
 #include "device/awaiting.h"
 #include "device/measuring.h"
 #include "device/message_copies.h"
@@ -17,6 +18,7 @@ namespace {
 
 constexpr size_t kMostInOneShot = size_t{256} << 10;
 constexpr int kTrials = 5;
+constexpr int kLooksForOnePoll = 20;
 
 // The names and hosts of all GPUs. Args: how many each process has.
 Topology TopologyOf(const Topology& processes, size_t gpus) {
@@ -62,21 +64,27 @@ void DevicePath::AwaitInput(size_t gpu, const Operation& part,
   cuda::Event* const ready = part.device ? *part.device : nullptr;
   if (!ready) return;
   try {
-    gpus_[gpu]->Use();
-    AwaitPassed([ready] { return HasPassed(ready); }, ends);
+    const auto has_passed = [this, gpu, ready] {
+      gpus_[gpu]->Use();
+      return tfdist::HasPassed(ready);
+    };
+    AwaitPassed(has_passed, ends);
   } catch (const Error&) {
   }
 }
 
-void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
+bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host) {
   const Fingerprint& asked = operation.fingerprint;
   Parts parts{&operation};
   if (ranks_.size() > 1) {
     parts.clear();
     for (Operation& part : operation.parts) parts.push_back(&part);
   }
-  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return;
-  if (!MayStay(fabric, operation)) return host_.Run(operation, parts, on_host);
+  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return false;
+  if (!MayStay(fabric, operation)) {
+    host_.Run(operation, parts, on_host);
+    return false;
+  }
   if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
   if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
     throw Error(Code::kInvalidArgument,
@@ -90,8 +98,15 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
       throw;
     }
   }
+  if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
+  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
   const Transport transport = Choose(asked, parts);
-  if (transport == Transport::kHost) return host_.Run(operation, parts, on_host);
+  if (transport == Transport::kHost) {
+    host_.Run(operation, parts, on_host);
+    return false;
+  }
+  // What is launched may use the buffers that a message passes through.
+  if (IsMessage(asked.kind)) AwaitLaunched();
   if (asked.kind == Kind::kAllGather) {
     MakeRoom(fabric, operation, parts);
   } else {
@@ -103,12 +118,18 @@ void DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
       JoinNccl(fabric, operation);
       nccl_->Launch(asked, parts);
     } else if (IsMessage(asked.kind)) {
-      return Copy(fabric, operation);
+      Copy(fabric, operation);
+      return false;
     } else {
       LaunchKernels(asked, parts);
     }
-    if (!operation.launches) return AwaitResult();
+    for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+    if (!operation.launches) {
+      AwaitResult();
+      return false;
+    }
     for (Operation* part : parts) launched_.push_back(std::move(part->kept));
+    return true;
   } catch (...) {
     GiveUp();
     throw;
@@ -120,6 +141,13 @@ void DevicePath::AnnounceNoRoom(const std::string& why) {
   if (setup_.warn && !std::exchange(announced_no_room_, true)) {
     setup_.warn("Compressed gradients go through the host's memory, since " + why);
   }
+}
+
+void DevicePath::CheckRoot(const Fingerprint& asked) const {
+  if (asked.root >= 0 && asked.root < team_.topology.size) return;
+  throw Error(Code::kInvalidArgument, "The root must be one of the group's " +
+                                          std::to_string(team_.topology.size) +
+                                          ". Received: " + std::to_string(asked.root) + ".");
 }
 
 // Whether it has been run on the GPU.
@@ -208,33 +236,62 @@ void DevicePath::AwaitLaunched() {
   }
 }
 
-// A rank's work runs in one stream, so that what was launched before has passed, too.
-void DevicePath::AwaitResult() {
-  for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+bool DevicePath::HasPassed() const {
   for (const auto& rank : ranks_) {
-    const auto poll = [&rank] {
-      if (rank->nccl) rank->nccl->Poll();
-    };
-    Await(rank->done, guard_, poll);
-    poll();
+    if (!rank->done.HasPassed()) return false;
+  }
+  return true;
+}
+
+// Throws Error where something has gone wrong on one of the GPUs, for which the others may wait.
+void DevicePath::Poll() const {
+  for (const auto& rank : ranks_) {
+    if (rank->nccl) rank->nccl->Poll();
     if (rank->own && rank->own->outcome() != device::Outcome::kRunning) {
       throw Error(Code::kUnavailable, "A GPU has waited too long for the others' in an all-reduce "
                                       "that all of them had begun.");
     }
   }
+}
+
+// A rank's work runs in one stream, so that what was launched before has passed, too.
+void DevicePath::AwaitResult() {
+  const int64_t begin = Nanoseconds();
+  int looks = 0;
+  AwaitPassed([this] { return HasPassed(); },
+              [&] {
+                guard_.Check();
+                if (++looks % kLooksForOnePoll != 0) return false;
+                Poll();
+                if (static_cast<double>(Nanoseconds() - begin) < setup_.timeout_seconds * 1e9) {
+                  return false;
+                }
+                throw Error(Code::kUnavailable,
+                            "The GPUs have not come to the end of a collective that all of them "
+                            "had begun, within the time that TFDIST_COLLECTIVE_TIMEOUT gives.");
+              });
+  Poll();
   launched_.clear();
 }
 
 void DevicePath::Leave() {
   for (const auto& rank : ranks_) {
-    if (!rank->own) return;
     try {
-      rank->own->Leave(rank->stream.get());
+      if (rank->own) rank->own->Leave(rank->stream.get());
     } catch (const Error&) {
       // The others' GPUs do not depend on it.
     }
   }
-  for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
+  bool settled = true;
+  for (const auto& rank : ranks_) {
+    if (rank->own || HasLaunched()) settled = SettleSoon(rank->stream, rank->done) && settled;
+  }
+  if (settled) launched_.clear();
+}
+
+// What nobody waits for any more must not go on in memory that is freed.
+DevicePath::~DevicePath() {
+  if (HasLaunched()) GiveUp();
 }
 
 // What all ranks find out about each other, so that all choose alike.
@@ -271,7 +328,6 @@ void DevicePath::Open(Fabric& fabric, const Operation& operation) {
   }
   OpenPeers(fabric, operation);
   AnnounceNoNccl();
-  if (setup_.transport.empty() && ranks_[0]->own && MayUseNccl()) Measure(fabric, operation);
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
@@ -349,14 +405,18 @@ DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& 
   return nccl ? Transport::kNccl : Transport::kHost;
 }
 
+// Each GPU by a thread of its own: a launch may wait until there is room in a queue, in which other
+// kernels wait for those of the next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
-  for (size_t i = 0; i < parts.size(); ++i) {
+  AtOnce(parts.size(), [&](size_t i) {
     ranks_[i]->own->Launch(TensorsOf(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get());
-  }
+  });
 }
 
-// Finds out up to which size kernels are faster than NCCL between these GPUs.
+// Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a choice.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
+  if (measured_ || !setup_.transport.empty() || !ranks_[0]->own || !MayUseNccl()) return;
+  measured_ = true;
   JoinNccl(fabric, operation);
   std::vector<std::unique_ptr<DeviceMemory>> memories;
   const size_t largest = TriedSizes().back();
@@ -385,11 +445,15 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
         nccl_->Launch(asked, parts);
       }
     };
+    const auto await = [this] {
+      for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+      AwaitResult();
+    };
     launch();  // the first time takes longer
-    AwaitResult();
+    await();
     const int64_t begin = Nanoseconds();
     for (int trial = 0; trial < kTrials; ++trial) launch();
-    AwaitResult();
+    await();
     return static_cast<double>(Nanoseconds() - begin) / kTrials / 1e9;
   };
   const auto slowest = [&](const std::vector<double>& own) {
@@ -408,7 +472,7 @@ void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
   const NcclRanks::Setup setup{id_,
                                First(),
                                team_.topology.size,
-                               setup_.buffer_bytes,
+                               LeastBuffer(team_),
                                setup_.timeout_seconds,
                                !IsMessage(operation.fingerprint.kind)};
   nccl_ = std::make_unique<NcclRanks>(fabric, operation, ranks_, setup, guard_);

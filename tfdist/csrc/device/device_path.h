@@ -31,6 +31,9 @@ class DevicePath {
 
   // Args: what ends waits early. Talks to nobody; throws Error where a GPU cannot be used.
   DevicePath(Setup setup, Guard& guard);
+  ~DevicePath();
+  DevicePath(const DevicePath&) = delete;
+  DevicePath& operator=(const DevicePath&) = delete;
 
   // Waits until a point in the program's stream has passed, or for what ends the wait; an error of the
   // GPU shows in what is run next.
@@ -38,14 +41,16 @@ class DevicePath {
   void AwaitInput(size_t gpu, const Operation& part,
                   const std::function<bool()>& ends) const noexcept;
 
-  // Runs an operation whose memory is the GPUs', and waits for its result. Args: how one is run
-  // whose memory is the host's.
-  void Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
+  // Runs an operation whose memory is the GPUs', and waits for its result, unless it has only launched
+  // it, and returns so. Args: how one is run whose memory is the host's.
+  bool Run(Fabric& fabric, Operation& operation, const OnHost& on_host);
 
   // Waits for the results of what was only launched. Throws Error if that has failed.
   void AwaitLaunched();
   // Whether there is something to wait for.
   bool HasLaunched() const { return !launched_.empty(); }
+  // Whether the GPUs have come to the end of what was launched.
+  bool HasPassed() const;
   // Ends what has been launched, here and on the other ranks, whose memory it may use.
   void GiveUp() noexcept;
 
@@ -75,6 +80,8 @@ class DevicePath {
   void LaunchKernels(const Fingerprint& asked, const Parts& parts);
   void JoinNccl(Fabric& fabric, const Operation& operation);
   void Measure(Fabric& fabric, const Operation& operation);
+  void CheckRoot(const Fingerprint& asked) const;
+  void Poll() const;
   void AwaitResult();
 
   const Setup setup_;
@@ -88,6 +95,7 @@ class DevicePath {
   // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that NVLink
   // connects, unless these are measured.
   size_t most_before_nccl_ = size_t{256} << 10;
+  bool measured_ = false;
   nccl::UniqueId id_{};
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
   std::unique_ptr<DeviceCoder> coder_;  // the same

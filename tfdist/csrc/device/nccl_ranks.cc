@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <functional>
 
-#include "device/at_once.h"
 #include "device/fusion.h"
 #include "device/peers.h"
 #include "error.h"
@@ -15,13 +14,14 @@ using Tensor = KernelAllReduce::Tensor;
 NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
                      std::vector<std::unique_ptr<DeviceRank>>& ranks, const Setup& setup,
                      Guard& guard)
-    : ranks_(ranks), buffer_bytes_(setup.buffer_bytes) {
-  AtOnce(ranks_.size(), [&](size_t i) {
+    : ranks_(ranks), buffer_bytes_(setup.buffer_bytes), siblings_(guard) {
+  const auto join = [&](size_t i) {
     NcclGroup::Setup group{ranks_[i]->gpu.get(), setup.id, static_cast<int>(setup.first + i),
                            setup.size, setup.timeout_seconds};
-    group.guard = &guard;
+    group.guard = &siblings_;
     ranks_[i]->nccl = std::make_unique<NcclGroup>(group);
-  });
+  };
+  AtOnce(ranks_.size(), join, &siblings_);
   if (setup.fuses) MakeFusion(fabric, operation);
 }
 
@@ -41,9 +41,10 @@ void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation) {
   if (!AllAgree(fabric, operation, good)) {
     for (const auto& rank : ranks_) rank->fusion = nullptr;
   } else if (AllAgree(fabric, operation, from_nccl)) {
-    AtOnce(ranks_.size(), [&](size_t i) {
+    const auto enter = [this](size_t i) {
       ranks_[i]->nccl->Register(ranks_[i]->fusion->address(), buffer_bytes_);
-    });
+    };
+    AtOnce(ranks_.size(), enter, &siblings_);
   }
 }
 

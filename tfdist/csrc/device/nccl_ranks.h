@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "device/at_once.h"
 #include "device/device_rank.h"
 #include "device/parts.h"
 #include "guard.h"
@@ -18,7 +19,7 @@ class NcclRanks {
     nccl::UniqueId id;
     size_t first;         // of this process's ranks
     int size;             // of all processes
-    size_t buffer_bytes;  // for small tensors that are put together
+    size_t buffer_bytes;  // for small tensors that are put together; the same on all ranks
     double timeout_seconds;
     bool fuses;           // whether all-reduces are to come
   };
@@ -40,6 +41,7 @@ class NcclRanks {
 
   std::vector<std::unique_ptr<DeviceRank>>& ranks_;
   const size_t buffer_bytes_;
+  Siblings siblings_;
 };
 
 }  // namespace tfdist

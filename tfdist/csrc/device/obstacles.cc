@@ -1,5 +1,6 @@
 #include "device/obstacles.h"
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <utility>
@@ -54,6 +55,13 @@ std::string WhyNoNccl(const DeviceTeam& team) {
     }
   }
   return "";
+}
+
+size_t LeastBuffer(const DeviceTeam& team) {
+  const auto less = [](const Introduction& a, const Introduction& b) {
+    return a.buffer_bytes < b.buffer_bytes;
+  };
+  return std::min_element(team.ranks.begin(), team.ranks.end(), less)->buffer_bytes;
 }
 
 void CheckTransports(const DeviceTeam& team) {

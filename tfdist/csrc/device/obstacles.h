@@ -1,6 +1,7 @@
 // Why the GPUs of a communicator cannot go a way; the same on all ranks.
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,9 @@ std::string WhyNoKernels(const DeviceTeam& team);
 
 // Why NCCL is not used; "" if it can be.
 std::string WhyNoNccl(const DeviceTeam& team);
+
+// The bytes of the smallest buffer of all: what all cut their buckets by.
+size_t LeastBuffer(const DeviceTeam& team);
 
 // Throws Error(kMismatch) where the ranks were told to go different ways.
 void CheckTransports(const DeviceTeam& team);

@@ -35,7 +35,6 @@ void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
     const auto launch = [&] {
-      memory.Clear();
       const std::vector<char> values = Fill(DType::kFloat32, 9000, c.rank());
       char* const at = Pointer(memory.Put(values));
       Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
@@ -51,6 +50,7 @@ void LostBesides(const Plan& plan) {
     };
     const auto steps = [&] {
       for (int round = 0;; ++round) {
+        memory.Clear();
         launch();
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
         launch();

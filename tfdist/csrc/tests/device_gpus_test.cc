@@ -203,9 +203,70 @@ void Large(Communicator& c) {
 void UnlikeParts(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
     Gpus gpus(c);
-    AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
     ExpectError([&] { AllReduce(gpus, kFloat, ReduceOp::kSum, std::vector<size_t>{40, 41}); },
                 Code::kMismatch, {"GPU 0 is in", "float32[40]", "GPU 1 is in", "float32[41]"});
+  });
+}
+
+// A root that there is not; the group goes on.
+void BadRoot(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    std::vector<Operation> parts;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      char* const data = Pointer(gpus[gpu].Put(Fill(kFloat, 9, 0)));
+      parts.push_back(OnDevice(gpus[gpu], Kind::kBroadcast, kFloat, ReduceOp::kSum, "value"));
+      parts.back().fingerprint.root = c.participants();
+      parts.back().in = ConstPieces(data, 36);
+      parts.back().out = Pieces(data, 36);
+    }
+    ExpectError([&] { RunParts(c, std::move(parts)); }, Code::kInvalidArgument,
+                {"The root must be one of the group's"});
+    AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
+  });
+}
+
+// Buffers of different sizes: NCCL's calls are cut alike all the same.
+void UnlikeBuffers() {
+  const Plan plan = WithGpus("nccl", 2, 2, As::kThreads, 2);
+  Wiring wiring(plan);
+  std::vector<Communicator::Setup> setups;
+  for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
+  setups[1].device->buffer_bytes = 4096;
+  OnEachThread(std::move(setups), [](Communicator& c) {
+    for (const size_t count : {700u, 1500u}) {
+      Gpus gpus(c);
+      std::vector<Operation> parts;
+      std::vector<std::vector<cuda::Address>> places(gpus.size());
+      for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+        std::vector<BasicPiece<char>> pieces;
+        for (size_t tensor = 0; tensor < 6; ++tensor) {
+          const std::vector<char> values = Fill(kFloat, count, gpus.Rank(gpu), tensor);
+          places[gpu].push_back(gpus[gpu].Put(values));
+          pieces.push_back({Pointer(places[gpu].back()), values.size()});
+        }
+        parts.push_back(OnDevice(gpus[gpu], Kind::kAllReduce, kFloat, ReduceOp::kSum, "x"));
+        parts.back().out = Pieces(pieces);
+        parts.back().in = parts.back().out.Const();
+      }
+      RunParts(c, std::move(parts));
+      for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+        for (size_t tensor = 0; tensor < 6; ++tensor) {
+          EXPECT(gpus[gpu].Has(places[gpu][tensor],
+                               Expected(kFloat, ReduceOp::kSum, c.participants(), count, tensor)));
+        }
+      }
+    }
+  });
+}
+
+// Whichever way turns out to be faster, at the first all-reduce.
+void Measured() {
+  Plan plan = WithGpus("", 1, 1, As::kThreads, 2);
+  plan.device->nccl = Environment("FAKE_NCCL");
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    for (const size_t count : {40u, 100'000u, 7u}) AllReduce(gpus, kFloat, ReduceOp::kSum, count);
   });
 }
 
@@ -307,6 +368,11 @@ void All() {
   MissingPart(WithGpus("", 1, 1, As::kThreads, 2));
   GivenUp(WithGpus("", 2, 1, As::kThreads, 2));
   Messages(WithGpus("", 1, 1, As::kThreads, 2));
+  for (const char* const transport : {"nccl", "host"}) {
+    BadRoot(WithGpus(transport, 2, 1, As::kThreads, 2));
+  }
+  UnlikeBuffers();
+  Measured();
   UnlikeNumbers();
   OutOfReach();
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import tensorflow as tf
 
@@ -119,6 +119,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
         shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
             see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
+        communication: `"native"` keeps what workers with GPUs send and sum on them; `"auto"`, the
+            default, sends it through the hosts' memory.
 
     Raises:
         ValueError: the workers do not divide evenly into pipelines.
@@ -145,7 +147,12 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         cluster_resolver: ClusterResolver | None = None,
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
+        communication: Literal["auto", "native"] = "auto",
     ) -> None:
+        if communication not in ("auto", "native"):
+            raise ValueError(
+                f"`communication` must be 'auto' or 'native'. Received: {communication!r}."
+            )
         if not isinstance(microbatches, int) or microbatches < 1:
             raise ValueError(f"`microbatches` must be an integer >= 1. Received: {microbatches!r}.")
         found = read_cluster(cluster_resolver)
@@ -185,7 +192,9 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
                 "`tfdist run --gpus-per-worker`."
             )
-        self._gpus = devices if topology.size > 1 and sums_on_gpus(group, devices) else []
+        group.agree("communication", communication)
+        on_gpus = communication == "native" and topology.size > 1
+        self._gpus = devices if on_gpus and sums_on_gpus(group, devices) else []
         self.pipeline_communicator: Communicator = Alone()
         extended = PipelineExtended(
             self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
@@ -259,6 +268,7 @@ class PipelineStrategy(HybridStrategy):
         schedule: as for `HybridStrategy`.
         virtual_stages: as for `HybridStrategy`.
         cluster_resolver: as for `HybridStrategy`.
+        communication: as for `HybridStrategy`.
 
     Example:
         ```python
@@ -277,10 +287,12 @@ class PipelineStrategy(HybridStrategy):
         schedule: str | Callable[..., Any] = "1f1b",
         virtual_stages: int | None = None,
         cluster_resolver: ClusterResolver | None = None,
+        communication: Literal["auto", "native"] = "auto",
     ) -> None:
         super().__init__(
             microbatches=microbatches,
             schedule=schedule,
             virtual_stages=virtual_stages,
             cluster_resolver=cluster_resolver,
+            communication=communication,
         )
