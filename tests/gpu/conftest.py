@@ -23,6 +23,7 @@ PROGRAMS = (
     "device_codecs",
     "device_compressed",
     "device_faults",
+    "device_gpus",
     "device_path",
     "device_processes",
     "nccl",

@@ -377,10 +377,19 @@ void All() {
   OutOfReach();
 }
 
+// One process, all real GPUs.
+void OnGpus() {
+  int count = 0;
+  cuda::Check(cuda::Load().cuDeviceGetCount(&count), "cuDeviceGetCount");
+  for (const char* const transport : {"own", "nccl", "host", ""}) {
+    OnEachRank(WithGpus(transport, 1, 1, As::kThreads, std::min(count, 8)), Values);
+  }
+}
+
 }  // namespace
 }  // namespace tfdist::testing
 
 int main() {
   using namespace tfdist::testing;
-  return Report(All);
+  return Report(FakeDriver().empty() ? OnGpus : All);
 }
