@@ -9,10 +9,10 @@ import pytest
 from .conftest import PROGRAMS
 
 
-def test_values_order_and_faults(execute):
+def test_values_order_and_faults(execute, nccl):
     for name in PROGRAMS:
-        if name.startswith("device") and name != "device_gpus":
-            execute(name)
+        if name.startswith("device"):
+            execute(name, FAKE_NCCL=nccl)
 
 
 def test_memory_is_used_as_allowed(execute):
