@@ -102,8 +102,7 @@ def reduce_much(strategy):
 
 
 def reduce_what_comes_late(strategy):
-    """The sum of what a GPU has not computed yet when it is asked for, in a graph."""
-    communicator = strategy.extended.replicas[0]
+    """The sum of what GPUs have not computed yet when it is asked for, in a graph."""
 
     def later(x):
         # Its library was loaded as that of a device, which gives no functions for its operations.
@@ -112,8 +111,11 @@ def reduce_what_comes_late(strategy):
 
     @tf.function(input_signature=[tf.TensorSpec([1000])])
     def run(x):
-        with tf.device("GPU:0"):
-            return communicator.all_reduce([later(x)])[0]
+        sums = []
+        for each in strategy.extended.replicas:
+            with tf.device(f"GPU:{len(sums)}"):
+                sums.append(each.all_reduce([later(x)])[0])
+        return sums[0]
 
     return [run(tf.fill([1000], float(i))).numpy().tolist() for i in range(3)]
 
