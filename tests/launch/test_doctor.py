@@ -72,10 +72,7 @@ def test_gpus(tmp_path, monkeypatch):
     assert found["GPU 0"] == "A GPU of threads, sm_90"
     assert found["driver"] == "for CUDA 12.4"
     assert found["NCCL"].startswith("2.21.5, ")
-    assert (
-        found["all-reduces"]
-        == "by own kernels up to a size that is measured at the start, else by NCCL"
-    )
+    assert found["all-reduces"] == "by own kernels up to 256 KiB, else by NCCL"
     assert "copies" not in found
     assert section.problems == []
 
@@ -106,10 +103,7 @@ def test_copies_between_gpus(monkeypatch):
     assert all(float(cells[i][j]) > 0 for i, j in itertools.permutations(range(3), 2))
     found = rows(section)
     assert found["links"] == "all: atomics, as over NVLink; the driver's rank 0"
-    assert (
-        found["all-reduces"]
-        == "by own kernels up to a size that is measured at the start, else by NCCL"
-    )
+    assert found["all-reduces"] == "by own kernels up to 256 KiB, else by NCCL"
     assert section.problems == []
 
     monkeypatch.setenv("FAKE_CUDA_LINKS", "1-0:cut")
