@@ -35,7 +35,7 @@ class Options:
         algorithm: the native all-reduce algorithm (`TFDIST_ALGORITHM`): auto, shared, whole,
             direct, ring or hierarchical; "" selects by size, ranks and hosts.
         device_algorithm: how gradients on GPUs are summed (`TFDIST_DEVICE_ALGORITHM`): by own
-            kernels, nccl, host, or by_size: the usual one; "" tries which is faster at the start.
+            kernels, nccl, host, or by_size, the usual way; "" measures which is faster.
         device_buffers: bytes of each of a GPU's two staging buffers (`TFDIST_DEVICE_BUFFERS`); 0
             for 8 MiB.
         cuda_library: the GPU's driver (`TFDIST_CUDA_LIBRARY`); "" for the system's.

@@ -14,28 +14,8 @@ from typing import Any
 from gpus import compiling
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import nvidia
-from tfdist.native.recipe import SOURCE
 
-_UNITS = (
-    "codec/avx2.cc",
-    "codec/avx512.cc",
-    "codec/baseline.cc",
-    "codec/codec.cc",
-    "device/awaiting.cc",
-    "device/cuda.cc",
-    "device/gpu.cc",
-    "device/host_staged.cc",
-    "device/kernel_all_reduce.cc",
-    "device/kernel_codec.cc",
-    "device/kernel_names.cc",
-    "fingerprint.cc",
-    "reduce/avx2.cc",
-    "reduce/avx512.cc",
-    "reduce/baseline.cc",
-    "reduce/reduce.cc",
-    "types.cc",
-    "vector_unit.cc",
-)
+OWN = ("figures", "product")
 
 
 def measure() -> dict[str, Any]:
@@ -46,8 +26,7 @@ def measure() -> dict[str, Any]:
         sys.exit(str(error))
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        own = [compiling.HERE / "figures.cc", compiling.HERE / "product.cc"]
-        program = compiling.build(folder, [*own, *(SOURCE / unit for unit in _UNITS)])
+        program = compiling.build(folder, compiling.sources(OWN))
         files, made_by = compiling.kernels(folder, architecture)
         with subprocess.Popen(
             [program], env={**os.environ, **files}, stdout=subprocess.PIPE, text=True

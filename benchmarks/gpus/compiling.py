@@ -10,13 +10,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tfdist.errors import NativeUnavailableError
-from tfdist.native import gpu_kernels, nvrtc
-from tfdist.native.recipe import SOURCE
+from tfdist.native import gpu_kernels, nvrtc, recipe
+from tfdist.native.tensorflow_package import TensorFlowPackage
 
 HERE = Path(__file__).parent
 # As the core's; see tfdist/native/recipe.py.
 _COMPILE = ("c++", "-std=c++17", "-O2", "-pthread", "-ffp-contract=off")
 _PRODUCT = HERE / "product.cu"
+
+
+def sources(own: Sequence[str]) -> list[Path]:
+    """The units of a program: some of this folder, by their names, and those of the core."""
+    core = recipe.read(TensorFlowPackage(Path(), "")).core
+    return [*(HERE / f"{unit}.cc" for unit in own), *(recipe.SOURCE / unit for unit in core)]
 
 
 def build(folder: Path, sources: Sequence[Path]) -> Path:
@@ -33,7 +39,7 @@ def build(folder: Path, sources: Sequence[Path]) -> Path:
     objects = [folder / f"{number}.o" for number, _ in enumerate(sources)]
 
     def compile_one(source: Path, made: Path) -> None:
-        command = [*_COMPILE, f"-I{SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
+        command = [*_COMPILE, f"-I{recipe.SOURCE}", f"-I{HERE}", "-c", source, "-o", made]
         subprocess.run(command, check=True)
 
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:

@@ -69,7 +69,7 @@ void Compare(const DeviceStream& stream, const std::vector<Timed>& all, int time
 }
 
 // Each kernel by itself, of a bucket of 64 MiB, with any number of blocks.
-void Parts(const Gpu& gpu, const KernelModule& kernels) {
+void Passes(const Gpu& gpu, const KernelModule& kernels) {
   constexpr uint64_t kVectors = kLarge / kVectorBytes;
   const DeviceStream stream(gpu);
   const DeviceMemory in(gpu, kLarge), out(gpu, kLarge), words(gpu, 64);
@@ -320,7 +320,7 @@ int main() {
     const KernelModule kernels(gpu, binary.data(), KernelNames().data(), KernelNames().size());
     std::printf("{\"gpu\": \"%s\", \"architecture\": \"%s\", \"driver\": %d}\n", gpu.name().c_str(),
                 gpu.architecture().c_str(), cuda::Load().version);
-    Parts(gpu, kernels);
+    Passes(gpu, kernels);
     Codecs(gpu, kernels);
     Staged(shared);
     Waiting(gpu, kernels);

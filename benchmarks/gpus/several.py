@@ -16,7 +16,6 @@ from gpus import compiling, published
 from gpus.bandwidth import algorithm_bandwidth, bus_bandwidth
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import nvidia, recipe
-from tfdist.native.tensorflow_package import TensorFlowPackage
 from tfdist.options import Options
 
 _OWN = ("several", "all_reduces", "copies", "nccl", "product", "products", "rank")
@@ -34,9 +33,7 @@ def measure(ranks: int, rounds: int, sizes: Sequence[int]) -> dict[str, Any]:
     devices, about = _found(ranks, options)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        core = recipe.read(TensorFlowPackage(Path(), "")).core
-        sources = [compiling.HERE / f"{unit}.cc" for unit in _OWN]
-        sources += [recipe.SOURCE / unit for unit in (*core, "tests/team.cc")]
+        sources = [*compiling.sources(_OWN), recipe.SOURCE / "tests/team.cc"]
         program = compiling.build(folder, sources)
         files, about["kernels"] = compiling.kernels(folder, devices[0].architecture)
         environment = {**os.environ, **files, "NCCL_LIBRARY": about["nccl_library"]}

@@ -15,6 +15,7 @@ import pytest
 from tests import gpus
 from tests.benchmarks.flags import check_refused
 from tests.tiers import exhaustive
+from tfdist.native import recipe
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -113,6 +114,17 @@ def test_what_cannot_be_had_is_named(
     assert missing == lines[0]
     assert (figure["seconds"], figure["rounds"]) == (0.2, [0.4, 0.1, 0.2])
     assert "own: missing: two ranks have the same GPU\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("unit", ["figures", "product"])
+def test_the_program_for_one_gpu_follows_the_core(unit: str) -> None:
+    """It runs on a real GPU alone."""
+    folders = (f"-I{recipe.SOURCE}", f"-I{FOLDER / 'gpus'}")
+    source = FOLDER / "gpus" / f"{unit}.cc"
+    done = subprocess.run(
+        ["c++", "-std=c++17", "-fsyntax-only", *folders, source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_too_few_gpus_are_refused() -> None:

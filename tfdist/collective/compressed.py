@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import native_ops
+from tfdist.collective import native_ops, tokens
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import marked_buckets
 from tfdist.native.encoding import Encoding
@@ -58,8 +58,4 @@ def compressed_all_reduce(
                 )
             for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
-    if "GPU" not in communicator.device:
-        return sums
-    # An operation colocated with a sum itself would share the token's device, and so need a kernel
-    # for GPUs.
-    return [tf.identity(total) for total in sums]
+    return [tokens.apart(total) for total in sums] if communicator.context.gpus else sums

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import native_ops
+from tfdist.collective import native_ops, tokens
 from tfdist.collective.communicator_interface import Communicator
 from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
@@ -26,29 +26,27 @@ class GpuCommunicator:
     Args:
         on_gpu: this GPU's handle on a communicator of all GPUs.
         rest: the communicator of the same participants for values on the host.
+
+    Attributes:
+        on_gpu: as given.
     """
 
     def __init__(self, on_gpu: NativeCommunicator, rest: Communicator) -> None:
-        self._on_gpu, self._rest = on_gpu, rest
+        self.on_gpu, self._rest = on_gpu, rest
 
     @property
     def across_workers(self) -> tuple[NativeCommunicator, ...]:
         """The communicators that sums go through from worker to worker."""
         if isinstance(self._rest, DeviceCommunicator):
-            return (self._on_gpu, *self._rest.across_workers)
+            return (self.on_gpu, *self._rest.across_workers)
         if isinstance(self._rest, NativeCommunicator):
-            return (self._on_gpu, self._rest)
-        return (self._on_gpu,)
-
-    @property
-    def on_gpu(self) -> NativeCommunicator:
-        """The one whose operations run on the GPU."""
-        return self._on_gpu
+            return (self.on_gpu, self._rest)
+        return (self.on_gpu,)
 
     @property
     def bucket_bytes(self) -> int:
         """As of a native communicator."""
-        return self._on_gpu.bucket_bytes
+        return self.on_gpu.bucket_bytes
 
     @property
     def size(self) -> int:
@@ -70,30 +68,21 @@ class GpuCommunicator:
         for floating in (True, False):
             members = [i for i, t in enumerate(tensors) if t.dtype.is_floating == floating]
             if members:
-                communicator = self._on_gpu if floating else self._rest
+                communicator = self.on_gpu if floating else self._rest
                 reduced = communicator.all_reduce([tensors[i] for i in members], key)
                 for i, value in zip(members, reduced, strict=True):
-                    sums[i] = _apart(value)
+                    sums[i] = tokens.apart(value)
         return sums
 
     def reduce_scatter(self, tensor: tf.Tensor) -> tf.Tensor:
-        return _apart(self._of(tensor).reduce_scatter(tensor))
+        return tokens.apart(self._of(tensor).reduce_scatter(tensor))
 
     def all_gather(self, tensor: tf.Tensor, key: str = "") -> tf.Tensor:
-        return _apart(self._of(tensor).all_gather(tensor, key))
+        return tokens.apart(self._of(tensor).all_gather(tensor, key))
 
     def broadcast(self, tensor: tf.Tensor, root: int = 0) -> tf.Tensor:
-        return _apart(self._of(tensor).broadcast(tensor, root))
+        return tokens.apart(self._of(tensor).broadcast(tensor, root))
 
     def _of(self, tensor: tf.Tensor) -> Communicator:
         stays = tensor.dtype.is_floating and tensor.dtype in native_ops.TYPES
-        return self._on_gpu if stays else self._rest
-
-
-def _apart(value: tf.Tensor) -> tf.Tensor:
-    """The value, for operations to be colocated with.
-
-    One that is colocated with the collective shares the device of its token, and so would need a
-    kernel for GPUs.
-    """
-    return tf.identity(value)
+        return self.on_gpu if stays else self._rest

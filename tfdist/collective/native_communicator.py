@@ -190,7 +190,7 @@ class NativeCommunicator:
 
         Raises:
             UnsupportedError: the ranks are threads of this process.
-            ValueError: one of them has a communicator of this name.
+            ValueError: a process of the group has a communicator of this name.
         """
         if self.context.session is None:
             raise UnsupportedError("A communicator of this process's devices cannot be split.")

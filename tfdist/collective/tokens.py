@@ -20,6 +20,15 @@ def uses() -> int:
     return _uses
 
 
+def apart(value: tf.Tensor) -> tf.Tensor:
+    """A collective's result on a GPU, for operations to be colocated with.
+
+    One that is colocated with the collective itself shares the device of its token, and so would
+    need a kernel for GPUs.
+    """
+    return tf.identity(value)
+
+
 def make(device: str, dtype: tf.DType) -> tf.Tensor:
     """Creates a resource on a device, a variable with the value zero.
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <string>
 #include <utility>
 
@@ -40,12 +41,13 @@ std::vector<Operation> Assembly::Await(double seconds, const std::function<bool(
     const auto is_missing = [](const Part& part) { return !part.operation; };
     const auto missing = std::find_if(parts_.begin(), parts_.end(), is_missing);
     const auto come = std::find_if_not(parts_.begin(), parts_.end(), is_missing);
+    char waited[32];
+    std::snprintf(waited, sizeof(waited), "%g s.", seconds);
     throw Error(Code::kUnavailable,
                 Named(static_cast<size_t>(missing - parts_.begin())) +
                     " of this process has not come to " +
                     Describe(come->operation->fingerprint) + ", where " +
-                    Named(static_cast<size_t>(come - parts_.begin())) + " has waited for " +
-                    std::to_string(static_cast<int>(seconds)) + " s.");
+                    Named(static_cast<size_t>(come - parts_.begin())) + " has waited for " + waited);
   }
   CheckAlike();
   std::vector<Operation> parts;

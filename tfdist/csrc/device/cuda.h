@@ -91,6 +91,13 @@ struct Driver {
 // Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is missing.
 const Driver& Load(const std::string& library = "");
 
+// Memory as the driver calls it, and as code does.
+inline Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
+template <typename T>
+T* PointerTo(Address address) {
+  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
+}
+
 // Throws Error(kInternal) with what the driver calls the error, unless all is well.
 void Check(Result result, const char* function);
 

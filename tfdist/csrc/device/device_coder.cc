@@ -76,8 +76,9 @@ void DeviceCoder::Allocate(const CodedTransfer& transfer) {
     on_device_ = device_encoded_.Take(gpu_, bytes).address();
     room_ = device_room_.Take(gpu_, room).address();
   } catch (const Error& error) {
-    throw Error(error.code(), std::to_string(bytes + room) + " bytes for encoded values cannot be had "
-                                  "on " + gpu_.name() + "; lower `bytes_per_pack`, or set "
+    throw Error(error.code(), std::to_string(bytes + room) +
+                                  " bytes for encoded values cannot be had on " + gpu_.name() +
+                                  "; lower `bytes_per_pack`, or set "
                                   "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
   }
 }
@@ -90,9 +91,9 @@ void DeviceCoder::ListTensors() {
   size_t count = 0;
   for (const std::vector<Stretch>& list : lists) count += list.size();
   auto* to = static_cast<Stretch*>(host_lists_.Take(gpu_, count * sizeof(Stretch)).data());
-  const cuda::Address from = reinterpret_cast<uintptr_t>(to);
+  const cuda::Address from = cuda::AddressOf(to);
   const cuda::Address listed = device_lists_.Take(gpu_, count * sizeof(Stretch)).address();
-  auto* next = reinterpret_cast<const Stretch*>(static_cast<uintptr_t>(listed));
+  auto* next = cuda::PointerTo<const Stretch>(listed);
   for (size_t i = 0; i < 3; ++i) {
     *runs[i] = {next, static_cast<uint32_t>(lists[i].size())};
     if (!lists[i].empty()) std::memcpy(to, lists[i].data(), lists[i].size() * sizeof(Stretch));
@@ -120,8 +121,7 @@ void DeviceCoder::AddUp(const Batch& sums, const Arrived& arrived) {
     if (j == me) continue;
     Return(first + static_cast<size_t>(j) * arrived.stride, EncodedBytes(codec, sums.count));
   }
-  const auto* const on_device =
-      reinterpret_cast<const uint8_t*>(static_cast<uintptr_t>(OnDevice(first)));
+  const auto* const on_device = cuda::PointerTo<const uint8_t>(OnDevice(first));
   codec_.Sum(BatchOf(t_->sums_codec(), me, sums, CodedTransfer::Stage::kSums),
              {codec, on_device, arrived.stride, static_cast<uint32_t>(t_->members()),
               static_cast<uint32_t>(me)},
@@ -139,7 +139,7 @@ void DeviceCoder::Decode(int j, const Batch& sums) {
 }
 
 device::Batch DeviceCoder::BatchOf(const Codec& codec, int j, const Batch& batch,
-                                           CodedTransfer::Stage stage) const {
+                                   CodedTransfer::Stage stage) const {
   const size_t chunk = t_->chunk();
   return {codec, batch.count, chunk, t_->Seed(stage, t_->Position(j) + batch.begin),
           static_cast<uint32_t>(chunk) * CodedTransfer::kSeedStep};
@@ -147,7 +147,7 @@ device::Batch DeviceCoder::BatchOf(const Codec& codec, int j, const Batch& batch
 
 // Args: begin: bytes of the run that come before the part.
 device::Place DeviceCoder::At(const device::Run& run, size_t begin,
-                                      const Batch& batch) const {
+                              const Batch& batch) const {
   return {run, begin / kFloat + batch.begin};
 }
 
@@ -157,7 +157,7 @@ cuda::Address DeviceCoder::OnDevice(const uint8_t* encoded) const {
 
 // To the host's memory.
 void DeviceCoder::Fetch(const Batch& batch) {
-  stream_.Copy(reinterpret_cast<uintptr_t>(batch.encoded), OnDevice(batch.encoded), batch.bytes);
+  stream_.Copy(cuda::AddressOf(batch.encoded), OnDevice(batch.encoded), batch.bytes);
   const size_t number = fetched_.size();
   if (number == events_.size()) events_.push_back(std::make_unique<DeviceEvent>(gpu_));
   events_[number]->Record(stream_.get());
@@ -166,7 +166,7 @@ void DeviceCoder::Fetch(const Batch& batch) {
 
 // To the GPU's.
 void DeviceCoder::Return(const uint8_t* encoded, size_t bytes) const {
-  stream_.Copy(OnDevice(encoded), reinterpret_cast<uintptr_t>(encoded), bytes);
+  stream_.Copy(OnDevice(encoded), cuda::AddressOf(encoded), bytes);
 }
 
 void DeviceCoder::AwaitFetched(const Batch& batch) {

@@ -16,23 +16,8 @@
 namespace tfdist {
 namespace {
 
-constexpr size_t kMostInOneShot = size_t{256} << 10;
 constexpr int kTrials = 5;
 constexpr int kLooksForOnePoll = 20;
-
-// The names and hosts of all GPUs. Args: how many each process has.
-Topology TopologyOf(const Topology& processes, size_t gpus) {
-  std::vector<std::string> names;
-  std::vector<int> hosts;
-  for (size_t process = 0; process < processes.names.size(); ++process) {
-    for (size_t gpu = 0; gpu < gpus; ++gpu) {
-      const std::string suffix = gpus > 1 ? " GPU " + std::to_string(gpu) : "";
-      names.push_back(processes.names[process] + suffix);
-      hosts.push_back(processes.host_of[process]);
-    }
-  }
-  return Topology::From(processes.rank * static_cast<int>(gpus), std::move(names), hosts);
-}
 
 std::vector<std::unique_ptr<DeviceRank>> Make(const DeviceSetup& setup) {
   CheckDevice(setup);
@@ -57,7 +42,8 @@ DevicePath::DevicePath(Setup setup, Guard& guard)
       guard_(guard),
       ranks_(Make(setup_)),
       gpus_(GpusOf(ranks_)),
-      host_(gpus_, guard) {}
+      host_(gpus_, guard),
+      routes_(setup_, ranks_) {}
 
 void DevicePath::AwaitInput(size_t gpu, const Operation& part,
                             const std::function<bool()>& ends) const noexcept {
@@ -90,17 +76,10 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     throw Error(Code::kInvalidArgument,
                 "The result of an all-reduce must be as large as its input.");
   }
-  if (team_.ranks.empty()) {
-    try {
-      Open(fabric, operation);
-    } catch (...) {
-      team_.ranks.clear();
-      throw;
-    }
-  }
+  routes_.Open(fabric, operation);
   if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
   if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
-  const Transport transport = Choose(asked, parts);
+  const Transport transport = routes_.Choose(asked, parts);
   if (transport == Transport::kHost) {
     host_.Run(operation, parts, on_host);
     return false;
@@ -144,10 +123,10 @@ void DevicePath::AnnounceNoRoom(const std::string& why) {
 }
 
 void DevicePath::CheckRoot(const Fingerprint& asked) const {
-  if (asked.root >= 0 && asked.root < team_.topology.size) return;
+  const int size = routes_.topology().size;
+  if (asked.root >= 0 && asked.root < size) return;
   throw Error(Code::kInvalidArgument, "The root must be one of the group's " +
-                                          std::to_string(team_.topology.size) +
-                                          ". Received: " + std::to_string(asked.root) + ".");
+                                          std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
 }
 
 // Whether it has been run on the GPU.
@@ -185,7 +164,7 @@ bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const
 void DevicePath::Copy(Fabric& fabric, const Operation& operation) {
   DeviceRank& rank = *ranks_[0];
   const bool sends = operation.fingerprint.kind == Kind::kSend;
-  const auto receiver = sends ? static_cast<size_t>(operation.peer) : First();
+  const auto receiver = sends ? static_cast<size_t>(operation.peer) : routes_.first();
   CopyMessage(fabric, operation, rank, rank.peers->shared()[receiver].staging,
               setup_.buffer_bytes, guard_);
 }
@@ -211,7 +190,7 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
   const std::vector<size_t> rows = TellAll(fabric, operation, own);
   for (Operation* part : parts) {
     part->fingerprint = operation.fingerprint;
-    tfdist::MakeRoom(team_.topology, *part, rows);
+    tfdist::MakeRoom(routes_.topology(), *part, rows);
     part->received_rows = rows;
   }
 }
@@ -294,117 +273,6 @@ DevicePath::~DevicePath() {
   if (HasLaunched()) GiveUp();
 }
 
-// What all ranks find out about each other, so that all choose alike.
-void DevicePath::Open(Fabric& fabric, const Operation& operation) {
-  int version = 0;
-  std::string no_nccl = "no library is given";
-  if (!setup_.nccl.empty()) {
-    try {
-      version = nccl::Load(setup_.nccl).version;
-    } catch (const Error& error) {
-      no_nccl = error.what();
-      if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
-    }
-  }
-  std::vector<Introduction> introductions;
-  for (const auto& rank : ranks_) {
-    introductions.push_back(rank->Introduce(setup_));
-    introductions.back().nccl = version;
-  }
-  team_.ranks = Introduce(fabric, operation, introductions);
-  team_.topology = TopologyOf(fabric.topology, ranks_.size());
-  team_.may_share_gpu = setup_.may_share_gpu;
-  CheckTransports(team_);
-  no_nccl_ = WhyNoNccl(team_);
-  if (setup_.transport == "nccl" && !MayUseNccl()) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-                "has a GPU of its own, but " + no_nccl_ + "." +
-                    (version ? "" : " Here: " + no_nccl));
-  }
-  if (MayUseNccl()) {
-    const bool first = fabric.topology.rank == 0;
-    id_ = IdOfRankZero(fabric, operation, first ? NcclGroup::NewId() : nccl::UniqueId{});
-  }
-  OpenPeers(fabric, operation);
-  AnnounceNoNccl();
-  if (setup_.transport == "own" && !ranks_[0]->own) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
-  }
-}
-
-void DevicePath::OpenPeers(Fabric& fabric, const Operation& operation) {
-  if (!setup_.is_free() && setup_.transport != "own") return;
-  lack_ = WhyNoKernels(team_);
-  if (!lack_.empty()) {
-    for (const auto& rank : ranks_) {
-      if (!rank->lack.empty()) lack_ = rank->lack;
-    }
-    if (First() == 0 && team_.topology.hosts.size() == 1) Announce();
-    return;
-  }
-  const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
-    try {
-      for (size_t i = 0; i < ranks_.size(); ++i) body(*ranks_[i], First() + i);
-    } catch (const Error& error) {
-      lack_ = error.what();
-    }
-    return AllAgree(fabric, operation, lack_.empty());
-  };
-  const auto need = [](bool good) {
-    if (good) return;
-    throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
-  };
-  const bool good =
-      try_to([&](DeviceRank& rank, size_t number) {
-        rank.peers = std::make_unique<Peers>(*rank.gpu, team_.ranks, number);
-      }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
-      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
-      try_to([&](DeviceRank& rank, size_t number) {
-        rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
-            rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
-            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds});
-      });
-  if (good) return;
-  for (const auto& rank : ranks_) {
-    rank->own = nullptr;
-    rank->peers = nullptr;
-  }
-  Announce();
-}
-
-// Says once why all-reduces go another way than they could.
-void DevicePath::Announce() const {
-  if (!setup_.warn || !setup_.is_free() || lack_.empty()) return;
-  setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
-              (MayUseNccl() ? "NCCL." : "the host's memory."));
-}
-
-// Between hosts there is nothing as fast.
-void DevicePath::AnnounceNoNccl() const {
-  const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
-  if (!wanted || First() != 0 || !setup_.warn || MayUseNccl()) return;
-  setup_.warn("NCCL is not used, since " + no_nccl_ +
-              ". All-reduces of what is on GPUs go through the host's memory.");
-}
-
-DevicePath::Transport DevicePath::Choose(const Fingerprint& asked, const Parts& parts) const {
-  if (setup_.transport == "host") return Transport::kHost;
-  const bool reduces = IsReduction(asked.kind);
-  const size_t bytes = parts[0]->in.bytes();
-  if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;
-  if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
-  const bool nccl = setup_.transport != "own" && MayUseNccl() &&
-                    (!reduces || NcclSupports(asked.type, asked.op));
-  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
-    return Transport::kOwn;
-  }
-  return nccl ? Transport::kNccl : Transport::kHost;
-}
-
 // Each GPU by a thread of its own: a launch may wait until there is room in a queue, in which other
 // kernels wait for those of the next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
@@ -415,9 +283,8 @@ void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
 
 // Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a choice.
 void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
-  if (measured_ || !setup_.transport.empty() || !ranks_[0]->own || !MayUseNccl()) return;
+  if (measured_ || !routes_.HaveChoice()) return;
   measured_ = true;
-  JoinNccl(fabric, operation);
   std::vector<std::unique_ptr<DeviceMemory>> memories;
   const size_t largest = TriedSizes().back();
   try {
@@ -425,7 +292,9 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   } catch (const Error&) {
     memories.clear();
   }
+  // By then all have come.
   if (!AllAgree(fabric, operation, !memories.empty())) return;
+  JoinNccl(fabric, operation);
   Fingerprint asked;
   asked.kind = Kind::kAllReduce;
   asked.type = DType::kFloat32;
@@ -460,7 +329,7 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
     return LargestOfAll(fabric, operation, own);
   };
   try {
-    most_before_nccl_ = WhereFirstIsFaster(seconds, slowest);
+    routes_.PreferKernelsUpTo(WhereFirstIsFaster(seconds, slowest));
   } catch (...) {
     GiveUp();
     throw;
@@ -469,10 +338,10 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
 
 void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
   if (nccl_) return;
-  const NcclRanks::Setup setup{id_,
-                               First(),
-                               team_.topology.size,
-                               LeastBuffer(team_),
+  const NcclRanks::Setup setup{routes_.id(),
+                               routes_.first(),
+                               routes_.topology().size,
+                               routes_.least_buffer(),
                                setup_.timeout_seconds,
                                !IsMessage(operation.fingerprint.kind)};
   nccl_ = std::make_unique<NcclRanks>(fabric, operation, ranks_, setup, guard_);

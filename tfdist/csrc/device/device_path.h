@@ -17,8 +17,8 @@
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/nccl_ranks.h"
-#include "device/obstacles.h"
 #include "device/parts.h"
+#include "device/routes.h"
 #include "guard.h"
 #include "transport/fabric.h"
 
@@ -62,14 +62,8 @@ class DevicePath {
   void Leave();
 
  private:
-  enum class Transport { kHost, kOwn, kNccl };
-  size_t First() const { return static_cast<size_t>(team_.topology.rank); }
-  void Open(Fabric& fabric, const Operation& operation);
-  void OpenPeers(Fabric& fabric, const Operation& operation);
-  bool MayUseNccl() const { return no_nccl_.empty(); }
-  void Announce() const;
-  void AnnounceNoNccl() const;
-  Transport Choose(const Fingerprint& asked, const Parts& parts) const;
+  using Transport = Routes::Transport;
+
   void AnnounceNoRoom(const std::string& why);
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
@@ -89,14 +83,8 @@ class DevicePath {
   std::vector<std::unique_ptr<DeviceRank>> ranks_;  // this process's
   std::vector<std::shared_ptr<const Gpu>> gpus_;
   HostStaged host_;
-  DeviceTeam team_;      // without ranks before the first operation
-  std::string no_nccl_;  // why there is none, once the ranks are known
-  std::string lack_;     // why no kernels are used
-  // Up to so many bytes kernels come before NCCL: what others have measured between GPUs that NVLink
-  // connects, unless these are measured.
-  size_t most_before_nccl_ = size_t{256} << 10;
+  Routes routes_;
   bool measured_ = false;
-  nccl::UniqueId id_{};
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
   std::unique_ptr<DeviceCoder> coder_;  // the same
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to

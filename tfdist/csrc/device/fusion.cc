@@ -2,21 +2,14 @@
 
 #include <algorithm>
 
-#include "error.h"
+#include "device/grid.h"
 
 namespace tfdist {
 namespace {
 
 using device::List;
 
-constexpr size_t kLarge = size_t{1} << 20;  // what moves twice for nothing
-constexpr unsigned kThreads = 512;
-constexpr uint64_t kMostBlocks = 512;
-
-template <typename T>
-T* Pointer(cuda::Address address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
-}
+constexpr size_t kLarge = size_t{1} << 20;  // from here on, to move it twice costs more than a call
 
 uint64_t Vectors(size_t bytes) {
   return (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
@@ -31,8 +24,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
   const auto flush = [&] {
     if (list.count == 1) {  // nothing to put together
       const device::Span& span = list.spans[0];
-      fused.alone.push_back({reinterpret_cast<uintptr_t>(span.in),
-                             reinterpret_cast<uintptr_t>(span.out), span.bytes});
+      fused.alone.push_back({cuda::AddressOf(span.in), cuda::AddressOf(span.out), span.bytes});
     } else if (list.count > 1) {
       fused.lists.push_back(list);
     }
@@ -44,7 +36,7 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
       continue;
     }
     if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
-    list.spans[list.count++] = {Pointer<char>(tensor.in), Pointer<char>(tensor.out), tensor.bytes,
+    list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in), cuda::PointerTo<char>(tensor.out), tensor.bytes,
                                 list.vectors};
     list.vectors += Vectors(tensor.bytes);
   }
@@ -75,14 +67,13 @@ void FusionBuffer::Unpack(const List& list, cuda::Stream* stream) const {
 
 void FusionBuffer::Launch(const char* kernel, const List& list, cuda::Stream* stream) const {
   device::Staging staging{};
-  staging.of[0] = Pointer<char>(address_);
+  staging.of[0] = cuda::PointerTo<char>(address_);
   staging.ranks = 1;
   staging.part = list.vectors;
   device::Waiting waiting{};
-  waiting.ended = Pointer<uint64_t>(ended_.address());
-  const uint64_t blocks = std::clamp<uint64_t>((list.vectors + kThreads - 1) / kThreads, 1,
-                                               kMostBlocks);
-  kernels_.Launch(kernel, static_cast<unsigned>(blocks), kThreads, stream, list, staging, waiting);
+  waiting.ended = cuda::PointerTo<uint64_t>(ended_.address());
+  kernels_.Launch(kernel, BlocksFor(list.vectors, kMostBlocksAlone), kKernelThreads, stream, list,
+                  staging, waiting);
 }
 
 }  // namespace tfdist

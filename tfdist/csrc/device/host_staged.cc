@@ -15,7 +15,6 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
 
 // Reduces what this process's GPUs have brought, into the first; the rest of a mean is the host's.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
@@ -59,7 +58,7 @@ void HostStaged::Lane::HoldBack(const Operation& part) const {
 
 void HostStaged::Lane::Fetch(const ConstPieces& from, size_t begin, size_t bytes, char* to) const {
   from.ForEach(begin, bytes, [&](const char* data, size_t part) {
-    down.Copy(AddressOf(to), AddressOf(data), part);
+    down.Copy(cuda::AddressOf(to), cuda::AddressOf(data), part);
     to += part;
   });
 }
@@ -67,7 +66,7 @@ void HostStaged::Lane::Fetch(const ConstPieces& from, size_t begin, size_t bytes
 void HostStaged::Lane::Return(const char* from, const Pieces& to, size_t begin,
                               size_t bytes) const {
   to.ForEach(begin, bytes, [&](char* data, size_t part) {
-    up.Copy(AddressOf(data), AddressOf(from), part);
+    up.Copy(cuda::AddressOf(data), cuda::AddressOf(from), part);
     from += part;
   });
 }
@@ -77,11 +76,10 @@ HostStaged::HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guar
   for (const auto& gpu : gpus) lanes_.push_back(std::make_unique<Lane>(*gpu));
 }
 
-void HostStaged::Run(const Operation& operation, const std::vector<Operation*>& parts,
+void HostStaged::Run(const Operation& operation, const Parts& parts,
                      const OnHost& on_host) {
   const Kind kind = operation.fingerprint.kind;
-  if (lanes_.size() > 1 &&
-      (kind == Kind::kSend || kind == Kind::kReceive || kind == Kind::kAllToAll)) {
+  if (lanes_.size() > 1 && (IsMessage(kind) || kind == Kind::kAllToAll)) {
     throw Error(Code::kInvalidArgument, Describe(operation.fingerprint) +
                                             " is for processes with one GPU each. Start one "
                                             "process per GPU.");
@@ -103,7 +101,7 @@ void HostStaged::Run(const Operation& operation, const std::vector<Operation*>& 
   }
 }
 
-void HostStaged::InChunks(const Operation& operation, const std::vector<Operation*>& parts,
+void HostStaged::InChunks(const Operation& operation, const Parts& parts,
                           const OnHost& on_host) {
   const size_t bytes = parts[0]->in.bytes();
   const size_t count = (bytes + kChunkBytes - 1) / kChunkBytes;
@@ -150,7 +148,7 @@ void HostStaged::InChunks(const Operation& operation, const std::vector<Operatio
   }
 }
 
-void HostStaged::Whole(const Operation& operation, const std::vector<Operation*>& parts,
+void HostStaged::Whole(const Operation& operation, const Parts& parts,
                        const OnHost& on_host) {
   const Operation& first = *parts[0];
   const Kind kind = operation.fingerprint.kind;
@@ -209,7 +207,7 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
 }
 
 // What the GPUs bring, one behind the other; of a broadcast that of one.
-char* HostStaged::FetchAll(const Operation& operation, const std::vector<Operation*>& parts,
+char* HostStaged::FetchAll(const Operation& operation, const Parts& parts,
                            size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});
@@ -227,7 +225,7 @@ char* HostStaged::FetchAll(const Operation& operation, const std::vector<Operati
 }
 
 // Makes one process's operation of what several GPUs have brought.
-void HostStaged::Join(const std::vector<Operation*>& parts, char* in, size_t* bytes,
+void HostStaged::Join(const Parts& parts, char* in, size_t* bytes,
                       Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {

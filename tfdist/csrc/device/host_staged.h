@@ -9,6 +9,7 @@
 #include "collective/operation.h"
 #include "device/gpu.h"
 #include "device/growing.h"
+#include "device/parts.h"
 #include "guard.h"
 
 namespace tfdist {
@@ -25,7 +26,7 @@ class HostStaged {
   // while the next comes and the last goes back. What several GPUs bring is put together on the host
   // first; messages and all-to-alls are for processes with one.
   // Args: what each GPU brings.
-  void Run(const Operation& operation, const std::vector<Operation*>& parts,
+  void Run(const Operation& operation, const Parts& parts,
            const OnHost& on_host);
 
  private:
@@ -51,13 +52,13 @@ class HostStaged {
     std::unique_ptr<Chunk> chunks[kChunks];
   };
 
-  void InChunks(const Operation& operation, const std::vector<Operation*>& parts,
+  void InChunks(const Operation& operation, const Parts& parts,
                 const OnHost& on_host);
-  void Whole(const Operation& operation, const std::vector<Operation*>& parts,
+  void Whole(const Operation& operation, const Parts& parts,
              const OnHost& on_host);
   char* Take(Growing<MappedMemory>& memory, size_t bytes) const;
-  char* FetchAll(const Operation& operation, const std::vector<Operation*>& parts, size_t* bytes);
-  void Join(const std::vector<Operation*>& parts, char* in, size_t* bytes,
+  char* FetchAll(const Operation& operation, const Parts& parts, size_t* bytes);
+  void Join(const Parts& parts, char* in, size_t* bytes,
             Operation* staged) const;
 
   Guard& guard_;

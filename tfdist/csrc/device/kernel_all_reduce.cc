@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <string>
 
+#include "device/grid.h"
 #include "device/kernels/names.h"
 #include "error.h"
 
@@ -11,30 +12,15 @@ namespace {
 
 using device::List;
 
-constexpr unsigned kThreads = 512;
 // A longer timeout, such as an infinite one, would not fit the kernels' clock.
 constexpr double kLongestSeconds = 1e9;
 // How long a rank waits at its end for others that still read its memory.
 constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
 
-// From 256 blocks on, an H100 moves memory about as fast as it copies.
-constexpr uint64_t kMostBlocksAlone = 512;
-
-// How many blocks share the work: the same on all ranks, whatever GPU they have.
-unsigned BlocksFor(uint64_t vectors, uint64_t most) {
-  const uint64_t wanted = (vectors + kThreads - 1) / kThreads;
-  return static_cast<unsigned>(std::clamp<uint64_t>(wanted, 1, most));
-}
-
 std::string Suffix(DType type, ReduceOp op) {
   if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
   const bool any = op == ReduceOp::kSum || op == ReduceOp::kMax;
   return any ? "uint8_max" : "uint8_min";
-}
-
-template <typename T>
-T* Pointer(cuda::Address address) {
-  return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
 }  // namespace
@@ -50,15 +36,15 @@ KernelAllReduce::KernelAllReduce(Setup setup)
       host_(*setup_.gpu, 2 * sizeof(uint64_t)),
       ended_(*setup_.gpu, sizeof(uint64_t)),
       aside_(*setup_.gpu) {
-  waiting_.abort = Pointer<uint64_t>(host_.address());
-  waiting_.outcome = Pointer<uint64_t>(host_.address()) + 1;
-  waiting_.ended = Pointer<uint64_t>(ended_.address());
+  waiting_.abort = cuda::PointerTo<uint64_t>(host_.address());
+  waiting_.outcome = cuda::PointerTo<uint64_t>(host_.address()) + 1;
+  waiting_.ended = cuda::PointerTo<uint64_t>(ended_.address());
   waiting_.nanoseconds =
       static_cast<uint64_t>(std::min(setup_.timeout_seconds, kLongestSeconds) * 1e9);
   staging_.rank = meeting_.rank = setup_.rank;
   staging_.ranks = meeting_.ranks = static_cast<uint32_t>(setup_.ranks.size());
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
-    meeting_.words[rank] = Pointer<uint64_t>(setup_.ranks[rank].words);
+    meeting_.words[rank] = cuda::PointerTo<uint64_t>(setup_.ranks[rank].words);
   }
 }
 
@@ -75,7 +61,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
       if (list.count == List::kMost || list.vectors == most) flush();
       const size_t room = (most - list.vectors) * device::kVectorBytes;
       const size_t bytes = std::min(tensor.bytes - done, room);
-      list.spans[list.count++] = {Pointer<char>(tensor.in) + done, Pointer<char>(tensor.out) + done,
+      list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in) + done, cuda::PointerTo<char>(tensor.out) + done,
                                   bytes, list.vectors};
       list.vectors += (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
       done += bytes;
@@ -86,7 +72,7 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
 
 void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda::Stream* stream) {
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
-    staging_.of[rank] = Pointer<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
+    staging_.of[rank] = cuda::PointerTo<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
   }
   turn_ = 1 - turn_;
   const KernelModule& kernels = *setup_.kernels;
@@ -97,18 +83,18 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   };
   if (list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
     const unsigned blocks = BlocksFor(list.vectors, device::kMostBlocks);
-    kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kThreads, stream, list, staging_,
+    kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list, staging_,
                    next(), waiting_, divisor);
     return;
   }
   const unsigned blocks = BlocksFor(list.vectors, kMostBlocksAlone);
   staging_.part = (list.vectors + staging_.ranks - 1) / staging_.ranks;
-  kernels.Launch("tfdist_pack", blocks, kThreads, stream, list, staging_, waiting_);
+  kernels.Launch("tfdist_pack", blocks, kKernelThreads, stream, list, staging_, waiting_);
   kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, next(), waiting_);
-  kernels.Launch("tfdist_reduce_" + Suffix(type, op), blocks, kThreads, stream, list.vectors,
+  kernels.Launch("tfdist_reduce_" + Suffix(type, op), blocks, kKernelThreads, stream, list.vectors,
                  staging_, waiting_, divisor);
   kernels.Launch("tfdist_meet", 1, device::kMostRanks, stream, next(), waiting_);
-  kernels.Launch("tfdist_unpack", blocks, kThreads, stream, list, staging_, waiting_);
+  kernels.Launch("tfdist_unpack", blocks, kKernelThreads, stream, list, staging_, waiting_);
 }
 
 void KernelAllReduce::Abort() noexcept {

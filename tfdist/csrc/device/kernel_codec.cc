@@ -26,11 +26,7 @@ std::string NameOf(const Codec& codec) {
 }
 
 device::Room RoomAt(cuda::Address room, size_t count) {
-  return {reinterpret_cast<float*>(static_cast<uintptr_t>(room)), count};
-}
-
-uint8_t* BytesAt(cuda::Address address) {
-  return reinterpret_cast<uint8_t*>(static_cast<uintptr_t>(address));
+  return {cuda::PointerTo<float>(room), count};
 }
 
 }  // namespace
@@ -53,12 +49,12 @@ void KernelCodec::Launch(const std::string& name, size_t count, uint32_t block,
 void KernelCodec::Encode(const device::Batch& batch, const device::Place& in,
                          const device::Place& error, cuda::Address room, cuda::Address to) const {
   Launch("tfdist_encode_" + NameOf(batch.codec), batch.count, batch.codec.block, batch, in, error,
-         RoomAt(room, batch.count), BytesAt(to));
+         RoomAt(room, batch.count), cuda::PointerTo<uint8_t>(to));
 }
 
 void KernelCodec::Decode(const Codec& codec, size_t count, cuda::Address from,
                          const device::Place& out, cuda::Address room) const {
-  const uint8_t* const encoded = BytesAt(from);
+  const uint8_t* const encoded = cuda::PointerTo<uint8_t>(from);
   Launch("tfdist_decode_" + NameOf(codec), count, codec.block, codec, uint64_t{count}, encoded, out,
          RoomAt(room, count));
 }
@@ -67,7 +63,7 @@ void KernelCodec::Sum(const device::Batch& batch, const device::Arrived& arrived
                       const device::Place& in, const device::Place& error,
                       const device::Place& out, cuda::Address room, cuda::Address to) const {
   Launch("tfdist_sum_" + (votes ? "votes" : NameOf(arrived.codec)), batch.count, batch.codec.block,
-         batch, arrived, in, error, out, RoomAt(room, batch.count), BytesAt(to));
+         batch, arrived, in, error, out, RoomAt(room, batch.count), cuda::PointerTo<uint8_t>(to));
 }
 
 }  // namespace tfdist

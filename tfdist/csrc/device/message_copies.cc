@@ -7,11 +7,6 @@
 #include "device/awaiting.h"
 
 namespace tfdist {
-namespace {
-
-cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
-
-}  // namespace
 
 // The buffers take turns. Before each meeting the sender has written to one, and the receiver has read
 // what it was told of at the meeting before: so the other one is free.
@@ -35,12 +30,12 @@ void CopyMessage(Fabric& fabric, const Operation& operation, DeviceRank& rank,
     if (!sends) meet();
     if (sends) {
       operation.in.ForEach(begin, some, [&](const char* data, size_t part) {
-        rank.stream.Copy(at, AddressOf(data), part);
+        rank.stream.Copy(at, cuda::AddressOf(data), part);
         at += part;
       });
     } else {
       operation.out.ForEach(begin, some, [&](char* data, size_t part) {
-        rank.stream.Copy(AddressOf(data), at, part);
+        rank.stream.Copy(cuda::AddressOf(data), at, part);
         at += part;
       });
     }

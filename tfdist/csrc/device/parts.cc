@@ -3,11 +3,6 @@
 #include <algorithm>
 
 namespace tfdist {
-namespace {
-
-cuda::Address AddressOf(const void* memory) { return reinterpret_cast<uintptr_t>(memory); }
-
-}  // namespace
 
 std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part) {
   std::vector<KernelAllReduce::Tensor> tensors;
@@ -16,7 +11,7 @@ std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part) {
     for (size_t done = 0; done < bytes;) {
       const BasicPiece<char> out = part.out.At(begin);
       const size_t some = std::min(bytes - done, out.bytes);
-      tensors.push_back({AddressOf(data + done), AddressOf(out.data), some});
+      tensors.push_back({cuda::AddressOf(data + done), cuda::AddressOf(out.data), some});
       done += some;
       begin += some;
     }
@@ -25,7 +20,7 @@ std::vector<KernelAllReduce::Tensor> TensorsOf(const Operation& part) {
 }
 
 cuda::Address AddressOf(const ConstPieces& pieces) {
-  return pieces.bytes() ? AddressOf(static_cast<const void*>(pieces.At(0).data)) : 0;
+  return pieces.bytes() ? cuda::AddressOf(pieces.At(0).data) : 0;
 }
 
 }  // namespace tfdist

@@ -186,17 +186,12 @@ void Lost(const Plan& plan) {
   });
 }
 
-void Fail(const char* function, int result) {
-  reinterpret_cast<void (*)(const char*, int)>(
-      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"))(function, result);
-}
-
 // A rank cannot launch any more, while the others wait for what it sends.
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
     SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000});
-    if (c.rank() == 1) Fail("cuLaunchKernel", 2);
+    if (c.rank() == 1) FailDriver("cuLaunchKernel", 2);
     ExpectError([&] { SumOnDevice(c, memory, CodecOf(Form::kLevels), {5000}); }, Code::kInternal,
                 {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
   });
@@ -206,7 +201,7 @@ void Broken(const Plan& plan) {
 void WithoutRoom() {
   OnEachProcess(PlanFor("", 2, 2, As::kProcesses), -1, [](Communicator& c) {
     Memory memory;
-    if (c.rank() == 1) Fail("cuMemAlloc_v2", 2);
+    if (c.rank() == 1) FailDriver("cuMemAlloc_v2", 2);
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
     EXPECT((Launches() > 0) == (c.rank() == 0));
   });
@@ -225,12 +220,12 @@ void WithoutRoomIsTold() {
   OnEachThread(std::move(setups), [](Communicator& c) {
     Memory memory;
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {10});
-    Fail("cuMemAlloc_v2", 2);
+    FailDriver("cuMemAlloc_v2", 2);
     for (const size_t count : {5000u, 6000u}) {
       SumOnDevice(c, memory, CodecOf(Form::kHalf), {count});
     }
   });
-  Fail("cuMemAlloc_v2", 0);
+  FailDriver("cuMemAlloc_v2", 0);
   for (const std::string& text : told) {
     EXPECT(text.find("Compressed gradients go through the host's memory, since ") == 0);
     EXPECT(text.find("lower `bytes_per_pack`, or set TF_FORCE_GPU_ALLOW_GROWTH=true: ") !=

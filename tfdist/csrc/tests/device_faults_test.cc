@@ -1,7 +1,5 @@
 // Collectives of memory on a GPU of which one goes wrong: other calls, other settings, a rank that is
 // lost or cannot go on, a GPU that several ranks have.
-#include <dlfcn.h>
-
 #include <csignal>
 #include <string>
 #include <vector>
@@ -163,9 +161,7 @@ void Broken(const Plan& plan) {
     Memory memory;
     AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
     if (c.rank() == 1) {
-      const auto fail = reinterpret_cast<void (*)(const char*, int)>(
-          dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
-      fail("cuLaunchKernel", 2);
+      FailDriver("cuLaunchKernel", 2);
     }
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000}); },
                 Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
@@ -231,9 +227,7 @@ void BetweenHostsWithoutNccl() {
 
 // The GPU has no room for what kernels need.
 void WithoutRoom() {
-  const auto fail = reinterpret_cast<void (*)(const char*, int)>(
-      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
-  fail("cuMemAlloc_v2", 2);
+  FailDriver("cuMemAlloc_v2", 2);
   Plan plan = PlanFor("", 2, 1, As::kThreads);
   Wiring wiring(plan);
   Communicator::Setup setups[] = {wiring.Take(0), wiring.Take(1)};
@@ -243,7 +237,7 @@ void WithoutRoom() {
   for (const size_t rank : {0, 1}) {
     ranks[rank] = std::make_unique<Communicator>(std::move(setups[rank]));
   }
-  fail("cuMemAlloc_v2", 0);
+  FailDriver("cuMemAlloc_v2", 0);
   std::vector<std::thread> threads;
   for (auto& rank : ranks) {
     threads.emplace_back([&rank] {

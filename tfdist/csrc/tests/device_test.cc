@@ -1,6 +1,5 @@
 // All-reduces among GPUs: what is launched, in which order, how it ends. With FAKE_CUDA, the path of
 // a driver that stands for CUDA's, a GPU is made of threads; without, all ranks share a real one.
-#include <dlfcn.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -184,21 +183,19 @@ void Drivers() {
 }
 
 void Errors() {
-  const auto fail = reinterpret_cast<void (*)(const char*, int)>(
-      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"));
   EXPECT(Refusal([] { Gpu gpu(8); }) ==
          "This process sees 8 GPUs, numbered from 0. Received: 8. CUDA_VISIBLE_DEVICES says which "
          "it sees.");
   const Gpu gpu(1);
   EXPECT(gpu.name() == "A GPU of threads" && gpu.architecture() == "sm_90");
-  fail("cuMemAlloc_v2", 2);
+  FailDriver("cuMemAlloc_v2", 2);
   EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
          "cuMemAlloc_v2 of the GPU's driver has failed: out of memory (CUDA_ERROR_OUT_OF_MEMORY).");
-  fail("cuMemAlloc_v2", 700);
+  FailDriver("cuMemAlloc_v2", 700);
   EXPECT(Refusal([&] { DeviceMemory(gpu, 8); }) ==
          "cuMemAlloc_v2 of the GPU's driver has failed: unknown error (CUDA_ERROR_UNKNOWN). Restart "
          "the process.");
-  fail("cuMemAlloc_v2", 0);
+  FailDriver("cuMemAlloc_v2", 0);
   const char* const unknown = "no_kernel";
   EXPECT(Refusal([&] { KernelModule(gpu, "any", &unknown, 1); }).find("cuModuleGetFunction") == 0);
   const DeviceMemory own(gpu, 8);

@@ -1,5 +1,7 @@
 #include "tests/gpu_ranks.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <cstdlib>
 #include <exception>
@@ -13,7 +15,6 @@
 namespace tfdist::testing {
 namespace {
 
-cuda::Address AddressOf(const void* host) { return reinterpret_cast<uintptr_t>(host); }
 
 constexpr size_t kData = 1 << 16;
 
@@ -30,6 +31,11 @@ std::string KernelBinary() {
   EXPECT(path);
   std::ifstream file(path, std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void FailDriver(const char* function, int status) {
+  reinterpret_cast<void (*)(const char*, int)>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"))(function, status);
 }
 
 GpuRank::GpuRank()
@@ -50,7 +56,7 @@ void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, do
 
 void GpuRank::Upload(const std::vector<char>& values, cuda::Address to) {
   gpu.Use();
-  cuda::Check(cuda::Load().cuMemcpyAsync(to, AddressOf(values.data()), values.size(), stream.get()),
+  cuda::Check(cuda::Load().cuMemcpyAsync(to, cuda::AddressOf(values.data()), values.size(), stream.get()),
               "cuMemcpyAsync");
   stream.Synchronize();
 }
@@ -58,7 +64,7 @@ void GpuRank::Upload(const std::vector<char>& values, cuda::Address to) {
 std::vector<char> GpuRank::Download(cuda::Address from, size_t bytes) {
   std::vector<char> values(bytes);
   gpu.Use();
-  cuda::Check(cuda::Load().cuMemcpyAsync(AddressOf(values.data()), from, bytes, stream.get()),
+  cuda::Check(cuda::Load().cuMemcpyAsync(cuda::AddressOf(values.data()), from, bytes, stream.get()),
               "cuMemcpyAsync");
   stream.Synchronize();
   return values;

@@ -19,6 +19,9 @@ constexpr size_t kGpuOneShot = 1024;
 // The driver that stands for CUDA's, FAKE_CUDA in the environment; "" for the real one.
 std::string FakeDriver();
 
+// Has a function of that driver fail from now on, with a status; 0 to succeed again.
+void FailDriver(const char* function, int status);
+
 // The compiled kernels, which are in the file GPU_KERNELS for a real GPU.
 std::string KernelBinary();
 

@@ -17,7 +17,7 @@ _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
 _MOST_GPUS = 16
 _SECONDS = 60.0
 _WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
-_USE = 'with communication="native" and one GPU per worker; else by TensorFlow\'s NCCL'
+_USE = 'with communication="native"; else by TensorFlow\'s NCCL'
 
 
 def check(context: Context) -> Section:

@@ -1,0 +1,153 @@
+#include "device/routes.h"
+
+#include <functional>
+#include <utility>
+
+#include "error.h"
+
+namespace tfdist {
+namespace {
+
+constexpr size_t kMostInOneShot = size_t{256} << 10;
+
+// The names and hosts of all GPUs. Args: how many each process has.
+Topology TopologyOf(const Topology& processes, size_t gpus) {
+  std::vector<std::string> names;
+  std::vector<int> hosts;
+  for (size_t process = 0; process < processes.names.size(); ++process) {
+    for (size_t gpu = 0; gpu < gpus; ++gpu) {
+      const std::string suffix = gpus > 1 ? " GPU " + std::to_string(gpu) : "";
+      names.push_back(processes.names[process] + suffix);
+      hosts.push_back(processes.host_of[process]);
+    }
+  }
+  return Topology::From(processes.rank * static_cast<int>(gpus), std::move(names), hosts);
+}
+
+}  // namespace
+
+void Routes::Open(Fabric& fabric, const Operation& operation) {
+  if (!team_.ranks.empty()) return;
+  try {
+    Introduce(fabric, operation);
+  } catch (...) {
+    team_.ranks.clear();
+    throw;
+  }
+}
+
+void Routes::Introduce(Fabric& fabric, const Operation& operation) {
+  int version = 0;
+  std::string no_nccl = "no library is given";
+  if (!setup_.nccl.empty()) {
+    try {
+      version = nccl::Load(setup_.nccl).version;
+    } catch (const Error& error) {
+      no_nccl = error.what();
+      if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
+    }
+  }
+  std::vector<Introduction> introductions;
+  for (const auto& rank : ranks_) {
+    introductions.push_back(rank->Introduce(setup_));
+    introductions.back().nccl = version;
+  }
+  team_.ranks = tfdist::Introduce(fabric, operation, introductions);
+  team_.topology = TopologyOf(fabric.topology, ranks_.size());
+  team_.may_share_gpu = setup_.may_share_gpu;
+  CheckTransports(team_);
+  no_nccl_ = WhyNoNccl(team_);
+  if (setup_.transport == "nccl" && !MayUseNccl()) {
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
+                "has a GPU of its own, but " + no_nccl_ + "." +
+                    (version ? "" : " Here: " + no_nccl));
+  }
+  if (MayUseNccl()) {
+    const bool first = fabric.topology.rank == 0;
+    id_ = IdOfRankZero(fabric, operation, first ? NcclGroup::NewId() : nccl::UniqueId{});
+  }
+  OpenPeers(fabric, operation);
+  AnnounceNoNccl();
+  if (setup_.transport == "own" && !ranks_[0]->own) {
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
+                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
+  }
+}
+
+void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
+  if (!setup_.is_free() && setup_.transport != "own") return;
+  lack_ = WhyNoKernels(team_);
+  if (!lack_.empty()) {
+    for (const auto& rank : ranks_) {
+      if (!rank->lack.empty()) lack_ = rank->lack;
+    }
+    if (first() == 0 && team_.topology.hosts.size() == 1) Announce();
+    return;
+  }
+  const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
+    try {
+      for (size_t i = 0; i < ranks_.size(); ++i) body(*ranks_[i], first() + i);
+    } catch (const Error& error) {
+      lack_ = error.what();
+    }
+    return AllAgree(fabric, operation, lack_.empty());
+  };
+  const auto need = [](bool good) {
+    if (good) return;
+    throw Error(Code::kUnavailable, "what a GPU has written is not what another one reads");
+  };
+  const bool good =
+      try_to([&](DeviceRank& rank, size_t number) {
+        rank.peers = std::make_unique<Peers>(*rank.gpu, team_.ranks, number);
+      }) &&
+      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
+      try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
+      try_to([&](DeviceRank& rank, size_t number) {
+        rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
+            rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
+            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds});
+      });
+  if (good) return;
+  for (const auto& rank : ranks_) {
+    rank->own = nullptr;
+    rank->peers = nullptr;
+  }
+  Announce();
+}
+
+// Says once why all-reduces go another way than they could.
+void Routes::Announce() const {
+  if (!setup_.warn || !setup_.is_free() || lack_.empty()) return;
+  setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
+              (MayUseNccl() ? "NCCL." : "the host's memory."));
+}
+
+// Between hosts there is nothing as fast.
+void Routes::AnnounceNoNccl() const {
+  const bool wanted = team_.topology.hosts.size() > 1 && setup_.is_free();
+  if (!wanted || first() != 0 || !setup_.warn || MayUseNccl()) return;
+  setup_.warn("NCCL is not used, since " + no_nccl_ +
+              ". All-reduces of what is on GPUs go through the host's memory.");
+}
+
+bool Routes::HaveChoice() const {
+  return setup_.transport.empty() && ranks_[0]->own && MayUseNccl();
+}
+
+Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) const {
+  if (setup_.transport == "host") return Transport::kHost;
+  const bool reduces = IsReduction(asked.kind);
+  const size_t bytes = parts[0]->in.bytes();
+  if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;
+  if (IsMessage(asked.kind) && ranks_[0]->own) return Transport::kOwn;
+  const bool nccl = setup_.transport != "own" && MayUseNccl() &&
+                    (!reduces || NcclSupports(asked.type, asked.op));
+  if (asked.kind == Kind::kAllReduce && ranks_[0]->own && (!nccl || bytes <= most_before_nccl_)) {
+    return Transport::kOwn;
+  }
+  return nccl ? Transport::kNccl : Transport::kHost;
+}
+
+}  // namespace tfdist
