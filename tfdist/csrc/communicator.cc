@@ -18,6 +18,9 @@ constexpr auto kNews = std::chrono::milliseconds(1500);
 // What a program needs at most to say why its step has failed.
 constexpr auto kSaying = std::chrono::milliseconds(1500);
 
+// How long a rank waits at its end for others that may still read its GPUs' memory.
+constexpr auto kLeaving = std::chrono::seconds(2);
+
 std::string Elapsed(Clock::duration duration) {
   char text[32];
   std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
@@ -411,13 +414,31 @@ std::string Communicator::StepEnded() const {
 void Communicator::Close() {
   if (!queue_.Close()) return;
   if (held_back_) GiveUp(Code::kUnavailable, StepEnded(), true);
-  if (device_ && !aborted_) device_->Leave();
+  if (device_ && !aborted_ && device_->Leave()) AwaitFarewells();
   watch_->Stop();
   device_ = nullptr;
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   final_ = Count();
   fabric_.links.clear();
   fabric_.host = nullptr;
+}
+
+// Says farewell, and waits, but not for long, until the others do: their GPUs may still read this rank's
+// memory.
+void Communicator::AwaitFarewells() {
+  Frame farewell;
+  farewell.kind = FrameKind::kFarewell;
+  farewell.status = CurrentlyDoing().status;
+  watch_->Tell({farewell});
+  const auto deadline = Clock::now() + kLeaving;
+  const auto stay = [this] {
+    const std::vector<Watch::Known> others = watch_->Others();
+    return std::any_of(others.begin(), others.end(),
+                       [](const Watch::Known& other) { return !other.left && !other.lost; });
+  };
+  while (!aborted_ && stay() && Clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 Communicator::Statistics Communicator::statistics() {

@@ -102,6 +102,7 @@ class Communicator : private Guard {
   void RunOnHost(Operation& operation);
   void AwaitLaunched();
   void CloseRecord();
+  void AwaitFarewells();
   void Begin(Operation& operation);
   void End(const Operation& operation, bool failed, bool launched = false);
   [[noreturn]] void Fail(const Operation& operation, const Error& error);

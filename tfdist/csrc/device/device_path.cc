@@ -1,5 +1,6 @@
 #include "device/device_path.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -78,7 +79,6 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
   routes_.Open(fabric, operation);
   if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
-  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
   const Transport transport = routes_.Choose(asked, parts);
   if (transport == Transport::kHost) {
     host_.Run(operation, parts, on_host);
@@ -92,17 +92,12 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     Arrive(fabric, operation, parts);
   }
   try {
-    HoldBack(parts);
-    if (transport == Transport::kNccl) {
-      JoinNccl(fabric, operation);
-      nccl_->Launch(asked, parts);
-    } else if (IsMessage(asked.kind)) {
+    if (IsMessage(asked.kind) && transport == Transport::kOwn) {
+      HoldBack(parts);
       Copy(fabric, operation);
       return false;
-    } else {
-      LaunchKernels(asked, parts);
     }
-    for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+    Launch(fabric, operation, parts);
     if (!operation.launches) {
       AwaitResult();
       return false;
@@ -188,11 +183,47 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
   std::vector<size_t> own;
   for (const Operation* part : parts) own.push_back(part->sent_rows[0]);
   const std::vector<size_t> rows = TellAll(fabric, operation, own);
-  for (Operation* part : parts) {
-    part->fingerprint = operation.fingerprint;
-    tfdist::MakeRoom(routes_.topology(), *part, rows);
-    part->received_rows = rows;
+  const auto ends = [this] {
+    guard_.Check();
+    return false;
+  };
+  for (size_t gpu = 0; gpu < parts.size(); ++gpu) {
+    Operation& part = *parts[gpu];
+    part.fingerprint = operation.fingerprint;
+    tfdist::MakeRoom(routes_.topology(), part, rows);
+    part.received_rows = rows;
+    AwaitInput(gpu, part, ends);
   }
+}
+
+// Until this process's GPUs have launched what comes before, in an order that all ranks agree on. By
+// then all have arrived, so that nobody waits for a program here. No two threads launch on a GPU at
+// once, which NCCL does not allow.
+std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operation& operation) {
+  std::deque<LaunchOrder::Turn> turns;
+  std::vector<size_t> proposed;
+  for (const auto& rank : ranks_) {
+    turns.emplace_back(LaunchOrder::Of(rank->number), routes_.name());
+    proposed.push_back(turns.back().proposed());
+  }
+  const std::vector<size_t> all = TellAll(fabric, operation, proposed);
+  for (LaunchOrder::Turn& turn : turns) turn.Settle(*std::max_element(all.begin(), all.end()));
+  for (LaunchOrder::Turn& turn : turns) turn.Await(guard_, setup_.timeout_seconds);
+  return turns;
+}
+
+void DevicePath::Launch(Fabric& fabric, const Operation& operation, const Parts& parts) {
+  const Fingerprint& asked = operation.fingerprint;
+  const auto turns = AwaitTurn(fabric, operation);
+  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
+  HoldBack(parts);
+  if (routes_.Choose(asked, parts) == Transport::kNccl) {
+    JoinNccl(fabric, operation);
+    nccl_->Launch(asked, parts);
+  } else {
+    LaunchKernels(asked, parts);
+  }
+  for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
 }
 
 void DevicePath::HoldBack(const Parts& parts) const {
@@ -253,19 +284,14 @@ void DevicePath::AwaitResult() {
   launched_.clear();
 }
 
-void DevicePath::Leave() {
+bool DevicePath::Leave() {
+  bool is_read = false, settled = true;
   for (const auto& rank : ranks_) {
-    try {
-      if (rank->own) rank->own->Leave(rank->stream.get());
-    } catch (const Error&) {
-      // The others' GPUs do not depend on it.
-    }
-  }
-  bool settled = true;
-  for (const auto& rank : ranks_) {
+    is_read = is_read || rank->own;
     if (rank->own || HasLaunched()) settled = SettleSoon(rank->stream, rank->done) && settled;
   }
   if (settled) launched_.clear();
+  return is_read;
 }
 
 // What nobody waits for any more must not go on in memory that is freed.
@@ -292,7 +318,6 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   } catch (const Error&) {
     memories.clear();
   }
-  // By then all have come.
   if (!AllAgree(fabric, operation, !memories.empty())) return;
   JoinNccl(fabric, operation);
   Fingerprint asked;
@@ -328,12 +353,7 @@ void DevicePath::Measure(Fabric& fabric, const Operation& operation) {
   const auto slowest = [&](const std::vector<double>& own) {
     return LargestOfAll(fabric, operation, own);
   };
-  try {
-    routes_.PreferKernelsUpTo(WhereFirstIsFaster(seconds, slowest));
-  } catch (...) {
-    GiveUp();
-    throw;
-  }
+  routes_.PreferKernelsUpTo(WhereFirstIsFaster(seconds, slowest));
 }
 
 void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {

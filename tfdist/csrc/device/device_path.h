@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,7 @@
 #include "device/device_setup.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
+#include "device/launch_order.h"
 #include "device/nccl_ranks.h"
 #include "device/parts.h"
 #include "device/routes.h"
@@ -57,9 +59,9 @@ class DevicePath {
   // The GPUs of this process; they may live longer than the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
 
-  // At the end, where nothing has failed: waits, but not for long, until the others have read what
-  // they need of this process's memory.
-  void Leave();
+  // At the end, where nothing has failed: waits, but not for long, until this process's GPUs have read
+  // what they need of the others' memory. Whether others may still read this process's.
+  bool Leave();
 
  private:
   using Transport = Routes::Transport;
@@ -70,7 +72,9 @@ class DevicePath {
   void Copy(Fabric& fabric, const Operation& operation);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
   void MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts);
+  std::deque<LaunchOrder::Turn> AwaitTurn(Fabric& fabric, const Operation& operation);
   void HoldBack(const Parts& parts) const;
+  void Launch(Fabric& fabric, const Operation& operation, const Parts& parts);
   void LaunchKernels(const Fingerprint& asked, const Parts& parts);
   void JoinNccl(Fabric& fabric, const Operation& operation);
   void Measure(Fabric& fabric, const Operation& operation);

@@ -14,8 +14,6 @@ using device::List;
 
 // A longer timeout, such as an infinite one, would not fit the kernels' clock.
 constexpr double kLongestSeconds = 1e9;
-// How long a rank waits at its end for others that still read its memory.
-constexpr uint64_t kLeavingNanoseconds = 2'000'000'000;
 
 std::string Suffix(DType type, ReduceOp op) {
   if (type != DType::kBool) return std::string(NameOf(type)) + "_" + NameOf(op);
@@ -101,13 +99,6 @@ void KernelAllReduce::Abort() noexcept {
   __atomic_store_n(static_cast<uint64_t*>(host_.data()), uint64_t{1}, __ATOMIC_RELEASE);
   setup_.gpu->UseIfPossible();
   cuda::Load().cuMemsetD32Async(ended_.address(), 1, 1, aside_.get());
-}
-
-void KernelAllReduce::Leave(cuda::Stream* stream) {
-  device::Waiting waiting = waiting_;
-  waiting.nanoseconds = kLeavingNanoseconds;
-  ++meeting_.number;
-  setup_.kernels->Launch("tfdist_meet", 1, device::kMostRanks, stream, meeting_, waiting);
 }
 
 device::Outcome KernelAllReduce::outcome() const {

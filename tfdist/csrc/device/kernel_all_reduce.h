@@ -48,9 +48,6 @@ class KernelAllReduce {
 
   // Ends all waits, and has what has not begun do nothing; from any thread.
   void Abort() noexcept;
-  // Has a stream wait until all ranks do this, but not for long: what others read of this rank's
-  // memory they have read then.
-  void Leave(cuda::Stream* stream);
   // Whether a wait has ended in vain, and so what was launched since has not been done. Final once
   // the stream has passed.
   device::Outcome outcome() const;

@@ -122,13 +122,15 @@ nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nc
   return first;
 }
 
+cuda::Uuid NewName() {
+  std::random_device random;
+  cuda::Uuid made;
+  for (char& byte : made.bytes) byte = static_cast<char>(random());
+  return made;
+}
+
 cuda::Uuid ThisProcess() {
-  static const cuda::Uuid name = [] {
-    std::random_device random;
-    cuda::Uuid made;
-    for (char& byte : made.bytes) byte = static_cast<char>(random());
-    return made;
-  }();
+  static const cuda::Uuid name = NewName();
   return name;
 }
 

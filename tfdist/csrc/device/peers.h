@@ -19,6 +19,7 @@ struct Introduction {
   cuda::Uuid gpu;
   char place[32];            // of the GPU in its host
   cuda::Uuid process;        // its own among all processes
+  cuda::Uuid communicator;   // its process's name for this one
   int32_t number;            // among those that its process sees
   cuda::IpcHandle staging;   // where `has_kernels`
   cuda::IpcHandle words;
@@ -51,6 +52,9 @@ bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);
 
 bool AreSame(const cuda::Uuid& a, const cuda::Uuid& b);
+
+// A name that nothing else has.
+cuda::Uuid NewName();
 
 // This process's own name, the same for all its ranks.
 cuda::Uuid ThisProcess();

@@ -51,6 +51,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   for (const auto& rank : ranks_) {
     introductions.push_back(rank->Introduce(setup_));
     introductions.back().nccl = version;
+    introductions.back().communicator = NewName();
   }
   team_.ranks = tfdist::Introduce(fabric, operation, introductions);
   team_.topology = TopologyOf(fabric.topology, ranks_.size());

@@ -32,6 +32,8 @@ class Routes {
   const Topology& topology() const { return team_.topology; }  // whose ranks are GPUs
   size_t first() const { return static_cast<size_t>(team_.topology.rank); }  // of this process's
   const nccl::UniqueId& id() const { return id_; }
+  // Of this communicator among all of all processes.
+  const cuda::Uuid& name() const { return team_.ranks[0].communicator; }
   // What all cut their buckets by.
   size_t least_buffer() const { return LeastBuffer(team_); }
   // Whether kernels and NCCL are there, and which is faster is to be found out.

@@ -34,9 +34,9 @@ struct Context {
 struct Module {};
 
 // Runs what it is given in a thread of its own.
-struct Stream {
-  Stream() : thread([this] { Work(); }) {}
-  ~Stream() {
+struct Queue {
+  Queue() : thread([this] { Work(); }) {}
+  ~Queue() {
     Enqueue([this] { ends = true; });
     thread.join();
   }
@@ -63,6 +63,11 @@ struct Stream {
   std::deque<std::function<void()>> tasks;
   bool ends = false;
   std::thread thread;
+};
+
+struct Stream {
+  void Enqueue(std::function<void()> task) const { queue->Enqueue(std::move(task)); }
+  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
 };
 
 // A recording, which has passed or not; whoever waits for it keeps it.
@@ -141,6 +146,16 @@ Stream* DefaultStream() {
   static auto* const stream = new Stream();
   return stream;
 }
+// FAKE_CUDA_ONE_QUEUE: all streams of a GPU run in the order in which they were given their work, as
+// those of a GPU may that has no queue or room for each.
+std::shared_ptr<Queue> QueueOf(Device device) {
+  static auto& all = *new std::map<Device, std::shared_ptr<Queue>>;
+  const std::lock_guard<std::mutex> lock(mutex);
+  std::shared_ptr<Queue>& queue = all[device];
+  if (!queue) queue = std::make_shared<Queue>();
+  return queue;
+}
+
 Stream* Resolve(Stream* stream) { return stream ? stream : DefaultStream(); }
 
 Address Map(int descriptor, size_t bytes) {
@@ -342,11 +357,13 @@ FAKE(cuLaunchHostFunc, Stream* stream, void (*function)(void*), void* data) {
 
 FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
   INJECT(cuStreamCreateWithPriority);
-  *stream = new Stream();
+  *stream = std::getenv("FAKE_CUDA_ONE_QUEUE") && current
+                ? new Stream{QueueOf(current->device)}
+                : new Stream();
   return kSuccess;
 }
 FAKE(cuStreamDestroy_v2, Stream* stream) {
-  delete stream;
+  delete stream;  // what it was given goes on, where others use the queue
   return kSuccess;
 }
 FAKE(cuStreamSynchronize, Stream* stream) {
