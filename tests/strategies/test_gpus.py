@@ -107,6 +107,14 @@ def test_buckets_are_launched_one_behind_the_other(group):
 
 
 @exhaustive
+def test_what_looks_at_results_does_not_see_them_early():
+    ((expected, _),) = GROUPS["alone"].run(f"{PACKAGE}.gpus:train_in_many_buckets")
+    for result, waits in GROUPS["2 GPUs"].run(f"{PACKAGE}.gpus:train_with_checked_numerics"):
+        assert_close(result, expected, "weights")
+        assert not waits
+
+
+@exhaustive
 def test_a_large_sum_is_left_to_nccl():
     for taken in GROUPS["2 GPUs"].run(f"{PACKAGE}.gpus:reduce_much"):
         assert taken == [False, True, False]

@@ -20,6 +20,7 @@ from tfdist.collective.overlap import marked_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.collective.traffic import Traffic
 from tfdist.errors import UnsupportedError
+from tfdist.internals.tensorflow import are_results_watched
 from tfdist.native.api import Link
 from tfdist.options import Options
 
@@ -92,7 +93,8 @@ class NativeCommunicator:
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             plan = self.plan(summable)
-            awaited = bool(self.context.gpus) and len(plan) > 1
+            # Who looks at a bucket's result must not see it before it is there.
+            awaited = bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
             first = self._gpu == 0
             for bucket in marked_buckets(self.name, key, summable, plan, notes=first):
                 with tf.control_dependencies(bucket.marks):

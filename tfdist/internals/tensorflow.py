@@ -209,6 +209,11 @@ def global_seed() -> Any:
     return _context.global_seed()
 
 
+def are_results_watched() -> bool:
+    """Whether something looks at operations' results, such as `enable_check_numerics`."""
+    return bool(_context.context().op_callbacks)
+
+
 def end_in_background(iterator: Any) -> None:
     """Destroys a distributed iterator in a background thread once it is no longer used.
 

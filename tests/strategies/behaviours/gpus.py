@@ -92,6 +92,15 @@ def train_in_many_buckets(strategy):
     return {"loss": history["loss"], "weights": model.get_weights()}, waits
 
 
+def train_with_checked_numerics(strategy):
+    """The same where TensorFlow looks at the result of each operation."""
+    tf.debugging.enable_check_numerics()
+    try:
+        return train_in_many_buckets(strategy)
+    finally:
+        tf.debugging.disable_check_numerics()
+
+
 def reduce_much(strategy):
     """What the sum of a tensor has taken that is larger than kernels are for."""
     communicator = strategy.extended.replicas[0]
