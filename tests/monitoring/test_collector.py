@@ -37,7 +37,7 @@ def test_every_count_is_exported_in_base_units():
         seconds.observe(duration, times)
     activity = Activity(7, 1.5, 0.25, 0.125, {"all_reduce": 9, "send": 0})
     trained = Trained(16, 43, 86, seconds)
-    values = scraped(Snapshot(1, 4, "node-a", "AStrategy", trained, activity, 1 << 40))
+    values = scraped(Snapshot(1, 4, "node-a", "AStrategy", trained, activity, 1 << 40, 1 << 30))
     buckets = {key[1]: values.pop(key) for key in [*values] if key[0] == "step_seconds_bucket"}
     assert [float(le) for le in buckets] == [*BOUNDS, float("inf")]
     # Steps of 60 ms do not look like ones of 100 ms.
@@ -56,14 +56,17 @@ def test_every_count_is_exported_in_base_units():
         ("collectives_total", "all_reduce"): 9,
         ("collectives_total", "send"): 0,
         ("sent_bytes_total",): 1 << 40,
+        ("device_bytes_total",): 1 << 30,
     }
     # What the core counts is unknown without it, and not zero.
     without = scraped(Snapshot(0, 1, "", "", Trained()))
-    assert not [key for key in without if key[0].startswith(("wait", "collectives", "sent"))]
+    assert not [
+        key for key in without if key[0].startswith(("wait", "collectives", "sent", "device"))
+    ]
 
 
 def test_the_dashboard_asks_for_what_there_is():
-    snapshot = Snapshot(0, 1, "", "", Trained(), Activity(operations={"all_reduce": 1}), 0)
+    snapshot = Snapshot(0, 1, "", "", Trained(), Activity(operations={"all_reduce": 1}), 0, 0)
     existing = {f"tfdist_{key[0]}" for key in scraped(snapshot)}
     queries = expressions()
     asked = [set(re.findall(r"\btfdist_\w+", query)) for query in queries]

@@ -116,8 +116,9 @@ def test_what_looks_at_results_does_not_see_them_early():
 
 @exhaustive
 def test_a_large_sum_is_left_to_nccl():
-    for taken in GROUPS["2 GPUs"].run(f"{PACKAGE}.gpus:reduce_much"):
+    for taken, moved, through_host in GROUPS["2 GPUs"].run(f"{PACKAGE}.gpus:reduce_much"):
         assert taken == [False, True, False]
+        assert moved == 400_000 > through_host
 
 
 @exhaustive

@@ -66,7 +66,7 @@ class Context:
         at_exit.add(self.number, self.aborter(), mesh.ranks[mesh.rank])
 
     def traffic(self) -> Traffic:
-        """What has crossed sockets and shared memory so far."""
+        """What has crossed sockets, shared memory and the links between GPUs so far."""
         core, statistics = native.load().library, Statistics()
         check(core, core.tfd_get_statistics(self.number, ctypes.byref(statistics)))
         return Traffic(
@@ -74,6 +74,7 @@ class Context:
             statistics.shared_bytes,
             statistics.sent_bytes,
             statistics.received_bytes,
+            statistics.device_bytes,
         )
 
     def links(self) -> list[Link]:

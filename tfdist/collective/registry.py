@@ -107,4 +107,5 @@ def _sum(parts: Sequence[Traffic]) -> Traffic:
         sum(part.shared_bytes for part in parts),
         sum(part.sent_bytes for part in parts),
         sum(part.received_bytes for part in parts),
+        sum(part.device_bytes for part in parts),
     )

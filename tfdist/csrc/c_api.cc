@@ -247,7 +247,7 @@ int tfd_get_statistics(int64_t number, tfd_statistics* statistics) {
   return Guarded([&] {
     const auto current = tfdist::Find(number)->statistics();
     *statistics = {current.collectives, current.shared_bytes, current.sent_bytes,
-                   current.received_bytes};
+                   current.received_bytes, current.device_bytes};
   });
 }
 

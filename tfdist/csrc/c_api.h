@@ -85,6 +85,7 @@ typedef struct {
   uint64_t shared_bytes;   /* copied into the memory shared with this host's ranks */
   uint64_t sent_bytes;     /* written to the data sockets */
   uint64_t received_bytes; /* read from the data sockets */
+  uint64_t device_bytes;   /* of operations between GPUs that did not go through the host's memory */
 } tfd_statistics;
 int tfd_get_statistics(int64_t number, tfd_statistics* statistics);
 

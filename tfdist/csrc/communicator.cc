@@ -475,6 +475,7 @@ Communicator::Statistics Communicator::Count() const {
   Statistics statistics;
   statistics.collectives = collectives_;
   statistics.shared_bytes = fabric_.host->copied_bytes;
+  statistics.device_bytes = fabric_.device_bytes;
   for (const auto& link : fabric_.links) {
     if (const auto* socket = dynamic_cast<const SocketLink*>(link.get())) {
       statistics.sent_bytes += socket->sent_bytes;

@@ -52,6 +52,7 @@ class Communicator : private Guard {
     uint64_t shared_bytes = 0;
     uint64_t sent_bytes = 0;
     uint64_t received_bytes = 0;
+    uint64_t device_bytes = 0;
   };
   using Done = OperationQueue::Done;
 

@@ -67,12 +67,19 @@ class Collector(BaseCollector):
             yield CounterMetricFamily(
                 "tfdist_sent_bytes", "Bytes sent to other hosts.", float(now.sent_bytes)
             )
+        if now.device_bytes is not None:
+            yield CounterMetricFamily(
+                "tfdist_device_bytes",
+                "Bytes of tensors in collectives from GPU to GPU.",
+                float(now.device_bytes),
+            )
 
     def describe(self) -> Iterator[Metric]:
         """Yields the metrics without their values."""
         yield InfoMetricFamily("tfdist", "")
         yield GaugeMetricFamily("tfdist_workers", "")
-        for name in ("recoveries", "rows", "wait_seconds", "collectives", "sent_bytes"):
+        counters = "recoveries", "rows", "wait_seconds", "collectives", "sent_bytes", "device_bytes"
+        for name in counters:
             yield CounterMetricFamily(f"tfdist_{name}", "")
         yield HistogramMetricFamily("tfdist_step_seconds", "")
 

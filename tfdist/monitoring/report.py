@@ -62,6 +62,7 @@ def reporter(session: Session) -> Callable[[], dict[str, Any]]:
             "collectives": traffic.collectives,
             "shared_bytes": traffic.shared_bytes,
             "sent_bytes": traffic.sent_bytes,
+            "device_bytes": traffic.device_bytes,
             "resident_bytes": _resident_bytes(),
             "operations": operations,
             "queued": sum(len(one["queued"]) for one in communicators),

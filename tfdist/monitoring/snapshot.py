@@ -9,6 +9,7 @@ from tfdist.cluster.this_worker import topology
 from tfdist.collective import activity
 from tfdist.collective.activity import Activity
 from tfdist.collective.functions import statistics
+from tfdist.collective.traffic import Traffic
 from tfdist.monitoring.training import Trained, record
 
 
@@ -24,6 +25,8 @@ class Snapshot:
         trained: its steps and their rows.
         activity: what they have waited for; None if the native core does not run.
         sent_bytes: sent to other hosts by the native core; None if it does not run, or no longer.
+        device_bytes: of the tensors in its GPUs' collectives that did not pass through the hosts'
+            memory; None as for `sent_bytes`.
         recoveries: how often training has gone on after the loss of a worker.
     """
 
@@ -34,6 +37,7 @@ class Snapshot:
     trained: Trained
     activity: Activity | None = None
     sent_bytes: int | None = None
+    device_bytes: int | None = None
     recoveries: int = 0
 
 
@@ -50,6 +54,7 @@ def describe(strategy: str, host: str) -> None:
 def take() -> Snapshot:
     """The state now; from any thread."""
     job, waited = topology(), activity.read()
+    traffic = None if waited is None else _traffic()
     return Snapshot(
         rank=job.rank,
         workers=job.size,
@@ -57,13 +62,14 @@ def take() -> Snapshot:
         strategy=_strategy,
         trained=record.read(),
         activity=waited,
-        sent_bytes=None if waited is None else _sent_bytes(),
+        sent_bytes=None if traffic is None else traffic.sent_bytes,
+        device_bytes=None if traffic is None else traffic.device_bytes,
         recoveries=record.recoveries,
     )
 
 
-def _sent_bytes() -> int | None:
+def _traffic() -> Traffic | None:
     try:
-        return statistics().sent_bytes
+        return statistics()
     except RuntimeError:  # The process is about to end and has left its groups.
         return None

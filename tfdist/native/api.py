@@ -59,6 +59,7 @@ class Statistics(ctypes.Structure):
         ("shared_bytes", c_uint64),
         ("sent_bytes", c_uint64),
         ("received_bytes", c_uint64),
+        ("device_bytes", c_uint64),
     ]
 
 

@@ -102,12 +102,15 @@ def train_with_checked_numerics(strategy):
 
 
 def reduce_much(strategy):
-    """What the sum of a tensor has taken that is larger than kernels are for."""
+    """What the sum of a tensor has taken that is larger than kernels are for; and what traffic."""
     communicator = strategy.extended.replicas[0]
     communicator.all_reduce([tf.ones([100])])
+    before = tfdist.collective.statistics()
     with _taken() as taken:
         communicator.all_reduce([tf.ones([100_000])])
-    return taken
+    after = tfdist.collective.statistics()
+    moved = after.device_bytes - before.device_bytes
+    return taken, moved, after.shared_bytes - before.shared_bytes
 
 
 def reduce_what_comes_late(strategy):

@@ -36,6 +36,13 @@ std::vector<std::shared_ptr<const Gpu>> GpusOf(
   return gpus;
 }
 
+// What each GPU brings or gets, whichever is more.
+void CountBytes(Fabric& fabric, const std::vector<const Operation*>& parts) {
+  for (const Operation* part : parts) {
+    fabric.device_bytes += std::max(part->in.bytes(), part->out.bytes());
+  }
+}
+
 }  // namespace
 
 DevicePath::DevicePath(Setup setup, Guard& guard)
@@ -162,6 +169,7 @@ void DevicePath::Copy(Fabric& fabric, const Operation& operation) {
   const auto receiver = sends ? static_cast<size_t>(operation.peer) : routes_.first();
   CopyMessage(fabric, operation, rank, rank.peers->shared()[receiver].staging,
               setup_.buffer_bytes, guard_);
+  CountBytes(fabric, {&operation});
 }
 
 // Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same of
@@ -224,6 +232,7 @@ void DevicePath::Launch(Fabric& fabric, const Operation& operation, const Parts&
     LaunchKernels(asked, parts);
   }
   for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
+  CountBytes(fabric, {parts.begin(), parts.end()});
 }
 
 void DevicePath::HoldBack(const Parts& parts) const {
