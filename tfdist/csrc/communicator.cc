@@ -121,6 +121,7 @@ void Communicator::Execute(Operation& operation) {
     Begin(operation);
     Check();
     const bool launched = Dispatch(operation);
+    if (device_) device_bytes_ = device_->moved_bytes();
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
   } catch (const Error& error) {
@@ -475,7 +476,7 @@ Communicator::Statistics Communicator::Count() const {
   Statistics statistics;
   statistics.collectives = collectives_;
   statistics.shared_bytes = fabric_.host->copied_bytes;
-  statistics.device_bytes = fabric_.device_bytes;
+  statistics.device_bytes = device_bytes_;
   for (const auto& link : fabric_.links) {
     if (const auto* socket = dynamic_cast<const SocketLink*>(link.get())) {
       statistics.sent_bytes += socket->sent_bytes;

@@ -148,7 +148,7 @@ class Communicator : private Guard {
   Code abort_code_ = Code::kUnavailable;
   std::string abort_message_;
   Statistics final_;  // once the fabric is gone
-  std::atomic<uint64_t> collectives_{0};
+  std::atomic<uint64_t> collectives_{0}, device_bytes_{0};
 };
 
 }  // namespace tfdist

@@ -36,13 +36,6 @@ std::vector<std::shared_ptr<const Gpu>> GpusOf(
   return gpus;
 }
 
-// What each GPU brings or gets, whichever is more.
-void CountBytes(Fabric& fabric, const std::vector<const Operation*>& parts) {
-  for (const Operation* part : parts) {
-    fabric.device_bytes += std::max(part->in.bytes(), part->out.bytes());
-  }
-}
-
 }  // namespace
 
 DevicePath::DevicePath(Setup setup, Guard& guard)
@@ -169,7 +162,11 @@ void DevicePath::Copy(Fabric& fabric, const Operation& operation) {
   const auto receiver = sends ? static_cast<size_t>(operation.peer) : routes_.first();
   CopyMessage(fabric, operation, rank, rank.peers->shared()[receiver].staging,
               setup_.buffer_bytes, guard_);
-  CountBytes(fabric, {&operation});
+  Count(operation);
+}
+
+void DevicePath::Count(const Operation& part) {
+  moved_bytes_ += std::max(part.in.bytes(), part.out.bytes());
 }
 
 // Waits for all ranks, which must cut their buckets alike: a part of one is reduced with the same of
@@ -232,7 +229,7 @@ void DevicePath::Launch(Fabric& fabric, const Operation& operation, const Parts&
     LaunchKernels(asked, parts);
   }
   for (const auto& rank : ranks_) rank->done.Record(rank->stream.get());
-  CountBytes(fabric, {parts.begin(), parts.end()});
+  for (const Operation* part : parts) Count(*part);
 }
 
 void DevicePath::HoldBack(const Parts& parts) const {

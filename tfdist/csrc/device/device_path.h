@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -56,6 +57,9 @@ class DevicePath {
   // Ends what has been launched, here and on the other ranks, whose memory it may use.
   void GiveUp() noexcept;
 
+  // Of what has gone from GPU to GPU: what each of this process's brought or got, whichever is more.
+  uint64_t moved_bytes() const { return moved_bytes_; }
+
   // The GPUs of this process; they may live longer than the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
 
@@ -70,6 +74,7 @@ class DevicePath {
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
   void Copy(Fabric& fabric, const Operation& operation);
+  void Count(const Operation& part);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
   void MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts);
   std::deque<LaunchOrder::Turn> AwaitTurn(Fabric& fabric, const Operation& operation);
@@ -93,6 +98,7 @@ class DevicePath {
   std::unique_ptr<DeviceCoder> coder_;  // the same
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
   bool announced_no_room_ = false;
+  uint64_t moved_bytes_ = 0;
 };
 
 }  // namespace tfdist

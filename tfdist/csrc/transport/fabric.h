@@ -1,7 +1,6 @@
 // How one rank of a group reaches the others: its host's segment, and a link to every rank.
 #pragma once
 
-#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,7 +41,6 @@ struct Fabric {
   Recorder& recorder;
   Scratch host_scratch = {};  // for what passes between a host's ranks
   Scratch link_scratch = {};  // for what passes over links
-  std::atomic<uint64_t> device_bytes{0};  // of operations that no memory of the host has taken part in
 
   Link& link(int other) { return *links[static_cast<size_t>(other)]; }
 };
