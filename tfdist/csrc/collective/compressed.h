@@ -8,6 +8,9 @@
 
 namespace tfdist {
 
+// Throws Error(kInvalidArgument) for what is no sum of float32, and where its codec or error is none.
+void CheckCompressible(const Operation& operation);
+
 // All members call this together. Each encodes its values of every part for the part's owner, which
 // decodes them, sums them in float32, and sends the sum, encoded again, to everyone: two errors,
 // however many members there are. The owner takes what it sent, so that all have the same bits.

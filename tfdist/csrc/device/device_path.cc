@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "collective/collectives.h"
+#include "collective/compressed.h"
 #include "collective/sizes.h"
 #include "control/activity.h"
 #include "device/at_once.h"
@@ -66,21 +67,9 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     parts.clear();
     for (Operation& part : operation.parts) parts.push_back(&part);
   }
-  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return false;
-  if (!MayStay(fabric, operation)) {
-    host_.Run(operation, parts, on_host);
-    return false;
-  }
-  if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
-  if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
-    throw Error(Code::kInvalidArgument,
-                "The result of an all-reduce must be as large as its input.");
-  }
-  routes_.Open(fabric, operation);
-  if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
-  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
-  const Transport transport = routes_.Choose(asked, parts);
+  const Transport transport = Choose(fabric, operation, parts);
   if (transport == Transport::kHost) {
+    if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return false;
     host_.Run(operation, parts, on_host);
     return false;
   }
@@ -95,7 +84,11 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     HoldBack(parts);
     if (transport == Transport::kNccl) {
       JoinNccl(fabric, operation);
-      nccl_->Launch(asked, parts);
+      if (operation.compression) {
+        coded_->Launch(parts);
+      } else {
+        nccl_->Launch(asked, parts);
+      }
     } else if (IsMessage(asked.kind)) {
       Copy(fabric, operation);
       return false;
@@ -115,7 +108,41 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// Says once why values are encoded on the host.
+// As all ranks do alike.
+DevicePath::Transport DevicePath::Choose(Fabric& fabric, const Operation& operation,
+                                         const Parts& parts) {
+  const Fingerprint& asked = operation.fingerprint;
+  if (operation.compression) {
+    CheckCompressible(operation);
+    const bool encoded = MayGoEncoded(fabric, operation, parts);
+    return encoded ? Transport::kNccl : Transport::kHost;
+  }
+  if (!MayStay(fabric, operation)) return Transport::kHost;
+  if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
+  if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
+    throw Error(Code::kInvalidArgument,
+                "The result of an all-reduce must be as large as its input.");
+  }
+  routes_.Open(fabric, operation);
+  if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
+  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
+  return routes_.Choose(asked, parts);
+}
+
+// Whether encoded values go by NCCL.
+bool DevicePath::MayGoEncoded(Fabric& fabric, const Operation& operation, const Parts& parts) {
+  routes_.Open(fabric, operation);
+  if (routes_.ChooseForCompressed() == Transport::kHost) return false;
+  if (!coded_) coded_ = std::make_unique<NcclCoded>(routes_.topology(), ranks_);
+  if (!coded_->Takes(operation, parts)) return false;
+  if (coded_->IsFull(parts)) AwaitLaunched();
+  std::string lack;
+  if (coded_->MakeRoom(fabric, operation, parts, &lack)) return true;
+  if (!lack.empty()) AnnounceNoRoom(lack);
+  return false;
+}
+
+// Says once why encoded values do not stay on the GPU.
 void DevicePath::AnnounceNoRoom(const std::string& why) {
   if (setup_.warn && !std::exchange(announced_no_room_, true)) {
     setup_.warn("Compressed gradients go through the host's memory, since " + why);
@@ -138,7 +165,6 @@ bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
     if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
     coder_->MakeRoom(topology, operation);
   } catch (const Error& error) {
-    if (error.code() == Code::kInvalidArgument) throw;
     AnnounceNoRoom(error.what());
     return false;
   }
@@ -149,7 +175,6 @@ bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
 // Whether an operation can go another way than through the host: a message in a group of two, since in
 // larger ones nobody else takes part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
-  if (operation.compression) return false;
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
     case Kind::kReduceScatter:

@@ -16,6 +16,7 @@
 #include "device/device_setup.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
+#include "device/nccl_coded.h"
 #include "device/nccl_ranks.h"
 #include "device/parts.h"
 #include "device/routes.h"
@@ -64,6 +65,8 @@ class DevicePath {
  private:
   using Transport = Routes::Transport;
 
+  Transport Choose(Fabric& fabric, const Operation& operation, const Parts& parts);
+  bool MayGoEncoded(Fabric& fabric, const Operation& operation, const Parts& parts);
   void AnnounceNoRoom(const std::string& why);
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
@@ -86,7 +89,8 @@ class DevicePath {
   Routes routes_;
   bool measured_ = false;
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
-  std::unique_ptr<DeviceCoder> coder_;  // the same
+  std::unique_ptr<NcclCoded> coded_;  // the same
+  std::unique_ptr<DeviceCoder> coder_;
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
   bool announced_no_room_ = false;
 };

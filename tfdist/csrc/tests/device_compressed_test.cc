@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/device_team.h"
+#include "tests/nccl_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -115,23 +116,47 @@ int Launches() {
   if (FakeDriver().empty()) return 0;
   return reinterpret_cast<int (*)()>(dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_launches"))();
 }
+int Sent() { return FakeDriver().empty() ? 0 : Calls("ncclSend"); }
 
-// Args: by_kernels: whether any have to run, or none may.
-void Check(const Plan& plan, bool within_hosts, bool by_kernels) {
-  const int before = Launches();
-  OnEachRank(plan, [&](Communicator& c) { Values(c, within_hosts); });
-  const bool some = Launches() > before;
-  EXPECT(FakeDriver().empty() || plan.as == As::kProcesses || some == by_kernels);
+void Meet(Communicator& c) {
+  Operation barrier;
+  barrier.fingerprint.kind = Kind::kBarrier;
+  c.Run(std::move(barrier));
 }
 
-// One of them has no kernels: it goes through the host, and all have the same bits.
-void WithoutKernels() {
-  const Plan plan = PlanFor("", 2, 2, As::kThreads);
+// What computes, and what carries encoded values.
+enum class By { kHost, kKernels, kNccl };
+
+// The calls of a team while its members run `body`, and before any leaves.
+By Taken(const Plan& plan, const std::function<void(Communicator&)>& body) {
+  const int launches = Launches(), sent = Sent();
+  By taken = By::kHost;
+  OnEachRank(plan, [&](Communicator& c) {
+    body(c);
+    Meet(c);
+    if (c.rank() == 0 && Launches() > launches) taken = By::kKernels;
+    if (c.rank() == 0 && Sent() > sent) taken = By::kNccl;
+    Meet(c);
+  });
+  return taken;
+}
+
+void Check(const Plan& plan, bool within_hosts, By expected) {
+  const By taken = Taken(plan, [&](Communicator& c) { Values(c, within_hosts); });
+  EXPECT(FakeDriver().empty() || plan.as == As::kProcesses || taken == expected);
+}
+
+// One of them has no kernels: it goes through the host, and so do the encoded values of all, to the
+// same bits.
+void WithoutKernels(const std::string& transport) {
+  const Plan plan = PlanFor(transport, 2, 2, As::kThreads);
   Wiring wiring(plan);
   std::vector<Communicator::Setup> setups;
   for (const int rank : {0, 1}) setups.push_back(wiring.Take(rank));
   setups[1].device->gpus[0].kernels = "";
+  const int sent = Sent();
   OnEachThread(std::move(setups), [](Communicator& c) { Values(c, false); });
+  EXPECT(Sent() == sent);
 }
 
 void Mismatches(const Plan& plan) {
@@ -197,13 +222,20 @@ void Broken(const Plan& plan) {
   });
 }
 
-// A GPU has no memory left: its rank goes through the host.
-void WithoutRoom() {
-  OnEachProcess(PlanFor("", 2, 2, As::kProcesses), -1, [](Communicator& c) {
+// A GPU has no memory left: its rank goes through the host, and the encoded values of all do.
+void WithoutRoom(const std::string& transport) {
+  const bool by_nccl = transport == "nccl";
+  OnEachProcess(PlanFor(transport, 2, 2, As::kProcesses), -1, [by_nccl](Communicator& c) {
     Memory memory;
     if (c.rank() == 1) FailDriver("cuMemAlloc_v2", 2);
     SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
-    EXPECT((Launches() > 0) == (c.rank() == 0));
+    EXPECT((Launches() > 0) == (c.rank() == 0) && Sent() == 0);
+    FailDriver("cuMemAlloc_v2", 0);
+    // What takes as much is not tried again.
+    SumOnDevice(c, memory, CodecOf(Form::kHalf), {5000});
+    EXPECT(Sent() == 0);
+    SumOnDevice(c, memory, CodecOf(Form::kHalf), {4000});
+    EXPECT((Sent() > 0) == by_nccl);
   });
 }
 
@@ -227,38 +259,48 @@ void WithoutRoomIsTold() {
   });
   FailDriver("cuMemAlloc_v2", 0);
   for (const std::string& text : told) {
-    EXPECT(text.find("Compressed gradients go through the host's memory, since ") == 0);
+    const char* const begin = "Compressed gradients go through the host's memory, since ";
+    EXPECT(text.find(begin) != std::string::npos && text.find(begin) == text.rfind(begin));
     EXPECT(text.find("lower `bytes_per_pack`, or set TF_FORCE_GPU_ALLOW_GROWTH=true: ") !=
            std::string::npos);
-    EXPECT(text.find('\n') == text.size() - 1);
   }
 }
 
 void WithFakes() {
   // Processes first: none has a driver before it forks.
-  Lost(PlanFor("", 3, 3, As::kProcesses));
-  Broken(PlanFor("", 3, 3, As::kProcesses));
-  WithoutRoom();
-  Check(PlanFor("", 2, 2, As::kProcesses), false, true);
-  Check(PlanFor("nccl", 3, 3, As::kThreads), false, true);
-  Check(PlanFor("own", 3, 1, As::kThreads), true, true);
+  for (const char* transport : {"", "nccl"}) {
+    Lost(PlanFor(transport, 3, 3, As::kProcesses));
+    Broken(PlanFor(transport, 3, 3, As::kProcesses));
+    WithoutRoom(transport);
+    Check(PlanFor(transport, 2, 2, As::kProcesses), false, By::kKernels);
+  }
+  Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
+  Check(PlanFor("", 3, 3, As::kThreads), false, By::kKernels);
+  for (const int ranks : {2, 3, 4}) {
+    Check(PlanFor("nccl", ranks, ranks, As::kThreads), false, By::kNccl);
+  }
+  Check(PlanFor("nccl", 3, 1, As::kThreads), true, By::kNccl);
+  Check(PlanFor("nccl", 3, 2, As::kThreads), true, By::kNccl);
   // Ranks of one host sum exactly first.
-  Check(PlanFor("", 3, 2, As::kThreads), false, false);
-  Check(PlanFor("", 2, 1, As::kThreads), false, false);
-  Check(PlanFor("", 1, 1, As::kThreads), true, false);
-  Check(PlanFor("host", 2, 2, As::kThreads), false, false);
-  OnEachRank(PlanFor("", 2, 2, As::kThreads), Large);
-  WithoutKernels();
+  Check(PlanFor("", 3, 2, As::kThreads), false, By::kHost);
+  Check(PlanFor("", 2, 1, As::kThreads), false, By::kHost);
+  Check(PlanFor("", 1, 1, As::kThreads), true, By::kHost);
+  Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
-  Mismatches(PlanFor("", 2, 2, As::kThreads));
-  Refusals(PlanFor("", 2, 2, As::kThreads));
+  for (const char* transport : {"", "nccl"}) {
+    EXPECT(Taken(PlanFor(transport, 2, 2, As::kThreads), Large) ==
+           (*transport ? By::kNccl : By::kKernels));
+    WithoutKernels(transport);
+    Mismatches(PlanFor(transport, 2, 2, As::kThreads));
+    Refusals(PlanFor(transport, 2, 2, As::kThreads));
+  }
 }
 
 void OnAGpu() {
   Lost(PlanFor("", 3, 3, As::kProcesses));
-  Check(PlanFor("", 2, 2, As::kProcesses), false, true);
+  Check(PlanFor("", 2, 2, As::kProcesses), false, By::kKernels);
   OnEachRank(PlanFor("", 2, 2, As::kProcesses), Large);
-  Check(PlanFor("own", 3, 1, As::kThreads), true, true);
+  Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
 }
 
 }  // namespace
