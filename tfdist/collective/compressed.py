@@ -39,6 +39,7 @@ def compressed_all_reduce(
     """
     sums: list[Any] = [None] * len(tensors)
     plan = communicator.plan(tensors)
+    awaited = bool(communicator.context.gpus) and len(plan) > 1
     with tf.device("CPU:0"):
         # A different seed for each bucket.
         seeds = [tf.cast(seed, tf.int64) + number * 0x9E3779B9 for number in range(len(plan))]
@@ -55,7 +56,10 @@ def compressed_all_reduce(
                     communicator.name,
                     bucket.key,
                     overlaps=bucket.overlaps,
+                    awaited=awaited,
                 )
             for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
+        if awaited:
+            sums = native_ops.await_launched(communicator.token, sums, communicator.name, "")
     return [tokens.apart(total) for total in sums] if communicator.context.gpus else sums

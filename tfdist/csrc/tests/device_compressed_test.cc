@@ -5,6 +5,7 @@
 #include <cmath>
 #include <csignal>
 #include <limits>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -71,26 +72,78 @@ Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* value
   return operation;
 }
 
-void SumOnDevice(Communicator& c, Memory& memory, const Codec& codec,
-                 const std::vector<size_t>& counts, bool within_hosts = true) {
-  size_t count = 0;
-  for (const size_t each : counts) count += each;
-  std::vector<char> values = Brought(c.rank(), count, 1), error = Brought(c.rank() + 1, count, 0.1f);
-  memory.Clear();
-  const cuda::Address values_at = memory.Put(values), error_at = memory.Put(error);
-  Operation operation =
-      Sum(codec, counts, Pointer(values_at), Pointer(error_at), within_hosts);
-  operation.device = memory.Ready();
-  c.Run(std::move(operation));
-  c.Run(Sum(codec, counts, values.data(), error.data(), within_hosts));
-  const auto same = [&memory](cuda::Address at, const std::vector<char>& expected) {
-    const std::vector<char> found = memory.Get(at, expected.size());
+// A sum on the GPU, and the same on the host, whose bits it must have.
+class Compared {
+ public:
+  Compared(Communicator& c, Memory& memory, const Codec& codec, const std::vector<size_t>& counts,
+           bool within_hosts)
+      : c_(c), memory_(memory), codec_(codec), counts_(counts), within_hosts_(within_hosts) {
+    size_t count = 0;
+    for (const size_t each : counts) count += each;
+    values_ = Brought(c.rank(), count, 1);
+    error_ = Brought(c.rank() + 1, count, 0.1f);
+    values_at_ = memory.Put(values_);
+    error_at_ = memory.Put(error_);
+  }
+
+  void OnDevice(bool launches = false) {
+    Operation operation =
+        Sum(codec_, counts_, Pointer(values_at_), Pointer(error_at_), within_hosts_);
+    operation.device = memory_.Ready();
+    operation.launches = launches;
+    c_.Run(std::move(operation));
+  }
+  void OnHost() {
+    c_.Run(Sum(codec_, counts_, values_.data(), error_.data(), within_hosts_));
+    Expect(values_at_, values_);
+    Expect(error_at_, error_);
+  }
+
+ private:
+  void Expect(cuda::Address at, const std::vector<char>& expected) {
+    const std::vector<char> found = memory_.Get(at, expected.size());
     for (size_t i = 0; i < expected.size(); i += sizeof(float)) {
       EXPECT(AreEqual(DType::kFloat32, found.data() + i, expected.data() + i));
     }
-  };
-  same(values_at, values);
-  same(error_at, error);
+  }
+
+  Communicator& c_;
+  Memory& memory_;
+  const Codec codec_;
+  const std::vector<size_t> counts_;
+  const bool within_hosts_;
+  std::vector<char> values_, error_;
+  cuda::Address values_at_, error_at_;
+};
+
+void SumOnDevice(Communicator& c, Memory& memory, const Codec& codec,
+                 const std::vector<size_t>& counts, bool within_hosts = true) {
+  memory.Clear();
+  Compared sum(c, memory, codec, counts, within_hosts);
+  sum.OnDevice();
+  sum.OnHost();
+}
+
+void Await(Communicator& c, Memory& memory) {
+  Operation operation;
+  operation.fingerprint.kind = Kind::kAllReduce;
+  operation.device = memory.Ready();
+  operation.awaits = true;
+  c.Run(std::move(operation));
+}
+
+// One behind the other: of more tensors than are listed at once, and of more values each time.
+void Launched(Communicator& c) {
+  Memory memory;
+  memory.Clear();
+  std::vector<std::unique_ptr<Compared>> sums;
+  for (const size_t count : {1, 2, 3, 4, 5}) {
+    const std::vector<size_t> counts(2000, count);
+    sums.push_back(std::make_unique<Compared>(c, memory, CodecOf(Form::kLevels), counts, true));
+    sums.back()->OnDevice(true);
+  }
+  Await(c, memory);
+  for (const auto& sum : sums) sum->OnHost();
 }
 
 void Values(Communicator& c, bool within_hosts) {
@@ -211,6 +264,26 @@ void Lost(const Plan& plan) {
   });
 }
 
+// The same beside what the others have only launched.
+void LostBesides(const Plan& plan) {
+  OnEachProcess(plan, 1, [](Communicator& c) {
+    Memory memory;
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        memory.Clear();
+        Compared first(c, memory, CodecOf(Form::kLevels), {5000, 3}, true);
+        Compared second(c, memory, CodecOf(Form::kLevels), {4000}, true);
+        first.OnDevice(true);
+        if (c.rank() == 1 && round == 3) raise(SIGKILL);
+        second.OnDevice(true);
+        Await(c, memory);
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1"});
+    ExpectError([&] { Await(c, memory); }, Code::kUnavailable, {"rank 1"});
+  });
+}
+
 // A rank cannot launch any more, while the others wait for what it sends.
 void Broken(const Plan& plan) {
   OnEachProcess(plan, -1, [](Communicator& c) {
@@ -270,6 +343,7 @@ void WithFakes() {
   // Processes first: none has a driver before it forks.
   for (const char* transport : {"", "nccl"}) {
     Lost(PlanFor(transport, 3, 3, As::kProcesses));
+    LostBesides(PlanFor(transport, 3, 3, As::kProcesses));
     Broken(PlanFor(transport, 3, 3, As::kProcesses));
     WithoutRoom(transport);
     Check(PlanFor(transport, 2, 2, As::kProcesses), false, By::kKernels);
@@ -290,6 +364,7 @@ void WithFakes() {
   for (const char* transport : {"", "nccl"}) {
     EXPECT(Taken(PlanFor(transport, 2, 2, As::kThreads), Large) ==
            (*transport ? By::kNccl : By::kKernels));
+    OnEachRank(PlanFor(transport, 3, 3, As::kThreads), Launched);
     WithoutKernels(transport);
     Mismatches(PlanFor(transport, 2, 2, As::kThreads));
     Refusals(PlanFor(transport, 2, 2, As::kThreads));
