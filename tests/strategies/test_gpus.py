@@ -129,8 +129,19 @@ def test_compressed_gradients_are_those_of_cpus(group, name):
     for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
         assert_equal(result["weights"], expected["weights"], name)
         assert taken[0] == (group == "2 GPUs by NCCL")
+        assert taken[-1] == (group == "2 GPUs by NCCL" and name != "topk")
         if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
             assert devices == ["GPU"]
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit"])
+def test_compressed_buckets_are_launched_one_behind_the_other(name):
+    train = f"{PACKAGE}.gpus:compress_in_buckets"
+    expected, _ = GROUPS["2"].run(train, name)[0]
+    for result, waits in GROUPS["2 GPUs by NCCL"].run(train, name):
+        assert waits
+        assert_equal(result["weights"], expected["weights"], name)
 
 
 @exhaustive

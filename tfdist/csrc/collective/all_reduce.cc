@@ -252,11 +252,9 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   const bool one_host = topology.hosts.size() == 1;
   if (operation.compression) {
     CheckCompressible(operation);
-    // What does not leave the host stays as it is, and so does what has no one to go to.
-    const bool anywhere = operation.compression->within_hosts && topology.size > 1;
-    if (one_host && !anywhere) {
+    if (!IsEncoded(topology, *operation.compression)) {
       operation.compression.reset();
-    } else if (anywhere) {
+    } else if (operation.compression->within_hosts) {
       host.Arrive(operation.fingerprint, ConstPieces());
       host.AwaitAll();
       const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);

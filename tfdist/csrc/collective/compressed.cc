@@ -174,6 +174,10 @@ void CheckCompressible(const Operation& operation) {
   }
 }
 
+bool IsEncoded(const Topology& topology, const Compression& compression) {
+  return compression.within_hosts ? topology.size > 1 : topology.hosts.size() > 1;
+}
+
 void RunCompressed(Fabric& fabric, const Fingerprint& joined, const Members& members,
                    const Transfer& transfer, const Compression& compression, size_t error_begin) {
   HostCoder on_host(fabric.link_scratch);

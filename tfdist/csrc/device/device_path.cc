@@ -109,13 +109,16 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
 }
 
 // As all ranks do alike.
-DevicePath::Transport DevicePath::Choose(Fabric& fabric, const Operation& operation,
+DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation,
                                          const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   if (operation.compression) {
-    CheckCompressible(operation);
-    const bool encoded = MayGoEncoded(fabric, operation, parts);
-    return encoded ? Transport::kNccl : Transport::kHost;
+    for (const Operation* part : parts) CheckCompressible(*part);
+    if (IsEncoded(fabric.topology, *operation.compression)) {
+      const bool stays = MayGoEncoded(fabric, operation, parts);
+      return stays ? Transport::kNccl : Transport::kHost;
+    }
+    operation.compression.reset();
   }
   if (!MayStay(fabric, operation)) return Transport::kHost;
   if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
@@ -134,7 +137,7 @@ bool DevicePath::MayGoEncoded(Fabric& fabric, const Operation& operation, const 
   routes_.Open(fabric, operation);
   if (routes_.ChooseForCompressed() == Transport::kHost) return false;
   if (!coded_) coded_ = std::make_unique<NcclCoded>(routes_.topology(), ranks_);
-  if (!coded_->Takes(operation, parts)) return false;
+  if (!coded_->Takes(parts)) return false;
   if (coded_->IsFull(parts)) AwaitLaunched();
   std::string lack;
   if (coded_->MakeRoom(fabric, operation, parts, &lack)) return true;

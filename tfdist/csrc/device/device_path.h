@@ -65,7 +65,7 @@ class DevicePath {
  private:
   using Transport = Routes::Transport;
 
-  Transport Choose(Fabric& fabric, const Operation& operation, const Parts& parts);
+  Transport Choose(Fabric& fabric, Operation& operation, const Parts& parts);
   bool MayGoEncoded(Fabric& fabric, const Operation& operation, const Parts& parts);
   void AnnounceNoRoom(const std::string& why);
   bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);

@@ -355,10 +355,12 @@ void WithFakes() {
   }
   Check(PlanFor("nccl", 3, 1, As::kThreads), true, By::kNccl);
   Check(PlanFor("nccl", 3, 2, As::kThreads), true, By::kNccl);
-  // Ranks of one host sum exactly first.
+  // Ranks of one host sum exactly first, and what nobody else is to have is not encoded.
   Check(PlanFor("", 3, 2, As::kThreads), false, By::kHost);
-  Check(PlanFor("", 2, 1, As::kThreads), false, By::kHost);
-  Check(PlanFor("", 1, 1, As::kThreads), true, By::kHost);
+  Check(PlanFor("nccl", 3, 2, As::kThreads), false, By::kNccl);
+  Check(PlanFor("nccl", 4, 2, As::kThreads), false, By::kNccl);
+  Check(PlanFor("", 2, 1, As::kThreads), false, By::kKernels);
+  Check(PlanFor("", 1, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
   for (const char* transport : {"", "nccl"}) {
