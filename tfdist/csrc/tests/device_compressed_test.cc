@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/device_team.h"
+#include "tests/gpu_parts.h"
 #include "tests/nccl_team.h"
 
 namespace tfdist::testing {
@@ -72,6 +72,21 @@ Operation Sum(const Codec& codec, const std::vector<size_t>& counts, char* value
   return operation;
 }
 
+// But for the payloads of NaNs.
+bool AreSame(const std::vector<char>& found, const std::vector<char>& expected) {
+  bool same = found.size() == expected.size();
+  for (size_t i = 0; same && i < expected.size(); i += sizeof(float)) {
+    same = AreEqual(DType::kFloat32, found.data() + i, expected.data() + i);
+  }
+  return same;
+}
+
+void Add(const std::vector<char>& values, std::vector<char>* sums) {
+  const auto* const from = reinterpret_cast<const float*>(values.data());
+  auto* const to = reinterpret_cast<float*>(sums->data());
+  for (size_t i = 0; i < values.size() / sizeof(float); ++i) to[i] += from[i];
+}
+
 // A sum on the GPU, and the same on the host, whose bits it must have.
 class Compared {
  public:
@@ -101,10 +116,7 @@ class Compared {
 
  private:
   void Expect(cuda::Address at, const std::vector<char>& expected) {
-    const std::vector<char> found = memory_.Get(at, expected.size());
-    for (size_t i = 0; i < expected.size(); i += sizeof(float)) {
-      EXPECT(AreEqual(DType::kFloat32, found.data() + i, expected.data() + i));
-    }
+    EXPECT(AreSame(memory_.Get(at, expected.size()), expected));
   }
 
   Communicator& c_;
@@ -339,6 +351,94 @@ void WithoutRoomIsTold() {
   }
 }
 
+// What a rank of a group has at the end.
+struct Result {
+  std::vector<char> values, error;
+};
+
+// In the host's memory, of as many ranks as there are GPUs, each on the host of its process.
+std::vector<Result> OnHosts(int processes, int gpus, const Codec& codec, size_t count) {
+  Plan plan;
+  plan.ranks = processes * gpus;
+  plan.hosts = processes;
+  std::vector<Result> results(static_cast<size_t>(plan.ranks));
+  OnEachRank(plan, [&](Communicator& c) {
+    Result& result = results[static_cast<size_t>(c.rank())];
+    result = {Brought(c.rank(), count, 1), Brought(c.rank() + 1, count, 0.1f)};
+    c.Run(Sum(codec, {count}, result.values.data(), result.error.data(), false));
+  });
+  return results;
+}
+
+// GPUs of a process sum exactly first, as ranks of a host do: each is the rank that has its `number`.
+void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool within_hosts) {
+  const auto gpus_each = static_cast<int>(plan.device->gpus.size());
+  const std::vector<Result> expected = OnHosts(plan.ranks, gpus_each, codec, count);
+  const By taken = Taken(plan, [&](Communicator& c) {
+    Gpus gpus(c);
+    std::vector<Operation> parts;
+    std::vector<cuda::Address> values, errors;
+    const auto number = [&](size_t gpu) { return static_cast<int>(gpu) * c.size() + c.rank(); };
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      values.push_back(gpus[gpu].Put(Brought(number(gpu), count, 1)));
+      errors.push_back(gpus[gpu].Put(Brought(number(gpu) + 1, count, 0.1f)));
+      parts.push_back(Sum(codec, {count}, Pointer(values[gpu]), Pointer(errors[gpu]), within_hosts));
+      parts.back().device = gpus[gpu].Ready();
+    }
+    RunParts(c, std::move(parts));
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      const Result& result = expected[static_cast<size_t>(number(gpu))];
+      EXPECT(AreSame(gpus[gpu].Get(values[gpu], count * sizeof(float)), result.values));
+      if (codec.unit) continue;
+      EXPECT(AreSame(gpus[gpu].Get(errors[gpu], count * sizeof(float)), result.error));
+    }
+  });
+  EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
+}
+
+// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error is that
+// of its first GPU.
+void OfSeveralGpusThroughTheHost(const Plan& plan) {
+  constexpr size_t kCount = 1003;
+  const Codec codec = CodecOf(Form::kLevels);
+  OnEachRank(plan, [&](Communicator& c) {
+    Gpus gpus(c);
+    std::vector<char> sums(kCount * sizeof(float)), error = Brought(c.rank(), kCount, 0.1f);
+    std::vector<Operation> parts;
+    std::vector<cuda::Address> values, errors;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      const std::vector<char> brought = Brought(gpus.Rank(gpu), kCount, 1);
+      Add(brought, &sums);
+      values.push_back(gpus[gpu].Put(brought));
+      errors.push_back(gpus[gpu].Put(error));
+      parts.push_back(Sum(codec, {kCount}, Pointer(values[gpu]), Pointer(errors[gpu]), true));
+      parts.back().device = gpus[gpu].Ready();
+    }
+    RunParts(c, std::move(parts));
+    c.Run(Sum(codec, {kCount}, sums.data(), error.data(), true));
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      EXPECT(AreSame(gpus[gpu].Get(values[gpu], sums.size()), sums));
+    }
+    EXPECT(AreSame(gpus[0].Get(errors[0], error.size()), error));
+  });
+}
+
+// One of a process's GPUs has another codec than the other.
+void UnlikeParts(const Plan& plan) {
+  OnEachRank(plan, [](Communicator& c) {
+    Gpus gpus(c);
+    std::vector<Operation> parts;
+    for (size_t gpu = 0; gpu < gpus.size(); ++gpu) {
+      char* const at = Pointer(gpus[gpu].Take(400));
+      const Codec codec = CodecOf(Form::kLevels, gpu == 1 ? 512 : 256);
+      parts.push_back(Sum(codec, {100}, at, at, true));
+      parts.back().device = gpus[gpu].Ready();
+    }
+    ExpectError([&] { RunParts(c, std::move(parts)); }, Code::kMismatch,
+                {"GPU 0", "GPU 1", "The compression differs."});
+  });
+}
+
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   for (const char* transport : {"", "nccl"}) {
@@ -348,6 +448,8 @@ void WithFakes() {
     WithoutRoom(transport);
     Check(PlanFor(transport, 2, 2, As::kProcesses), false, By::kKernels);
   }
+  Check(PlanFor("nccl", 4, 2, As::kProcesses), false, By::kNccl);
+  OfSeveralGpus(WithGpus("nccl", 2, 2, As::kProcesses, 2), CodecOf(Form::kLevels), 1003, false);
   Check(PlanFor("own", 3, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("", 3, 3, As::kThreads), false, By::kKernels);
   for (const int ranks : {2, 3, 4}) {
@@ -363,6 +465,13 @@ void WithFakes() {
   Check(PlanFor("", 1, 1, As::kThreads), true, By::kKernels);
   Check(PlanFor("host", 2, 2, As::kThreads), false, By::kHost);
   WithoutRoomIsTold();
+  for (const Codec& codec : Codecs()) {
+    if (codec.stochastic || codec.form == Form::kPowers) continue;  // The seed is of the rank's number.
+    OfSeveralGpus(WithGpus("nccl", 2, 2, As::kThreads, 2), codec, 1003, false);
+    OfSeveralGpus(WithGpus("nccl", 3, 1, As::kThreads, 2), codec, 5, true);
+  }
+  OfSeveralGpusThroughTheHost(WithGpus("host", 2, 2, As::kThreads, 2));
+  UnlikeParts(WithGpus("nccl", 2, 2, As::kThreads, 2));
   for (const char* transport : {"", "nccl"}) {
     EXPECT(Taken(PlanFor(transport, 2, 2, As::kThreads), Large) ==
            (*transport ? By::kNccl : By::kKernels));
