@@ -145,6 +145,27 @@ def test_compressed_buckets_are_launched_one_behind_the_other(name):
 
 
 @exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit"])
+def test_gpus_of_a_host_sum_exactly_first(name):
+    expected = GROUPS["3 on 2 hosts"].run(f"{PACKAGE}.compressed:from_host_to_host", name)[0]
+    compress = f"{PACKAGE}.gpus:compress_between_hosts"
+    for result, taken, _ in GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name):
+        assert_equal(result["weights"], expected["weights"], name)
+        assert taken[-1]
+
+
+@exhaustive
+def test_all_gpus_of_workers_compress():
+    expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", "int8")[0]
+    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", "int8")
+    for result, taken, _ in results:
+        assert_equal(result["weights"], results[0][0]["weights"], "int8")
+        # Values are encoded in other blocks where devices divide gradients by variables.
+        np.testing.assert_allclose(result["loss"], expected["loss"], rtol=0.02)
+        assert taken[-1]
+
+
+@exhaustive
 def test_codecs_are_measured_on_gpus():
     (loss, taken), other = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:choose")
     assert (loss, taken) == other

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.gpu_communicator import GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.host_leaders import HostLeaders
 
@@ -32,16 +35,21 @@ class Exchange:
             "carriers", unless `within_hosts` is set or `is_shared_out` is false.
         exact: what sums without compression, if that is not `workers`.
         on_gpus: the communicator of the workers' GPUs, if each has one.
+        split_on_gpus: as `split`, of the workers' GPUs; given with `on_gpus`.
+        of_all_gpus: this device's handle on the communicator of all GPUs, if workers have several.
 
     Attributes:
         workers: as given.
         exact: as given, or `workers`.
         encoded: the communicator of the workers for what the core encodes: `on_gpus`, or `workers`.
+        of_all_gpus: as given.
         within_hosts: as given.
         devices: as given.
         host: how the workers of this host divide gradients, if the core does not.
         leaders: the communicator of the workers, one per host, that lead the same gradients as this
             one; None if it leads none.
+        encoded_host: as `host`, for what the core encodes.
+        encoded_leaders: as `leaders`, for what the core encodes.
         compresses: whether there is anything to compress: several hosts, or several workers and
             `within_hosts`.
     """
@@ -55,14 +63,19 @@ class Exchange:
         split: Split | None = None,
         exact: Communicator | None = None,
         on_gpus: NativeCommunicator | None = None,
+        split_on_gpus: Split | None = None,
+        of_all_gpus: NativeCommunicator | None = None,
     ) -> None:
         self.workers = workers
         self.exact: Communicator = workers if exact is None else exact
         self.encoded: NativeCommunicator = workers if on_gpus is None else on_gpus
+        self.of_all_gpus = of_all_gpus
         self.within_hosts = within_hosts
         self.devices = devices
         self.host = HostLeaders()
         self.leaders: NativeCommunicator | None = workers
+        self.encoded_host = self.host
+        self.encoded_leaders: NativeCommunicator | None = self.encoded
         hosts: dict[int, list[int]] = {}
         here = workers.context
         for rank, host in enumerate(here.hosts):
@@ -73,15 +86,24 @@ class Exchange:
         assert split is not None
         colocated = hosts[here.hosts[here.rank]]
         num_leaders, index = min(map(len, hosts.values())), colocated.index(here.rank)
-        group = split("host", colocated if len(colocated) > 1 else [])
-        self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
+        neighbors = colocated if len(colocated) > 1 else []
         leaders = [ranks[index] for ranks in hosts.values()] if index < num_leaders else []
+        group = split("host", neighbors)
+        self.host = HostLeaders(group, num_leaders, index, stride=devices.num_leaders)
         self.leaders = split("carriers", leaders)
+        self.encoded_host, self.encoded_leaders = self.host, self.leaders
+        if split_on_gpus is not None:
+            gpus = split_on_gpus("host", neighbors)
+            if gpus is not None and group is not None:
+                on_gpus_of_host = GpuCommunicator(gpus, group)
+                self.encoded_host = dataclasses.replace(self.host, group=on_gpus_of_host)
+            self.encoded_leaders = split_on_gpus("carriers", leaders)
 
-    @property
-    def encoded_leaders(self) -> NativeCommunicator | None:
-        """As `leaders`, for what the core encodes."""
-        return self.encoded if self.leaders is self.workers else self.leaders
+    def alone(self) -> Exchange:
+        """The same without what all devices of a worker have to come to together."""
+        other = copy.copy(self)
+        other.of_all_gpus = None
+        return other
 
     @property
     def shape(self) -> tuple[object, ...]:

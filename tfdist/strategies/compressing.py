@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.gpu_communicator import GpuCommunicator
+from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.host_leaders import HostLeaders
@@ -50,12 +50,21 @@ def make_compressor(
             part = group.native_part(f"{name}{suffix}", members, options.timeout_seconds)
             return None if part is None else sized(part, options)
 
+        def split_on_gpus(name: str, members: list[int]) -> NativeCommunicator | None:
+            seconds = options.timeout_seconds
+            part = group.native_part(f"{name}, GPUs", members, seconds, devices)
+            return None if part is None else sized(part.with_buckets_of(GPU_BUCKET_BYTES), options)
+
         if len(devices) == 1:
-            exact = replicas[0]
-            on_gpus = exact.on_gpu if isinstance(exact, GpuCommunicator) else None
+            on_gpus = on_gpu(replicas[0])
             return [
                 Exchange(
-                    workers, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
+                    workers,
+                    within_hosts=within_hosts,
+                    split=split,
+                    exact=replicas[0],
+                    on_gpus=on_gpus,
+                    split_on_gpus=None if on_gpus is None else split_on_gpus,
                 )
             ]
         return [
@@ -64,9 +73,13 @@ def make_compressor(
                 within_hosts=within_hosts,
                 devices=HostLeaders(local, len(devices), i),
                 split=functools.partial(split, suffix=f", device {i}"),
+                of_all_gpus=on_gpu(replicas[i]),
             )
             for i, local in enumerate(group.native_devices(devices))
         ]
+
+    def on_gpu(replica: Communicator) -> NativeCommunicator | None:
+        return replica.on_gpu if isinstance(replica, GpuCommunicator) else None
 
     def agree(policy: Policy | None) -> None:
         group.agree("compression", repr(policy))

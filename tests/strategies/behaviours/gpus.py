@@ -120,7 +120,7 @@ def reduce_what_comes_late(strategy):
     return [run(tf.fill([1000], float(i))).numpy().tolist() for i in range(3)]
 
 
-def compress(strategy, name):
+def compress(strategy, name, *, within_hosts=True):
     """The outcome of training with a codec, what it has taken, and where the codec keeps state.
 
     What it has taken ends with whether encoded values went by NCCL.
@@ -128,12 +128,17 @@ def compress(strategy, name):
     x, y = rows(96)
     sent = gpus.nccl_calls("ncclSend")
     with _taken() as taken:
-        model = compile_mlp(strategy_of(name))
+        model = compile_mlp(strategy_of(name, within_hosts=within_hosts))
         history = fit(model, x, y, batch_size=16, epochs=4)
     taken.append(gpus.nccl_calls("ncclSend") > sent)
     kept = model.optimizer.compression_state.variables
     devices = sorted({tf.DeviceSpec.from_string(variable.device).device_type for variable in kept})
     return outcome(model, history), taken, devices
+
+
+def compress_between_hosts(strategy, name):
+    """As `compress`, where the GPUs of a host sum exactly."""
+    return compress(strategy, name, within_hosts=False)
 
 
 def compress_in_buckets(strategy, name):
