@@ -44,7 +44,8 @@ DevicePath::DevicePath(Setup setup, Guard& guard)
       ranks_(Make(setup_)),
       gpus_(GpusOf(ranks_)),
       host_(gpus_, guard),
-      routes_(setup_, ranks_) {}
+      routes_(setup_, ranks_),
+      compressed_(setup_, ranks_, routes_, guard_) {}
 
 void DevicePath::AwaitInput(size_t gpu, const Operation& part,
                             const std::function<bool()>& ends) const noexcept {
@@ -69,8 +70,9 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
   const Transport transport = Choose(fabric, operation, parts);
   if (transport == Transport::kHost) {
-    if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return false;
-    host_.Run(operation, parts, on_host);
+    const bool encoded =
+        operation.compression && compressed_.RunOverLinks(fabric.topology, operation, on_host);
+    if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
   // What is launched may use the buffers that a message passes through.
@@ -85,7 +87,7 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     if (transport == Transport::kNccl) {
       JoinNccl(fabric, operation);
       if (operation.compression) {
-        coded_->Launch(parts);
+        compressed_.Launch(parts);
       } else {
         nccl_->Launch(asked, parts);
       }
@@ -115,7 +117,7 @@ DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation,
   if (operation.compression) {
     for (const Operation* part : parts) CheckCompressible(*part);
     if (IsEncoded(fabric.topology, *operation.compression)) {
-      const bool stays = MayGoEncoded(fabric, operation, parts);
+      const bool stays = compressed_.GoesByNccl(fabric, operation, parts, [this] { AwaitLaunched(); });
       return stays ? Transport::kNccl : Transport::kHost;
     }
     operation.compression.reset();
@@ -132,47 +134,11 @@ DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation,
   return routes_.Choose(asked, parts);
 }
 
-// Whether encoded values go by NCCL.
-bool DevicePath::MayGoEncoded(Fabric& fabric, const Operation& operation, const Parts& parts) {
-  routes_.Open(fabric, operation);
-  if (routes_.ChooseForCompressed() == Transport::kHost) return false;
-  if (!coded_) coded_ = std::make_unique<NcclCoded>(routes_.topology(), ranks_);
-  if (!coded_->Takes(parts)) return false;
-  if (coded_->IsFull(parts)) AwaitLaunched();
-  std::string lack;
-  if (coded_->MakeRoom(fabric, operation, parts, &lack)) return true;
-  if (!lack.empty()) AnnounceNoRoom(lack);
-  return false;
-}
-
-// Says once why encoded values do not stay on the GPU.
-void DevicePath::AnnounceNoRoom(const std::string& why) {
-  if (setup_.warn && !std::exchange(announced_no_room_, true)) {
-    setup_.warn("Compressed gradients go through the host's memory, since " + why);
-  }
-}
-
 void DevicePath::CheckRoot(const Fingerprint& asked) const {
   const int size = routes_.topology().size;
   if (asked.root >= 0 && asked.root < size) return;
   throw Error(Code::kInvalidArgument, "The root must be one of the group's " +
                                           std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
-}
-
-// Whether it has been run on the GPU.
-bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
-                               const OnHost& on_host) {
-  const bool may = ranks_.size() == 1 && ranks_[0]->kernels && setup_.transport != "host";
-  if (!may || !DeviceCoder::Takes(topology, operation)) return false;
-  try {
-    if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
-    coder_->MakeRoom(topology, operation);
-  } catch (const Error& error) {
-    AnnounceNoRoom(error.what());
-    return false;
-  }
-  coder_->Run(operation, on_host);
-  return true;
 }
 
 // Whether an operation can go another way than through the host: a message in a group of two, since in

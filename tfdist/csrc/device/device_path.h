@@ -7,16 +7,14 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "collective/operation.h"
-#include "device/device_coder.h"
+#include "device/compressed_path.h"
 #include "device/device_rank.h"
 #include "device/device_setup.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
-#include "device/nccl_coded.h"
 #include "device/nccl_ranks.h"
 #include "device/parts.h"
 #include "device/routes.h"
@@ -66,9 +64,6 @@ class DevicePath {
   using Transport = Routes::Transport;
 
   Transport Choose(Fabric& fabric, Operation& operation, const Parts& parts);
-  bool MayGoEncoded(Fabric& fabric, const Operation& operation, const Parts& parts);
-  void AnnounceNoRoom(const std::string& why);
-  bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
   void Copy(Fabric& fabric, const Operation& operation);
   void Arrive(Fabric& fabric, const Operation& operation, const Parts& parts);
@@ -89,10 +84,8 @@ class DevicePath {
   Routes routes_;
   bool measured_ = false;
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
-  std::unique_ptr<NcclCoded> coded_;  // the same
-  std::unique_ptr<DeviceCoder> coder_;
+  CompressedPath compressed_;
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
-  bool announced_no_room_ = false;
 };
 
 }  // namespace tfdist
