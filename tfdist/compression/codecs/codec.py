@@ -85,7 +85,14 @@ class Codec(abc.ABC):
         return tf.zeros(shape, tf.float32)
 
     def devices(self, exchange: Exchange) -> HostLeaders:
-        """How a worker's devices divide the gradients that `sum` is given."""
+        """How a worker's devices sum and divide gradients before `sum` is given them.
+
+        Args:
+            exchange: the route to the other workers.
+
+        Returns:
+            The exchange's, or one without neighbors if `sum` is given those of each device.
+        """
         return exchange.devices
 
     @abc.abstractmethod
