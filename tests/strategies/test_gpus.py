@@ -155,15 +155,20 @@ def test_gpus_of_a_host_sum_exactly_first(name):
 
 
 @exhaustive
-def test_all_gpus_of_workers_compress():
-    expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", "int8")[0]
-    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", "int8")
-    for result, taken, _ in results:
-        assert_equal(result["weights"], results[0][0]["weights"], "int8")
-        # Values are encoded in other blocks where devices divide gradients by variables.
-        losses = result["history"]["loss"], expected["history"]["loss"]
-        np.testing.assert_allclose(*losses, rtol=0.02)
+@pytest.mark.parametrize("name", ["int8", "onebit", "signum"])
+def test_all_gpus_of_workers_compress(name):
+    expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
+    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", name)
+    for result, taken, devices in results:
+        assert_equal(result["weights"], results[0][0]["weights"], name)
         assert taken[-1]
+        if name == "int8":
+            # The core encodes other blocks than where devices divide gradients.
+            losses = result["history"]["loss"], expected["history"]["loss"]
+            np.testing.assert_allclose(*losses, rtol=0.02)
+            continue
+        assert_equal(result["weights"], expected["weights"], name)
+        assert devices == ["GPU"] or not gpus.have_devices()
 
 
 @exhaustive

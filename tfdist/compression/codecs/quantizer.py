@@ -21,7 +21,7 @@ from tfdist.native.encoding import Encoding
 class Quantizer(Codec):
     """A codec that runs in the core: fewer bits per value, encoded while being sent.
 
-    On GPUs, the core encodes there, except for workers with several GPUs if something is kept.
+    On GPUs, the core encodes there.
 
     Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
     sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
@@ -60,7 +60,7 @@ class Quantizer(Codec):
 
     def devices(self, exchange: Exchange) -> HostLeaders:
         # The core sums those of GPUs, too, unless something of their sum is kept.
-        return HostLeaders() if self._of_all_gpus(exchange) is not None else exchange.devices
+        return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
 
     def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
         return None if self.kept((1,)) else exchange.of_all_gpus
