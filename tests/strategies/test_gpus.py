@@ -138,8 +138,46 @@ def test_compressed_gradients_are_those_of_cpus(group, name):
     for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
         assert_equal(result["weights"], expected["weights"], name)
         assert taken[0] == (group == "2 GPUs by NCCL")
+        assert taken[-1] == (group == "2 GPUs by NCCL" and name != "topk")
         if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
             assert devices == ["GPU"]
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit"])
+def test_compressed_buckets_are_launched_one_behind_the_other(name):
+    train = f"{PACKAGE}.gpus:compress_in_buckets"
+    expected, _ = GROUPS["2"].run(train, name)[0]
+    for result, waits in GROUPS["2 GPUs by NCCL"].run(train, name):
+        assert waits
+        assert_equal(result["weights"], expected["weights"], name)
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit"])
+def test_gpus_of_a_host_sum_exactly_first(name):
+    expected = GROUPS["3 on 2 hosts"].run(f"{PACKAGE}.compressed:from_host_to_host", name)[0]
+    compress = f"{PACKAGE}.gpus:compress_between_hosts"
+    for result, taken, _ in GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name):
+        assert_equal(result["weights"], expected["weights"], name)
+        assert taken[-1]
+
+
+@exhaustive
+@pytest.mark.parametrize("name", ["int8", "onebit", "signum"])
+def test_all_gpus_of_workers_compress(name):
+    expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
+    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", name)
+    for result, taken, devices in results:
+        assert_equal(result["weights"], results[0][0]["weights"], name)
+        assert taken[-1]
+        if name == "int8":
+            # The core encodes other blocks than where devices divide gradients.
+            losses = result["history"]["loss"], expected["history"]["loss"]
+            np.testing.assert_allclose(*losses, rtol=0.02)
+            continue
+        assert_equal(result["weights"], expected["weights"], name)
+        assert devices == ["GPU"] or not gpus.have_devices()
 
 
 @exhaustive

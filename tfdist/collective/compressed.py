@@ -26,7 +26,8 @@ def compressed_all_reduce(
 
     Args:
         communicator: the ranks' communicator.
-        tensors: float32 tensors, of the same shapes on all ranks.
+        tensors: float32 tensors, of the same shapes on all ranks. Where a process has several GPUs,
+            each brings its own, and they are summed exactly first.
         encoding: how values are encoded, the same on all ranks.
         errors: for each tensor a float32 variable on the communicator's device with the same
             number of values: it is added to the tensor, and then set to what encoding lost on this
@@ -39,11 +40,14 @@ def compressed_all_reduce(
     """
     sums: list[Any] = [None] * len(tensors)
     plan = communicator.plan(tensors)
+    awaited = bool(communicator.context.gpus) and len(plan) > 1
     with tf.device("CPU:0"):
         # A different seed for each bucket.
         seeds = [tf.cast(seed, tf.int64) + number * 0x9E3779B9 for number in range(len(plan))]
+    name, gpu = communicator.name, communicator.gpu
     with tf.device(communicator.device):
-        for number, bucket in enumerate(marked_buckets(communicator.name, "", tensors, plan)):
+        buckets = marked_buckets(name, "", tensors, plan, notes=gpu == 0)
+        for number, bucket in enumerate(buckets):
             with tf.control_dependencies(bucket.marks):
                 reduced = native_ops.compressed_all_reduce(
                     communicator.token,
@@ -52,10 +56,14 @@ def compressed_all_reduce(
                     seeds[number],
                     encoding,
                     within_hosts,
-                    communicator.name,
+                    name,
                     bucket.key,
                     overlaps=bucket.overlaps,
+                    gpu=gpu,
+                    awaited=awaited,
                 )
             for i, value in zip(bucket.members, reduced, strict=True):
                 sums[i] = value
+        if awaited:
+            sums = native_ops.await_launched(communicator.token, sums, name, "", gpu=gpu)
     return [tokens.apart(total) for total in sums] if communicator.context.gpus else sums

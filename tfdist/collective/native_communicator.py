@@ -160,6 +160,11 @@ class NativeCommunicator:
                 self._token = tokens.make(self.device, tf.float32)
             return self._token
 
+    @property
+    def gpu(self) -> int:
+        """Which of the context's GPUs this handle is of, if it has any."""
+        return self._gpu
+
     def on_gpu(self, index: int) -> NativeCommunicator:
         """The handle of one of the context's GPUs: each brings its part to every operation."""
         other = NativeCommunicator(self.name, self.context, self._options)

@@ -88,6 +88,8 @@ def compressed_all_reduce(
     key: str,
     *,
     overlaps: bool = False,
+    gpu: int = 0,
+    awaited: bool = False,
 ) -> list[tf.Tensor]:
     """Sums float32 tensors in one collective that sends encoded values.
 
@@ -95,6 +97,8 @@ def compressed_all_reduce(
         errors: resources of float32 variables, one for each tensor, or none.
         seed: an int64 scalar.
         overlaps: as for `all_reduce`.
+        gpu: as for `all_reduce`.
+        awaited: as for `all_reduce`; the variables change until `await_launched` has ended, too.
     """
     return list(
         _ops().tfdist_compressed_all_reduce(
@@ -107,6 +111,8 @@ def compressed_all_reduce(
             communicator=communicator,
             key=key,
             overlaps=overlaps,
+            gpu=gpu,
+            awaited=awaited,
         )
     )
 

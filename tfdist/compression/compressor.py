@@ -91,7 +91,7 @@ class Compressor:
             return
         exchange = self._exchanges[self._policy.within_hosts][0]
         if exchange.compresses:
-            self._choice = Choice(self._policy.codec, exchange, self._devices[0])
+            self._choice = Choice(self._policy.codec, exchange.alone(), self._devices[0])
         elif exchange.workers.context.rank == 0:
             say("tfdist: compression: chose none, since all workers are on one host.")
 
@@ -278,7 +278,8 @@ class Compressor:
 
         def compressed() -> list[tf.Tensor]:
             begun = step - exact_steps
-            return exchange.devices.sum(gradients, lambda mine: codec.sum(exchange, mine, begun))
+            devices = codec.devices(exchange)
+            return devices.sum(gradients, lambda mine: codec.sum(exchange, mine, begun))
 
         if not exact_steps:
             return compressed()

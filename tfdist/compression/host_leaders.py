@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
-from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.communicator_interface import Communicator
 from tfdist.compression.gradient import Gradient
 
 
@@ -25,7 +25,7 @@ class HostLeaders:
         stride: the number of consecutive gradients with the same leader.
     """
 
-    group: NativeCommunicator | None = None
+    group: Communicator | None = None
     num_leaders: int = 1
     index: int = 0
     stride: int = 1

@@ -33,6 +33,10 @@ uint64_t Bytes(const Operation& operation) {
   return std::max(first.in.bytes(), first.out.bytes());
 }
 
+uint32_t HashOf(const Compression& compression) {
+  return tfdist::HashOf(compression.codec) ^ (compression.within_hosts ? 0x100u : 0u);
+}
+
 std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment> segment,
                                Guard& guard, Recorder& recorder) {
   std::vector<std::string> names;
@@ -135,12 +139,7 @@ void Communicator::Execute(Operation& operation) {
 
 void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   if (!assemblies_) return Enqueue(std::move(part), std::move(done));
-  if (part.compression) {
-    const Error error(Code::kInvalidArgument,
-                      Describe(part.fingerprint) + " is compressed, which processes with several "
-                                                   "GPUs are not. Start one process per GPU.");
-    return done(&error);
-  }
+  if (part.compression) part.fingerprint.codec = HashOf(*part.compression);
   bool is_first = false;
   const std::shared_ptr<Assembly> assembly = assemblies_->Next(gpu, &is_first);
   Operation whole;
@@ -151,6 +150,7 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
   whole.awaits = part.awaits;
   whole.peer = part.peer;
   whole.device = nullptr;
+  whole.compression = part.compression;
   whole.assembly = assembly;
   assembly->Add(gpu, std::move(part), std::move(done));
   if (!is_first) return;
@@ -281,9 +281,7 @@ void Communicator::Begin(Operation& operation) {
   } else {
     if (fingerprint.kind == Kind::kAllReduce) {
       fingerprint.algorithm = static_cast<uint8_t>(algorithm_);
-      if (const auto& compression = operation.compression) {
-        fingerprint.codec = HashOf(compression->codec) ^ (compression->within_hosts ? 0x100u : 0u);
-      }
+      if (operation.compression) fingerprint.codec = HashOf(*operation.compression);
     }
     fingerprint.sequence = ++doing_.status.sequence;
     joined_[doing_.status.sequence % joined_.size()] = fingerprint;

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.gpu_communicator import GpuCommunicator
+from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.policy import Policy
-from tfdist.compression.transport import Exchange
+from tfdist.compression.transport import Exchange, OnGpus
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.communication import sized
 from tfdist.strategies.group import Group
@@ -45,28 +46,61 @@ def make_compressor(
             raise cannot_compress("`compression`")
         return None
 
-    def make_exchanges(within_hosts: bool) -> list[Exchange]:
-        def split(name: str, members: list[int], *, suffix: str = "") -> NativeCommunicator | None:
-            part = group.native_part(f"{name}{suffix}", members, options.timeout_seconds)
-            return None if part is None else sized(part, options)
+    def part(
+        name: str, members: list[int], *, suffix: str = "", gpus: Sequence[str] = ()
+    ) -> NativeCommunicator | None:
+        name = f"{name}{suffix}, GPUs" if gpus else f"{name}{suffix}"
+        made = group.native_part(name, members, options.timeout_seconds, gpus)
+        if made is None:
+            return None
+        return sized(made.with_buckets_of(GPU_BUCKET_BYTES) if gpus else made, options)
 
+    def make_exchanges(within_hosts: bool) -> list[Exchange]:
         if len(devices) == 1:
-            exact = replicas[0]
-            on_gpus = exact.on_gpu if isinstance(exact, GpuCommunicator) else None
+            of_gpu = None
+            if isinstance(replicas[0], GpuCommunicator):
+                split = functools.partial(part, gpus=devices)
+                of_gpu = OnGpus(replicas[0].on_gpu, split)
             return [
                 Exchange(
-                    workers, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
+                    workers,
+                    within_hosts=within_hosts,
+                    split=part,
+                    exact=replicas[0],
+                    on_gpus=of_gpu,
                 )
             ]
-        return [
-            Exchange(
-                sized(group.native(f"device {i}"), options),
-                within_hosts=within_hosts,
-                devices=HostLeaders(local, len(devices), i),
-                split=functools.partial(split, suffix=f", device {i}"),
+        exchanges = []
+        for i, local in enumerate(group.native_devices(devices)):
+            route, exact = None, None
+            of_workers = sized(group.native(f"device {i}"), options)
+            if isinstance(replicas[i], GpuCommunicator):
+                route = route_of_gpu(i, local)
+                exact = GpuCommunicator(route.workers, of_workers)
+            exchanges.append(
+                Exchange(
+                    of_workers,
+                    within_hosts=within_hosts,
+                    devices=HostLeaders(local, len(devices), i),
+                    split=functools.partial(part, suffix=f", device {i}"),
+                    exact=exact,
+                    on_gpus=route,
+                )
             )
-            for i, local in enumerate(group.native_devices(devices))
-        ]
+        return exchanges
+
+    def route_of_gpu(i: int, local: NativeCommunicator) -> OnGpus:
+        topology, gpus, replica = group.topology, devices[i : i + 1], replicas[i]
+        here = part("devices", [topology.rank], gpus=devices)
+        of_workers = part(f"device {i}", list(range(topology.size)), gpus=gpus)
+        assert here and of_workers and isinstance(replica, GpuCommunicator)
+        neighbors = GpuCommunicator(here.on_gpu(i), local)
+        return OnGpus(
+            of_workers,
+            functools.partial(part, suffix=f", device {i}", gpus=gpus),
+            HostLeaders(neighbors, len(devices), i),
+            replica.on_gpu,
+        )
 
     def agree(policy: Policy | None) -> None:
         group.agree("compression", repr(policy))

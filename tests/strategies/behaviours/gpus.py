@@ -13,7 +13,7 @@ import tensorflow as tf
 import tfdist
 from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
-from tests.strategies.behaviours.compression import strategy_of
+from tests.strategies.behaviours.compression import codec_of, strategy_of
 from tfdist.collective import gpu, marks, native_ops
 from tfdist.compression import Auto, Int8, OneBit, Policy
 from tfdist.errors import NativeUnavailableError
@@ -132,15 +132,45 @@ def reduce_what_comes_late(strategy):
     return [run(tf.fill([1000], float(i))).numpy().tolist() for i in range(3)]
 
 
-def compress(strategy, name):
-    """The outcome of training with a codec, what it has taken, and where the codec keeps state."""
+def compress(strategy, name, *, within_hosts=True):
+    """The outcome of training with a codec, what it has taken, and where the codec keeps state.
+
+    What it has taken ends with whether encoded values went by NCCL.
+    """
     x, y = rows(96)
+    sent = gpus.nccl_calls("ncclSend")
     with _taken() as taken:
-        model = compile_mlp(strategy_of(name))
+        model = compile_mlp(strategy_of(name, within_hosts=within_hosts))
         history = fit(model, x, y, batch_size=16, epochs=4)
+    taken.append(gpus.nccl_calls("ncclSend") > sent)
     kept = model.optimizer.compression_state.variables
     devices = sorted({tf.DeviceSpec.from_string(variable.device).device_type for variable in kept})
     return outcome(model, history), taken, devices
+
+
+def compress_between_hosts(strategy, name):
+    """As `compress`, where the GPUs of a host sum exactly."""
+    return compress(strategy, name, within_hosts=False)
+
+
+def compress_in_buckets(strategy, name):
+    """The outcome of training where each gradient has a collective of its own; how many wait."""
+    waits = []
+    await_launched = native_ops.await_launched
+
+    def note(*args, **settings):
+        waits.append(len(args[1]))
+        return await_launched(*args, **settings)
+
+    with mock.patch.object(native_ops, "await_launched", note):
+        options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
+        policy = Policy(codec_of(name), smallest=0, within_hosts=True)
+        compressing = tfdist.MultiWorkerMirroredStrategy(
+            compression=policy, communication_options=options
+        )
+        model = compile_mlp(compressing)
+        history = fit(model, *rows(96), batch_size=16, epochs=4)
+    return outcome(model, history), waits
 
 
 def choose(strategy):

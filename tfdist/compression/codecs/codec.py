@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import tensorflow as tf
 
 from tfdist.compression.gradient import Gradient, Shape
+from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.settings import check_types
 from tfdist.compression.transport import Exchange
 
@@ -82,6 +83,17 @@ class Codec(abc.ABC):
     def first(self, name: str, shape: Shape) -> tf.Tensor:
         """The initial value of the state of a name, the same on all workers."""
         return tf.zeros(shape, tf.float32)
+
+    def devices(self, exchange: Exchange) -> HostLeaders:
+        """How a worker's devices sum and divide gradients before `sum` is given them.
+
+        Args:
+            exchange: the route to the other workers.
+
+        Returns:
+            The exchange's, or one without neighbors if `sum` is given those of each device.
+        """
+        return exchange.devices
 
     @abc.abstractmethod
     def sum(

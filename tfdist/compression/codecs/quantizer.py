@@ -12,6 +12,7 @@ from tfdist.collective.compressed import compressed_all_reduce
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient, Shape, count
+from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.transport import Exchange
 from tfdist.native.encoding import Encoding
 
@@ -20,7 +21,7 @@ from tfdist.native.encoding import Encoding
 class Quantizer(Codec):
     """A codec that runs in the core: fewer bits per value, encoded while being sent.
 
-    With one GPU per worker, the core encodes on the GPUs.
+    On GPUs, the core encodes there.
 
     Each host decodes the values of its shard of the gradients, sums them in float32, encodes the
     sum and sends it to all hosts: two errors for any number of hosts, and the same bits everywhere.
@@ -57,6 +58,13 @@ class Quantizer(Codec):
     def kept(self, shape: Shape) -> Mapping[str, Shape]:
         return {"error": (count(shape),)} if self.error_feedback else {}
 
+    def devices(self, exchange: Exchange) -> HostLeaders:
+        # The core sums those of GPUs, too, unless something of their sum is kept.
+        return HostLeaders() if self._of_all_gpus(exchange) else exchange.encoded_devices
+
+    def _of_all_gpus(self, exchange: Exchange) -> NativeCommunicator | None:
+        return None if self.kept((1,)) else exchange.of_all_gpus
+
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
@@ -76,5 +84,5 @@ class Quantizer(Codec):
         if self.error_feedback:
             # The error of a gradient stays with its leader, whatever else is sent with it.
             leaders = exchange.encoded_leaders
-            return exchange.host.sum(gradients, lambda mine: sum_among(leaders, mine))
-        return sum_among(exchange.encoded, gradients)
+            return exchange.encoded_host.sum(gradients, lambda mine: sum_among(leaders, mine))
+        return sum_among(self._of_all_gpus(exchange) or exchange.encoded, gradients)

@@ -113,25 +113,6 @@ void Compress(Fabric& fabric, const Operation& operation, const Members& members
   RunCompressed(fabric, operation.fingerprint, members, transfer, *operation.compression, begin);
 }
 
-void CheckCompressible(const Operation& operation) {
-  const Fingerprint& fingerprint = operation.fingerprint;
-  const size_t error = operation.compression->error.bytes();
-  CheckCodec(operation.compression->codec);
-  if (fingerprint.type != DType::kFloat32 || fingerprint.op != ReduceOp::kSum) {
-    throw Error(Code::kInvalidArgument,
-                std::string("Sums of float32 can be compressed. Received: a ") +
-                    NameOf(fingerprint.op) + " of " + NameOf(fingerprint.type) + ".");
-  }
-  if (error != 0 && operation.compression->codec.unit) {
-    throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
-  }
-  if (error != 0 && error != operation.in.bytes()) {
-    throw Error(Code::kInvalidArgument, "The error must be as large as the values. Received: " +
-                                            std::to_string(error) + " bytes for " +
-                                            std::to_string(operation.in.bytes()) + ".");
-  }
-}
-
 // Rounds sums of the type `from` to one of half the size.
 void Narrow(const Pieces& sums, DType from_type, DType type, const Pieces& out) {
   size_t done = 0;
@@ -271,11 +252,9 @@ void AllReduce(Fabric& fabric, Operation& operation, Algorithm algorithm) {
   const bool one_host = topology.hosts.size() == 1;
   if (operation.compression) {
     CheckCompressible(operation);
-    // What does not leave the host stays as it is, and so does what has no one to go to.
-    const bool anywhere = operation.compression->within_hosts && topology.size > 1;
-    if (one_host && !anywhere) {
+    if (!IsEncoded(topology, *operation.compression)) {
       operation.compression.reset();
-    } else if (anywhere) {
+    } else if (operation.compression->within_hosts) {
       host.Arrive(operation.fingerprint, ConstPieces());
       host.AwaitAll();
       const Transfer whole = Everything(operation, topology.size, topology.size, topology.size);

@@ -1,11 +1,13 @@
 #include "collective/compressed.h"
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
 #include "collective/coder.h"
 #include "collective/host_coder.h"
+#include "error.h"
 #include "transport/exchange.h"
 
 namespace tfdist {
@@ -152,6 +154,29 @@ class Compressed {
 };
 
 }  // namespace
+
+void CheckCompressible(const Operation& operation) {
+  const Fingerprint& fingerprint = operation.fingerprint;
+  const size_t error = operation.compression->error.bytes();
+  CheckCodec(operation.compression->codec);
+  if (fingerprint.type != DType::kFloat32 || fingerprint.op != ReduceOp::kSum) {
+    throw Error(Code::kInvalidArgument,
+                std::string("Sums of float32 can be compressed. Received: a ") +
+                    NameOf(fingerprint.op) + " of " + NameOf(fingerprint.type) + ".");
+  }
+  if (error != 0 && operation.compression->codec.unit) {
+    throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
+  }
+  if (error != 0 && error != operation.in.bytes()) {
+    throw Error(Code::kInvalidArgument, "The error must be as large as the values. Received: " +
+                                            std::to_string(error) + " bytes for " +
+                                            std::to_string(operation.in.bytes()) + ".");
+  }
+}
+
+bool IsEncoded(const Topology& topology, const Compression& compression) {
+  return compression.within_hosts ? topology.size > 1 : topology.hosts.size() > 1;
+}
 
 void RunCompressed(Fabric& fabric, const Fingerprint& joined, const Members& members,
                    const Transfer& transfer, const Compression& compression, size_t error_begin) {

@@ -8,6 +8,13 @@
 
 namespace tfdist {
 
+// Throws Error(kInvalidArgument) for what is no sum of float32, and where its codec or error is none.
+void CheckCompressible(const Operation& operation);
+
+// Whether anything of it is encoded: what does not leave a host stays as it is, unless asked for
+// otherwise, and so does what has no one to go to.
+bool IsEncoded(const Topology& topology, const Compression& compression);
+
 // All members call this together. Each encodes its values of every part for the part's owner, which
 // decodes them, sums them in float32, and sends the sum, encoded again, to everyone: two errors,
 // however many members there are. The owner takes what it sent, so that all have the same bits.

@@ -12,7 +12,7 @@
 #include "collective/operation.h"
 #include "device/gpu.h"
 #include "device/growing.h"
-#include "device/kernel_codec.h"
+#include "device/transfer_codec.h"
 #include "guard.h"
 #include "transport/fabric.h"
 
@@ -46,10 +46,6 @@ class DeviceCoder : public Coder {
 
  private:
   void Allocate(const CodedTransfer& transfer);
-  void ListTensors();
-  device::Batch BatchOf(const Codec& codec, int j, const Batch& batch,
-                        CodedTransfer::Stage stage) const;
-  device::Place At(const device::Run& run, size_t begin, const Batch& batch) const;
   cuda::Address OnDevice(const uint8_t* encoded) const;
   void Fetch(const Batch& batch);
   void Return(const uint8_t* encoded, size_t bytes) const;
@@ -58,15 +54,13 @@ class DeviceCoder : public Coder {
   const Gpu& gpu_;
   Guard& guard_;
   const DeviceStream stream_;
-  const KernelCodec codec_;
+  TransferCodec codec_;
   DeviceEvent done_;
   const CodedTransfer* t_ = nullptr;
-  Growing<MappedMemory> host_encoded_, host_lists_;
-  Growing<DeviceMemory> device_encoded_, device_lists_, device_room_;
-  uint8_t* encoded_ = nullptr;      // in the host's memory,
-  cuda::Address on_device_ = 0;     // and as much on the GPU
-  cuda::Address room_ = 0;          // for the kernels
-  device::Run in_{}, out_{}, error_{};
+  Growing<MappedMemory> host_encoded_;
+  Growing<DeviceMemory> device_encoded_;
+  uint8_t* encoded_ = nullptr;   // in the host's memory,
+  cuda::Address on_device_ = 0;  // and as much on the GPU
   // When encoded values have come to the host's memory, by where they lie there.
   std::unordered_map<const uint8_t*, DeviceEvent*> fetched_;
   std::vector<std::unique_ptr<DeviceEvent>> events_;

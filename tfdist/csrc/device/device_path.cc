@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "collective/collectives.h"
+#include "collective/compressed.h"
 #include "collective/sizes.h"
 #include "control/activity.h"
 #include "device/at_once.h"
@@ -44,7 +45,8 @@ DevicePath::DevicePath(Setup setup, Guard& guard)
       ranks_(Make(setup_)),
       gpus_(GpusOf(ranks_)),
       host_(gpus_, guard),
-      routes_(setup_, ranks_) {}
+      routes_(setup_, ranks_),
+      compressed_(setup_, ranks_, routes_, guard_) {}
 
 void DevicePath::AwaitInput(size_t gpu, const Operation& part,
                             const std::function<bool()>& ends) const noexcept {
@@ -67,21 +69,11 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
     parts.clear();
     for (Operation& part : operation.parts) parts.push_back(&part);
   }
-  if (operation.compression && RunCompressed(fabric.topology, operation, on_host)) return false;
-  if (!MayStay(fabric, operation)) {
-    host_.Run(operation, parts, on_host);
-    return false;
-  }
-  if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
-  if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
-    throw Error(Code::kInvalidArgument,
-                "The result of an all-reduce must be as large as its input.");
-  }
-  routes_.Open(fabric, operation);
-  if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
-  const Transport transport = routes_.Choose(asked, parts);
+  const Transport transport = Choose(fabric, operation, parts);
   if (transport == Transport::kHost) {
-    host_.Run(operation, parts, on_host);
+    const bool encoded =
+        operation.compression && compressed_.RunOverLinks(fabric.topology, operation, on_host);
+    if (!encoded) host_.Run(operation, parts, on_host);
     return false;
   }
   // What is launched may use the buffers that a message passes through.
@@ -110,11 +102,27 @@ bool DevicePath::Run(Fabric& fabric, Operation& operation, const OnHost& on_host
   }
 }
 
-// Says once why values are encoded on the host.
-void DevicePath::AnnounceNoRoom(const std::string& why) {
-  if (setup_.warn && !std::exchange(announced_no_room_, true)) {
-    setup_.warn("Compressed gradients go through the host's memory, since " + why);
+// As all ranks do alike.
+DevicePath::Transport DevicePath::Choose(Fabric& fabric, Operation& operation,
+                                         const Parts& parts) {
+  const Fingerprint& asked = operation.fingerprint;
+  if (operation.compression) {
+    for (const Operation* part : parts) CheckCompressible(*part);
+    if (IsEncoded(fabric.topology, *operation.compression)) {
+      const bool stays = compressed_.GoesByNccl(fabric, operation, parts, [this] { AwaitLaunched(); });
+      return stays ? Transport::kNccl : Transport::kHost;
+    }
+    operation.compression.reset();
   }
+  if (!MayStay(fabric, operation)) return Transport::kHost;
+  if (IsReduction(asked.kind)) CheckReducible(asked.type, asked.op);
+  if (asked.kind == Kind::kAllReduce && parts[0]->in.bytes() != parts[0]->out.bytes()) {
+    throw Error(Code::kInvalidArgument,
+                "The result of an all-reduce must be as large as its input.");
+  }
+  routes_.Open(fabric, operation);
+  if (asked.kind == Kind::kBroadcast) CheckRoot(asked);
+  return routes_.Choose(asked, parts);
 }
 
 void DevicePath::CheckRoot(const Fingerprint& asked) const {
@@ -124,27 +132,9 @@ void DevicePath::CheckRoot(const Fingerprint& asked) const {
                                           std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
 }
 
-// Whether it has been run on the GPU.
-bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
-                               const OnHost& on_host) {
-  const bool may = ranks_.size() == 1 && ranks_[0]->kernels && setup_.transport != "host";
-  if (!may || !DeviceCoder::Takes(topology, operation)) return false;
-  try {
-    if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
-    coder_->MakeRoom(topology, operation);
-  } catch (const Error& error) {
-    if (error.code() == Code::kInvalidArgument) throw;
-    AnnounceNoRoom(error.what());
-    return false;
-  }
-  coder_->Run(operation, on_host);
-  return true;
-}
-
 // Whether an operation can go another way than through the host: a message in a group of two, since in
 // larger ones nobody else takes part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
-  if (operation.compression) return false;
   switch (operation.fingerprint.kind) {
     case Kind::kAllReduce:
     case Kind::kReduceScatter:
@@ -220,9 +210,12 @@ std::deque<LaunchOrder::Turn> DevicePath::AwaitTurn(Fabric& fabric, const Operat
 void DevicePath::Launch(Fabric& fabric, const Operation& operation, const Parts& parts) {
   const Fingerprint& asked = operation.fingerprint;
   const auto turns = AwaitTurn(fabric, operation);
-  if (asked.kind == Kind::kAllReduce) Measure(fabric, operation);
+  if (asked.kind == Kind::kAllReduce && !operation.compression) Measure(fabric, operation);
   HoldBack(parts);
-  if (routes_.Choose(asked, parts) == Transport::kNccl) {
+  if (operation.compression) {
+    JoinNccl(fabric, operation);
+    compressed_.Launch(parts);
+  } else if (routes_.Choose(asked, parts) == Transport::kNccl) {
     JoinNccl(fabric, operation);
     nccl_->Launch(asked, parts);
   } else {

@@ -9,11 +9,10 @@
 #include <deque>
 #include <functional>
 #include <memory>
-#include <string>
 #include <vector>
 
 #include "collective/operation.h"
-#include "device/device_coder.h"
+#include "device/compressed_path.h"
 #include "device/device_rank.h"
 #include "device/device_setup.h"
 #include "device/gpu.h"
@@ -70,8 +69,7 @@ class DevicePath {
  private:
   using Transport = Routes::Transport;
 
-  void AnnounceNoRoom(const std::string& why);
-  bool RunCompressed(const Topology& topology, Operation& operation, const OnHost& on_host);
+  Transport Choose(Fabric& fabric, Operation& operation, const Parts& parts);
   bool MayStay(const Fabric& fabric, const Operation& operation) const;
   void Copy(Fabric& fabric, const Operation& operation);
   void Count(const Operation& part);
@@ -95,9 +93,8 @@ class DevicePath {
   Routes routes_;
   bool measured_ = false;
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
-  std::unique_ptr<DeviceCoder> coder_;  // the same
+  CompressedPath compressed_;
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
-  bool announced_no_room_ = false;
   uint64_t moved_bytes_ = 0;
 };
 

@@ -162,10 +162,11 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts,
   Pieces left;  // by compression
   char* error = nullptr;
   if (operation.compression) {
-    left = operation.compression->error;
+    // Several GPUs have that of the first.
+    left = first.compression->error;
     error = Take(error_, left.bytes());
     lanes_[0]->Fetch(left.Const(), 0, left.bytes(), error);
-    staged.compression = operation.compression;
+    staged.compression = first.compression;
     staged.compression->error = Pieces(error, left.bytes());
   }
   for (const auto& lane : lanes_) {
@@ -233,6 +234,7 @@ void HostStaged::Join(const Parts& parts, char* in, size_t* bytes,
     case Kind::kAllGather:
       for (size_t i = 1; i < parts.size(); ++i) staged->sent_rows[0] += parts[i]->sent_rows[0];
       break;
+    case Kind::kAllReduce:
     case Kind::kReduceScatter: {
       *bytes /= parts.size();
       std::vector<const void*> all;

@@ -151,4 +151,9 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   return nccl ? Transport::kNccl : Transport::kHost;
 }
 
+Routes::Transport Routes::ChooseForCompressed() const {
+  const bool nccl = (setup_.is_free() || setup_.transport == "nccl") && MayUseNccl();
+  return nccl ? Transport::kNccl : Transport::kHost;
+}
+
 }  // namespace tfdist

@@ -40,6 +40,8 @@ class Routes {
   bool HaveChoice() const;
   void PreferKernelsUpTo(size_t bytes) { most_before_nccl_ = bytes; }
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
+  // The same for what is compressed: NCCL or the host's links, since kernels have no way for it.
+  Transport ChooseForCompressed() const;
 
  private:
   void Introduce(Fabric& fabric, const Operation& operation);

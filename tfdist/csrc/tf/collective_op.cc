@@ -123,6 +123,15 @@ absl::Status LayList(OpKernelContext* context, int count, Operation* operation) 
   return absl::OkStatus();
 }
 
+std::shared_ptr<std::vector<Tensor>> KeepList(OpKernelContext* context, int count) {
+  const auto kept = std::make_shared<std::vector<Tensor>>();
+  for (int i = 0; i < count; ++i) {
+    kept->push_back(context->input(1 + i));
+    kept->push_back(*context->mutable_output(i));
+  }
+  return kept;
+}
+
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape) {
   const auto dims = shape.dim_sizes();
   return {dims.begin(), dims.end()};

@@ -42,6 +42,9 @@ Pieces Written(tensorflow::Tensor* tensor);
 // A list of tensors, inputs 1 to `count`, as one run of values, and the results' as outputs: in place
 // where TensorFlow allows.
 absl::Status LayList(tensorflow::OpKernelContext* context, int count, Operation* operation);
+// What keeps the tensors of such a list, and the results', after the end of the operation.
+std::shared_ptr<std::vector<tensorflow::Tensor>> KeepList(tensorflow::OpKernelContext* context,
+                                                          int count);
 std::vector<int64_t> Dims(const tensorflow::TensorShape& shape);
 // A tensor of rows, of which ranks may bring different numbers.
 absl::Status AddRows(const tensorflow::Tensor& tensor, const char* what, Operation* operation);

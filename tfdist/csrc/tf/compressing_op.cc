@@ -25,6 +25,7 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
   OP_REQUIRES_OK(construction, construction->GetAttr("clip", &clip));
   OP_REQUIRES_OK(construction, construction->GetAttr("block", &block));
   OP_REQUIRES_OK(construction, construction->GetAttr("within_hosts", &within_hosts_));
+  OP_REQUIRES_OK(construction, construction->GetAttr("awaited", &awaited_));
   OP_REQUIRES_OK(construction, construction->GetAttr("N", &tensors_));
   OP_REQUIRES_OK(construction, construction->GetAttr("M", &errors_));
   try {
@@ -33,6 +34,16 @@ CompressedAllReduceOp::CompressedAllReduceOp(OpKernelConstruction* construction)
     construction->SetStatus(ToStatus(error));
   }
 }
+
+namespace {
+
+// What the operation refers to, and what the GPU uses after its end.
+struct Kept {
+  Variables variables;
+  std::shared_ptr<std::vector<Tensor>> list;
+};
+
+}  // namespace
 
 absl::Status CompressedAllReduceOp::Prepare(OpKernelContext* context, const Communicator& group,
                                             Operation* operation) {
@@ -47,13 +58,15 @@ absl::Status CompressedAllReduceOp::Prepare(OpKernelContext* context, const Comm
   }
   const int64_t seed = *given.flat<int64_t>().data();
   compression.seed = static_cast<uint32_t>(seed ^ (seed >> 32));
+  const auto kept = std::make_shared<Kept>();
   if (errors_ > 0) {
     CopyBytes copy;
     TF_RETURN_IF_ERROR(FindCopy(context, group, &copy));
-    auto variables = std::make_shared<Variables>();
-    TF_RETURN_IF_ERROR(FindErrors(context, copy, variables.get(), &compression.error));
-    operation->kept = std::move(variables);
+    TF_RETURN_IF_ERROR(FindErrors(context, copy, &kept->variables, &compression.error));
   }
+  operation->launches = awaited_;
+  if (awaited_) kept->list = KeepList(context, tensors_);
+  operation->kept = kept;
   operation->compression = std::move(compression);
   return absl::OkStatus();
 }

@@ -23,6 +23,7 @@ class CompressedAllReduceOp : public CollectiveOp {
 
   Codec codec_;
   bool within_hosts_ = false;
+  bool awaited_ = false;  // by another operation, which has the result
   int tensors_ = 0;
   int errors_ = 0;
 };

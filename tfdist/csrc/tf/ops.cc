@@ -86,6 +86,7 @@ REGISTER_OP("TfdistCompressedAllReduce")
     .Attr("key: string = ''")
     .Attr("gpu: int >= 0 = 0")
     .Attr("overlaps: bool = false")
+    .Attr("awaited: bool = false")
     .SetIsStateful()
     .SetIsDistributedCommunication()
     .SetShapeFn(SameShapes);

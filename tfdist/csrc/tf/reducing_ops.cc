@@ -37,14 +37,8 @@ absl::Status AllReduceOp::Lay(OpKernelContext* context, const Communicator&,
   const int count = context->num_inputs() - 1;
   TF_RETURN_IF_ERROR(LayList(context, count, operation));
   operation->launches = awaited_;
-  if (!awaited_) return absl::OkStatus();
   // The GPU uses them after the end of this operation.
-  const auto used = std::make_shared<std::vector<Tensor>>();
-  for (int i = 0; i < count; ++i) {
-    used->push_back(context->input(1 + i));
-    used->push_back(*context->mutable_output(i));
-  }
-  operation->kept = used;
+  if (awaited_) operation->kept = KeepList(context, count);
   return absl::OkStatus();
 }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <set>
 #include <thread>
 #include <type_traits>
 #include <utility>
@@ -169,7 +170,12 @@ struct Batch {
       for (const auto& collective : collectives) collective();
       comm->WaitUntil([&] {
         bool all = true;
-        for (Message& message : messages) all &= message.Advance(comm);
+        std::set<std::pair<bool, int>> busy;  // those between two ranks go in order
+        for (Message& message : messages) {
+          const std::pair<bool, int> way{message.sends, message.peer};
+          if (!busy.count(way) && !message.Advance(comm)) busy.insert(way);
+          all &= busy.empty();
+        }
         return all;
       });
     } catch (const Aborted&) {
