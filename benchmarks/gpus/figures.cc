@@ -32,6 +32,11 @@ using device::kVectorBytes;
 constexpr size_t kLarge = size_t{64} << 20;
 constexpr int kRounds = 15;
 
+// Ends no wait.
+struct Never : Guard {
+  void Check() override {}
+} never;
+
 std::string Kernels() {
   const char* const path = std::getenv("GPU_KERNELS");
   if (!path) throw std::runtime_error("GPU_KERNELS names no file.");
@@ -173,13 +178,10 @@ void Codecs(const Gpu& gpu, const KernelModule& kernels) {
 // themselves, and both at once in chunks.
 void Staged(const std::shared_ptr<const Gpu>& shared) {
   const Gpu& gpu = *shared;
-  struct Never : Guard {
-    void Check() override {}
-  } guard;
   const DeviceStream stream(gpu);
   const DeviceMemory memory(gpu, kLarge);
   const MappedMemory pinned(gpu, kLarge);
-  HostStaged staged({shared}, guard);
+  HostStaged staged({shared}, never);
   const cuda::Address host = reinterpret_cast<uintptr_t>(pinned.data());
   const auto run = [&] {
     Operation operation;
@@ -242,7 +244,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
             const double start = Now();
             for (int n = 0; n < times; ++n) {
               own.all_reduce->Launch({{data, data, bytes}}, DType::kFloat32, ReduceOp::kSum,
-                                     own.stream.get());
+                                     own.stream.get(), never);
             }
             own.stream.Synchronize();
             each[rank] = (Now() - start) / times;
@@ -278,7 +280,7 @@ void Waiting(const Gpu& gpu, const KernelModule& kernels) {
     setup.timeout_seconds = 10;
     KernelAllReduce all_reduce(std::move(setup));
     all_reduce.Launch({{data.address(), data.address(), kBytes}}, DType::kFloat32, ReduceOp::kSum,
-                      stream.get());
+                      stream.get(), never);
     const double seconds = product.Time();
     const bool waits = all_reduce.outcome() == device::Outcome::kRunning;
     all_reduce.Abort();

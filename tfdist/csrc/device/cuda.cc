@@ -43,6 +43,10 @@ Driver Resolve(const std::string& library) {
   if (!driver.function) Refuse("the driver " + name + " lacks " #function "." + newer);
   TFDIST_CUDA(TFDIST_RESOLVE)
 #undef TFDIST_RESOLVE
+#define TFDIST_FIND(function, arguments) \
+  driver.function = reinterpret_cast<Result(*) arguments>(dlsym(opened, #function));
+  TFDIST_CUDA_IF_PRESENT(TFDIST_FIND)
+#undef TFDIST_FIND
   const Result result = driver.cuInit(0);
   if (result != kSuccess) {
     const char* text = nullptr;

@@ -26,11 +26,14 @@ struct IpcHandle {
 constexpr Result kSuccess = 0;
 constexpr Result kNotReady = 600;              // CUDA_ERROR_NOT_READY
 constexpr Result kPeerAccessIsEnabled = 704;   // CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED
+constexpr Result kMemoryIsRegistered = 712;    // CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED
 constexpr unsigned kNonBlocking = 1;           // CU_STREAM_NON_BLOCKING
 constexpr unsigned kNoTiming = 2;              // CU_EVENT_DISABLE_TIMING
-constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, CU_MEMHOSTALLOC_DEVICEMAP
+constexpr unsigned kPortable = 1, kMapped = 2;  // CU_MEMHOSTALLOC_PORTABLE, _DEVICEMAP; also to register
 constexpr unsigned kLazyPeerAccess = 1;        // CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS
 constexpr int kMajor = 75, kMinor = 76;        // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+constexpr int kStreamWaits = 122;  // CU_DEVICE_ATTRIBUTE_CAN_USE_64_BIT_STREAM_MEM_OPS
+constexpr unsigned kReached = 0;   // CU_STREAM_WAIT_VALUE_GEQ: how two's complements of int64 compare
 constexpr int kOldestDriver = 12000;           // as cuDriverGetVersion tells it
 
 // CUuuid: tells GPUs apart, also between processes.
@@ -60,6 +63,8 @@ struct Uuid {
   F(cuMemHostAlloc, (void**, size_t, unsigned))                                           \
   F(cuMemFreeHost, (void*))                                                               \
   F(cuMemHostGetDevicePointer_v2, (Address*, void*, unsigned))                            \
+  F(cuMemHostRegister_v2, (void*, size_t, unsigned))                                      \
+  F(cuMemHostUnregister, (void*))                                                         \
   F(cuMemsetD32Async, (Address, unsigned, size_t, Stream*))                               \
   F(cuMemcpyAsync, (Address, Address, size_t, Stream*))                                   \
   F(cuStreamCreateWithPriority, (Stream**, unsigned, int))                                \
@@ -79,10 +84,13 @@ struct Uuid {
   F(cuIpcGetMemHandle, (IpcHandle*, Address))                                             \
   F(cuIpcOpenMemHandle_v2, (Address*, IpcHandle, unsigned))                               \
   F(cuIpcCloseMemHandle, (Address))
+// Null where there is none.
+#define TFDIST_CUDA_IF_PRESENT(F) F(cuStreamWaitValue64_v2, (Stream*, Address, uint64_t, unsigned))
 
 struct Driver {
 #define TFDIST_MEMBER(name, arguments) Result(*name) arguments = nullptr;
   TFDIST_CUDA(TFDIST_MEMBER)
+  TFDIST_CUDA_IF_PRESENT(TFDIST_MEMBER)
 #undef TFDIST_MEMBER
   int version = 0;  // such as 12040
 };

@@ -289,7 +289,11 @@ bool DevicePath::Leave() {
     is_read = is_read || rank->own;
     if (rank->own || HasLaunched()) settled = SettleSoon(rank->stream, rank->done) && settled;
   }
-  if (settled) launched_.clear();
+  if (settled) {
+    launched_.clear();
+  } else {
+    GiveUp();  // Streams that wait do so until they are told not to.
+  }
   return is_read;
 }
 
@@ -301,9 +305,12 @@ DevicePath::~DevicePath() {
 // Each GPU by a thread of its own: a launch may wait until there is room in a queue, in which other
 // kernels wait for those of the next GPU.
 void DevicePath::LaunchKernels(const Fingerprint& asked, const Parts& parts) {
-  AtOnce(parts.size(), [&](size_t i) {
-    ranks_[i]->own->Launch(TensorsOf(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get());
-  });
+  Siblings siblings(guard_);
+  const auto launch = [&](size_t i) {
+    ranks_[i]->own->Launch(TensorsOf(*parts[i]), asked.type, asked.op, ranks_[i]->stream.get(),
+                           siblings);
+  };
+  AtOnce(parts.size(), launch, &siblings);
 }
 
 // Finds out once up to which size kernels are faster than NCCL between these GPUs, if there is a choice.

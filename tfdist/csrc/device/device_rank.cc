@@ -56,6 +56,7 @@ Introduction DeviceRank::Introduce(const DeviceSetup& setup) {
   made.process = ThisProcess();
   made.number = number;
   made.buffer_bytes = setup.buffer_bytes;
+  made.has_stream_waits = gpu->has_stream_waits();
   std::strncpy(made.transport, setup.transport.c_str(), sizeof(made.transport) - 1);
   if (!kernels) return made;
   try {

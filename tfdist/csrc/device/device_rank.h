@@ -12,6 +12,7 @@
 #include "device/kernel_all_reduce.h"
 #include "device/nccl_group.h"
 #include "device/peers.h"
+#include "device/stream_meetings.h"
 
 namespace tfdist {
 
@@ -31,6 +32,7 @@ struct DeviceRank {
   DeviceStream stream;
   DeviceEvent done;
   std::unique_ptr<Peers> peers;
+  std::unique_ptr<StreamMeetings> meetings;  // where streams wait, not kernels
   std::unique_ptr<KernelAllReduce> own;
   std::unique_ptr<NcclGroup> nccl;  // made when it is used first
   std::unique_ptr<FusionBuffer> fusion;  // for small tensors, if all ranks have one

@@ -20,6 +20,7 @@ struct DeviceSetup {
   std::string transport;
   size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU
   bool may_share_gpu = false;  // whether ranks of one GPU use kernels and NCCL; for tests
+  bool streams_wait = false;   // in the place of kernels, whoever shares a GPU; for tests
   double timeout_seconds = 600;
   std::function<void(const std::string&)> warn;
 

@@ -30,6 +30,9 @@ Gpu::Gpu(int number) {
   TFDIST_CALL(cuDeviceGetAttribute, &major, cuda::kMajor, device_);
   TFDIST_CALL(cuDeviceGetAttribute, &minor, cuda::kMinor, device_);
   architecture_ = "sm_" + std::to_string(major) + std::to_string(minor);
+  int can_wait = 0;
+  TFDIST_CALL(cuDeviceGetAttribute, &can_wait, cuda::kStreamWaits, device_);
+  has_stream_waits_ = can_wait && Load().cuStreamWaitValue64_v2;
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &context_, device_);
 }
 
@@ -103,6 +106,26 @@ MappedMemory::MappedMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu) {
 MappedMemory::~MappedMemory() {
   gpu_.UseIfPossible();
   Load().cuMemFreeHost(data_);
+}
+
+RegisteredMemory::RegisteredMemory(const Gpu& gpu, void* data, size_t bytes) : gpu_(gpu) {
+  gpu_.Use();
+  const cuda::Result result =
+      Load().cuMemHostRegister_v2(data, bytes, cuda::kPortable | cuda::kMapped);
+  // By another GPU of this process.
+  if (result != cuda::kMemoryIsRegistered) {
+    cuda::Check(result, "cuMemHostRegister_v2");
+    registered_ = data;
+  }
+  const cuda::Result found = Load().cuMemHostGetDevicePointer_v2(&address_, data, 0);
+  if (found != cuda::kSuccess && registered_) Load().cuMemHostUnregister(registered_);
+  cuda::Check(found, "cuMemHostGetDevicePointer_v2");
+}
+
+RegisteredMemory::~RegisteredMemory() {
+  if (!registered_) return;
+  gpu_.UseIfPossible();
+  Load().cuMemHostUnregister(registered_);
 }
 
 DeviceStream::DeviceStream(const Gpu& gpu) : gpu_(gpu) {

@@ -27,6 +27,8 @@ class Gpu {
   const std::string& architecture() const { return architecture_; }
   // Its own among all GPUs.
   const cuda::Uuid& uuid() const { return uuid_; }
+  // Whether its streams can wait for words in memory.
+  bool has_stream_waits() const { return has_stream_waits_; }
   // Lets what runs on this GPU use the memory of another one of this process. Throws Error where it
   // cannot.
   void ReachInto(int number) const;
@@ -40,6 +42,7 @@ class Gpu {
   std::string architecture_;
   std::string place_;
   cuda::Uuid uuid_{};
+  bool has_stream_waits_ = false;
 };
 
 // On the GPU; all zero.
@@ -88,6 +91,22 @@ class MappedMemory {
  private:
   const Gpu& gpu_;
   void* data_ = nullptr;
+  cuda::Address address_ = 0;
+};
+
+// In memory of the host that somebody else has, for a GPU, too.
+class RegisteredMemory {
+ public:
+  RegisteredMemory(const Gpu& gpu, void* data, size_t bytes);
+  ~RegisteredMemory();
+  RegisteredMemory(const RegisteredMemory&) = delete;
+  RegisteredMemory& operator=(const RegisteredMemory&) = delete;
+
+  cuda::Address address() const { return address_; }  // as the GPU sees it
+
+ private:
+  const Gpu& gpu_;
+  void* registered_ = nullptr;  // by this
   cuda::Address address_ = 0;
 };
 

@@ -1,4 +1,5 @@
-// An all-reduce among the GPUs of one host by our own kernels, which read each other's memory.
+// An all-reduce among the GPUs of one host by our own kernels, which read each other's memory. The ranks
+// meet in kernels that wait, or between kernels, while their streams wait.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,8 @@
 #include "device/kernels/lists.h"
 #include "device/kernels/staging.h"
 #include "device/kernels/waiting.h"
+#include "device/stream_meetings.h"
+#include "guard.h"
 #include "types.h"
 
 namespace tfdist {
@@ -36,15 +39,18 @@ class KernelAllReduce {
     std::vector<Shared> ranks;      // as this rank sees them; at most kMostRanks
     size_t buffer_bytes;            // of each of two buffers: a multiple of 16, the same on all ranks
     size_t one_shot_bytes = 1 << 16;  // up to so many are reduced in one shot; not measured yet
-    double timeout_seconds = 600;   // of each wait
+    double timeout_seconds = 600;   // of each wait of a kernel, and of `Launch`
+    StreamMeetings* meetings = nullptr;  // where streams wait, not kernels
   };
   static constexpr size_t kWordBytes = device::kMeetingWords * sizeof(uint64_t);
   static constexpr size_t StagingBytes(size_t buffer_bytes) { return 2 * buffer_bytes; }
 
   explicit KernelAllReduce(Setup setup);
 
-  // Has a stream reduce tensors, of the same sizes on all ranks; returns at once.
-  void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream);
+  // Has a stream reduce tensors, of the same sizes on all ranks; returns at once. Where streams wait,
+  // until they are told not to, it first waits until few launches are left, or the guard ends that.
+  void Launch(const std::vector<Tensor>& tensors, DType type, ReduceOp op, cuda::Stream* stream,
+              Guard& guard);
 
   // Ends all waits, and has what has not begun do nothing; from any thread.
   void Abort() noexcept;
@@ -54,6 +60,8 @@ class KernelAllReduce {
 
  private:
   void LaunchList(const device::List& list, DType type, ReduceOp op, cuda::Stream* stream);
+  void Meet(cuda::Stream* stream);
+  void AwaitRoom(cuda::Stream* stream, Guard& guard);
 
   const Setup setup_;
   MappedMemory host_;   // two words: whether to give up, and the outcome
@@ -63,6 +71,8 @@ class KernelAllReduce {
   device::Staging staging_{};
   device::Meeting meeting_{};
   size_t turn_ = 0;
+  DeviceEvent room_;  // some launches back, where streams wait
+  size_t launches_ = 0;
 };
 
 }  // namespace tfdist

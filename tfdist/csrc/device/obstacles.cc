@@ -21,14 +21,37 @@ bool HaveOwnGpus(const DeviceTeam& team) {
   return team.may_share_gpu || gpus.size() == team.ranks.size();
 }
 
+// Two ranks of one process whose GPU is the same: their streams, too, may be queued behind each other.
+// Processes do not get into each other's way, but take turns on a GPU, which is slow.
+std::string WhyNoStreams(const DeviceTeam& team) {
+  if (std::strcmp(team.ranks[0].transport, "own") != 0) return "two ranks have the same GPU";
+  for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
+    for (size_t other = 0; other < rank; ++other) {
+      if (AreSame(team.ranks[other].gpu, team.ranks[rank].gpu) &&
+          AreSame(team.ranks[other].process, team.ranks[rank].process)) {
+        return team.topology.names[other] + " and " + team.topology.names[rank] +
+               ", of one process, have the same GPU";
+      }
+    }
+  }
+  return "";
+}
+
 }  // namespace
+
+bool StreamsWait(const DeviceTeam& team) { return team.streams_wait || !HaveOwnGpus(team); }
 
 std::string WhyNoKernels(const DeviceTeam& team) {
   if (team.topology.hosts.size() > 1) return "there are several hosts";
   if (team.ranks.size() > device::kMostRanks) return "there are more than 16 ranks";
-  if (!HaveOwnGpus(team)) return "two ranks have the same GPU";
+  const std::string no_streams = HaveOwnGpus(team) ? "" : WhyNoStreams(team);
+  if (!no_streams.empty()) return no_streams;
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
     const Introduction& each = team.ranks[rank];
+    if (StreamsWait(team) && !each.has_stream_waits) {
+      return "two ranks have the same GPU, and the driver of " + team.topology.names[rank] +
+             " has no cuStreamWaitValue64 for it";
+    }
     if (!each.has_kernels) return team.topology.names[rank] + " lacks compiled kernels";
     if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
   }

@@ -15,7 +15,11 @@ struct DeviceTeam {
   Topology topology;                 // whose ranks are GPUs; `rank` is this process's first
   std::vector<Introduction> ranks;   // what each has told
   bool may_share_gpu = false;
+  bool streams_wait = false;         // whoever shares a GPU
 };
+
+// Whether streams wait for the other ranks, not kernels.
+bool StreamsWait(const DeviceTeam& team);
 
 // Why no kernel can reach another GPU's memory, as far as all of them know; "" if it may.
 std::string WhyNoKernels(const DeviceTeam& team);

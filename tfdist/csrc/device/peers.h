@@ -28,6 +28,7 @@ struct Introduction {
   uint64_t buffer_bytes;
   int32_t nccl;              // its version; 0 for none
   uint8_t has_kernels;
+  uint8_t has_stream_waits;
   char transport[8];         // that is asked for
 };
 

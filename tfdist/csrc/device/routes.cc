@@ -56,6 +56,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   team_.ranks = tfdist::Introduce(fabric, operation, introductions);
   team_.topology = TopologyOf(fabric.topology, ranks_.size());
   team_.may_share_gpu = setup_.may_share_gpu;
+  team_.streams_wait = setup_.streams_wait;
   CheckTransports(team_);
   no_nccl_ = WhyNoNccl(team_);
   if (setup_.transport == "nccl" && !MayUseNccl()) {
@@ -106,16 +107,28 @@ void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
       try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Write()); }) &&
       try_to([&](DeviceRank& rank, size_t) { need(rank.peers->Read()); }) &&
       try_to([&](DeviceRank& rank, size_t number) {
+        if (StreamsWait(team_)) OpenMeetings(fabric, rank, number);
         rank.own = std::make_unique<KernelAllReduce>(KernelAllReduce::Setup{
             rank.gpu.get(), &*rank.kernels, static_cast<uint32_t>(number), rank.peers->shared(),
-            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds});
+            setup_.buffer_bytes, kMostInOneShot, setup_.timeout_seconds, rank.meetings.get()});
       });
   if (good) return;
   for (const auto& rank : ranks_) {
     rank->own = nullptr;
+    rank->meetings = nullptr;
     rank->peers = nullptr;
   }
   Announce();
+}
+
+void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const {
+  static_assert(StreamMeetings::kWordBytes <= Segment::kStreamWordBytes);
+  if (!fabric.host->has_segment()) {
+    throw Error(Code::kUnavailable, "the ranks have the same GPU, and share no memory of the host");
+  }
+  rank.meetings = std::make_unique<StreamMeetings>(
+      *rank.gpu, fabric.host->segment().stream_words(), static_cast<uint32_t>(number),
+      static_cast<uint32_t>(team_.ranks.size()));
 }
 
 // Says once why all-reduces go another way than they could.

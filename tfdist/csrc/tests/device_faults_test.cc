@@ -1,7 +1,13 @@
 // Collectives of memory on a GPU of which one goes wrong: other calls, other settings, a rank that is
 // lost or cannot go on, a GPU that several ranks have.
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/device_team.h"
@@ -168,6 +174,74 @@ void Broken(const Plan& plan) {
   });
 }
 
+// A rank is stopped, and with it what stands for its GPU.
+void Stopped(Plan plan) {
+  plan.silence_warning_seconds = plan.silence_timeout_seconds = 2;
+  auto* const stopped = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  OnEachProcess(plan, 1, [stopped](Communicator& c) {
+    Memory memory;
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        if (c.rank() == 1 && round == 3) {
+          *stopped = getpid();
+          raise(SIGSTOP);
+        }
+        AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 3});
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1", "no sign of life"});
+    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until all have noticed
+    if (c.rank() == 0) kill(*stopped, SIGKILL);
+  });
+  munmap(stopped, 4096);
+}
+
+// A rank's GPU gets stuck after it has told the others that it has come, and its host lives on.
+void Stuck(Plan plan) {
+  plan.timeout_seconds = 2;
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
+    memory.Clear();
+    const std::vector<char> values = Fill(DType::kFloat32, 5000, c.rank());
+    char* const at = Pointer(memory.Put(values));
+    Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+    operation.in = ConstPieces(at, values.size());
+    operation.out = Pieces(at, values.size());
+    const auto run = [&] { c.Run(std::move(operation)); };
+    if (c.rank() == 0) {
+      return ExpectError(run, Code::kUnavailable, {"though all ranks have joined it"});
+    }
+    setenv("FAKE_CUDA_LINKS", "0--1:stuck", 1);
+    try {
+      run();
+    } catch (const Error& error) {
+      _exit(error.code() != Code::kUnavailable);
+    }
+    _exit(1);  // Nothing but its end frees what is stuck.
+  });
+}
+
+// Processes with one GPU whose streams cannot wait, or not by these words.
+void WithoutStreams(const Plan& plan) {
+  const auto refused = [](const std::vector<std::string>& parts) {
+    return [parts](Communicator& c) {
+      Memory memory;
+      ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                  Code::kInvalidArgument, parts);
+    };
+  };
+  setenv("FAKE_CUDA_NO_STREAM_WAITS", "1", 1);
+  OnEachRank(plan, refused({"TFDIST_DEVICE_ALGORITHM=own", "two ranks have the same GPU",
+                            "rank 0 has no cuStreamWaitValue64"}));
+  unsetenv("FAKE_CUDA_NO_STREAM_WAITS");
+  OnEachRank(plan, [&refused](Communicator& c) {
+    if (c.rank() == 1) FailDriver("cuMemHostRegister_v2", 2);
+    refused({c.rank() == 1 ? "cuMemHostRegister_v2" : "another rank lacks something"})(c);
+  });
+}
+
 // What ranks 0 and 1 are told, where the sums are right. Args: changes a rank's setup.
 std::vector<std::string> Told(const Plan& plan,
                               const std::function<void(int, DevicePath::Setup&)>& change) {
@@ -194,6 +268,13 @@ void ASharedGpu() {
   EXPECT(told[0] == "No GPU reads another one's memory, since two ranks have the same GPU. "
                     "All-reduces go through the host's memory.");
   EXPECT(told[1].empty());
+  Plan plan = PlanFor("own", 2, 1, As::kThreads);
+  plan.device->may_share_gpu = false;
+  OnEachRank(plan, [](Communicator& c) {
+    Memory memory;
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument, {"rank 0 and rank 1, of one process, have the same GPU"});
+  });
 }
 
 // Each has a part of one GPU, which NCCL refuses.
@@ -261,12 +342,22 @@ void WithFakes() {
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
   Broken(PlanFor("own", 3, 1, As::kProcesses));
+  const Plan streams = PlanForStreams(3, As::kProcesses);
+  Lost(streams);
+  LostBesides(streams);
+  Broken(streams);
+  Stopped(streams);
+  Stuck(PlanForStreams(2, As::kProcesses));
+  Messages(PlanForStreams(2, As::kProcesses));
+  WithoutStreams(streams);
   for (const char* const transport : {"own", "nccl", "host"}) {
     Mismatches(PlanFor(transport, 2, 1, As::kThreads));
   }
   for (const char* const transport : {"own", "nccl"}) {
     Refusals(PlanFor(transport, 2, 1, As::kThreads));
   }
+  Mismatches(PlanForStreams(2, As::kThreads));
+  Refusals(PlanForStreams(2, As::kThreads));
   Settings();
   ASharedGpu();
   PartsOfAGpu();
@@ -278,6 +369,8 @@ void OnAGpu() {
   for (const char* const transport : {"own", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
   }
+  Lost(PlanForStreams(3, As::kProcesses));
+  LostBesides(PlanForStreams(3, As::kProcesses));
   Mismatches(PlanFor("own", 2, 1, As::kThreads));
   ASharedGpu();
 }

@@ -289,6 +289,11 @@ void All() {
     OnEachRank(WithGpus(transport, 2, 1, As::kProcesses, 2), Values);
     Lost(WithGpus(transport, 3, 1, As::kProcesses, 2));
   }
+  // Each GPU is that of a rank of either process, whose streams wait.
+  Plan shared = WithGpus("own", 2, 1, As::kProcesses, 2);
+  shared.device->may_share_gpu = false;
+  OnEachRank(shared, Values);
+  Lost(shared);
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(WithGpus(transport, 1, 1, As::kThreads, 3), Values);
     UnlikeParts(WithGpus(transport, 2, 1, As::kThreads, 2));

@@ -128,9 +128,11 @@ void WithFakes() {
   for (const char* const transport : {"", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
+  OnEachRank(PlanForStreams(2, As::kProcesses), Values);
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);
   }
+  OnEachRank(PlanForStreams(3, As::kThreads), Values);
   for (const char* const transport : {"", "nccl"}) {
     OnEachRank(PlanFor(transport, 4, 2, As::kThreads), Values);
   }
@@ -154,6 +156,7 @@ void OnAGpu() {
   for (const char* const transport : {"own", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
+  for (const int ranks : {2, 4}) OnEachRank(PlanForStreams(ranks, As::kProcesses), Values);
   OnEachRank(PlanFor("host", 2, 1, As::kProcesses), Large);
   for (const char* const transport : {"own", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kThreads), Values);

@@ -1,4 +1,5 @@
-// All-reduces among the GPUs of several processes, which open each other's memory; one of them dies.
+// All-reduces among the GPUs of several processes, which open each other's memory, and wait by kernels or
+// by streams; one of them dies.
 // See `device_test.cc` for the driver; no process has one before it forks.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -56,7 +57,7 @@ struct Peer {
   PeerMemory staging, words;
 };
 
-void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies) {
+void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies, const StreamWords* words) {
   cuda::Load(FakeDriver());
   GpuRank gpu;
   for (uint32_t other = 0; other < ranks; ++other) {
@@ -75,7 +76,7 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies) {
     peers.push_back(std::make_unique<Peer>(gpu.gpu, staging, words));
     shared.push_back({peers.back()->staging.address(), peers.back()->words.address()});
   }
-  gpu.Join(rank, shared);
+  gpu.Join(rank, shared, 600, words);
   // Nobody is written to before it has cleared its words.
   for (uint32_t other = 0; other < ranks; ++other) {
     if (other != rank) pipes.Say(rank, other, {});
@@ -108,14 +109,15 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies) {
   EXPECT(gpu.Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }
 
-void Processes(uint32_t ranks, bool one_dies) {
+void Processes(uint32_t ranks, bool one_dies, bool streams_wait) {
   Pipes pipes(ranks);
+  const StreamWords words;
   std::vector<pid_t> children;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     children.push_back(fork());
     if (children.back() != 0) continue;
     try {
-      Run(pipes, rank, ranks, one_dies);
+      Run(pipes, rank, ranks, one_dies, streams_wait ? &words : nullptr);
       _exit(0);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %u of %u: %s\n", rank, ranks, error.what());
@@ -136,9 +138,11 @@ void Processes(uint32_t ranks, bool one_dies) {
 int main() {
   using namespace tfdist::testing;
   try {
-    Processes(2, false);
-    Processes(4, false);
-    Processes(3, true);
+    for (const bool streams_wait : {false, true}) {
+      Processes(2, false, streams_wait);
+      Processes(4, false, streams_wait);
+      Processes(3, true, streams_wait);
+    }
     std::printf("ok\n");
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "%s\n", failure.what());

@@ -35,6 +35,14 @@ inline Plan PlanFor(const std::string& transport, int ranks, int hosts, As as) {
   return plan;
 }
 
+// Ranks whose streams wait for each other: processes, since they share a GPU, and threads, as if they
+// were processes.
+inline Plan PlanForStreams(int ranks, As as) {
+  Plan plan = PlanFor("own", ranks, 1, as);
+  plan.device->may_share_gpu = plan.device->streams_wait = as == As::kThreads;
+  return plan;
+}
+
 // A rank's memory on its GPU; all of it from the start.
 class Memory {
  public:

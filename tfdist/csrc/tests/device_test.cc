@@ -113,7 +113,9 @@ void Order() {
     cuda::Load().cuMemsetD32Async(data, 21, 500, before);
     filled.Record(before);
     filled.HoldBack(gpu.stream.get());
-    gpu.all_reduce->Launch({{data, data, 2000}}, DType::kInt32, ReduceOp::kSum, gpu.stream.get());
+    NoGuard guard;
+    gpu.all_reduce->Launch({{data, data, 2000}}, DType::kInt32, ReduceOp::kSum, gpu.stream.get(),
+                           guard);
     reduced.Record(gpu.stream.get());
     reduced.HoldBack(behind.get());
     cuda::Load().cuMemcpyAsync(copy, data, 2000, behind.get());

@@ -1,6 +1,7 @@
 #include "tests/gpu_ranks.h"
 
 #include <dlfcn.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -38,6 +39,19 @@ void FailDriver(const char* function, int status) {
       dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"))(function, status);
 }
 
+StreamWords::StreamWords()
+    : words_(mmap(nullptr, StreamMeetings::kWordBytes, PROT_READ | PROT_WRITE,
+                  MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+  EXPECT(words_ != MAP_FAILED);
+}
+
+StreamWords::~StreamWords() { munmap(words_, StreamMeetings::kWordBytes); }
+
+uint64_t* StreamWords::At(uint32_t owner, uint64_t meeting, uint32_t writer) const {
+  return static_cast<uint64_t*>(words_) + owner * device::kMeetingWords +
+         meeting % StreamMeetings::kMost * device::kMostRanks + writer;
+}
+
 GpuRank::GpuRank()
     : gpu(0),
       kernels(gpu, KernelBinary().data(), KernelNames().data(), KernelNames().size()),
@@ -46,11 +60,19 @@ GpuRank::GpuRank()
       data(gpu, kData),
       stream(gpu) {}
 
-void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds) {
+void GpuRank::Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds,
+                   const StreamWords* stream_words) {
   Upload(std::vector<char>(KernelAllReduce::kWordBytes), words.address());
   KernelAllReduce::Setup setup{&gpu, &kernels, rank, std::move(ranks), kGpuBuffer};
   setup.one_shot_bytes = kGpuOneShot;
   setup.timeout_seconds = seconds;
+  all_reduce = nullptr;
+  meetings = nullptr;
+  if (stream_words) {
+    const auto count = static_cast<uint32_t>(setup.ranks.size());
+    meetings = std::make_unique<StreamMeetings>(gpu, stream_words->get(), rank, count);
+  }
+  setup.meetings = meetings.get();
   all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
 }
 
@@ -81,7 +103,8 @@ std::vector<std::vector<char>> GpuRank::Reduce(DType type, ReduceOp op,
     if (!values.empty()) Upload(values, at);
     list.push_back({at, at, values.size()});
   }
-  all_reduce->Launch(list, type, op, stream.get());
+  NoGuard guard;
+  all_reduce->Launch(list, type, op, stream.get(), guard);
   stream.Synchronize();
   if (all_reduce->outcome() != device::Outcome::kRunning) return {};
   std::vector<std::vector<char>> results;
@@ -102,14 +125,16 @@ bool GpuRank::Reduces(DType type, ReduceOp op, const std::vector<size_t>& counts
          all_reduce->outcome() == device::Outcome::kRunning;
 }
 
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds) {
+GpuTeam MakeGpuTeam(uint32_t ranks, double seconds, const StreamWords* words) {
   GpuTeam team;
   std::vector<KernelAllReduce::Shared> shared;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
     team.push_back(std::make_unique<GpuRank>());
     shared.push_back(team.back()->own());
   }
-  for (uint32_t rank = 0; rank < ranks; ++rank) team[rank]->Join(rank, shared, seconds);
+  for (uint32_t rank = 0; rank < ranks; ++rank) {
+    team[rank]->Join(rank, shared, seconds, words);
+  }
   return team;
 }
 

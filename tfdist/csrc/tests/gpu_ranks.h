@@ -9,6 +9,8 @@
 #include "device/gpu.h"
 #include "device/kernel_all_reduce.h"
 #include "device/kernel_names.h"
+#include "device/stream_meetings.h"
+#include "guard.h"
 #include "types.h"
 
 namespace tfdist::testing {
@@ -25,6 +27,27 @@ void FailDriver(const char* function, int status);
 // The compiled kernels, which are in the file GPU_KERNELS for a real GPU.
 std::string KernelBinary();
 
+// Ends no wait.
+struct NoGuard : Guard {
+  void Check() override {}
+};
+
+// By which the streams of ranks wait for each other, also those of forked processes.
+class StreamWords {
+ public:
+  StreamWords();
+  ~StreamWords();
+  StreamWords(const StreamWords&) = delete;
+  StreamWords& operator=(const StreamWords&) = delete;
+
+  void* get() const { return words_; }
+  // What a rank has told another one of a meeting.
+  uint64_t* At(uint32_t owner, uint64_t meeting, uint32_t writer) const;
+
+ private:
+  void* const words_;
+};
+
 // One rank, and what the others reach of its memory. All memory is there from the start: to free
 // some would wait for kernels that wait.
 class GpuRank {
@@ -33,7 +56,9 @@ class GpuRank {
   KernelAllReduce::Shared own() const { return {staging.address(), words.address()}; }
 
   // Makes `all_reduce`, once all ranks are known. After a round that failed, too.
-  void Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds = 600);
+  // Args: where streams wait, not kernels.
+  void Join(uint32_t rank, std::vector<KernelAllReduce::Shared> ranks, double seconds = 600,
+            const StreamWords* stream_words = nullptr);
 
   void Upload(const std::vector<char>& values, cuda::Address to);
   std::vector<char> Download(cuda::Address from, size_t bytes);
@@ -50,13 +75,14 @@ class GpuRank {
   KernelModule kernels;
   DeviceMemory staging, words, data;
   DeviceStream stream;
+  std::unique_ptr<StreamMeetings> meetings;
   std::unique_ptr<KernelAllReduce> all_reduce;
 };
 
 using GpuTeam = std::vector<std::unique_ptr<GpuRank>>;
 
 // Ranks of this process, which have joined.
-GpuTeam MakeGpuTeam(uint32_t ranks, double seconds = 600);
+GpuTeam MakeGpuTeam(uint32_t ranks, double seconds = 600, const StreamWords* words = nullptr);
 
 // Calls `body` with each rank in a thread of its own.
 void OnEachGpu(GpuTeam& team, const std::function<void(GpuRank&, int rank)>& body);

@@ -39,7 +39,7 @@ size_t Segment::BytesFor(int ranks) {
   const auto n = static_cast<size_t>(ranks);
   return RoundUp(sizeof(Header), kPage) + RoundUp(n * sizeof(Progress), kPage) +
          RoundUp(n * kArrivals * sizeof(Arrival), kPage) + RoundUp(n * n * sizeof(Ring), kPage) +
-         n * n * RingBytes(ranks) + (kSlots + 1) * n * ChunkBytes(ranks);
+         n * n * RingBytes(ranks) + (kSlots + 1) * n * ChunkBytes(ranks) + kStreamWordBytes;
 }
 
 Segment::Segment(int descriptor, size_t bytes, int ranks)
@@ -87,6 +87,7 @@ void Segment::Lay() {
   rings_ = reinterpret_cast<Ring*>(take(n * n * sizeof(Ring)));
   ring_data_ = take(n * n * ring_bytes_);
   rooms_ = take((kSlots + 1) * n * chunk_bytes_);
+  stream_words_ = take(kStreamWordBytes);
 }
 
 void Segment::Abort(const Error& error) {

@@ -43,6 +43,9 @@ class Segment {
   static constexpr int kSlots = 3;
   static constexpr int kArrivals = 8;
 
+  // Of words by which the streams of GPUs wait for each other.
+  static constexpr size_t kStreamWordBytes = size_t{64} << 10;
+
   static size_t BytesFor(int ranks);
 
   // Maps a descriptor of `bytes` zero bytes, and closes it.
@@ -72,6 +75,8 @@ class Segment {
     return ring_data_ + static_cast<size_t>(from * ranks_ + to) * ring_bytes_;
   }
 
+  void* stream_words() { return stream_words_; }
+
   // Tells every rank of the host to give up; the first error stays.
   void Abort(const Error& error);
   bool aborted() const { return header_->aborted.load(std::memory_order_acquire) != 0; }
@@ -100,6 +105,7 @@ class Segment {
   Ring* rings_;
   char* ring_data_;
   char* rooms_;
+  void* stream_words_;
 };
 
 }  // namespace tfdist

@@ -28,6 +28,12 @@ TFDIST_KERNEL tfdist_meet(Meeting meeting, Waiting waiting) {
   if (AllOfBlock(!HasGivenUp(waiting))) Meet(meeting, waiting);
 }
 
+// The first half of a meeting of streams, one block. A rank that has given up does not come: the others
+// would take what it has not done for done.
+TFDIST_KERNEL tfdist_tell(Meeting meeting, Waiting waiting) {
+  if (!HasGivenUp(waiting) && IsOther(meeting, Thread())) Tell(meeting, Thread());
+}
+
 TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
   if (HasGivenUp(waiting)) return;
   for (uint64_t v = ThreadOfGrid(); v < list.vectors; v += ThreadsOfGrid()) {

@@ -37,15 +37,24 @@ inline bool Await(const uint64_t* word, uint64_t number, const Waiting& waiting)
   return true;
 }
 
+inline bool IsOther(const Meeting& meeting, uint32_t rank) {
+  return rank < meeting.ranks && rank != meeting.rank;
+}
+
+// Tells another rank that this block has come so far. What it has written before is then seen there.
+inline void Tell(const Meeting& meeting, uint32_t other) {
+  StoreWord(meeting.words[other] + BlockIndex() * kMostRanks + meeting.rank, meeting.number);
+}
+
 // Tells the other ranks that this block has come so far, and waits for the same block of theirs. What
 // each has written before is then seen by all. False if it has given up; the whole block knows.
 inline bool Meet(const Meeting& meeting, const Waiting& waiting) {
   bool met = AllOfBlock(true);
   const uint32_t other = Thread();
-  if (other < meeting.ranks && other != meeting.rank) {
-    const uint32_t place = BlockIndex() * kMostRanks;
-    StoreWord(meeting.words[other] + place + meeting.rank, meeting.number);
-    met = Await(meeting.words[meeting.rank] + place + other, meeting.number, waiting);
+  if (IsOther(meeting, other)) {
+    Tell(meeting, other);
+    const uint64_t* const words = meeting.words[meeting.rank] + BlockIndex() * kMostRanks;
+    met = Await(words + other, meeting.number, waiting);
   }
   return AllOfBlock(met);
 }

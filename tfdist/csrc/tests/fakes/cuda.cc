@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
@@ -101,7 +102,8 @@ struct Function {
 
 namespace {
 
-constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500;
+constexpr Result kInvalidValue = 1, kOutOfMemory = 2, kNotFound = 500, kIsNotRegistered = 713;
+constexpr auto kPause = std::chrono::microseconds(50);
 // As many as meet, and as make a team, whatever was asked for: kernels work with any number of those.
 constexpr uint32_t kThreads = device::kMostRanks;
 static_assert(kThreads % device::kTeam == 0);
@@ -115,6 +117,7 @@ struct Allocation {
 };
 std::map<Address, Allocation> allocations;
 std::map<Address, size_t> opened;
+std::set<void*> registered;
 std::atomic<int> launched{0}, copied{0};
 thread_local Context* current = nullptr;
 
@@ -182,6 +185,7 @@ Function Bound(void (*kernel)(Parameters...)) {
 std::map<std::string, Function> AllFunctions() {
   std::map<std::string, Function> all{{"tfdist_pack", Bound(device::tfdist_pack)},
                                       {"tfdist_meet", Bound(device::tfdist_meet)},
+                                      {"tfdist_tell", Bound(device::tfdist_tell)},
                                       {"tfdist_unpack", Bound(device::tfdist_unpack)}};
 #define TFDIST_ADD(name, T, Op, S)                                            \
   all["tfdist_one_shot_" #name] = Bound(device::tfdist_one_shot_##name);      \
@@ -262,8 +266,10 @@ FAKE(cuDeviceGetPCIBusId, char* place, int length, Device device) {
   std::snprintf(place, static_cast<size_t>(length), "0000:%02x:00.0", number);
   return kSuccess;
 }
+// FAKE_CUDA_NO_STREAM_WAITS: no stream waits for a word.
 FAKE(cuDeviceGetAttribute, int* value, int attribute, Device) {
   *value = attribute == kMajor ? 9 : attribute == kMinor ? 0 : 132;
+  if (attribute == kStreamWaits) *value = !std::getenv("FAKE_CUDA_NO_STREAM_WAITS");
   return kSuccess;
 }
 FAKE(cuDeviceCanAccessPeer, int* can, Device reader, Device owner) {
@@ -331,6 +337,15 @@ FAKE(cuMemHostGetDevicePointer_v2, Address* address, void* data, unsigned) {
   *address = reinterpret_cast<Address>(data);
   return kSuccess;
 }
+FAKE(cuMemHostRegister_v2, void* data, size_t, unsigned) {
+  INJECT(cuMemHostRegister_v2);
+  const std::lock_guard<std::mutex> lock(mutex);
+  return registered.insert(data).second ? kSuccess : kMemoryIsRegistered;
+}
+FAKE(cuMemHostUnregister, void* data) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  return registered.erase(data) ? kSuccess : kIsNotRegistered;
+}
 FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream) {
   Resolve(stream)->Enqueue([=] {
     // Whole words, which kernels may read meanwhile.
@@ -345,6 +360,13 @@ FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   const bool stuck = IsBroken(reader, owner, "stuck"), wrong = IsBroken(reader, owner, "wrong");
   Resolve(stream)->Enqueue([=] {
     while (stuck) pause();
+    // A whole word, which others may write meanwhile.
+    if (bytes == sizeof(uint64_t) && to % bytes == 0 && from % bytes == 0) {
+      const uint64_t word =
+          __atomic_load_n(reinterpret_cast<const uint64_t*>(from), __ATOMIC_ACQUIRE);
+      __atomic_store_n(reinterpret_cast<uint64_t*>(to), word, __ATOMIC_RELEASE);
+      return;
+    }
     std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
     if (wrong) reinterpret_cast<char*>(to)[bytes - 1] ^= 1;
   });
@@ -376,6 +398,19 @@ FAKE(cuStreamWaitEvent, Stream* stream, Event* event, unsigned) {
   if (const std::shared_ptr<Mark> mark = event->mark) {
     Resolve(stream)->Enqueue([mark] { mark->Wait(); });
   }
+  return kSuccess;
+}
+// The value is reached where the word is not before it, in a circle.
+FAKE(cuStreamWaitValue64_v2, Stream* stream, Address address, uint64_t value, unsigned how) {
+  INJECT(cuStreamWaitValue64_v2);
+  if (how != kReached || address % sizeof(uint64_t) != 0) return kInvalidValue;
+  Resolve(stream)->Enqueue([=] {
+    const auto* const word = reinterpret_cast<const uint64_t*>(address);
+    const auto ahead = [=] {
+      return static_cast<int64_t>(__atomic_load_n(word, __ATOMIC_ACQUIRE) - value);
+    };
+    while (ahead() < 0) std::this_thread::sleep_for(kPause);
+  });
   return kSuccess;
 }
 FAKE(cuEventCreate, Event** event, unsigned) {
