@@ -132,6 +132,7 @@ LONG = {
     ("device_codecs", ()),
     ("device_compressed", ()),
     ("device_processes", ()),
+    ("device_stream_waits", ()),
     ("endings", ()),
     ("losses", ("kill",)),
     ("losses", ("stop",)),
