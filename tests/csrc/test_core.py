@@ -136,6 +136,7 @@ LONG = {
     ("device_compressed", ()),
     ("device_orders", ()),
     ("device_processes", ()),
+    ("device_stream_waits", ()),
     ("endings", ()),
     ("losses", ("kill",)),
     ("losses", ("stop",)),

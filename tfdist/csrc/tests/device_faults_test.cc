@@ -197,6 +197,23 @@ void Stopped(Plan plan) {
   munmap(stopped, 4096);
 }
 
+// At the end, one rank has stopped before it says farewell.
+void LeftAlone(const Plan& plan) {
+  auto* const stopped = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  OnEachProcess(plan, 1, [stopped](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 3});
+    if (c.rank() == 1) {
+      *stopped = getpid();
+      raise(SIGSTOP);
+    }
+    c.Close();
+    kill(*stopped, SIGKILL);
+  });
+  munmap(stopped, 4096);
+}
+
 // A rank's GPU gets stuck after it has told the others that it has come, and its host lives on.
 void Stuck(Plan plan) {
   plan.timeout_seconds = 2;
@@ -347,6 +364,7 @@ void WithFakes() {
   LostBesides(streams);
   Broken(streams);
   Stopped(streams);
+  LeftAlone(PlanForStreams(2, As::kProcesses));
   Stuck(PlanForStreams(2, As::kProcesses));
   Messages(PlanForStreams(2, As::kProcesses));
   WithoutStreams(streams);
