@@ -153,7 +153,7 @@ def test_gpus_of_a_host_sum_exactly_first(name):
     for result, _, _ in results:
         assert_equal(result["weights"], expected["weights"], name)
     # With error feedback, only those that lead gradients.
-    leads = [True, True, name == "int8"]
+    leads = [True, name == "int8", True]
     assert [taken[-1] for _, taken, _ in results] == leads
     for (_, _, devices), leader in zip(results, leads, strict=True):
         kept = ["GPU"] if gpus.have_devices() else ["CPU"]
@@ -173,7 +173,8 @@ def test_all_gpus_of_workers_compress(name):
             losses = result["history"]["loss"], expected["history"]["loss"]
             np.testing.assert_allclose(*losses, rtol=0.02)
             continue
-        assert_equal(result["weights"], expected["weights"], name)
+        for weights in zip(result["weights"], expected["weights"], strict=True):
+            np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
 
 
