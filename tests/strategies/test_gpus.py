@@ -173,8 +173,7 @@ def test_all_gpus_of_workers_compress(name):
             losses = result["history"]["loss"], expected["history"]["loss"]
             np.testing.assert_allclose(*losses, rtol=0.02)
             continue
-        for weights in zip(result["weights"], expected["weights"], strict=True):
-            np.testing.assert_allclose(*weights, rtol=1e-5, atol=1e-6)
+        assert_close(result["weights"], expected["weights"], name, 1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
 
 
