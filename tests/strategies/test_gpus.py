@@ -158,9 +158,15 @@ def test_compressed_buckets_are_launched_one_behind_the_other(name):
 def test_gpus_of_a_host_sum_exactly_first(name):
     expected = GROUPS["3 on 2 hosts"].run(f"{PACKAGE}.compressed:from_host_to_host", name)[0]
     compress = f"{PACKAGE}.gpus:compress_between_hosts"
-    for result, taken, _ in GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name):
+    results = GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name)
+    for result, _, _ in results:
         assert_equal(result["weights"], expected["weights"], name)
-        assert taken[-1]
+    # With error feedback, only those that lead gradients.
+    leads = [True, name == "int8", True]
+    assert [taken[-1] for _, taken, _ in results] == leads
+    for (_, _, devices), leader in zip(results, leads, strict=True):
+        kept = ["GPU"] if gpus.have_devices() else ["CPU"]
+        assert devices == (kept if name == "onebit" and leader else [])
 
 
 @exhaustive
@@ -176,7 +182,7 @@ def test_all_gpus_of_workers_compress(name):
             losses = result["history"]["loss"], expected["history"]["loss"]
             np.testing.assert_allclose(*losses, rtol=0.02)
             continue
-        assert_equal(result["weights"], expected["weights"], name)
+        assert_close(result["weights"], expected["weights"], name, 1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
 
 

@@ -16,7 +16,9 @@ constexpr size_t kFloat = sizeof(float);
 }  // namespace
 
 ExactShares::ExactShares(const Topology& groups, const Operation& part)
-    : tensors_(TensorsOf(part)), ranks_(groups.my_host()), me_(static_cast<size_t>(groups.my_place())) {
+    : tensors_(TensorsOf(part)),
+      ranks_(groups.my_host()),
+      me_(static_cast<size_t>(groups.my_place())) {
   size_t owners = ranks_.size();
   for (const auto& group : groups.hosts) {
     owners = std::min(owners, group.size());

@@ -1,5 +1,5 @@
-// What GPUs of one host, or of one process, sum exactly before sums are encoded: each sums a share of the
-// values, which come to it by NCCL, in the order of the GPUs as on the host.
+// What GPUs of one host, or of one process, sum exactly before sums are encoded: each sums a share of
+// the values, which come to it by NCCL, in the ranks' order.
 #pragma once
 
 #include <cstddef>
@@ -22,8 +22,8 @@ class ExactShares {
   size_t LargestShare() const { return largest_; }
   size_t Bytes() const { return slots_ * slot_; }
 
-  // Has the rank's stream do the work, in memory of so many bytes. What exchanges is called for all ranks
-  // at once.
+  // Has the rank's stream do the work, in memory of so many bytes. What exchanges is called for all
+  // ranks of a process at once.
   void Begin(const DeviceRank& rank, cuda::Address memory);
   void ExchangeValues() const;
   // Args: ended: a word of the GPU that is zero.

@@ -65,8 +65,8 @@ class NcclCoded::Share {
   }
 
   bool SumsFirst() const { return sums_first_; }
-  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded from each
-  // member, and what goes to each, in whose place then come its sums.
+  // Both are the same for all ranks. The memory is for what is summed first, what comes encoded from
+  // each member, and what goes to each, in whose place then come its sums.
   size_t Bytes() const {
     return (sums_first_ ? exact_.Bytes() : 0) + 2 * static_cast<size_t>(size_) * slot_;
   }
@@ -163,7 +163,9 @@ class NcclCoded::Share {
 NcclCoded::NcclCoded(const Topology& topology, const Ranks& ranks) : ranks_(ranks) {
   const auto size = static_cast<size_t>(topology.size);
   std::vector<int> processes;
-  for (size_t rank = 0; rank < size; ++rank) processes.push_back(static_cast<int>(rank / ranks.size()));
+  for (size_t rank = 0; rank < size; ++rank) {
+    processes.push_back(static_cast<int>(rank / ranks.size()));
+  }
   for (size_t i = 0; i < ranks.size(); ++i) {
     const int rank = topology.rank + static_cast<int>(i);
     hosts_.push_back(Topology::From(rank, topology.names, topology.host_of));

@@ -16,7 +16,8 @@ class TransferCodec {
   TransferCodec(const Gpu& gpu, const KernelModule& kernels, const DeviceStream& stream)
       : gpu_(gpu), stream_(stream), codec_(kernels, stream.get()) {}
 
-  // Bytes that it takes on the GPU to see to so many values at once, and of a list of a transfer's tensors.
+  // Bytes that it takes on the GPU to see to so many values at once, and those of a list of a
+  // transfer's tensors.
   static size_t RoomBytes(size_t values) { return KernelCodec::RoomBytes(values); }
   static size_t ListBytes(const CodedTransfer& transfer);
 

@@ -396,8 +396,8 @@ void OfSeveralGpus(const Plan& plan, const Codec& codec, size_t count, bool with
   EXPECT(plan.as == As::kProcesses || taken == By::kNccl);
 }
 
-// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error is that
-// of its first GPU.
+// Without NCCL a process sums in the host's memory, and is one rank of what is encoded; the error is
+// that of its first GPU.
 void OfSeveralGpusThroughTheHost(const Plan& plan) {
   constexpr size_t kCount = 1003;
   const Codec codec = CodecOf(Form::kLevels);
