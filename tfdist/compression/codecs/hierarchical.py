@@ -37,7 +37,8 @@ class HierarchicalCodec(Codec):
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
-            assert exchange.leaders is not None
-            return self.sum_of_hosts(exchange.leaders, host_sums, step)
+            leaders = exchange.encoded_leaders
+            assert leaders is not None
+            return self.sum_of_hosts(leaders, host_sums, step)
 
         return exchange.host.sum(gradients, sum_of_hosts)

@@ -129,13 +129,16 @@ void DevicePath::CheckRoot(const Fingerprint& asked) const {
                                           std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
 }
 
+std::shared_ptr<const KernelModule> DevicePath::kernels() const {
+  return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
+}
+
 // Whether it has been run on the GPU.
 bool DevicePath::RunCompressed(const Topology& topology, Operation& operation,
                                const OnHost& on_host) {
-  const bool may = ranks_.size() == 1 && ranks_[0]->kernels && setup_.transport != "host";
-  if (!may || !DeviceCoder::Takes(topology, operation)) return false;
+  if (!kernels() || !DeviceCoder::Takes(topology, operation)) return false;
   try {
-    if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *ranks_[0]->kernels, guard_);
+    if (!coder_) coder_ = std::make_unique<DeviceCoder>(*gpus_[0], *kernels(), guard_);
     coder_->MakeRoom(topology, operation);
   } catch (const Error& error) {
     if (error.code() == Code::kInvalidArgument) throw;
@@ -263,7 +266,8 @@ void DevicePath::Leave() {
   }
   bool settled = true;
   for (const auto& rank : ranks_) {
-    if (rank->own || HasLaunched()) settled = SettleSoon(rank->stream, rank->done) && settled;
+    if (!rank->own && !HasLaunched()) continue;
+    settled = SettleSoon(rank->stream.get(), rank->done) && settled;
   }
   if (settled) launched_.clear();
 }
@@ -352,7 +356,7 @@ void DevicePath::GiveUp() noexcept {
     if (rank->own) rank->own->Abort();
     if (rank->nccl) rank->nccl->Abort();
   }
-  for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
+  for (const auto& rank : ranks_) SettleSoon(rank->stream.get(), rank->done);
   launched_.clear();
 }
 
