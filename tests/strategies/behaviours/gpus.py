@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from unittest import mock
 
@@ -129,6 +130,18 @@ def compress(strategy, name):
     kept = model.optimizer.compression_state.variables
     devices = sorted({tf.DeviceSpec.from_string(variable.device).device_type for variable in kept})
     return outcome(model, history), taken, devices
+
+
+def compress_with_kernels_on_one(strategy, name):
+    """As `compress`, where the GPUs of other workers than the first have no kernels."""
+    find = gpu.find
+
+    def find_without(*args):
+        return [dataclasses.replace(each, kernels="") for each in find(*args)]
+
+    lacking = mock.patch.object(gpu, "find", find_without)
+    with lacking if strategy.extended.worker_rank else contextlib.nullcontext():
+        return compress(strategy, name)
 
 
 def choose(strategy):
