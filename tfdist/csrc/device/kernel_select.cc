@@ -12,7 +12,9 @@ using device::Source;
 
 constexpr size_t kWord = sizeof(uint32_t);
 constexpr size_t kWordsOfTensor = 4, kWordsOfTally = sizeof(device::Tally) / kWord;
-constexpr size_t kCounts = device::Sources::kMost * device::kDigitValues;
+
+// How many tensors a list has.
+size_t Listed(size_t tensors) { return std::min<size_t>(tensors, device::Sources::kMost); }
 
 std::vector<Source> SourcesOf(const std::vector<Candidates>& all) {
   std::vector<Source> sources;
@@ -43,7 +45,8 @@ KernelSelect::KernelSelect(const Gpu& gpu, const KernelModule& kernels, cuda::St
 }
 
 size_t KernelSelect::ScratchBytes() const {
-  return (kWordsOfTensor * tensors_ + 1 + kCounts + kWordsOfTally * tiles_) * kWord;
+  const size_t counts = Listed(tensors_) * device::kDigitValues;
+  return (kWordsOfTensor * tensors_ + 1 + counts + kWordsOfTally * tiles_) * kWord;
 }
 
 void KernelSelect::FindLargest(const std::vector<size_t>& selected, cuda::Address scratch) {
@@ -96,7 +99,7 @@ void KernelSelect::Begin(uint32_t magnitude, cuda::Address scratch) {
   cuts_.rows = take(tensors_);
   cuts_.not_finite = take(tensors_);
   cuts_.all_rows = take(1);
-  cuts_.digits = take(kCounts);
+  cuts_.digits = take(Listed(tensors_) * device::kDigitValues);
   Fill(cuts_.magnitudes, magnitude, tensors_);
   Fill(cuts_.equals, 0, static_cast<size_t>(next - cuts_.equals));
 }
