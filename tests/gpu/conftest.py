@@ -26,6 +26,7 @@ PROGRAMS = (
     "device_gpus",
     "device_path",
     "device_processes",
+    "device_selection",
     "device_stream_waits",
     "nccl",
 )

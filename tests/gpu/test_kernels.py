@@ -20,5 +20,5 @@ def test_memory_is_used_as_allowed(execute):
     if not tool:
         pytest.skip("compute-sanitizer, which checks a kernel's use of memory, is not on the PATH")
     words = [tool, "--tool=memcheck", "--leak-check=full", "--error-exitcode=9"]
-    for program in (("device", "alone"), ("device_codecs", "small")):
+    for program in (("device", "alone"), ("device_codecs", "small"), ("device_selection", "small")):
         assert "ERROR SUMMARY: 0 errors" in execute(*program, by=words)

@@ -19,6 +19,9 @@ KERNELS |= {"tfdist_pack", "tfdist_meet", "tfdist_tell", "tfdist_unpack"}
 FORMS = ["half", "bfloat16", "float8", "levels2", "levels4", "levels8", "powers", "means", "signs"]
 KERNELS |= {f"tfdist_{what}_{form}" for what in ("encode", "decode", "sum") for form in FORMS}
 KERNELS |= {"tfdist_sum_votes"}
+SELECTION = ["digits", "narrow", "count", "place", "sum", "take", "forget"]
+KERNELS |= {f"tfdist_select_{step}" for step in SELECTION}
+KERNELS |= {f"tfdist_scatter_{step}" for step in ("find", "order", "sum")}
 ARCHITECTURES = ["sm_70", "sm_75", "sm_80", "sm_86", "sm_89", "sm_90"]
 
 

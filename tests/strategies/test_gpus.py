@@ -32,6 +32,8 @@ TRANSPORTS = {
     "2x2 GPUs through the host": [False, False, True],
     "2x2 GPUs on 2 hosts": [False, True, False],
 }
+QUANTIZERS = ["int8", "onebit", "natural", "signum", "ef_signsgd"]
+SPARSIFIERS = ["topk", "dgc", "threshold"]
 BY_CUDNN = ["models:lstm_with_masking", "models:masked_loss_over_time"]
 SOME = [
     "models:convolution",
@@ -131,15 +133,15 @@ def test_sums_wait_for_the_gpu(group):
 
 
 @exhaustive
-@pytest.mark.parametrize("name", ["int8", "onebit", "natural", "signum", "ef_signsgd", "topk"])
+@pytest.mark.parametrize("name", [*QUANTIZERS, *SPARSIFIERS, "randomk"])
 @pytest.mark.parametrize("group", ["2 GPUs by NCCL", "2 GPUs through the host"])
 def test_compressed_gradients_are_those_of_cpus(group, name):
     expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
     for result, taken, devices in GROUPS[group].run(f"{PACKAGE}.gpus:compress", name):
         assert_equal(result["weights"], expected["weights"], name)
         assert taken[0] == (group == "2 GPUs by NCCL")
-        assert taken[-1] == (group == "2 GPUs by NCCL" and name != "topk")
-        if gpus.have_devices() and name in ("onebit", "signum", "ef_signsgd"):
+        assert taken[-1] == (group == "2 GPUs by NCCL" and name not in SPARSIFIERS)
+        if gpus.have_devices() and name not in ("int8", "natural"):
             assert devices == ["GPU"]
 
 
@@ -184,6 +186,16 @@ def test_all_gpus_of_workers_compress(name):
             continue
         assert_close(result["weights"], expected["weights"], name, 1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
+
+
+@exhaustive
+@pytest.mark.parametrize("name", SPARSIFIERS)
+def test_a_worker_without_kernels_selects_the_same(name):
+    expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
+    results = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress_with_kernels_on_one", name)
+    for rank, (result, taken, _) in enumerate(results):
+        assert_equal(result["weights"], expected["weights"], name)
+        assert taken[0] == (rank == 0)
 
 
 @exhaustive

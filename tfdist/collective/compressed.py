@@ -40,7 +40,7 @@ def compressed_all_reduce(
     """
     sums: list[Any] = [None] * len(tensors)
     plan = communicator.plan(tensors)
-    awaited = bool(communicator.context.gpus) and len(plan) > 1
+    awaited = communicator.launches(plan)
     with tf.device("CPU:0"):
         # A different seed for each bucket.
         seeds = [tf.cast(seed, tf.int64) + number * 0x9E3779B9 for number in range(len(plan))]

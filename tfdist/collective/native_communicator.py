@@ -93,8 +93,7 @@ class NativeCommunicator:
             summable = [dtypes.to_native_summable(t) for t in tensors]
             sums: list[Any] = [None] * len(summable)
             plan = self.plan(summable)
-            # Who looks at a bucket's result must not see it before it is there.
-            awaited = bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
+            awaited = self.launches(plan)
             first = self._gpu == 0
             for bucket in marked_buckets(self.name, key, summable, plan, notes=first):
                 with tf.control_dependencies(bucket.marks):
@@ -182,6 +181,10 @@ class NativeCommunicator:
         """Groups tensors into buckets, each reduced by one collective; see `buckets.plan`."""
         bytes_ = self.bucket_bytes
         return plan(tensors, bytes_, first_bytes=min(bytes_, FIRST_BYTES), alone_bytes=bytes_)
+
+    def launches(self, plan: Sequence[Sequence[int]]) -> bool:
+        """Whether a plan's collectives end when GPUs have begun them: several, unseen by others."""
+        return bool(self.context.gpus) and len(plan) > 1 and not are_results_watched()
 
     def split(self, name: str, members: Sequence[int]) -> NativeCommunicator | None:
         """Creates a communicator of some of the job's ranks; called by all of them together.

@@ -67,6 +67,7 @@ Communicator::Communicator(Setup setup)
     Guard& guard = *this;
     device_ = std::make_unique<DevicePath>(std::move(device), guard);
     gpus_ = device_->gpus();
+    kernels_ = device_->kernels();
     recorder_.SetParticipants(static_cast<size_t>(participants()));
     if (gpus_.size() > 1) assemblies_ = std::make_unique<Assemblies>(gpus_.size());
   }
@@ -342,6 +343,10 @@ void Communicator::Check() {
   if (!aborted_ && cancellation_ && cancellation_->Overdue()) {
     throw Error(Code::kCancelled, StepEnded());
   }
+  CheckAborted();
+}
+
+void Communicator::CheckAborted() {
   if (!aborted_) return;
   const std::lock_guard<std::mutex> lock(abort_mutex_);
   throw Error(abort_code_, abort_message_);

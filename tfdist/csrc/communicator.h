@@ -64,6 +64,8 @@ class Communicator : private Guard {
   int size() const { return fabric_.topology.size; }
   // Those of its operations in GPUs' memory; empty if it has none.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
+  // Those of `DevicePath`.
+  const KernelModule* kernels() const { return kernels_.get(); }
   // How many ranks reduce, gather and so on: all processes, or all their GPUs.
   int participants() const { return size() * std::max(1, static_cast<int>(gpus_.size())); }
 
@@ -82,6 +84,10 @@ class Communicator : private Guard {
   // Says that this rank's step has failed, and why. Whoever waits for this rank fails with the
   // message, or, where both go on, finds out that the other's step has not failed.
   void StepFailed(const std::string& message);
+  // Throws Error once operations fail; from any thread.
+  void CheckAborted();
+  // How long a wait may be.
+  double timeout_seconds() const { return timeout_seconds_; }
   // Waits for what is pending, says farewell, and frees everything but the object itself. Other
   // threads may be in any call meanwhile.
   void Close();
@@ -126,6 +132,7 @@ class Communicator : private Guard {
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<DevicePath> device_;
   std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
+  std::shared_ptr<const KernelModule> kernels_;   // the same
   std::unique_ptr<Assemblies> assemblies_;        // where there are several
   const double timeout_seconds_;
 

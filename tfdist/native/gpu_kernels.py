@@ -30,6 +30,8 @@ _HEADERS = (
     "codec/arithmetic.inc",
     "reduce/half.h",
     "reduce/arithmetic.inc",
+    "sparse/arithmetic.inc",
+    "sparse/row.h",
 )
 _PREFIX = "gpu-"
 _STANDARD = "device/kernels/std"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 from unittest import mock
 
@@ -171,6 +172,18 @@ def compress_in_buckets(strategy, name):
         model = compile_mlp(compressing)
         history = fit(model, *rows(96), batch_size=16, epochs=4)
     return outcome(model, history), waits
+
+
+def compress_with_kernels_on_one(strategy, name):
+    """As `compress`, where the GPUs of other workers than the first have no kernels."""
+    find = gpu.find
+
+    def find_without(*args):
+        return [dataclasses.replace(each, kernels="") for each in find(*args)]
+
+    lacking = mock.patch.object(gpu, "find", find_without)
+    with lacking if strategy.extended.worker_rank else contextlib.nullcontext():
+        return compress(strategy, name)
 
 
 def choose(strategy):

@@ -11,6 +11,7 @@ import tensorflow as tf
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.codecs.codec import Codec
 from tfdist.compression.gradient import Gradient
+from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.transport import Exchange
 
 
@@ -33,11 +34,15 @@ class HierarchicalCodec(Codec):
             The sums, bitwise identical on all leaders.
         """
 
+    def devices(self, exchange: Exchange) -> HostLeaders:
+        return exchange.encoded_devices
+
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
-            assert exchange.leaders is not None
-            return self.sum_of_hosts(exchange.leaders, host_sums, step)
+            leaders = exchange.encoded_leaders
+            assert leaders is not None
+            return self.sum_of_hosts(leaders, host_sums, step)
 
-        return exchange.host.sum(gradients, sum_of_hosts)
+        return exchange.encoded_host.sum(gradients, sum_of_hosts)

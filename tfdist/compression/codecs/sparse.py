@@ -13,6 +13,7 @@ from tfdist import native
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.gradient import Gradient, Shape, count
+from tfdist.compression.transport import Exchange
 
 _ROW_BITS = 64
 
@@ -43,6 +44,9 @@ class Sparsifier(HierarchicalCodec):
         values = max(1, count(shape))
         return _ROW_BITS * float(_chosen(density, values)) / values
 
+    def runs_on(self, exchange: Exchange, device: str) -> str:
+        return (exchange.encoded_leaders or exchange.workers).device
+
     def compresses(self, shape: Shape) -> bool:
         return count(shape) < 2**31
 
@@ -57,54 +61,67 @@ class Sparsifier(HierarchicalCodec):
             for bucket in leaders.plan([g.value for g in gradients]):
                 some = [gradients[i] for i in bucket]
                 _, hosts = leaders.place()
-                rows = leaders.all_gather(self.select(some, step, hosts))
-                for i, value in zip(bucket, scatter(rows, [g.shape for g in some]), strict=True):
-                    sums[i] = value
+                rows = leaders.all_gather(self.select(some, step, hosts, leaders.name))
+                totals = scatter(rows, [g.shape for g in some], leaders.name)
+                for i, total in zip(bucket, totals, strict=True):
+                    sums[i] = total
         return sums
 
-    def select(self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: Any) -> tf.Tensor:
+    def select(
+        self, gradients: Sequence[Gradient], step: tf.Tensor, hosts: Any, communicator: str = ""
+    ) -> tf.Tensor:
         """Selects the values to send, and stores the others in the error variables.
 
         Args:
             gradients: the gradients of this host.
             step: the number of compressed steps so far.
             hosts: the number of hosts.
+            communicator: the name of that of the hosts; for gradients on a GPU.
 
         Returns:
-            An int32 row for each value: its index among the values of all gradients, and its bits.
+            A float32 row for each value: the bits of its int32 index among the values of all
+            gradients, and the value.
         """
-        density = self.density(step)
-        counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
+        scales = [self.scale(g, hosts) for g in gradients]
+        with tf.device("CPU:0"):  # Where the number of rows is known without waiting for a GPU.
+            density = self.density(step)
+            counts = [0 if density is None else _chosen(density, count(g.shape)) for g in gradients]
+            counts, scales = tf.cast(tf.stack(counts), tf.int64), tf.stack(scales)
         return native.load_ops().tfdist_select(
             tensors=[g.value for g in gradients],
             errors=[g.kept["error"].handle for g in gradients] if self.error_feedback else [],
-            counts=tf.cast(tf.stack(counts), tf.int64),
-            scales=tf.stack([self.scale(g, hosts) for g in gradients]),
+            counts=counts,
+            scales=scales,
+            communicator=communicator,
             **self.selection(gradients),
         )
 
     def scale(self, gradient: Gradient, hosts: Any) -> Any:
-        """A factor applied to a gradient first, a float32 scalar."""
-        return tf.ones([])
+        """A factor applied to a gradient first."""
+        return 1.0
 
     def selection(self, gradients: Sequence[Gradient]) -> dict[str, Any]:
         """Further arguments of `TfdistSelect`."""
         return {"momenta": []}
 
 
-def scatter(rows: tf.Tensor, shapes: Sequence[Shape]) -> list[tf.Tensor]:
+def scatter(rows: tf.Tensor, shapes: Sequence[Shape], communicator: str = "") -> list[tf.Tensor]:
     """Sums rows into gradients.
 
     Args:
         rows: the rows of all hosts, as from `Sparsifier.select`.
         shapes: the shapes of the gradients.
+        communicator: as for `Sparsifier.select`.
 
     Returns:
         A gradient for each shape; zero where no row has a value.
     """
     return list(
         native.load_ops().tfdist_scatter(
-            rows=rows, N=len(shapes), shapes=[tf.TensorShape(s).as_proto() for s in shapes]
+            rows=rows,
+            N=len(shapes),
+            shapes=[tf.TensorShape(s).as_proto() for s in shapes],
+            communicator=communicator,
         )
     )
 

@@ -35,10 +35,10 @@ void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& 
               });
 }
 
-bool SettleSoon(const DeviceStream& stream, DeviceEvent& event) noexcept {
+bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept {
   const auto end = std::chrono::steady_clock::now() + kSoon;
   try {
-    event.Record(stream.get());
+    event.Record(stream);
     while (!event.HasPassed()) {
       if (std::chrono::steady_clock::now() > end) return false;
       std::this_thread::sleep_for(std::chrono::milliseconds(1));

@@ -17,6 +17,6 @@ void Await(const DeviceEvent& event, Guard& guard, const std::function<void()>& 
 
 // Waits for what a stream was given, but not for long; whether that has passed. For ends after a
 // failure, where nothing can be done about another one.
-bool SettleSoon(const DeviceStream& stream, DeviceEvent& event) noexcept;
+bool SettleSoon(cuda::Stream* stream, DeviceEvent& event) noexcept;
 
 }  // namespace tfdist

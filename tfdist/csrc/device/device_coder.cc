@@ -39,7 +39,7 @@ void DeviceCoder::Run(Operation& operation, const OnHost& on_host) {
     Await(done_, guard_);
   } catch (...) {
     // Its memory is the operation's until then. No kernel waits for anything.
-    SettleSoon(stream_, done_);
+    SettleSoon(stream_.get(), done_);
     throw;
   }
 }

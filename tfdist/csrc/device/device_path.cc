@@ -132,6 +132,10 @@ void DevicePath::CheckRoot(const Fingerprint& asked) const {
                                           std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
 }
 
+std::shared_ptr<const KernelModule> DevicePath::kernels() const {
+  return ranks_.size() == 1 && setup_.transport != "host" ? ranks_[0]->kernels : nullptr;
+}
+
 // Whether an operation can go another way than through the host: a message in a group of two, since in
 // larger ones nobody else takes part in it.
 bool DevicePath::MayStay(const Fabric& fabric, const Operation& operation) const {
@@ -287,7 +291,8 @@ bool DevicePath::Leave() {
   bool is_read = false, settled = true;
   for (const auto& rank : ranks_) {
     is_read = is_read || rank->own;
-    if (rank->own || HasLaunched()) settled = SettleSoon(rank->stream, rank->done) && settled;
+    if (!rank->own && !HasLaunched()) continue;
+    settled = SettleSoon(rank->stream.get(), rank->done) && settled;
   }
   if (settled) {
     launched_.clear();
@@ -378,7 +383,7 @@ void DevicePath::GiveUp() noexcept {
     if (rank->own) rank->own->Abort();
     if (rank->nccl) rank->nccl->Abort();
   }
-  for (const auto& rank : ranks_) SettleSoon(rank->stream, rank->done);
+  for (const auto& rank : ranks_) SettleSoon(rank->stream.get(), rank->done);
   launched_.clear();
 }
 

@@ -61,6 +61,9 @@ class DevicePath {
 
   // The GPUs of this process; they may live longer than the path.
   const std::vector<std::shared_ptr<const Gpu>>& gpus() const { return gpus_; }
+  // The kernels of a process with one GPU, for what its program runs there by itself; null for none,
+  // and where all goes through the host's memory.
+  std::shared_ptr<const KernelModule> kernels() const;
 
   // At the end, where nothing has failed: waits, but not for long, until this process's GPUs have read
   // what they need of the others' memory. Whether others may still read this process's.

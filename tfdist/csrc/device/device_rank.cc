@@ -30,7 +30,8 @@ DeviceRank::DeviceRank(const DeviceSetup& setup, size_t index)
   try {
     const std::string binary = Contents(file);
     AllocateBuffers(setup.buffer_bytes);
-    kernels.emplace(*gpu, binary.data(), KernelNames().data(), KernelNames().size());
+    kernels = std::make_shared<const KernelModule>(*gpu, binary.data(), KernelNames().data(),
+                                                   KernelNames().size());
   } catch (const Error& error) {
     lack = error.what();
   }

@@ -27,7 +27,7 @@ struct DeviceRank {
   const int number;  // among those that this process sees
   const std::shared_ptr<const Gpu> gpu;
   std::string lack;
-  std::optional<KernelModule> kernels;
+  std::shared_ptr<const KernelModule> kernels;  // null for none
   std::optional<DeviceMemory> staging, words;
   DeviceStream stream;
   DeviceEvent done;

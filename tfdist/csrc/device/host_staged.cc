@@ -94,8 +94,8 @@ void HostStaged::Run(const Operation& operation, const Parts& parts,
   } catch (...) {
     // What has been reduced goes up at once: its memory is the operation's until it has.
     for (const auto& lane : lanes_) {
-      SettleSoon(lane->down, lane->fetched);
-      SettleSoon(lane->up, lane->returned);
+      SettleSoon(lane->down.get(), lane->fetched);
+      SettleSoon(lane->up.get(), lane->returned);
     }
     throw;
   }

@@ -16,6 +16,8 @@
 namespace tfdist {
 namespace {
 
+#include "sparse/arithmetic.inc"
+
 constexpr size_t kSamples = 16 << 10;
 
 using Run = size_t (*)(const Pass&);
@@ -45,7 +47,6 @@ float FromMagnitude(uint32_t bits) {
 
 std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, float threshold) {
   static const Run run = Choose();
-  const FloatMode mode;
   std::vector<uint32_t> found, some(kPassValues);
   for (size_t begin = 0; begin < candidates.count; begin += kPassValues) {
     const size_t count = std::min(kPassValues, candidates.count - begin);
@@ -59,7 +60,7 @@ std::vector<uint32_t> RunPasses(const Candidates& candidates, bool accumulates, 
 uint32_t Expected(const Candidates& c, size_t i) {
   if (!c.error) return Magnitude(c.Value(i));
   const float in = c.scale * c.in[i];
-  return Magnitude(c.error[i] + (c.momentum ? c.factor * c.momentum[i] + in : in));
+  return Magnitude(c.error[i] + (c.momentum ? NextMomentum(c.momentum[i], c.factor, in) : in));
 }
 
 // A threshold that more than `selected` candidates reach, most likely, but not many more. Source of
@@ -130,7 +131,14 @@ void Check(const Candidates& candidates) {
 
 }  // namespace
 
+void CheckThreshold(float threshold) {
+  if (threshold > 0) return;
+  throw Error(Code::kInvalidArgument,
+              "A threshold is positive. Received: " + std::to_string(threshold) + ".");
+}
+
 std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selected) {
+  const FloatMode mode;
   Check(candidates);
   selected = std::min(selected, candidates.count);
   if (selected == 0) {
@@ -152,11 +160,9 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
 }
 
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold) {
+  const FloatMode mode;
   Check(candidates);
-  if (!(threshold > 0)) {
-    throw Error(Code::kInvalidArgument, "A threshold is positive. Received: " +
-                                            std::to_string(threshold) + ".");
-  }
+  CheckThreshold(threshold);
   return RunPasses(candidates, true, threshold);
 }
 

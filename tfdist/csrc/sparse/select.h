@@ -30,5 +30,7 @@ std::vector<uint32_t> SelectLargest(const Candidates& candidates, size_t selecte
 
 // All that are not smaller than a positive threshold.
 std::vector<uint32_t> SelectAbove(const Candidates& candidates, float threshold);
+// Throws Error unless it is positive.
+void CheckThreshold(float threshold);
 
 }  // namespace tfdist

@@ -55,12 +55,14 @@ class SimulatedBlock {
     pthread_barrier_wait(&barrier_);
     return all;
   }
+  uint32_t* words() { return words_; }
   SimulatedTeam& TeamOf(uint32_t thread) { return teams_[thread / kTeam]; }
 
  private:
   const std::unique_ptr<SimulatedTeam[]> teams_;
   pthread_barrier_t barrier_;
   std::atomic<bool> any_fails_{false};
+  uint32_t words_[kBlockWords];
 };
 
 struct SimulatedThread {
@@ -86,11 +88,19 @@ inline uint32_t Thread() { return here.thread; }
 inline uint32_t ThreadsOfBlock() { return here.threads; }
 inline uint32_t BlockIndex() { return here.index; }
 inline uint32_t Blocks() { return here.blocks; }
+inline uint32_t AddTo(uint32_t* sum, uint32_t more) {
+  return __atomic_fetch_add(sum, more, __ATOMIC_RELAXED);
+}
+inline uint32_t CountBits(uint32_t bits) {
+  return static_cast<uint32_t>(__builtin_popcount(bits));
+}
+inline uint32_t* BlockWords() { return here.block->words(); }
 inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
 
 inline SimulatedTeam& ThisTeam() { return here.block->TeamOf(here.thread); }
 inline void MeetTeam() { ThisTeam().Meet(); }
-inline void TellTeam(float own, float (&all)[kTeam]) {
+template <typename T>
+inline void TellTeam(T own, T (&all)[kTeam]) {
   ThisTeam().Tell(here.thread % kTeam, own, all);
 }
 inline uint32_t LargestOfTeam(uint32_t own) {

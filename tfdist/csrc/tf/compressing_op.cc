@@ -4,8 +4,6 @@
 #include <cstring>
 #include <memory>
 
-#include "device/gpu.h"
-
 namespace tfdist::tf {
 
 using tensorflow::OpKernelConstruction;
@@ -96,13 +94,7 @@ absl::Status DeviceCompressedAllReduceOp::FindCopy(OpKernelContext* context,
   TF_RETURN_IF_ERROR(CheckGpu(group, gpu()));
   cuda::Stream* stream = nullptr;
   TF_RETURN_IF_ERROR(FindStream(context, &stream));
-  *copy = [gpu = group.gpus()[static_cast<size_t>(gpu())], stream](void* to, const void* from,
-                                                                   size_t bytes) {
-    gpu->Use();
-    cuda::Check(cuda::Load().cuMemcpyAsync(reinterpret_cast<uintptr_t>(to),
-                                           reinterpret_cast<uintptr_t>(from), bytes, stream),
-                "cuMemcpyAsync");
-  };
+  *copy = CopyIn(group.gpus()[static_cast<size_t>(gpu())], stream);
   return absl::OkStatus();
 }
 

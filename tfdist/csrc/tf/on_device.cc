@@ -46,6 +46,15 @@ absl::Status CheckGpu(const Communicator& group, int64_t gpu) {
                                     std::to_string(group.gpus().size()) + ".");
 }
 
+CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream) {
+  return [gpu = std::move(gpu), stream](void* to, const void* from, size_t bytes) {
+    if (bytes == 0) return;
+    gpu->Use();
+    cuda::Check(cuda::Load().cuMemcpyAsync(cuda::AddressOf(to), cuda::AddressOf(from), bytes, stream),
+                "cuMemcpyAsync");
+  };
+}
+
 absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& group, int64_t gpu,
                       Operation* operation) {
   TF_RETURN_IF_ERROR(CheckGpu(group, gpu));

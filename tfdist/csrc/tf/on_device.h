@@ -2,9 +2,11 @@
 // communicator.
 #pragma once
 
+#include <memory>
 #include <utility>
 
 #include "tf/collective_op.h"
+#include "tf/variables.h"
 
 namespace tfdist::tf {
 
@@ -17,6 +19,9 @@ absl::Status TakeTurn(tensorflow::OpKernelContext* context, const Communicator& 
 absl::Status CheckGpu(const Communicator& group, int64_t gpu);
 // TensorFlow's stream for an operation; null on a CPU, where all that came before it has ended.
 absl::Status FindStream(tensorflow::OpKernelContext* context, cuda::Stream** stream);
+
+// How the memory of a GPU is copied in a stream.
+CopyBytes CopyIn(std::shared_ptr<const Gpu> gpu, cuda::Stream* stream);
 
 template <typename Op>
 class OnDevice : public Op {

@@ -97,12 +97,13 @@ REGISTER_OP("TfdistSelect")
     .Input("momenta: M * resource")
     .Input("counts: int64")
     .Input("scales: float")
-    .Output("rows: int32")
+    .Output("rows: float")
     .Attr("N: int >= 1")
     .Attr("E: int >= 0")
     .Attr("M: int >= 0")
     .Attr("threshold: float = 0.0")
     .Attr("factor: float = 0.0")
+    .Attr("communicator: string = ''")
     .SetIsStateful()
     .SetShapeFn([](InferenceContext* context) {
       context->set_output(0, context->Matrix(context->UnknownDim(), 2));
@@ -110,10 +111,11 @@ REGISTER_OP("TfdistSelect")
     });
 
 REGISTER_OP("TfdistScatter")
-    .Input("rows: int32")
+    .Input("rows: float")
     .Output("tensors: N * float")
     .Attr("N: int >= 1")
     .Attr("shapes: list(shape)")
+    .Attr("communicator: string = ''")
     .SetShapeFn([](InferenceContext* context) {
       std::vector<tensorflow::PartialTensorShape> shapes;
       TF_RETURN_IF_ERROR(context->GetAttr("shapes", &shapes));

@@ -1,3 +1,5 @@
 // All kernels, which are compiled together.
 #include "device/kernels/all_reduce.cu"
 #include "device/kernels/codecs.cu"
+#include "device/kernels/scatter.cu"
+#include "device/kernels/select.cu"

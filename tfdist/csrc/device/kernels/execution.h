@@ -3,6 +3,12 @@
 
 #include <cstdint>
 
+namespace tfdist::device {
+
+constexpr uint32_t kBlockWords = 2048;
+
+}  // namespace tfdist::device
+
 #ifdef __CUDACC__
 
 namespace tfdist::device {
@@ -28,6 +34,15 @@ inline uint32_t Thread() { return threadIdx.x; }
 inline uint32_t ThreadsOfBlock() { return blockDim.x; }
 inline uint32_t BlockIndex() { return blockIdx.x; }
 inline uint32_t Blocks() { return gridDim.x; }
+// A sum in memory that threads of all blocks add to; what it was before.
+inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
+inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
+
+// Memory that a block has for itself while it runs, of any content.
+inline uint32_t* BlockWords() {
+  __shared__ uint32_t words[kBlockWords];
+  return words;
+}
 // Waits for all threads of the block; whether the condition holds for all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
@@ -37,7 +52,8 @@ inline uint32_t TeamMask() { return 0xffffu << (threadIdx.x & kTeam); }
 // Waits for the team: what each has written before is seen by all of it.
 inline void MeetTeam() { __syncwarp(TeamMask()); }
 // What each of the team has, in their order.
-inline void TellTeam(float own, float (&all)[kTeam]) {
+template <typename T>
+inline void TellTeam(T own, T (&all)[kTeam]) {
 #pragma unroll
   for (uint32_t k = 0; k < kTeam; ++k) all[k] = __shfl_sync(TeamMask(), own, k, kTeam);
 }
@@ -64,6 +80,9 @@ inline uint32_t LargestOfTeam(uint32_t own) {
 #endif
 
 namespace tfdist::device {
+
+// Waits for all threads of the block: what each has written before is seen by all of it.
+inline void MeetBlock() { AllOfBlock(true); }
 
 // This thread's place among all of the grid's, and how many there are.
 inline uint64_t ThreadOfGrid() { return uint64_t{BlockIndex()} * ThreadsOfBlock() + Thread(); }

@@ -201,6 +201,10 @@ std::map<std::string, Function> AllFunctions() {
   TFDIST_FOR_ALL_FORMS(TFDIST_ADD)
 #undef TFDIST_ADD
   all["tfdist_sum_votes"] = Bound(device::tfdist_sum_votes);
+#define TFDIST_ADD(name) all["tfdist_" #name] = Bound(device::tfdist_##name);
+  TFDIST_FOR_SELECT_KERNELS(TFDIST_ADD)
+  TFDIST_FOR_SCATTER_KERNELS(TFDIST_ADD)
+#undef TFDIST_ADD
   return all;
 }
 
