@@ -155,6 +155,10 @@ void OnAGpu() {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
   OnEachRank(PlanFor("host", 2, 1, As::kProcesses), Large);
+  // One that lets two ranks share a GPU.
+  if (!Environment("NCCL_RANKS").empty()) {
+    OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), Values);
+  }
   for (const char* const transport : {"own", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kThreads), Values);
   }
