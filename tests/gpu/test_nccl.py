@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 
-def test_one_rank(execute, nccl, nccl_version):
+def test_one_rank(nccl_version, execute, nccl):
     said = execute("nccl", NCCL_LIBRARY=nccl)
     assert said.startswith("NCCL ")
     assert "ok" in said
 
 
-def test_two_ranks_share_a_gpu(execute, nccl, sharing):
+def test_two_ranks_share_a_gpu(sharing, execute, nccl):
     """Every collective, and a hundred groups one after the other."""
     execute("nccl", NCCL_LIBRARY=nccl, **sharing)
 
 
-def test_a_peer_is_silent_or_killed(execute, nccl, sharing):
+def test_a_peer_is_silent_or_killed(sharing, execute, nccl):
     execute("nccl_endings", NCCL_LIBRARY=nccl, **sharing)
 
 
-def test_communicators(execute, nccl, sharing):
+def test_communicators(sharing, execute, nccl):
     for program in ("device_path", "device_faults"):
         execute(program, FAKE_NCCL=nccl, **sharing)
