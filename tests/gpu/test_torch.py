@@ -88,7 +88,7 @@ def _random(torch: Any, device: str, dtype: Any, count: int, generator: Any) -> 
     values = torch.randn(count, device=device, dtype=torch.float64, generator=generator)
     scales = torch.randn(count, device=device, dtype=torch.float64, generator=generator)
     values = (values * torch.exp2(scales)).to(dtype)
-    values[::997][1:] = torch.nan
+    values[torch.rand(count, device=device, generator=generator) < 0.001] = torch.nan
     return values
 
 
