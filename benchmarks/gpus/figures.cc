@@ -3,8 +3,8 @@
 //
 //     figures ROUNDS BYTES [PART...]
 //
-// BYTES is the size of what is large; of the parts, all are measured by default. GPU_KERNELS and PRODUCT_KERNEL are the files of the compiled
-// kernels; TFDIST_CUDA_LIBRARY is the driver.
+// BYTES is the size of what is large; of the parts, all are measured by default. GPU_KERNELS and
+// PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the driver.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
