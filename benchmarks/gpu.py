@@ -7,8 +7,9 @@ Takes NVIDIA's driver, a C++ compiler and NVRTC, and no TensorFlow.
 
 With one GPU, all ranks are streams of one process and share it, so this says how fast kernels read
 and write memory and how long they wait for each other, and nothing about links between GPUs. `GB/s`
-counts what is read and written; `of a copy` compares that with a copy on the same GPU, in the same
-rounds. `product` is a kernel bound by fused multiply-adds, which stands for a matrix product.
+counts what is read and written; `ratio` compares that with what was measured in the same rounds: a
+copy on the same GPU, mostly. `product` is a kernel bound by fused multiply-adds, which stands for a
+matrix product. Where torch sees the GPU, too, it encodes one bit a value beside (gpus/onebit.py).
 
 With several GPUs of this host, each has a process of its own, whose communicator runs the
 all-reduces of a job: by own kernels, by NCCL, and through the host's memory, in turns. There are
@@ -24,11 +25,19 @@ import sys
 from pathlib import Path
 
 from absl import app, flags
+from gpus.parts import PARTS
 
 FLAGS = flags.FLAGS
 flags.DEFINE_string("json", None, "a file to write the figures to")
 flags.DEFINE_integer("gpus", 1, "how many GPUs of this host", lower_bound=1, upper_bound=16)
-flags.DEFINE_integer("rounds", 15, "of several GPUs: how often all is measured", lower_bound=1)
+flags.DEFINE_integer("rounds", 15, "how often all is measured", lower_bound=1)
+flags.DEFINE_integer("mib", 64, "of one GPU: how large a large tensor is", lower_bound=1)
+flags.DEFINE_multi_enum(
+    "part",
+    list(PARTS),
+    list(PARTS),
+    "of one GPU, again for each: " + "; ".join(f"{name}: {what}" for name, what in PARTS.items()),
+)
 flags.DEFINE_list(
     "sizes",
     [str(4096 << shift) for shift in range(0, 17, 2)],
@@ -49,7 +58,7 @@ def main(_: list[str]) -> None:
     from gpus import alone, several
 
     if FLAGS.gpus == 1:
-        figures = alone.measure()
+        figures = alone.measure(FLAGS.rounds, FLAGS.mib << 20, FLAGS.part)
     else:
         figures = several.measure(FLAGS.gpus, FLAGS.rounds, [int(size) for size in FLAGS.sizes])
     if FLAGS.json:

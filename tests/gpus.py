@@ -55,6 +55,19 @@ def variables(rank: int, transport: str, count: int = 1) -> dict[str, str]:
     }
 
 
+def real(visible: str) -> dict[str, str]:
+    """The environment of a worker with real GPUs.
+
+    Args:
+        visible: which it sees, as CUDA_VISIBLE_DEVICES says it.
+    """
+    return {
+        "CUDA_VISIBLE_DEVICES": visible,
+        "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Others may have the same one.
+        "NVIDIA_TF32_OVERRIDE": "0",  # CPUs do not round so.
+    }
+
+
 def stand_in() -> None:
     """Gives TensorFlow in this process a GPU, or has the strategies take its CPU for one."""
     import tensorflow as tf

@@ -51,6 +51,8 @@ class Ranks:
         strategy: whether they make a strategy at once, of all of them.
         gpus: whether they train on GPUs, which threads stand for, and how these compute sums: by
             "own" kernels, "nccl" or the "host"; None for none.
+        real_gpus: the real GPUs that each of them sees, as CUDA_VISIBLE_DEVICES says it; "" for
+            none.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Ranks:
         tls: bool = False,
         strategy: bool = True,
         gpus: str | None = None,
+        real_gpus: str = "",
     ) -> None:
         self.workers = workers
         self._devices = [devices] * max(1, workers) if isinstance(devices, int) else devices
@@ -74,6 +77,7 @@ class Ranks:
         self._hosts = hosts
         self._tls = tls
         self._gpus = gpus
+        self._real_gpus = real_gpus
         self._with_strategy = strategy and workers > 0
         self._processes: list[Child] = []
         self._ports: Reservation | None = None
@@ -162,6 +166,8 @@ class Ranks:
                 environment |= certificates.variables()
             if self._gpus is not None:
                 environment |= gpus.variables(rank, self._gpus, self._devices[rank])
+            if self._real_gpus:
+                environment |= gpus.real(self._real_gpus)
             if len(set(self._hosts)) > 1:
                 environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:
@@ -169,9 +175,12 @@ class Ranks:
                 environment["TF_CONFIG"] = json.dumps(
                     {"cluster": {"worker": addresses}, "task": task}
                 )
+            # A single worker takes them only if it is asked to.
+            on_gpus = self._gpus is not None or self._real_gpus
+            communication = ("native" if on_gpus else "auto") if self._with_strategy else None
             zygote = _zygotes[rank % _ZYGOTES]
             self._processes.append(
-                zygote.fork(environment, serve, self._with_strategy, self._devices[rank])
+                zygote.fork(environment, serve, communication, self._devices[rank])
             )
 
     def stop(self) -> None:
@@ -184,8 +193,14 @@ class Ranks:
             self._ports.close()
 
 
-def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
-    """A rank's main loop."""
+def serve(pipe: Any, communication: str | None, devices: int) -> None:
+    """A rank's main loop.
+
+    Args:
+        pipe: to whoever asks.
+        communication: of its strategy; None for no strategy.
+        devices: how many replicas it has on CPUs.
+    """
     import tensorflow as tf
 
     cpu = tf.config.list_physical_devices("CPU")[0]
@@ -196,11 +211,9 @@ def serve(pipe: Any, with_strategy: bool, devices: int) -> None:
         strategy = None
         if "TESTS_GPU" in os.environ:
             gpus.stand_in()
-        if with_strategy:
+        if communication:
             import tfdist
 
-            # A single worker takes them only if it is asked to.
-            communication = "native" if "TESTS_GPU" in os.environ else "auto"
             strategy = tfdist.MultiWorkerMirroredStrategy(communication=communication)
     except BaseException:
         pipe.send((False, traceback.format_exc()))

@@ -1,6 +1,10 @@
 // Times the kernels of an all-reduce whose ranks share a GPU, and those of codecs, beside a copy of as
-// many bytes, in turns.
-// Prints one line of JSON for each figure. GPU_KERNELS is the file of the compiled kernels.
+// many bytes, in turns. Prints one line of JSON for each figure.
+//
+//     figures ROUNDS BYTES [PART...]
+//
+// BYTES is the size of what is large; of the parts, all are measured by default. GPU_KERNELS and
+// PRODUCT_KERNEL are the files of the compiled kernels; TFDIST_CUDA_LIBRARY is the driver.
 #include <algorithm>
 #include <atomic>
 #include <cstdio>
@@ -9,38 +13,48 @@
 #include <functional>
 #include <iterator>
 #include <memory>
+#include <set>
 #include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "comparing.h"
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/kernel_all_reduce.h"
 #include "device/kernel_codec.h"
 #include "device/kernel_names.h"
+#include "messages.h"
 #include "product.h"
 #include "timing.h"
 
 namespace tfdist {
 namespace {
 
+using benchmark::Compare;
+using benchmark::Extent;
 using benchmark::Median;
 using benchmark::Now;
+using benchmark::Print;
+using benchmark::Timed;
 using device::kVectorBytes;
 
-constexpr size_t kLarge = size_t{64} << 20;
-constexpr int kRounds = 15;
+constexpr const char* kCopy = "copy";
 
 // Ends no wait.
 struct Never : Guard {
   void Check() override {}
 } never;
 
-std::string Kernels() {
+std::string KernelFile() {
   const char* const path = std::getenv("GPU_KERNELS");
   if (!path) throw std::runtime_error("GPU_KERNELS names no file.");
-  std::ifstream file(path, std::ios::binary);
+  return path;
+}
+
+std::string Kernels() {
+  std::ifstream file(KernelFile(), std::ios::binary);
   return {std::istreambuf_iterator<char>(file), {}};
 }
 
@@ -49,36 +63,13 @@ T* Pointer(cuda::Address address) {
   return reinterpret_cast<T*>(static_cast<uintptr_t>(address));
 }
 
-// Something to time: what a stream is given.
-struct Timed {
-  std::string name;
-  size_t bytes;  // that it reads and writes
-  std::function<void()> launch;
-};
-
-// Medians of rounds, which follow one another.
-void Compare(const DeviceStream& stream, const std::vector<Timed>& all, int times) {
-  std::vector<std::vector<double>> seconds(all.size());
-  for (int round = -1; round < kRounds; ++round) {
-    for (size_t i = 0; i < all.size(); ++i) {
-      const double start = Now();
-      for (int n = 0; n < times; ++n) all[i].launch();
-      stream.Synchronize();
-      if (round >= 0) seconds[i].push_back((Now() - start) / times);
-    }
-  }
-  for (size_t i = 0; i < all.size(); ++i) {
-    std::printf("{\"figure\": \"%s\", \"bytes\": %zu, \"seconds\": %.9f}\n", all[i].name.c_str(),
-                all[i].bytes, Median(seconds[i]));
-  }
-}
-
-// Each kernel by itself, of a bucket of 64 MiB, with any number of blocks.
-void Passes(const Gpu& gpu, const KernelModule& kernels) {
-  constexpr uint64_t kVectors = kLarge / kVectorBytes;
+// Each kernel by itself, of a large bucket, with any number of blocks.
+void Passes(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
+  const size_t large = extent.bytes;
+  const uint64_t vectors = large / kVectorBytes;
   const DeviceStream stream(gpu);
-  const DeviceMemory in(gpu, kLarge), out(gpu, kLarge), words(gpu, 64);
-  const DeviceMemory first(gpu, kLarge), second(gpu, kLarge);
+  const DeviceMemory in(gpu, large), out(gpu, large), words(gpu, 64);
+  const DeviceMemory first(gpu, large), second(gpu, large);
   const MappedMemory host(gpu, 16);
   const device::Waiting waiting{Pointer<uint64_t>(host.address()),
                                 Pointer<uint64_t>(host.address()) + 1,
@@ -87,124 +78,130 @@ void Passes(const Gpu& gpu, const KernelModule& kernels) {
   staging.of[0] = Pointer<char>(first.address());
   staging.of[1] = Pointer<char>(second.address());
   staging.ranks = 2;
-  staging.part = kVectors;  // as if this rank reduced all
+  staging.part = vectors;  // as if this rank reduced all
   const auto listed = [&](uint32_t tensors) {
     device::List list{};
     list.count = tensors;
-    list.vectors = kVectors;
+    list.vectors = vectors;
     for (uint32_t i = 0; i < tensors; ++i) {
-      const uint64_t begin = kVectors / tensors * i;
+      const uint64_t begin = vectors / tensors * i;
       list.spans[i] = {Pointer<char>(in.address()) + begin * kVectorBytes,
                        Pointer<char>(out.address()) + begin * kVectorBytes,
-                       kLarge / tensors, begin};
+                       large / tensors, begin};
     }
     return list;
   };
-  std::vector<Timed> all{{"copy", 2 * kLarge, [&] {
-                            cuda::Load().cuMemcpyAsync(out.address(), in.address(), kLarge,
-                                                       stream.get());
-                          }}};
+  std::vector<Timed> all{
+      {{kCopy, 2 * large}, [&] { stream.Copy(out.address(), in.address(), large); }}};
   for (const unsigned blocks : {32u, 64u, 128u, 256u, 512u, 1024u}) {
     const std::string with = ", " + std::to_string(blocks) + " blocks";
     for (const uint32_t tensors : {1u, 64u}) {
       const device::List list = listed(tensors);
       const std::string of = " " + std::to_string(tensors) + with;
-      all.push_back({"pack" + of, 2 * kLarge, [&, list, blocks] {
+      all.push_back({{"pack" + of, 2 * large, kCopy}, [&, list, blocks] {
                        kernels.Launch("tfdist_pack", blocks, 512, stream.get(), list, staging,
                                       waiting);
                      }});
-      all.push_back({"unpack" + of, 2 * kLarge, [&, list, blocks] {
+      all.push_back({{"unpack" + of, 2 * large, kCopy}, [&, list, blocks] {
                        kernels.Launch("tfdist_unpack", blocks, 512, stream.get(), list, staging,
                                       waiting);
                      }});
     }
     for (const char* const type : {"float32", "float16"}) {
-      all.push_back({std::string("reduce 2 ") + type + with, 3 * kLarge, [&, type, blocks] {
+      const std::string name = std::string("reduce 2 ") + type + with;
+      all.push_back({{name, 3 * large, kCopy}, [&, type, blocks] {
                        kernels.Launch(std::string("tfdist_reduce_") + type + "_sum", blocks, 512,
-                                      stream.get(), kVectors, staging, waiting, 1.0);
+                                      stream.get(), vectors, staging, waiting, 1.0);
                      }});
     }
   }
-  Compare(stream, all, 10);
+  Compare(stream, all, extent.rounds, 10);
 }
 
 // Encoding and decoding of float32, with and without error feedback; the bytes are all that is read and
 // written.
-void Codecs(const Gpu& gpu, const KernelModule& kernels) {
-  constexpr size_t kValues = kLarge / sizeof(float);
+void Codecs(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
+  constexpr const char* kReference = "copy beside codecs";
+  const size_t large = extent.bytes, count = large / sizeof(float);
   const DeviceStream stream(gpu);
-  const DeviceMemory in(gpu, kLarge), error(gpu, kLarge), out(gpu, kLarge);
-  const DeviceMemory room(gpu, KernelCodec::RoomBytes(kValues)), lists(gpu, 1024);
+  const DeviceMemory in(gpu, large), error(gpu, large), out(gpu, large);
+  const DeviceMemory room(gpu, KernelCodec::RoomBytes(count)), lists(gpu, 1024);
   const MappedMemory listed(gpu, 1024);
   auto* const stretches = static_cast<device::Stretch*>(listed.data());
   const DeviceMemory* const tensors[] = {&in, &error, &out};
   for (size_t i = 0; i < 3; ++i) stretches[i] = {Pointer<float>(tensors[i]->address()), 0};
   stream.Copy(lists.address(), reinterpret_cast<uintptr_t>(stretches), 1024);
-  std::vector<float> values(kValues);
-  for (size_t i = 0; i < kValues; ++i) values[i] = static_cast<float>(i * 2654435761u % 2001) - 1000;
-  stream.Copy(in.address(), reinterpret_cast<uintptr_t>(values.data()), kLarge);
+  std::vector<float> values(count);
+  for (size_t i = 0; i < count; ++i) values[i] = static_cast<float>(i * 2654435761u % 2001) - 1000;
+  stream.Copy(in.address(), reinterpret_cast<uintptr_t>(values.data()), large);
   stream.Synchronize();
   const auto place = [&](size_t i) {
     return device::Place{{Pointer<const device::Stretch>(lists.address()) + i, 1}, 0};
   };
   const KernelCodec codecs(kernels, stream.get());
   std::vector<Timed> all{
-      {"copy", 2 * kLarge, [&] { stream.Copy(out.address(), in.address(), kLarge); }}};
+      {{kReference, 2 * large}, [&] { stream.Copy(out.address(), in.address(), large); }}};
   Codec int8, random, half, means;
   random.stochastic = true;
   half.form = Form::kHalf;
   means.form = Form::kTwoMeans;
   const std::pair<const char*, Codec> known[] = {
       {"int8", int8}, {"int8 at random", random}, {"half", half}, {"one bit", means}};
-  const DeviceMemory encoded(gpu, kLarge);
+  const DeviceMemory encoded(gpu, large);
   for (const auto& [name, codec] : known) {
-    const size_t bytes = EncodedBytes(codec, kValues);
-    const device::Batch batch{codec, kValues, kValues, 1, 0};
+    const size_t bytes = EncodedBytes(codec, count);
+    const device::Batch batch{codec, count, count, 1, 0};
     for (const bool feeds_back : {false, true}) {
       const device::Place left = feeds_back ? place(1) : device::Place{};
-      all.push_back({std::string("encode ") + name + (feeds_back ? " with error" : ""),
-                     bytes + (feeds_back ? 3 : 1) * kLarge, [&, batch, left] {
+      all.push_back({{std::string("encode ") + name + (feeds_back ? " with error" : ""),
+                      bytes + (feeds_back ? 3 : 1) * large, kReference},
+                     [&, batch, left] {
                        codecs.Encode(batch, place(0), left, room.address(), encoded.address());
                      }});
     }
-    all.push_back({std::string("decode ") + name, bytes + kLarge, [&, codec = codec] {
-                     codecs.Decode(codec, kValues, encoded.address(), place(2), room.address());
+    const std::string decode = std::string("decode ") + name;
+    all.push_back({{decode, bytes + large, kReference}, [&, codec = codec] {
+                     codecs.Decode(codec, count, encoded.address(), place(2), room.address());
                    }});
   }
-  Compare(stream, all, 10);
+  Compare(stream, all, extent.rounds, 10);
 }
 
 // What passes through the host's memory, without what happens to it there: copies to and fro by
 // themselves, and both at once in chunks.
-void Staged(const std::shared_ptr<const Gpu>& shared) {
+void Staged(const std::shared_ptr<const Gpu>& shared, const Extent& extent) {
+  constexpr const char* kToHost = "pinned copy to the host";
+  const size_t large = extent.bytes;
   const Gpu& gpu = *shared;
   const DeviceStream stream(gpu);
-  const DeviceMemory memory(gpu, kLarge);
-  const MappedMemory pinned(gpu, kLarge);
+  const DeviceMemory memory(gpu, large);
+  const MappedMemory pinned(gpu, large);
   HostStaged staged({shared}, never);
   const cuda::Address host = reinterpret_cast<uintptr_t>(pinned.data());
   const auto run = [&] {
     Operation operation;
     operation.fingerprint.kind = Kind::kAllReduce;
     operation.device = nullptr;
-    operation.in = ConstPieces(Pointer<char>(memory.address()), kLarge);
-    operation.out = Pieces(Pointer<char>(memory.address()), kLarge);
+    operation.in = ConstPieces(Pointer<char>(memory.address()), large);
+    operation.out = Pieces(Pointer<char>(memory.address()), large);
     staged.Run(operation, {&operation}, [](Operation&) {});
   };
   Compare(stream,
-          {{"pinned copy to the host", kLarge, [&] { stream.Copy(host, memory.address(), kLarge); }},
-           {"pinned copy to the GPU", kLarge, [&] { stream.Copy(memory.address(), host, kLarge); }},
-           {"through the host, both ways", 2 * kLarge, run}},
-          5);
+          {{{kToHost, large}, [&] { stream.Copy(host, memory.address(), large); }},
+           {{"pinned copy to the GPU", large}, [&] { stream.Copy(memory.address(), host, large); }},
+           {{"through the host and back", large, kToHost}, run}},
+          extent.rounds, 5);
 }
 
 // Whole all-reduces of float32 among ranks that are streams of this process.
-void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
+void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks,
+                const Extent& extent) {
+  const size_t large = extent.bytes;
   struct Rank {
-    explicit Rank(const Gpu& gpu)
-        : staging(gpu, KernelAllReduce::StagingBytes(kLarge)),
+    Rank(const Gpu& gpu, size_t large)
+        : staging(gpu, KernelAllReduce::StagingBytes(large)),
           words(gpu, KernelAllReduce::kWordBytes),
-          data(gpu, kLarge),
+          data(gpu, large),
           stream(gpu) {}
     DeviceMemory staging, words, data;
     DeviceStream stream;
@@ -214,23 +211,24 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
     std::vector<std::unique_ptr<Rank>> team;
     std::vector<KernelAllReduce::Shared> shared;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      team.push_back(std::make_unique<Rank>(gpu));
+      team.push_back(std::make_unique<Rank>(gpu, large));
       shared.push_back({team[rank]->staging.address(), team[rank]->words.address()});
     }
     for (uint32_t rank = 0; rank < ranks; ++rank) {
-      KernelAllReduce::Setup setup{&gpu, &kernels, rank, shared, kLarge};
-      setup.one_shot_bytes = one_shot ? kLarge : 0;
+      KernelAllReduce::Setup setup{&gpu, &kernels, rank, shared, large};
+      setup.one_shot_bytes = one_shot ? large : 0;
       setup.timeout_seconds = 2;
       team[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
     }
     bool done = true;
     for (const size_t bytes : {size_t{1} << 10, size_t{8} << 10, size_t{64} << 10, size_t{1} << 18,
-                               size_t{1} << 20, size_t{4} << 20, size_t{16} << 20, kLarge}) {
+                               size_t{1} << 20, size_t{4} << 20, size_t{16} << 20, large}) {
+      if (bytes > large) continue;
       // No more at once than fit into what the driver queues: to launch waits for that, and kernels
       // for each other's launches.
       constexpr int times = 16;
       std::vector<double> seconds;
-      for (int round = -1; round < kRounds; ++round) {
+      for (int round = -1; round < extent.rounds; ++round) {
         std::vector<std::thread> threads;
         std::atomic<uint32_t> ready{0};
         std::vector<double> each(ranks);
@@ -254,9 +252,12 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
         if (round >= 0) seconds.push_back(*std::max_element(each.begin(), each.end()));
       }
       done = team[0]->all_reduce->outcome() == device::Outcome::kRunning;
-      std::printf("{\"figure\": \"%s, %u streams\", \"bytes\": %zu, \"seconds\": %.9f%s}\n",
-                  one_shot ? "one shot" : "two shots", ranks, bytes, Median(seconds),
-                  done ? "" : ", \"failed\": true");
+      // Each rank reads its own and writes it to staging. Then, in one shot, each reads what all
+      // have and writes the result; in two, all together do, and each reads and writes that again.
+      const size_t moved = one_shot ? ranks * (ranks + 3) : ranks * 4 + ranks + 1;
+      const std::string of = std::to_string(bytes >> 10) + " KiB, " + std::to_string(ranks);
+      Print({(one_shot ? "one shot of " : "two shots of ") + of + " streams", moved * bytes, kCopy},
+            Median(seconds), !done);
       if (!done) break;
     }
   }
@@ -264,7 +265,7 @@ void AllReduces(const Gpu& gpu, const KernelModule& kernels, uint32_t ranks) {
 
 // What stands for a matrix product, by itself, and beside kernels that wait for a rank which does
 // not come: what they take of the multiprocessors.
-void Waiting(const Gpu& gpu, const KernelModule& kernels) {
+void Waiting(const Gpu& gpu, const KernelModule& kernels, const Extent& extent) {
   constexpr size_t kBytes = size_t{1} << 20;
   benchmark::Product product(gpu);
   const DeviceMemory data(gpu, kBytes), staging(gpu, KernelAllReduce::StagingBytes(kBytes));
@@ -289,7 +290,7 @@ void Waiting(const Gpu& gpu, const KernelModule& kernels) {
   };
   std::vector<double> alone, one_shot, two_shots;
   bool all_wait = true;
-  for (int round = -1; round < kRounds; ++round) {
+  for (int round = -1; round < extent.rounds; ++round) {
     const double without = product.Time();
     const auto [one, waits_in_one] = beside(true);
     const auto [two, waits_in_two] = beside(false);
@@ -300,8 +301,7 @@ void Waiting(const Gpu& gpu, const KernelModule& kernels) {
     two_shots.push_back(two);
   }
   const auto print = [&](const char* name, const std::vector<double>& seconds) {
-    std::printf("{\"figure\": \"%s\", \"bytes\": 0, \"seconds\": %.9f%s}\n", name,
-                Median(seconds), all_wait ? "" : ", \"failed\": true");
+    Print({name, 0, "product"}, Median(seconds), !all_wait);
   };
   print("product", alone);
   print("product beside a waiting one shot", one_shot);
@@ -311,23 +311,29 @@ void Waiting(const Gpu& gpu, const KernelModule& kernels) {
 }  // namespace
 }  // namespace tfdist
 
-int main() {
+int main(int argc, char** argv) {
   using namespace tfdist;
   std::setvbuf(stdout, nullptr, _IOLBF, 1 << 16);
   try {
-    cuda::Load();
+    if (argc < 3) throw std::runtime_error("figures ROUNDS BYTES [PART...]");
+    const Extent extent{std::atoi(argv[1]), std::strtoull(argv[2], nullptr, 10)};
+    const std::set<std::string> parts(argv + 3, argv + argc);
+    const auto wants = [&](const char* part) { return parts.empty() || parts.count(part); };
+    const char* const driver = std::getenv("TFDIST_CUDA_LIBRARY");
+    cuda::Load(driver ? driver : "");
     const auto shared = std::make_shared<const Gpu>(0);
     const Gpu& gpu = *shared;
     const std::string binary = Kernels();
     const KernelModule kernels(gpu, binary.data(), KernelNames().data(), KernelNames().size());
     std::printf("{\"gpu\": \"%s\", \"architecture\": \"%s\", \"driver\": %d}\n", gpu.name().c_str(),
                 gpu.architecture().c_str(), cuda::Load().version);
-    Passes(gpu, kernels);
-    Codecs(gpu, kernels);
-    Staged(shared);
-    Waiting(gpu, kernels);
+    if (wants("passes")) Passes(gpu, kernels, extent);
+    if (wants("codecs")) Codecs(gpu, kernels, extent);
+    if (wants("staged")) Staged(shared, extent);
+    if (wants("messages")) benchmark::MeasureMessages(extent, KernelFile());
+    if (wants("waiting")) Waiting(gpu, kernels, extent);
     // With more on one GPU, a kernel may be queued behind another one that waits for it.
-    AllReduces(gpu, kernels, 2);
+    if (wants("all_reduces")) AllReduces(gpu, kernels, 2, extent);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "%s\n", error.what());
     return 1;

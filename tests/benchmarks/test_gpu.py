@@ -1,4 +1,4 @@
-"""The benchmark of several GPUs comes to its end, with all figures, on a driver of threads."""
+"""The benchmark of GPUs comes to its end, with all figures, on a driver of threads."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests import gpus
 from tests.benchmarks.flags import check_refused
 from tests.tiers import exhaustive
-from tfdist.native import recipe
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
@@ -116,15 +116,54 @@ def test_what_cannot_be_had_is_named(
     assert "own: missing: two ranks have the same GPU\n" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("unit", ["figures", "product"])
-def test_the_program_for_one_gpu_follows_the_core(unit: str) -> None:
-    """It runs on a real GPU alone."""
-    folders = (f"-I{recipe.SOURCE}", f"-I{FOLDER / 'gpus'}")
-    source = FOLDER / "gpus" / f"{unit}.cc"
-    done = subprocess.run(
-        ["c++", "-std=c++17", "-fsyntax-only", *folders, source], capture_output=True, text=True
-    )
+@pytest.fixture(scope="module")
+def measured_alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, dict[str, Any]]:
+    """The table, and the file, of what one GPU of threads does soon enough."""
+    file = tmp_path_factory.mktemp("figures") / "figures.json"
+    parts = [f"--part={part}" for part in ("staged", "messages", "waiting", "one_bit")]
+    done = run("--rounds=2", "--mib=1", f"--json={file}", *parts)
     assert done.returncode == 0, done.stderr
+    return done.stdout, json.loads(file.read_text())
+
+
+def test_figures_of_one_gpu_are_compared(measured_alone: tuple[str, dict[str, Any]]) -> None:
+    table, found = measured_alone
+    assert table.startswith("A GPU of threads, driver 12040, kernels by NVRTC ")
+    assert [each["missing"] for each in found["missing"]] == ["one bit by torch"]
+    figures = {figure["figure"]: figure for figure in found["figures"]}
+    besides = {name: figure["beside"] for name, figure in figures.items() if "ratio" in figure}
+    assert besides == {
+        "through the host and back": "pinned copy to the host",
+        "message between two stages": "copy beside messages",
+        "product beside a waiting one shot": "product",
+        "product beside waiting two shots": "product",
+    }
+    for name, beside in besides.items():
+        slower = figures[name]["seconds"] / figures[beside]["seconds"]
+        more = (figures[name]["bytes"] or 1) / (figures[beside]["bytes"] or 1)
+        assert figures[name]["ratio"] == pytest.approx(more / slower)
+        assert f"{figures[name]['ratio']:.2f} of {beside}\n" in table
+
+
+def test_one_bit_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    from gpus import onebit
+
+    values, error = torch.randn(800), torch.randn(800)
+    corrected = values + error
+    scale, packed = onebit.encode(torch, values, error)
+    assert packed.numpy().tolist() == np.packbits(corrected.numpy() >= 0).tolist()
+    decoded = onebit.decode(torch, scale, packed)
+    expected = torch.where(corrected >= 0, 1.0, -1.0) * corrected.square().mean().sqrt()
+    torch.testing.assert_close(decoded, expected)
+    torch.testing.assert_close(error, corrected - decoded)
+    names = [figure["figure"] for figure in onebit.measure(1, 1 << 10, "cpu")]
+    assert names == [
+        "copy by torch",
+        "encode by torch, packed by torch",
+        "decode by torch, unpacked by torch",
+    ]
 
 
 def test_too_few_gpus_are_refused() -> None:
@@ -137,4 +176,12 @@ def test_too_few_gpus_are_refused() -> None:
 
 
 def test_wrong_flags_are_refused_with_the_rule() -> None:
-    check_refused("gpu.py", {"--gpus=0": "1", "--rounds=0": "positive", "--sizes=7": "divisible"})
+    check_refused(
+        "gpu.py",
+        {
+            "--gpus=0": "1",
+            "--rounds=0": "positive",
+            "--mib=0": "positive",
+            "--sizes=7": "divisible",
+        },
+    )

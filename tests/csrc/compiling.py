@@ -102,6 +102,14 @@ class Toolchain:
         tests = {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
         return Programs(tests, fakes)
 
+    def library(self, source: Path) -> Path:
+        """Makes a library of a unit from anywhere and the core, for flags with -fPIC."""
+        common = self._common()
+        units = [source, *(recipe.SOURCE / path for path in self._recipe.core)]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            objects = list(pool.map(lambda path: self._compile(path, common), units))
+        return self._link(objects, "-shared", "-ldl")
+
     def fakes(self) -> dict[str, Path]:
         """Makes the libraries that stand for others only; their names and paths."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
@@ -120,9 +128,9 @@ class Toolchain:
         return {path.stem: library for path, library in zip(sources, made, strict=True)}
 
     def _compile(self, path: Path, common: str) -> Path:
-        name = str(path.relative_to(recipe.SOURCE)).replace("/", "-")
-        made = self._cache / f"{name}-{_digest(common, path.read_bytes())}.o"
-        return self._make(made, "-I.", "-c", str(path.relative_to(recipe.SOURCE)))
+        name = os.path.relpath(path, recipe.SOURCE)
+        made = self._cache / f"{name.replace('/', '-')}-{_digest(common, path.read_bytes())}.o"
+        return self._make(made, "-I.", "-c", name)
 
     def _compile_fake(self, path: Path, common: str) -> Path:
         soname = _SONAMES.get(path.stem, path.stem)
@@ -131,8 +139,8 @@ class Toolchain:
         words = ("-I.", "-fPIC", "-shared", f"-Wl,-soname,{soname}")
         return self._make(made, *words, str(path.relative_to(recipe.SOURCE)))
 
-    def _link(self, objects: Sequence[Path]) -> Path:
-        words = [str(path) for path in objects]
+    def _link(self, objects: Sequence[Path], *flags: str) -> Path:
+        words = [*map(str, objects), *flags]
         if self._library:
             words += [str(self._library), f"-Wl,-rpath,{self._library.parent}"]
         return self._make(self._cache / f"{objects[0].stem}-{_digest(*words)}", *words)

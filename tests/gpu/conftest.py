@@ -1,10 +1,12 @@
 """Tests on a real GPU: `python -m pytest --confcutdir=tests/gpu -m gpu tests/gpu`.
 
-They take Python, a C++ compiler, NVIDIA's driver and NVRTC, and no TensorFlow.
+They take Python, a C++ compiler, NVIDIA's driver and NVRTC; those that take torch or TensorFlow are
+skipped where these see no GPU.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from collections.abc import Callable, Sequence
@@ -16,6 +18,7 @@ from tests.csrc.compiling import Toolchain
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
+from tfdist.options import Options
 
 _SECONDS = 240
 PROGRAMS = (
@@ -29,14 +32,20 @@ PROGRAMS = (
     "device_selection",
     "device_stream_waits",
     "nccl",
+    "nccl_endings",
 )
+# Since then, ranks that share a GPU can be allowed. Without these settings they could wait for each
+# other for room on it.
+_SHARING = (2, 30)
+_SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """All tests of this folder are of this kind."""
+    """All tests of this folder are of this kind, and none is a default one."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.gpu)
+            item.add_marker(pytest.mark.exhaustive)
 
 
 @pytest.fixture(scope="session")
@@ -49,8 +58,16 @@ def architecture() -> str:
 
 
 @pytest.fixture(scope="session")
-def kernels(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def is_stand_in(architecture: str) -> bool:
+    """Whether the driver is that of threads, which has its kernels and the host's memory."""
+    return hasattr(ctypes.CDLL(nvidia.DRIVER), "fake_launches")
+
+
+@pytest.fixture(scope="session")
+def kernels(architecture: str, is_stand_in: bool, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled kernels."""
+    if is_stand_in:
+        return Path(os.devnull)
     binary, _ = gpu_kernels.compile_for(architecture, nvrtc.find())
     path = tmp_path_factory.mktemp("kernels") / f"{architecture}.cubin"
     path.write_bytes(binary)
@@ -58,20 +75,43 @@ def kernels(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Path
 
 
 @pytest.fixture(scope="session")
-def programs(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """The C++ tests that run on a GPU, by their names."""
+def toolchain(architecture: str, tmp_path_factory: pytest.TempPathFactory) -> Toolchain:
+    """What compiles C++ for tests on a GPU."""
     try:
         tensorflow = tensorflow_package.find()
     except NativeUnavailableError:
         tensorflow = TensorFlowPackage(Path(), "")
-    toolchain = Toolchain(("-O1", "-g1"), tmp_path_factory.mktemp("csrc"), tensorflow=tensorflow)
+    flags = ("-O1", "-g1", "-fPIC")
+    return Toolchain(flags, tmp_path_factory.mktemp("csrc"), tensorflow=tensorflow)
+
+
+@pytest.fixture(scope="session")
+def programs(toolchain: Toolchain) -> dict[str, Path]:
+    """The C++ tests that run on a GPU, by their names."""
     return toolchain.programs(PROGRAMS).tests
 
 
 @pytest.fixture(scope="session")
 def nccl() -> str:
-    """The path of this Python environment's NCCL, or its name where it has none."""
-    return nvidia.nccl()
+    """The path of NCCL: as it is set, that of this Python environment, or the system's name."""
+    return Options.from_environment(dict(os.environ)).nccl_library or nvidia.nccl()
+
+
+@pytest.fixture(scope="session")
+def nccl_version(architecture: str, nccl: str) -> str:
+    """Its version."""
+    try:
+        return nvidia.nccl_version(nccl)
+    except NativeUnavailableError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def sharing(nccl_version: str) -> dict[str, str]:
+    """The environment in which two ranks of NCCL share a GPU."""
+    if tuple(map(int, nccl_version.split("."))) < _SHARING:
+        pytest.skip(f"two ranks share a GPU since NCCL 2.30; this is {nccl_version}")
+    return {**_SHARED, "NCCL_RANKS": "2"}
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <chrono>
 #include <csignal>
+#include <functional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -148,6 +148,12 @@ void Refusals(const Plan& plan) {
   });
 }
 
+// What is left of a group may use its GPU.
+void ExpectThatTheGpuWorksOn() {
+  const GpuTeam alone = MakeGpuTeam(1);
+  EXPECT(alone[0]->Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
+}
+
 void Lost(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
@@ -158,6 +164,53 @@ void Lost(const Plan& plan) {
       }
     };
     ExpectError(steps, Code::kUnavailable, {"rank 1"});
+    ExpectThatTheGpuWorksOn();
+  });
+}
+
+// A rank stands still, and its process lives on with all that it has on the GPU.
+void Stopped(Plan plan) {
+  plan.silence_warning_seconds = plan.silence_timeout_seconds = 5;
+  auto* const stopped = static_cast<std::atomic<pid_t>*>(
+      mmap(nullptr, sizeof(pid_t), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  OnEachProcess(plan, 1, [stopped](Communicator& c) {
+    Memory memory;
+    const auto steps = [&] {
+      for (int round = 0;; ++round) {
+        if (c.rank() == 1 && round == 3) {
+          *stopped = getpid();
+          raise(SIGSTOP);
+        }
+        AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 3});
+      }
+    };
+    ExpectError(steps, Code::kUnavailable, {"rank 1 is lost"});
+    ExpectThatTheGpuWorksOn();
+    if (c.rank() == 0) kill(*stopped, SIGKILL);  // so that it ends, too
+  });
+  munmap(stopped, sizeof(pid_t));
+}
+
+// A rank finds no room on its GPU for what the others send, who are told.
+void WithoutMemory(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
+    memory.Clear();
+    const Gpu gpu(0);
+    const std::vector<char> own = Fill(DType::kFloat32, 700, c.rank());
+    Operation gather = OnDevice(memory, Kind::kAllGather, DType::kFloat32, ReduceOp::kSum, "gather");
+    gather.row_bytes = 4;
+    gather.sent_rows = {700};
+    gather.in = ConstPieces(Pointer(memory.Put(own)), own.size());
+    gather.allocate = [&](const std::vector<size_t>& rows) {
+      if (c.rank() == 1) DeviceMemory(gpu, size_t{1} << 50);
+      const size_t bytes = rows.size() * own.size();
+      return Pieces(Pointer(memory.Take(bytes)), bytes);
+    };
+    ExpectError([&] { c.Run(std::move(gather)); }, Code::kInternal,
+                {"cuMemAlloc_v2 of the GPU's driver has failed: out of memory"});
+    ExpectThatTheGpuWorksOn();
   });
 }
 
@@ -172,29 +225,6 @@ void Broken(const Plan& plan) {
     ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000}); },
                 Code::kInternal, {"cuLaunchKernel of the GPU's driver has failed: out of memory"});
   });
-}
-
-// A rank is stopped, and with it what stands for its GPU.
-void Stopped(Plan plan) {
-  plan.silence_warning_seconds = plan.silence_timeout_seconds = 2;
-  auto* const stopped = static_cast<std::atomic<pid_t>*>(
-      mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
-  OnEachProcess(plan, 1, [stopped](Communicator& c) {
-    Memory memory;
-    const auto steps = [&] {
-      for (int round = 0;; ++round) {
-        if (c.rank() == 1 && round == 3) {
-          *stopped = getpid();
-          raise(SIGSTOP);
-        }
-        AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 3});
-      }
-    };
-    ExpectError(steps, Code::kUnavailable, {"rank 1", "no sign of life"});
-    std::this_thread::sleep_for(std::chrono::milliseconds(500));  // until all have noticed
-    if (c.rank() == 0) kill(*stopped, SIGKILL);
-  });
-  munmap(stopped, 4096);
 }
 
 // At the end, one rank has stopped before it says farewell.
@@ -351,9 +381,13 @@ void WithoutRoom() {
 
 void WithFakes() {
   // Processes first: none has a driver before it forks.
+  std::vector<std::function<void()>> stops;
   for (const char* const transport : {"own", "nccl", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
+    WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
+    stops.push_back([=] { Stopped(PlanFor(transport, 3, 1, As::kProcesses)); });
   }
+  InParallel(stops);
   for (const char* const transport : {"own", "nccl", "host"}) {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
@@ -386,6 +420,15 @@ void WithFakes() {
 void OnAGpu() {
   for (const char* const transport : {"own", "host"}) {
     Lost(PlanFor(transport, 3, 1, As::kProcesses));
+    Stopped(PlanFor(transport, 3, 1, As::kProcesses));
+    WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
+    Messages(PlanFor(transport, 2, 1, As::kProcesses));
+    LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
+  }
+  if (!Environment("NCCL_RANKS").empty()) {  // One that lets two ranks share a GPU.
+    Lost(PlanFor("nccl", 2, 1, As::kProcesses));
+    Stopped(PlanFor("nccl", 2, 1, As::kProcesses));
+    LostBesides(PlanFor("nccl", 2, 1, As::kProcesses));
   }
   Lost(PlanForStreams(3, As::kProcesses));
   LostBesides(PlanForStreams(3, As::kProcesses));

@@ -158,6 +158,10 @@ void OnAGpu() {
   }
   for (const int ranks : {2, 4}) OnEachRank(PlanForStreams(ranks, As::kProcesses), Values);
   OnEachRank(PlanFor("host", 2, 1, As::kProcesses), Large);
+  // One that lets two ranks share a GPU.
+  if (!Environment("NCCL_RANKS").empty()) {
+    OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), Values);
+  }
   for (const char* const transport : {"own", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kThreads), Values);
   }

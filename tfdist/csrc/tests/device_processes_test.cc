@@ -1,5 +1,5 @@
 // All-reduces among the GPUs of several processes, which open each other's memory, and wait by kernels or
-// by streams; one of them dies.
+// by streams; one of them is killed, stopped, or finds no memory on its GPU.
 // See `device_test.cc` for the driver; no process has one before it forks.
 #include <sys/wait.h>
 #include <unistd.h>
@@ -11,11 +11,17 @@
 #include <vector>
 
 #include "device/gpu.h"
+#include "tests/calls.h"
 #include "tests/gpu_ranks.h"
 #include "tests/team.h"
 
 namespace tfdist::testing {
 namespace {
+
+// What becomes of the last rank before the others' last all-reduce.
+enum class Fate { kLives, kIsKilled, kIsStopped, kLacksMemory };
+
+constexpr size_t kMoreThanThereIs = size_t{1} << 50;
 
 // Pipes from each process to each other one.
 class Pipes {
@@ -57,7 +63,7 @@ struct Peer {
   PeerMemory staging, words;
 };
 
-void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies, const StreamWords* words) {
+void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, Fate fate, const StreamWords* words) {
   cuda::Load(FakeDriver());
   GpuRank gpu;
   for (uint32_t other = 0; other < ranks; ++other) {
@@ -92,24 +98,30 @@ void Run(Pipes& pipes, uint32_t rank, uint32_t ranks, bool one_dies, const Strea
     EXPECT(reduces({3000, 5}));
     EXPECT(reduces({20}));
   }
-  if (!one_dies) return;
+  if (fate == Fate::kLives) return;
   const uint32_t last = ranks - 1;
   if (rank == last) {
+    if (fate == Fate::kLacksMemory) {
+      ExpectError([&] { DeviceMemory(gpu.gpu, kMoreThanThereIs); }, Code::kInternal,
+                  {"cuMemAlloc_v2", "out of memory"});
+    }
     for (uint32_t other = 0; other < last; ++other) pipes.Say(rank, other, {});
-    raise(SIGKILL);
+    if (fate == Fate::kIsKilled) raise(SIGKILL);
+    if (fate == Fate::kIsStopped) raise(SIGSTOP);
+  } else {
+    std::thread watch([&] {
+      pipes.Hear(last, rank);
+      gpu.all_reduce->Abort();
+    });
+    EXPECT(!reduces({3000}));
+    EXPECT(gpu.all_reduce->outcome() == device::Outcome::kAborted);
+    watch.join();
   }
-  std::thread watch([&] {
-    pipes.Hear(last, rank);
-    gpu.all_reduce->Abort();
-  });
-  EXPECT(!reduces({3000}));
-  EXPECT(gpu.all_reduce->outcome() == device::Outcome::kAborted);
-  watch.join();
   gpu.Join(0, {gpu.own()});  // The GPU works on.
   EXPECT(gpu.Reduces(DType::kFloat32, ReduceOp::kSum, {3000, 5}, 0, 1));
 }
 
-void Processes(uint32_t ranks, bool one_dies, bool streams_wait) {
+void Processes(uint32_t ranks, Fate fate, bool streams_wait) {
   Pipes pipes(ranks);
   const StreamWords words;
   std::vector<pid_t> children;
@@ -117,18 +129,22 @@ void Processes(uint32_t ranks, bool one_dies, bool streams_wait) {
     children.push_back(fork());
     if (children.back() != 0) continue;
     try {
-      Run(pipes, rank, ranks, one_dies, streams_wait ? &words : nullptr);
+      Run(pipes, rank, ranks, fate, streams_wait ? &words : nullptr);
       _exit(0);
     } catch (const std::exception& error) {
       std::fprintf(stderr, "rank %u of %u: %s\n", rank, ranks, error.what());
       _exit(1);
     }
   }
+  const bool is_lost = fate == Fate::kIsKilled || fate == Fate::kIsStopped;
   for (uint32_t rank = 0; rank < ranks; ++rank) {
+    const bool is_last = rank == ranks - 1;
+    // Until then it has not moved, while all others have come to their end.
+    if (is_last && fate == Fate::kIsStopped) kill(children[rank], SIGKILL);
     int status = 0;
     waitpid(children[rank], &status, 0);
     const bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    EXPECT(one_dies && rank == ranks - 1 ? killed : status == 0);
+    EXPECT(is_last && is_lost ? killed : status == 0);
   }
 }
 
@@ -139,9 +155,12 @@ int main() {
   using namespace tfdist::testing;
   try {
     for (const bool streams_wait : {false, true}) {
-      Processes(2, false, streams_wait);
-      Processes(4, false, streams_wait);
-      Processes(3, true, streams_wait);
+      Processes(2, Fate::kLives, streams_wait);
+      Processes(4, Fate::kLives, streams_wait);
+      for (const Fate fate : {Fate::kIsKilled, Fate::kIsStopped, Fate::kLacksMemory}) {
+        Processes(3, fate, streams_wait);
+        Processes(2, Fate::kLives, streams_wait);
+      }
     }
     std::printf("ok\n");
   } catch (const std::exception& failure) {

@@ -1,13 +1,15 @@
 // How groups of NCCL end: ranks that do not come, faults, aborts. FAKE_CUDA and FAKE_NCCL are the
-// paths of what stands for CUDA's driver and for NCCL.
+// paths of what stands for CUDA's driver and for NCCL. A real NCCL has two processes, on one GPU.
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <string>
 #include <thread>
 #include <vector>
 
 #include "error.h"
 #include "tests/calls.h"
+#include "tests/nccl_processes.h"
 #include "tests/nccl_team.h"
 
 namespace tfdist::testing {
@@ -211,12 +213,76 @@ void ThrowsInTheMiddle() {
   EXPECT(next.Has(out, values));
 }
 
+// What is left can use its GPU, and NCCL.
+void WorksOnAlone() {
+  OnEachOf(1, [](Rank& rank) {
+    Reduce(rank);
+    rank.stream.Synchronize();
+    rank.group->Poll();
+  });
+}
+
+// What rank 0 has launched waits for another process, which is there and launches nothing; both are
+// told, and join a new group.
+void APeerThatDoesNothing() {
+  OnEachNcclProcess(2, [](NcclProcess& process) {
+    {
+      Rank rank(process.NextGroup());
+      Reduce(rank);
+      rank.stream.Synchronize();
+      process.Meet();
+      if (rank.number == 0) {
+        Reduce(rank);
+        DeviceEvent behind(rank.gpu);
+        behind.Record(rank.stream.get());
+        EXPECT(!behind.HasPassed());
+        rank.group->Abort();
+        rank.stream.Synchronize();
+      }
+      process.Meet();
+      rank.group->Abort();
+      ExpectAborted(rank);
+    }
+    Rank next(process.NextGroup());
+    Reduce(next);
+    next.stream.Synchronize();
+  });
+}
+
+// What NCCL says of a process that is gone differs; an abort ends everything.
+void APeerThatIsKilled() {
+  const auto killed = [](NcclProcess& process) {
+    Rank rank(process.NextGroup());
+    Reduce(rank);
+    rank.stream.Synchronize();
+    if (rank.number == 1) raise(SIGKILL);
+    process.AwaitEndOf(1);
+    try {
+      for (int times = 0; times < 3; ++times) Reduce(rank);
+      rank.group->Poll();
+    } catch (const Error&) {
+    }
+    rank.group->Abort();
+    rank.stream.Synchronize();
+    ExpectAborted(rank);
+    WorksOnAlone();
+  };
+  OnEachNcclProcess(2, killed, 1);
+}
+
+void InProcesses() {
+  APeerThatDoesNothing();
+  APeerThatIsKilled();
+}
+
 }  // namespace
 }  // namespace tfdist::testing
 
 int main() {
   using namespace tfdist::testing;
   return Report([] {
+    InProcesses();
+    if (!AreFake()) return;
     LoadLibraries();
     NeverComes();
     ComesLate();

@@ -1,9 +1,6 @@
 // Groups of NCCL whose ranks are threads or processes: values, order, and one group after another.
-// See `nccl_team.h` for the libraries. With a real NCCL there is one rank, or as many as NCCL_RANKS
-// says, on one GPU.
-#include <sys/wait.h>
-#include <unistd.h>
-
+// See `nccl_team.h` for the libraries. With a real NCCL there is one rank, or as many processes as
+// NCCL_RANKS says, on one GPU.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -13,6 +10,7 @@
 
 #include "error.h"
 #include "tests/calls.h"
+#include "tests/nccl_processes.h"
 #include "tests/nccl_team.h"
 #include "tests/values.h"
 
@@ -129,33 +127,22 @@ void Everything(Rank& rank) {
   rank.group->Poll();
 }
 
-// Two processes; before this one has a driver.
-void Processes() {
-  int pipes[2];
-  EXPECT(pipe(pipes) == 0);
-  std::vector<pid_t> children;
-  for (const int number : {0, 1}) {
-    children.push_back(fork());
-    if (children.back() != 0) continue;
-    _exit(Report([&] {
-      LoadLibraries();
-      nccl::UniqueId id;
-      if (number == 0) {
-        id = NcclGroup::NewId();
-        EXPECT(write(pipes[1], &id, sizeof(id)) == ssize_t{sizeof(id)});
-      } else {
-        EXPECT(read(pipes[0], &id, sizeof(id)) == ssize_t{sizeof(id)});
-      }
-      Rank rank({nullptr, id, number, 2});
-      OtherCollectives(rank);
-      Groups(rank);
-    }));
-  }
-  for (const pid_t child : children) {
-    int status = 0;
-    waitpid(child, &status, 0);
-    EXPECT(status == 0);
-  }
+// Nothing is left of groups that have come and gone.
+constexpr int kTimes = 100;
+
+// Processes, whose groups come and go, too.
+void InProcesses(int ranks) {
+  OnEachNcclProcess(ranks, [](NcclProcess& process) {
+    {
+      Rank rank(process.NextGroup());
+      Everything(rank);
+    }
+    for (int round = 0; round < kTimes; ++round) {
+      Rank rank(process.NextGroup());
+      Order(rank);
+    }
+    if (AreFake()) EXPECT(Living() == 0);
+  });
 }
 
 // Every call is in progress for a while, a group of calls too.
@@ -198,9 +185,8 @@ void Ends() {
   });
 }
 
-// Nothing is left of groups that have come and gone.
 void Anew(int ranks) {
-  for (int round = 0; round < 100; ++round) OnEachOf(ranks, Order);
+  for (int round = 0; round < kTimes; ++round) OnEachOf(ranks, Order);
   if (AreFake()) EXPECT(Living() == 0);
 }
 
@@ -219,13 +205,13 @@ void Launches(Rank& rank) {
 
 void OnAGpu() {
   const char* const set = std::getenv("NCCL_RANKS");
-  const int ranks = set ? std::atoi(set) : 1;
+  if (set) return InProcesses(std::atoi(set));
   LoadLibraries();
   std::printf("NCCL %d\n", nccl::Load().version);
-  OnEachOf(ranks, Everything);
-  OnEachOf(ranks, Launches);
-  if (ranks == 1) Ends();
-  Anew(ranks);
+  OnEachOf(1, Everything);
+  OnEachOf(1, Launches);
+  Ends();
+  Anew(1);
 }
 
 }  // namespace
@@ -235,7 +221,7 @@ int main() {
   using namespace tfdist::testing;
   return Report([] {
     if (!AreFake()) return OnAGpu();
-    Processes();
+    InProcesses(2);
     LoadLibraries();
     OnEachOf(kRanks, Everything);
     OnEachOf(1, Everything);

@@ -1,5 +1,6 @@
 // An NCCL for machines without GPUs: its ranks are threads or processes of one host, which meet in
-// shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of.
+// shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or that
+// the process has taken for CUDA's.
 #include "tests/fakes/nccl_ranks.h"
 
 #include <dlfcn.h>
@@ -49,8 +50,9 @@ Batch& BatchOf(Comm* comm, Stream* stream) {
 }
 
 Result Flush() {
+  static const char* const set = std::getenv("FAKE_CUDA");
   static const auto launch = reinterpret_cast<cuda::Result (*)(Stream*, void (*)(void*), void*)>(
-      dlsym(dlopen(std::getenv("FAKE_CUDA"), RTLD_NOW), "cuLaunchHostFunc"));
+      dlsym(dlopen(set ? set : "libcuda.so.1", RTLD_NOW), "cuLaunchHostFunc"));
   for (Batch& each : batches) {
     each.number = each.comm->given++;
     each.comm->polls = Setting("polls");
@@ -99,8 +101,10 @@ FAKE(int, fake_nccl_calls, const char* function) {
   return calls[function];
 }
 
+// FAKE_NCCL_VERSION says it, too, to other processes.
 FAKE(Result, ncclGetVersion, int* version) {
-  const int set = Setting("version");
+  const char* const given = std::getenv("FAKE_NCCL_VERSION");
+  const int set = given ? std::atoi(given) : Setting("version");
   *version = set ? set : 22105;
   return kSuccess;
 }
