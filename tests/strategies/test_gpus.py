@@ -150,12 +150,13 @@ def test_gpus_of_a_host_sum_exactly_first(name):
     expected = GROUPS["3 on 2 hosts"].run(f"{PACKAGE}.compressed:from_host_to_host", name)[0]
     compress = f"{PACKAGE}.gpus:compress_between_hosts"
     results = GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name)
-    for result, _, _ in results:
+    for result, *_ in results:
         assert_equal(result["weights"], expected["weights"], name)
     # With error feedback, only those that lead gradients.
     leads = [True, name == "int8", True]
-    assert [taken[-1] for _, taken, _ in results] == leads
-    for (_, _, devices), leader in zip(results, leads, strict=True):
+    assert [taken[-1] for _, taken, *_ in results] == leads
+    for (_, _, devices, by_host), leader in zip(results, leads, strict=True):
+        assert by_host in ([False, name == "onebit"], [])
         kept = ["GPU"] if gpus.have_devices() else ["CPU"]
         assert devices == (kept if name == "onebit" and leader else [])
 
