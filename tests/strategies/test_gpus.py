@@ -165,15 +165,17 @@ def test_gpus_of_a_host_sum_exactly_first(name):
 @pytest.mark.parametrize("name", ["int8", "onebit", "signum"])
 def test_all_gpus_of_workers_compress(name):
     expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
-    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", name)
-    for result, taken, devices in results:
+    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress_on_several", name)
+    for result, taken, devices, names in results:
         assert_equal(result["weights"], results[0][0]["weights"], name)
         assert taken[-1]
         if name == "int8":
             # The core encodes other blocks than where devices divide gradients.
             losses = result["history"]["loss"], expected["history"]["loss"]
             np.testing.assert_allclose(*losses, rtol=0.02)
+            assert names == ["workers' GPUs"]
             continue
+        assert names == ["device 0, GPUs", "device 1, GPUs"]
         assert_close(result["weights"], expected["weights"], name, 1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
 

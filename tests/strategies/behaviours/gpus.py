@@ -148,6 +148,19 @@ def compress_between_hosts(strategy, name):
     return *result, [tfdist.collective.statistics(each).collectives > 0 for each in names]
 
 
+def compress_on_several(strategy, name):
+    """As `compress`, and the communicators by which encoded values go."""
+    names = set()
+    all_reduce = native_ops.compressed_all_reduce
+
+    def note(*args, **settings):
+        names.add(args[6])
+        return all_reduce(*args, **settings)
+
+    with mock.patch.object(native_ops, "compressed_all_reduce", note):
+        return *compress(strategy, name), sorted(names)
+
+
 def compress_in_buckets(strategy, name):
     """The outcome of training where each gradient has a collective of its own; how many wait."""
     waits = []
