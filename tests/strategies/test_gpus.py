@@ -161,12 +161,13 @@ def test_gpus_of_a_host_sum_exactly_first(name):
     expected = GROUPS["3 on 2 hosts"].run(f"{PACKAGE}.compressed:from_host_to_host", name)[0]
     compress = f"{PACKAGE}.gpus:compress_between_hosts"
     results = GROUPS["3 GPUs on 2 hosts by NCCL"].run(compress, name)
-    for result, _, _ in results:
+    for result, *_ in results:
         assert_equal(result["weights"], expected["weights"], name)
     # With error feedback, only those that lead gradients.
     leads = [True, name == "int8", True]
-    assert [taken[-1] for _, taken, _ in results] == leads
-    for (_, _, devices), leader in zip(results, leads, strict=True):
+    assert [taken[-1] for _, taken, *_ in results] == leads
+    for (_, _, devices, by_host), leader in zip(results, leads, strict=True):
+        assert by_host in ([False, name == "onebit"], [])
         kept = ["GPU"] if gpus.have_devices() else ["CPU"]
         assert devices == (kept if name == "onebit" and leader else [])
 
@@ -175,15 +176,17 @@ def test_gpus_of_a_host_sum_exactly_first(name):
 @pytest.mark.parametrize("name", ["int8", "onebit", "signum"])
 def test_all_gpus_of_workers_compress(name):
     expected = GROUPS["2x2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
-    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress", name)
-    for result, taken, devices in results:
+    results = GROUPS["2x2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress_on_several", name)
+    for result, taken, devices, names in results:
         assert_equal(result["weights"], results[0][0]["weights"], name)
         assert taken[-1]
         if name == "int8":
             # The core encodes other blocks than where devices divide gradients.
             losses = result["history"]["loss"], expected["history"]["loss"]
             np.testing.assert_allclose(*losses, rtol=0.02)
+            assert names == ["workers' GPUs"]
             continue
+        assert names == ["device 0, GPUs", "device 1, GPUs"]
         assert_close(result["weights"], expected["weights"], name, 1e-6)
         assert devices == ["GPU"] or not gpus.have_devices()
 

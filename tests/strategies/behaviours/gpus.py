@@ -150,8 +150,28 @@ def compress(strategy, name, *, within_hosts=True):
 
 
 def compress_between_hosts(strategy, name):
-    """As `compress`, where the GPUs of a host sum exactly."""
-    return compress(strategy, name, within_hosts=False)
+    """As `compress`, where the GPUs of a host sum exactly; and where it did so by itself.
+
+    That is whether the communicators of the host's workers, and of their GPUs, have run anything.
+    """
+    result = compress(strategy, name, within_hosts=False)
+    if strategy.extended.replicas[0].rank == 2:  # alone on its host
+        return *result, []
+    names = ("host", "host, GPUs")
+    return *result, [tfdist.collective.statistics(each).collectives > 0 for each in names]
+
+
+def compress_on_several(strategy, name):
+    """As `compress`, and the communicators by which encoded values go."""
+    names = set()
+    all_reduce = native_ops.compressed_all_reduce
+
+    def note(*args, **settings):
+        names.add(args[6])
+        return all_reduce(*args, **settings)
+
+    with mock.patch.object(native_ops, "compressed_all_reduce", note):
+        return *compress(strategy, name), sorted(names)
 
 
 def compress_in_buckets(strategy, name):
