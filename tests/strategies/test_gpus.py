@@ -133,7 +133,7 @@ def test_sums_wait_for_the_gpu(group):
 
 
 @exhaustive
-@pytest.mark.parametrize("name", [*QUANTIZERS, *SPARSIFIERS, "randomk"])
+@pytest.mark.parametrize("name", [*QUANTIZERS, *SPARSIFIERS])
 @pytest.mark.parametrize("group", ["2 GPUs by NCCL", "2 GPUs through the host"])
 def test_compressed_gradients_are_those_of_cpus(group, name):
     expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]

@@ -19,6 +19,14 @@ from tfdist.compression.transport import Exchange
 class HierarchicalCodec(Codec):
     """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
 
+    def leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+        """The communicator of the leaders; None for a worker that leads none."""
+        return exchange.leaders
+
+    def host_in(self, exchange: Exchange) -> HostLeaders:
+        """How the workers of a host divide gradients."""
+        return exchange.host
+
     @abc.abstractmethod
     def sum_of_hosts(
         self, leaders: NativeCommunicator, gradients: Sequence[Gradient], step: tf.Tensor
@@ -34,15 +42,12 @@ class HierarchicalCodec(Codec):
             The sums, bitwise identical on all leaders.
         """
 
-    def devices(self, exchange: Exchange) -> HostLeaders:
-        return exchange.encoded_devices
-
     def sum(
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
-            leaders = exchange.encoded_leaders
+            leaders = self.leaders_in(exchange)
             assert leaders is not None
             return self.sum_of_hosts(leaders, host_sums, step)
 
-        return exchange.encoded_host.sum(gradients, sum_of_hosts)
+        return self.host_in(exchange).sum(gradients, sum_of_hosts)

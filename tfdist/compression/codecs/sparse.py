@@ -13,6 +13,7 @@ from tfdist import native
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.codecs.hierarchical import HierarchicalCodec
 from tfdist.compression.gradient import Gradient, Shape, count
+from tfdist.compression.host_leaders import HostLeaders
 from tfdist.compression.transport import Exchange
 
 _ROW_BITS = 64
@@ -45,7 +46,16 @@ class Sparsifier(HierarchicalCodec):
         return _ROW_BITS * float(_chosen(density, values)) / values
 
     def runs_on(self, exchange: Exchange, device: str) -> str:
-        return (exchange.encoded_leaders or exchange.workers).device
+        return (self.leaders_in(exchange) or exchange.workers).device
+
+    def leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+        return exchange.encoded_leaders
+
+    def host_in(self, exchange: Exchange) -> HostLeaders:
+        return exchange.encoded_host
+
+    def devices(self, exchange: Exchange) -> HostLeaders:
+        return exchange.encoded_devices
 
     def compresses(self, shape: Shape) -> bool:
         return count(shape) < 2**31
