@@ -3,7 +3,6 @@
 #include "tf/moving_op.h"
 #include "tf/on_device.h"
 #include "tf/reducing_op.h"
-#include "tf/sparse_on_device.h"
 
 namespace tfdist::tf {
 namespace {
@@ -49,25 +48,6 @@ class EitherCompressed : public DeviceCompressedAllReduceOp {
   }
 };
 TFDIST_EITHER("TfdistCompressedAllReduce", EitherCompressed)
-
-// What works in TensorFlow's stream; a CPU's operations have none to wait for each other in.
-template <typename Op, typename OnDevice>
-class EitherLocal : public OnDevice {
- public:
-  using OnDevice::OnDevice;
-
-  void Compute(tensorflow::OpKernelContext* context) override {
-    const std::string& name = this->communicator();
-    const auto group = name.empty() ? nullptr : FindNamed(name);
-    if (!group || group->gpus().empty()) return Op::Compute(context);
-    OnDevice::Compute(context);
-    cuda::Check(cuda::Load().cuStreamSynchronize(nullptr), "cuStreamSynchronize");
-  }
-};
-using EitherSelect = EitherLocal<SelectOp, DeviceSelectOp>;
-using EitherScatter = EitherLocal<ScatterOp, DeviceScatterOp>;
-TFDIST_EITHER("TfdistSelect", EitherSelect)
-TFDIST_EITHER("TfdistScatter", EitherScatter)
 
 }  // namespace
 }  // namespace tfdist::tf

@@ -195,10 +195,13 @@ def test_all_gpus_of_workers_compress(name):
 @pytest.mark.parametrize("name", SPARSIFIERS)
 def test_a_worker_without_kernels_selects_the_same(name):
     expected = GROUPS["2"].run(f"{PACKAGE}.compressed:every_codec", name)[0]
-    results = GROUPS["2 GPUs by NCCL"].run(f"{PACKAGE}.gpus:compress_with_kernels_on_one", name)
+    group = Ranks(2, gpus="nccl", strategy=False)
+    results = group.run(f"{PACKAGE}.gpus:compress_with_kernels_on_one", name)
     for rank, (result, taken, _) in enumerate(results):
         assert_equal(result["weights"], expected["weights"], name)
-        assert taken[0] == (rank == 0)
+        if gpus.have_devices():  # A CPU's operations select on it.
+            assert taken[0] == (rank == 0)
+    group.stop()
 
 
 @exhaustive
