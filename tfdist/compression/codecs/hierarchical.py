@@ -19,7 +19,7 @@ from tfdist.compression.transport import Exchange
 class HierarchicalCodec(Codec):
     """A codec that compresses the sums of hosts, each exchanged by one leader per host."""
 
-    def leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
         """The communicator of the leaders; None for a worker that leads none."""
         return exchange.leaders
 
@@ -46,7 +46,7 @@ class HierarchicalCodec(Codec):
         self, exchange: Exchange, gradients: Sequence[Gradient], step: tf.Tensor
     ) -> list[tf.Tensor]:
         def sum_of_hosts(host_sums: list[Gradient]) -> list[tf.Tensor]:
-            leaders = self.leaders_in(exchange)
+            leaders = self._leaders_in(exchange)
             assert leaders is not None
             return self.sum_of_hosts(leaders, host_sums, step)
 

@@ -46,9 +46,9 @@ class Sparsifier(HierarchicalCodec):
         return _ROW_BITS * float(_chosen(density, values)) / values
 
     def runs_on(self, exchange: Exchange, device: str) -> str:
-        return (self.leaders_in(exchange) or exchange.workers).device
+        return (self._leaders_in(exchange) or exchange.workers).device
 
-    def leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
+    def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
         return exchange.encoded_leaders
 
     def host_in(self, exchange: Exchange) -> HostLeaders:
