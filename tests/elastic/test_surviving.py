@@ -358,7 +358,7 @@ def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_p
 @exhaustive
 @pytest.mark.parametrize("step", [4, 10])
 @pytest.mark.parametrize("codecs", [None, {0: "fp16", 1: "int8"}, {1: None}])
-# On the third kind of hosts, what was kept on GPUs is kept in the hosts' memory from then on.
+# On the third kind of hosts, two workers sum on their GPUs first from then on.
 @pytest.mark.parametrize(("hosts", "gpus"), [(3, None), (3, "nccl"), ([0, 1, 1], "nccl")])
 def test_a_worker_comes_to_compressed_gradients(start, tmp_path, step, codecs, hosts, gpus):
     settings = {"compression": Policy(OneBit(), smallest=0), "codecs": codecs}

@@ -97,11 +97,14 @@ def test_two_workers_train_as_one_process(groups: Groups, behaviour: str) -> Non
 def test_a_mirrored_strategy_of_all_gpus(groups: Groups) -> None:
     (expected,) = groups.alone.run(f"{BEHAVIOURS}:train")
     ((losses, replicas),) = groups.mirrored.run(f"{BEHAVIOURS}:train_mirrored")
-    assert replicas >= 1
+    if replicas < 2:
+        pytest.skip("TensorFlow sees one GPU")
     np.testing.assert_allclose(losses, expected, rtol=TOLERANCE)
 
 
-@pytest.mark.parametrize("name", ["fp16", "int8", "onebit", "ef_signsgd"])
+@pytest.mark.parametrize(
+    "name", ["fp16", "int8", "onebit", "ef_signsgd", "signum", "topk", "threshold"]
+)
 def test_compressed_gradients_are_those_of_cpus(groups: Groups, name: str) -> None:
     step = f"{BEHAVIOURS}:step_with_codec"
     (expected, on_cpus), _ = GROUPS["2"].run(step, name)

@@ -130,7 +130,7 @@ class Compressor:
             self._choose()
             traces.note_stale()
         routes = set(self._routes())
-        if not all(route == COMPRESSED or {route} == routes for route in self._traced):
+        if not all({route} == routes for route in self._traced):
             traces.note_stale()
             self._traced.clear()
 

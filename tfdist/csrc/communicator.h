@@ -86,8 +86,6 @@ class Communicator : private Guard {
   void StepFailed(const std::string& message);
   // Throws Error once operations fail; from any thread.
   void CheckAborted();
-  // How long a wait may be.
-  double timeout_seconds() const { return timeout_seconds_; }
   // Waits for what is pending, says farewell, and frees everything but the object itself. Other
   // threads may be in any call meanwhile.
   void Close();

@@ -88,7 +88,7 @@ class Communicators:
         key = f"{name} of {members}"
         if key not in self._parts:
             options = self._with(timeout)
-            found = gpu.find(gpus, options)
+            found = gpu.find(gpus, options) if members else ()
             part = open_communicator(session, name, members, options, found)
             if part is not None:
                 session.on_peer_lost(part.context.aborter())

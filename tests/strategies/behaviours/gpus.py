@@ -176,15 +176,15 @@ def compress_on_several(strategy, name):
 
 
 def compress_in_buckets(strategy, name):
-    """The outcome of training where each gradient has a collective of its own; how many wait."""
-    waits = []
-    await_launched = native_ops.await_launched
+    """The outcome of training where each gradient has a collective of its own; which are awaited."""
+    awaited = []
+    all_reduce = native_ops.compressed_all_reduce
 
     def note(*args, **settings):
-        waits.append(len(args[1]))
-        return await_launched(*args, **settings)
+        awaited.append(settings["awaited"])
+        return all_reduce(*args, **settings)
 
-    with mock.patch.object(native_ops, "await_launched", note):
+    with mock.patch.object(native_ops, "compressed_all_reduce", note):
         options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=64)
         policy = Policy(codec_of(name), smallest=0, within_hosts=True)
         compressing = tfdist.MultiWorkerMirroredStrategy(
@@ -192,7 +192,7 @@ def compress_in_buckets(strategy, name):
         )
         model = compile_mlp(compressing)
         history = fit(model, *rows(96), batch_size=16, epochs=4)
-    return outcome(model, history), waits
+    return outcome(model, history), awaited
 
 
 def compress_with_kernels_on_one(_, name):

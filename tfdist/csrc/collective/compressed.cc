@@ -164,6 +164,10 @@ void CheckCompressible(const Operation& operation) {
                 std::string("Sums of float32 can be compressed. Received: a ") +
                     NameOf(fingerprint.op) + " of " + NameOf(fingerprint.type) + ".");
   }
+  if (operation.in.bytes() != operation.out.bytes()) {
+    throw Error(Code::kInvalidArgument,
+                "The result of an all-reduce must be as large as its input.");
+  }
   if (error != 0 && operation.compression->codec.unit) {
     throw Error(Code::kInvalidArgument, "Votes have no error that could be made good later.");
   }

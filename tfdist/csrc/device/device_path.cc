@@ -193,6 +193,10 @@ void DevicePath::MakeRoom(Fabric& fabric, const Operation& operation, const Part
     part.received_rows = rows;
     AwaitInput(gpu, part, ends);
   }
+  // Nobody takes part in the order of launches who still waits for a GPU.
+  Operation ready;
+  ready.fingerprint = operation.fingerprint;
+  Barrier(fabric, ready);
 }
 
 // Until this process's GPUs have launched what comes before, in an order that all ranks agree on. By

@@ -179,7 +179,9 @@ bool NcclCoded::Takes(const Parts& parts) const {
   for (const auto& group : Groups(0, *parts[0]).hosts) {
     if (group.size() > device::kMostRanks) return false;
   }
-  return parts[0]->in.bytes() > 0 && Share(Groups(0, *parts[0]), *parts[0]).ListBytes() <= kListBytes;
+  if (parts[0]->in.bytes() == 0) return false;
+  const Share share(Groups(0, *parts[0]), *parts[0]);
+  return share.ListBytes() <= kListBytes && share.Bytes() < refused_;
 }
 
 bool NcclCoded::IsFull(const Parts& parts) const {
@@ -191,7 +193,6 @@ bool NcclCoded::IsFull(const Parts& parts) const {
 bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts& parts,
                          std::string* lack) {
   const size_t bytes = Share(Groups(0, *parts[0]), *parts[0]).Bytes();
-  if (bytes >= refused_) return false;
   if (bytes <= agreed_) {
     if (IsFull(parts)) {
       for (const auto& lane : lanes_) lane->codec.Restart();
@@ -208,6 +209,7 @@ bool NcclCoded::MakeRoom(Fabric& fabric, const Operation& operation, const Parts
     return true;
   }
   // Who has found no more has lost what there was.
+  lanes_.clear();
   agreed_ = 0;
   refused_ = bytes;
   return false;

@@ -71,11 +71,6 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   }
   OpenPeers(fabric, operation);
   AnnounceNoNccl();
-  if (setup_.transport == "own" && !ranks_[0]->own) {
-    throw Error(Code::kInvalidArgument,
-                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
-  }
 }
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
@@ -152,6 +147,11 @@ bool Routes::HaveChoice() const {
 
 Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) const {
   if (setup_.transport == "host") return Transport::kHost;
+  if (setup_.transport == "own" && !ranks_[0]->own) {
+    throw Error(Code::kInvalidArgument,
+                "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
+                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
+  }
   const bool reduces = IsReduction(asked.kind);
   const size_t bytes = parts[0]->in.bytes();
   if ((reduces || asked.kind == Kind::kBroadcast) && bytes == 0) return Transport::kHost;

@@ -39,6 +39,7 @@ class Routes {
   // Whether kernels and NCCL are there, and which is faster is to be found out.
   bool HaveChoice() const;
   void PreferKernelsUpTo(size_t bytes) { most_before_nccl_ = bytes; }
+  // Throws Error where own kernels were asked for and there are none.
   Transport Choose(const Fingerprint& asked, const Parts& parts) const;
   // The same for what is compressed: NCCL or the host's links, since kernels have no way for it.
   Transport ChooseForCompressed() const;

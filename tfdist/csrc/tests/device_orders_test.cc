@@ -55,9 +55,11 @@ void Gather(Communicator& c, Memory& memory, size_t rows) {
   Operation operation = OnDevice(memory, Kind::kAllGather, kFloat, ReduceOp::kSum, "rows");
   operation.row_bytes = sizeof(float);
   operation.sent_rows = {rows};
-  operation.received_rows.assign(size, rows);
   operation.in = ConstPieces(Pointer(in), values.size());
-  operation.out = Pieces(Pointer(out), values.size() * size);
+  operation.allocate = [&](const std::vector<size_t>&) {
+    memory.Ready();  // behind whatever the GPU has to run by now
+    return Pieces(Pointer(out), values.size() * size);
+  };
   c.Run(std::move(operation));
   std::vector<char> expected;
   for (int rank = 0; rank < c.size(); ++rank) {

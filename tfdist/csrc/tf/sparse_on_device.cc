@@ -1,6 +1,5 @@
 #include "tf/sparse_on_device.h"
 
-#include <chrono>
 #include <deque>
 #include <numeric>
 #include <vector>
@@ -29,7 +28,8 @@ absl::Status FindWork(OpKernelContext* context, const std::string& communicator,
   return FindStream(context, &work->stream);
 }
 
-// Ends a wait for the GPU with the step, with the communicator, and after a time.
+// Ends a wait for the GPU with the step or the communicator, which the other ranks end when they have waited
+// too long: until the GPU has computed its gradients, this rank has not come.
 class StepGuard : public Guard {
  public:
   StepGuard(OpKernelContext* context, Communicator& group)
@@ -40,16 +40,11 @@ class StepGuard : public Guard {
     if (manager_ && manager_->IsCancelled()) {
       throw Error(Code::kCancelled, "The step has ended before a GPU had selected gradients.");
     }
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin_;
-    if (waited.count() < group_.timeout_seconds()) return;
-    throw Error(Code::kUnavailable, "The GPU has not come to the end of what selects gradients within "
-                                    "the time that TFDIST_COLLECTIVE_TIMEOUT gives.");
   }
 
  private:
   tensorflow::CancellationManager* const manager_;
   Communicator& group_;
-  const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
 };
 
 // Waits for all that the stream was given.
@@ -145,6 +140,7 @@ absl::Status DeviceSelectOp::SelectByKernels(OpKernelContext* context, const Loc
     TF_RETURN_IF_ERROR(counted.Take(context, sizeof(uint32_t), true));
     auto* const rows = cuda::PointerTo<uint32_t>(counted.address());
     select.FindAbove(threshold(), scratch.address());
+    AwaitStream(context, work);  // Nothing is written to the host's memory after an end of this.
     CopyIn(work.gpu(), work.stream)(rows, cuda::PointerTo<uint32_t>(select.rows()), sizeof(*rows));
     AwaitStream(context, work);
     count = *rows;
