@@ -25,8 +25,8 @@ class ThroughputLogger(keras.callbacks.Callback):  # type: ignore[misc]
       collective, and while data moved. What happens beside the computation is not counted
     - `bus_bytes_per_second`: how fast collectives move data once all workers have joined, as
       nccl-tests compute it: bytes times 2(n-1)/n for an all_reduce, before compression
-    - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression; without
-      what GPUs send by NCCL
+    - `sent_bytes_per_step`: bytes written to connections with other hosts, after compression;
+      without what GPUs send by NCCL
 
     The last two groups need the native collectives, and several workers; without them they are left
     out. The callback takes part in no collective.

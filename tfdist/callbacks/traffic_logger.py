@@ -16,7 +16,7 @@ class TrafficLogger(keras.callbacks.Callback):  # type: ignore[misc]
 
     The native core counts the bytes as it writes and reads them, so they reflect compression. They
     appear as `sent_bytes` and `received_bytes` in `History`, TensorBoard and other callbacks.
-    Traffic within a host, that of TensorFlow's collectives and what GPUs send by NCCL are not counted.
+    Traffic within a host, that of TensorFlow's collectives and that of GPUs by NCCL is not counted.
 
     Example:
         ```python

@@ -176,7 +176,7 @@ def compress_on_several(strategy, name):
 
 
 def compress_in_buckets(strategy, name):
-    """The outcome of training where each gradient has a collective of its own; which are awaited."""
+    """The outcome where each gradient has a collective of its own; and which are awaited."""
     awaited = []
     all_reduce = native_ops.compressed_all_reduce
 
