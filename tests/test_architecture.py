@@ -242,3 +242,18 @@ def test_every_folder_is_a_package():
     # A folder without this file works in a checkout, but is not installed.
     for folder in {path.parent for path in FILES}:
         assert (folder / "__init__.py").exists(), folder
+
+
+def test_what_is_compiled_does_not_include_tests():
+    # They are not installed. Kernels include what stands for a GPU; only tests compile them by g++.
+    root = PACKAGE / "csrc"
+
+    @functools.cache
+    def included(path: str) -> frozenset[str]:
+        names = re.findall(r'^#include "(.+)"', (root / path).read_text(), re.MULTILINE)
+        return frozenset(names).union(*(included(n) for n in names if (root / n).exists()))
+
+    sources = [str(path.relative_to(root)) for path in root.rglob("*.cc")]
+    for source in sources:
+        if not source.startswith("tests/"):
+            assert "tests/simulated_gpu.h" not in included(source), source

@@ -9,7 +9,7 @@ from tests.elastic.behaviours.data_kinds import DATA, VALIDATION
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 from tests.tiers import exhaustive, some
-from tfdist.compression import OneBit, Policy
+from tfdist.compression import Int8, OneBit, Policy
 
 SURVIVING = "tests.elastic.behaviours.surviving"
 PHASES = ["before", "forward", "backward", "after", "evaluation", "epoch end"]
@@ -352,6 +352,21 @@ def test_a_worker_that_comes_scales_the_learning_rate_as_the_others(start, tmp_p
     answers = start(3, strategy=False).answers(f"{SURVIVING}:coming", *arguments)
     assert all(done for done, _ in answers), answers
     for _, result in answers:
+        assert_equal(result["weights"], answers[0][1]["weights"], "weights")
+
+
+@exhaustive
+@pytest.mark.parametrize("gpus", [None, "nccl"])
+def test_a_worker_comes_where_nothing_is_compressed_any_more(start, tmp_path, gpus):
+    """All that are left are on one host, and so is the newcomer."""
+    ranks = start(4, strategy=False, hosts=[0, 0, 1, 0], gpus=gpus)
+    settings = {"compression": Policy(Int8(), smallest=0)}
+    faults = {2: ("backward", 8, "kill")}
+    arguments = [0, 1, 2], 12, faults, str(tmp_path / "come"), settings
+    answers = ranks.answers(f"{SURVIVING}:coming", *arguments, silent={2})
+    for rank in (0, 1, 3):
+        done, result = answers[rank]
+        assert done, result
         assert_equal(result["weights"], answers[0][1]["weights"], "weights")
 
 

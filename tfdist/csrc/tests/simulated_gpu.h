@@ -12,9 +12,9 @@
 #include <thread>
 #include <vector>
 
-namespace tfdist::device {
+#include "device/kernels/team.h"
 
-constexpr uint32_t kTeam = 16;
+namespace tfdist::device {
 
 class SimulatedTeam {
  public:

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "device/kernels/team.h"
+
 namespace tfdist::device {
 
 constexpr uint32_t kBlockWords = 2048;
@@ -46,8 +48,6 @@ inline uint32_t* BlockWords() {
 // Waits for all threads of the block; whether the condition holds for all of them.
 inline bool AllOfBlock(bool condition) { return __syncthreads_and(condition); }
 
-// A team: so many threads of a block that go together, half of a warp.
-constexpr uint32_t kTeam = 16;
 inline uint32_t TeamMask() { return 0xffffu << (threadIdx.x & kTeam); }
 // Waits for the team: what each has written before is seen by all of it.
 inline void MeetTeam() { __syncwarp(TeamMask()); }

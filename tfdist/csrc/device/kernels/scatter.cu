@@ -4,6 +4,7 @@
 
 #include "device/kernels/execution.h"
 #include "device/kernels/scattering.h"
+#include "device/kernels/tile_loops.h"
 #include "reduce/half.h"
 #include "sparse/row.h"
 

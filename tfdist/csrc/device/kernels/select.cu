@@ -5,6 +5,7 @@
 
 #include "device/kernels/execution.h"
 #include "device/kernels/selecting.h"
+#include "device/kernels/tile_loops.h"
 #include "reduce/half.h"
 #include "sparse/row.h"
 
