@@ -98,7 +98,8 @@ class Toolchain:
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
             fakes = self._fakes(pool, common)
-        self._forget({*made, *linked, *fakes.values()})
+        if not names:
+            self._forget({*made, *linked, *fakes.values()})
         tests = {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
         return Programs(tests, fakes)
 

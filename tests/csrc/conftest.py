@@ -27,17 +27,21 @@ SECONDS = 1500
 
 
 @pytest.fixture(scope="session")
-def programs(pytestconfig: pytest.Config) -> Callable[[str], Programs]:
-    """Makes the programs of a variant, once."""
+def programs(request: pytest.FixtureRequest) -> Callable[[str], Programs]:
+    """Makes the programs of a variant that this session runs, once."""
+    names = {"flight_log"}
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            names.add(str(item.callspec.params.get("name", "")))
 
     @cache
     def make(variant: str) -> Programs | str:
-        folder = pytestconfig.cache.mkdir(f"csrc-{variant}")
+        folder = request.config.cache.mkdir(f"csrc-{variant}")
         library = native.ensure(NativeOptions.from_environment()).core
         toolchain = Toolchain(VARIANTS[variant], folder, library if variant == "plain" else None)
         # One process compiles; another one that runs tests finds what it has made.
         with lock.held(folder.with_suffix(".lock"), SECONDS, print):
-            return toolchain.problem() or toolchain.programs()
+            return toolchain.problem() or toolchain.programs(names)
 
     def get(variant: str) -> Programs:
         made = make(variant)

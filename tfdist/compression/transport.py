@@ -51,7 +51,7 @@ class Exchange:
             together, with no members for a worker in none. Required, and called for "host" and
             "carriers", unless `within_hosts` is set or `is_shared_out` is false.
         exact: what sums without compression, if that is not `workers`.
-        on_gpus: the same on GPUs, if replicas train there.
+        on_gpus: the communicators of this route's GPUs, if replicas train on some.
 
     Attributes:
         workers: as given.

@@ -23,7 +23,7 @@ class HierarchicalCodec(Codec):
         """The communicator of the leaders; None for a worker that leads none."""
         return exchange.leaders
 
-    def host_in(self, exchange: Exchange) -> HostLeaders:
+    def _host_in(self, exchange: Exchange) -> HostLeaders:
         """How the workers of a host divide gradients."""
         return exchange.host
 
@@ -50,4 +50,4 @@ class HierarchicalCodec(Codec):
             assert leaders is not None
             return self.sum_of_hosts(leaders, host_sums, step)
 
-        return self.host_in(exchange).sum(gradients, sum_of_hosts)
+        return self._host_in(exchange).sum(gradients, sum_of_hosts)

@@ -51,7 +51,7 @@ class Sparsifier(HierarchicalCodec):
     def _leaders_in(self, exchange: Exchange) -> NativeCommunicator | None:
         return exchange.encoded_leaders
 
-    def host_in(self, exchange: Exchange) -> HostLeaders:
+    def _host_in(self, exchange: Exchange) -> HostLeaders:
         return exchange.encoded_host
 
     def devices(self, exchange: Exchange) -> HostLeaders:

@@ -129,7 +129,8 @@ void DevicePath::CheckRoot(const Fingerprint& asked) const {
   const int size = routes_.topology().size;
   if (asked.root >= 0 && asked.root < size) return;
   throw Error(Code::kInvalidArgument, "The root must be one of the group's " +
-                                          std::to_string(size) + ". Received: " + std::to_string(asked.root) + ".");
+                                          std::to_string(size) +
+                                          ". Received: " + std::to_string(asked.root) + ".");
 }
 
 std::shared_ptr<const KernelModule> DevicePath::kernels() const {

@@ -27,7 +27,7 @@ ExactShares::ExactShares(const Topology& groups, const Operation& part)
   sizes_ = CutEvenly(part.in.bytes(), kFloat, static_cast<int>(owners),
                      static_cast<int>(ranks_.size()));
   largest_ = *std::max_element(sizes_.begin(), sizes_.end());
-  slot_ = (largest_ + kAlignment - 1) / kAlignment * kAlignment;
+  slot_ = Aligned(largest_);
 }
 
 size_t ExactShares::Begins(size_t place) const {

@@ -13,6 +13,11 @@
 
 namespace tfdist {
 
+// The next multiple of what kernels move at once.
+inline size_t Aligned(size_t bytes) {
+  return (bytes + device::kVectorBytes - 1) / device::kVectorBytes * device::kVectorBytes;
+}
+
 class ExactShares {
  public:
   // Args: groups: the ranks, on whose "hosts" is summed; part: what this rank brings.
@@ -36,8 +41,6 @@ class ExactShares {
   Pieces sums() const { return Pieces(reinterpret_cast<char*>(Slot(0)), Size(me_)); }
 
  private:
-  static constexpr size_t kAlignment = 16;
-
   template <typename Use>
   void ForTensors(size_t place, Use use) const;
   void Send(cuda::Address from, size_t bytes, size_t place) const;

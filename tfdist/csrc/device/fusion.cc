@@ -36,8 +36,8 @@ Fused Fuse(const std::vector<KernelAllReduce::Tensor>& tensors, size_t buffer_by
       continue;
     }
     if (list.count == List::kMost || list.vectors + Vectors(tensor.bytes) > most) flush();
-    list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in), cuda::PointerTo<char>(tensor.out), tensor.bytes,
-                                list.vectors};
+    list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in),
+                                cuda::PointerTo<char>(tensor.out), tensor.bytes, list.vectors};
     list.vectors += Vectors(tensor.bytes);
   }
   flush();

@@ -15,7 +15,6 @@ namespace {
 
 constexpr size_t kChunkBytes = size_t{4} << 20;
 
-
 // Reduces what this process's GPUs have brought, into the first; the rest of a mean is the host's.
 void ReduceInto(char* first, const std::vector<const void*>& all, size_t bytes,
                 const Fingerprint& asked) {
@@ -76,8 +75,7 @@ HostStaged::HostStaged(const std::vector<std::shared_ptr<const Gpu>>& gpus, Guar
   for (const auto& gpu : gpus) lanes_.push_back(std::make_unique<Lane>(*gpu));
 }
 
-void HostStaged::Run(const Operation& operation, const Parts& parts,
-                     const OnHost& on_host) {
+void HostStaged::Run(const Operation& operation, const Parts& parts, const OnHost& on_host) {
   const Kind kind = operation.fingerprint.kind;
   if (lanes_.size() > 1 && (IsMessage(kind) || kind == Kind::kAllToAll)) {
     throw Error(Code::kInvalidArgument, Describe(operation.fingerprint) +
@@ -175,9 +173,7 @@ void HostStaged::Whole(const Operation& operation, const Parts& parts,
   }
   if (lanes_.size() > 1) Join(parts, in, &bytes, &staged);
   staged.in = ConstPieces(in, bytes);
-  const auto room_for = [&](size_t result) {
-    return Pieces(Take(out_, result), result);
-  };
+  const auto room_for = [&](size_t result) { return Pieces(Take(out_, result), result); };
   if (first.allocate) {
     staged.allocate = [&](const std::vector<size_t>& rows) {
       for (size_t i = 0; i < parts.size(); ++i) {
@@ -208,8 +204,7 @@ char* HostStaged::Take(Growing<MappedMemory>& memory, size_t bytes) const {
 }
 
 // What the GPUs bring, one behind the other; of a broadcast that of one.
-char* HostStaged::FetchAll(const Operation& operation, const Parts& parts,
-                           size_t* bytes) {
+char* HostStaged::FetchAll(const Operation& operation, const Parts& parts, size_t* bytes) {
   std::vector<size_t> which(parts.size());
   std::iota(which.begin(), which.end(), size_t{0});
   if (operation.fingerprint.kind == Kind::kBroadcast) {
@@ -226,8 +221,7 @@ char* HostStaged::FetchAll(const Operation& operation, const Parts& parts,
 }
 
 // Makes one process's operation of what several GPUs have brought.
-void HostStaged::Join(const Parts& parts, char* in, size_t* bytes,
-                      Operation* staged) const {
+void HostStaged::Join(const Parts& parts, char* in, size_t* bytes, Operation* staged) const {
   Fingerprint& asked = staged->fingerprint;
   switch (asked.kind) {
     case Kind::kBroadcast: asked.root /= static_cast<int32_t>(parts.size()); break;

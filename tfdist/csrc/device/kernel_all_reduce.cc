@@ -68,8 +68,8 @@ void KernelAllReduce::Launch(const std::vector<Tensor>& tensors, DType type, Red
       if (list.count == List::kMost || list.vectors == most) flush();
       const size_t room = (most - list.vectors) * device::kVectorBytes;
       const size_t bytes = std::min(tensor.bytes - done, room);
-      list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in) + done, cuda::PointerTo<char>(tensor.out) + done,
-                                  bytes, list.vectors};
+      list.spans[list.count++] = {cuda::PointerTo<char>(tensor.in) + done,
+                                  cuda::PointerTo<char>(tensor.out) + done, bytes, list.vectors};
       list.vectors += (bytes + device::kVectorBytes - 1) / device::kVectorBytes;
       done += bytes;
     }
@@ -81,7 +81,8 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   // Waits that have been ended are not begun again.
   if (setup_.meetings && outcome() != device::Outcome::kRunning) return;
   for (size_t rank = 0; rank < setup_.ranks.size(); ++rank) {
-    staging_.of[rank] = cuda::PointerTo<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
+    staging_.of[rank] =
+        cuda::PointerTo<char>(setup_.ranks[rank].staging) + turn_ * setup_.buffer_bytes;
   }
   turn_ = 1 - turn_;
   const KernelModule& kernels = *setup_.kernels;
@@ -89,8 +90,8 @@ void KernelAllReduce::LaunchList(const List& list, DType type, ReduceOp op, cuda
   if (!setup_.meetings && list.vectors * device::kVectorBytes <= setup_.one_shot_bytes) {
     const unsigned blocks = BlocksFor(list.vectors, device::kMostBlocks);
     ++meeting_.number;
-    kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list, staging_,
-                   meeting_, waiting_, divisor);
+    kernels.Launch("tfdist_one_shot_" + Suffix(type, op), blocks, kKernelThreads, stream, list,
+                   staging_, meeting_, waiting_, divisor);
     return;
   }
   const unsigned blocks = BlocksFor(list.vectors, kMostBlocksAlone);

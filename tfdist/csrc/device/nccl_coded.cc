@@ -14,13 +14,10 @@ namespace tfdist {
 namespace {
 
 constexpr size_t kFloat = sizeof(float);
-constexpr size_t kAlignment = 16;
 // Of one launch. More of them take more room, fewer take more launches.
 constexpr size_t kMostValues = size_t{256} << 10;
 // Of the lists of all operations that are launched one behind the other: for 16,384 tensors.
 constexpr size_t kListBytes = size_t{256} << 10;
-
-size_t Aligned(size_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // Among whom this rank's share is encoded: for sizes alone, if it has none.
 Members MembersFor(const Topology& groups, const ExactShares& exact) {

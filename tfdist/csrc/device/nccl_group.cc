@@ -37,6 +37,8 @@ std::string Numbered(int rank, int size) {
   return "rank " + std::to_string(rank) + " of " + std::to_string(size);
 }
 
+void* Pointer(cuda::Address address) { return cuda::PointerTo<void>(address); }
+
 nccl::Type TypeOf(DType type) {
   switch (type) {
     case DType::kBool:
@@ -119,7 +121,7 @@ void NcclGroup::AllReduce(cuda::Address in, cuda::Address out, size_t count, DTy
                           ReduceOp op, cuda::Stream* stream) {
   const nccl::Op reduction = OpOf(type, op);
   Launch("ncclAllReduce", [&](Comm* comm) {
-    return nccl_.ncclAllReduce(cuda::PointerTo<void>(in), cuda::PointerTo<void>(out), count, TypeOf(type), reduction, comm,
+    return nccl_.ncclAllReduce(Pointer(in), Pointer(out), count, TypeOf(type), reduction, comm,
                                stream);
   });
 }
@@ -128,7 +130,7 @@ void NcclGroup::ReduceScatter(cuda::Address in, cuda::Address out, size_t count,
                               ReduceOp op, cuda::Stream* stream) {
   const nccl::Op reduction = OpOf(type, op);
   Launch("ncclReduceScatter", [&](Comm* comm) {
-    return nccl_.ncclReduceScatter(cuda::PointerTo<void>(in), cuda::PointerTo<void>(out), count, TypeOf(type), reduction, comm,
+    return nccl_.ncclReduceScatter(Pointer(in), Pointer(out), count, TypeOf(type), reduction, comm,
                                    stream);
   });
 }
@@ -136,26 +138,26 @@ void NcclGroup::ReduceScatter(cuda::Address in, cuda::Address out, size_t count,
 void NcclGroup::AllGather(cuda::Address in, cuda::Address out, size_t count, DType type,
                           cuda::Stream* stream) {
   Launch("ncclAllGather", [&](Comm* comm) {
-    return nccl_.ncclAllGather(cuda::PointerTo<void>(in), cuda::PointerTo<void>(out), count, TypeOf(type), comm, stream);
+    return nccl_.ncclAllGather(Pointer(in), Pointer(out), count, TypeOf(type), comm, stream);
   });
 }
 
 void NcclGroup::Broadcast(cuda::Address in, cuda::Address out, size_t count, DType type, int root,
                           cuda::Stream* stream) {
   Launch("ncclBroadcast", [&](Comm* comm) {
-    return nccl_.ncclBroadcast(cuda::PointerTo<void>(in), cuda::PointerTo<void>(out), count, TypeOf(type), root, comm, stream);
+    return nccl_.ncclBroadcast(Pointer(in), Pointer(out), count, TypeOf(type), root, comm, stream);
   });
 }
 
 void NcclGroup::Send(cuda::Address in, size_t count, DType type, int to, cuda::Stream* stream) {
   Launch("ncclSend", [&](Comm* comm) {
-    return nccl_.ncclSend(cuda::PointerTo<void>(in), count, TypeOf(type), to, comm, stream);
+    return nccl_.ncclSend(Pointer(in), count, TypeOf(type), to, comm, stream);
   });
 }
 
 void NcclGroup::Recv(cuda::Address out, size_t count, DType type, int from, cuda::Stream* stream) {
   Launch("ncclRecv", [&](Comm* comm) {
-    return nccl_.ncclRecv(cuda::PointerTo<void>(out), count, TypeOf(type), from, comm, stream);
+    return nccl_.ncclRecv(Pointer(out), count, TypeOf(type), from, comm, stream);
   });
 }
 
@@ -173,10 +175,10 @@ cuda::Address NcclGroup::Allocate(size_t bytes) {
 void NcclGroup::Register(cuda::Address memory, size_t bytes) {
   setup_.gpu->Use();
   if (nccl_.ncclCommWindowRegister) {
-    nccl_.ncclCommWindowRegister(Living(), cuda::PointerTo<void>(memory), bytes, &window_, nccl::kSymmetric);
+    nccl_.ncclCommWindowRegister(Living(), Pointer(memory), bytes, &window_, nccl::kSymmetric);
     Settle("ncclCommWindowRegister");
   } else if (nccl_.ncclCommRegister) {
-    nccl_.ncclCommRegister(Living(), cuda::PointerTo<void>(memory), bytes, &handle_);
+    nccl_.ncclCommRegister(Living(), Pointer(memory), bytes, &handle_);
   }
 }
 
@@ -186,7 +188,7 @@ void NcclGroup::Free(cuda::Address memory) noexcept {
   if (comm_ && handle_) nccl_.ncclCommDeregister(comm_, handle_);
   window_ = nullptr;
   handle_ = nullptr;
-  nccl_.ncclMemFree(cuda::PointerTo<void>(memory));
+  nccl_.ncclMemFree(Pointer(memory));
 }
 
 void NcclGroup::Grouped(const std::vector<NcclGroup*>& groups, const std::function<void()>& body) {

@@ -1,5 +1,5 @@
-// The same kernels for tensors and variables in a GPU's memory. They work in TensorFlow's stream, since
-// nothing here waits for another rank.
+// The operations of `sparse_op.h` for tensors and variables in a GPU's memory. They work in TensorFlow's
+// stream, since nothing here waits for another rank.
 #pragma once
 
 #include <memory>
@@ -26,9 +26,6 @@ class DeviceSelectOp : public SelectOp {
 
   void Compute(tensorflow::OpKernelContext* context) override;
 
- protected:
-  const std::string& communicator() const { return communicator_; }
-
  private:
   absl::Status SelectByKernels(tensorflow::OpKernelContext* context, const LocalWork& work,
                                const Asked& asked) const;
@@ -43,9 +40,6 @@ class DeviceScatterOp : public ScatterOp {
   explicit DeviceScatterOp(tensorflow::OpKernelConstruction* construction);
 
   void Compute(tensorflow::OpKernelContext* context) override;
-
- protected:
-  const std::string& communicator() const { return communicator_; }
 
  private:
   absl::Status SumByKernels(tensorflow::OpKernelContext* context, const LocalWork& work,
