@@ -14,7 +14,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tests.csrc.compiling import Toolchain
+from tests.csrc.compiling import VARIANTS, Toolchain
 from tfdist import native
 from tfdist.native import lock, recipe, tensorflow_package
 from tfdist.options import NativeOptions
@@ -22,8 +22,9 @@ from tfdist.options import NativeOptions
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
-# Keeps the libraries.
-_FOLDER = _HERE.parent / ".pytest_cache" / "d" / "gpus"
+# Keep the libraries; the first those of the C++ tests, too.
+_CACHE = _HERE.parent / ".pytest_cache" / "d"
+_FAKES, _FOLDER = _CACHE / "csrc-plain", _CACHE / "gpus"
 
 
 def have_devices() -> bool:
@@ -120,10 +121,11 @@ def nccl_calls(function: str) -> int:
 @cache
 def _libraries() -> dict[str, str]:
     """Those that stand for others, and what TensorFlow loads."""
-    (_FOLDER / "fakes").mkdir(parents=True, exist_ok=True)
+    for folder in (_FAKES, _FOLDER):
+        folder.mkdir(parents=True, exist_ok=True)
     with lock.held(_FOLDER / "lock", _SECONDS, print):
         build = native.ensure(NativeOptions.from_environment())
-        toolchain = Toolchain(("-O1",), _FOLDER / "fakes", build.core)
+        toolchain = Toolchain(VARIANTS["plain"], _FAKES, build.core)
         made = {name: str(path) for name, path in toolchain.fakes().items()}
         assert made, "The sources of the C++ tests are in a checkout, not in the wheel."
         found = recipe.read(tensorflow_package.find())

@@ -15,6 +15,13 @@ from tfdist.native import recipe, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
 from tfdist.options import NativeOptions
 
+# Without optimization the sanitizers are too slow, with more the compiler is. The plain tests call
+# the very library that TensorFlow gets.
+VARIANTS = {
+    "plain": ("-O1",),
+    "address": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "thread": ("-O1", "-g1", "-fsanitize=thread"),
+}
 _FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra")
 _SECONDS = 250
 _TESTS = "tests"
@@ -98,8 +105,6 @@ class Toolchain:
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
             fakes = self._fakes(pool, common)
-        if not names:
-            self._forget({*made, *linked, *fakes.values()})
         tests = {p.name.removesuffix(_TEST): made for p, made in zip(own, linked, strict=True)}
         return Programs(tests, fakes)
 
@@ -114,9 +119,7 @@ class Toolchain:
     def fakes(self) -> dict[str, Path]:
         """Makes the libraries that stand for others only; their names and paths."""
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = self._fakes(pool, self._common())
-        self._forget(set(made.values()))
-        return made
+            return self._fakes(pool, self._common())
 
     def _common(self) -> str:
         # A unit depends on any header: they are few, and change seldom.
@@ -129,24 +132,26 @@ class Toolchain:
         return {path.stem: library for path, library in zip(sources, made, strict=True)}
 
     def _compile(self, path: Path, common: str) -> Path:
-        name = os.path.relpath(path, recipe.SOURCE)
-        made = self._cache / f"{name.replace('/', '-')}-{_digest(common, path.read_bytes())}.o"
-        return self._make(made, "-I.", "-c", name)
+        source = os.path.relpath(path, recipe.SOURCE)
+        name = source.removesuffix(".cc").replace("/", "-") + ".o"
+        return self._make(name, _digest(common, path.read_bytes()), "-I.", "-c", source)
 
     def _compile_fake(self, path: Path, common: str) -> Path:
         soname = _SONAMES.get(path.stem, path.stem)
         digest = _digest(common, path.read_bytes(), soname)
-        made = self._cache / f"libfake{path.stem}-{digest}.so"
         words = ("-I.", "-fPIC", "-shared", f"-Wl,-soname,{soname}")
-        return self._make(made, *words, str(path.relative_to(recipe.SOURCE)))
+        source = str(path.relative_to(recipe.SOURCE))
+        return self._make(f"libfake{path.stem}.so", digest, *words, source)
 
     def _link(self, objects: Sequence[Path], *flags: str) -> Path:
         words = [*map(str, objects), *flags]
         if self._library:
             words += [str(self._library), f"-Wl,-rpath,{self._library.parent}"]
-        return self._make(self._cache / f"{objects[0].stem}-{_digest(*words)}", *words)
+        return self._make(objects[0].name.partition(".")[0], _digest(*words), *words)
 
-    def _make(self, made: Path, *words: str) -> Path:
+    def _make(self, name: str, digest: str, *words: str) -> Path:
+        """Makes a file, instead of what other sources or flags made of that name."""
+        made = self._cache / f"{name}-{digest}"
         if not made.exists():
             unfinished = made.with_name(f"{os.getpid()}-{made.name}")
             done = subprocess.run(
@@ -158,13 +163,10 @@ class Toolchain:
                 timeout=_SECONDS,
             )
             assert done.returncode == 0, done.stdout
+            for old in self._cache.glob(f"{name}-*"):
+                old.unlink(missing_ok=True)
             unfinished.rename(made)
         return made
-
-    def _forget(self, kept: set[Path]) -> None:
-        for path in self._cache.iterdir():
-            if path not in kept and not path.name.startswith("empty"):
-                path.unlink()
 
 
 def _digest(*parts: str | bytes) -> str:

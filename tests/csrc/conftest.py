@@ -13,15 +13,8 @@ from tfdist import native
 from tfdist.native import lock
 from tfdist.options import NativeOptions
 
-from .compiling import Programs, Toolchain
+from .compiling import VARIANTS, Programs, Toolchain
 
-# Without optimization the sanitizers are too slow, with more the compiler is. The plain tests call
-# the very library that TensorFlow gets.
-VARIANTS = {
-    "plain": ("-O1",),
-    "address": ("-O1", "-g1", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
-    "thread": ("-O1", "-g1", "-fsanitize=thread"),
-}
 # No program takes so long on a slow machine; one that hangs does.
 SECONDS = 1500
 

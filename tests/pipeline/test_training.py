@@ -81,7 +81,7 @@ def test_every_model_of_the_zoo(name):
     check("2", 2, name, "1f1b")
 
 
-@pytest.mark.parametrize("name", some(SAME, always=["gpt_mixed_float16"]))
+@pytest.mark.parametrize("name", some(SAME, always=["shared"]))
 def test_compiled_by_xla(name):
     check("2", 2, name, "1f1b", xla=True)
 

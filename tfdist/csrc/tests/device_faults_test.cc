@@ -246,7 +246,7 @@ void LeftAlone(const Plan& plan) {
 
 // A rank's GPU gets stuck after it has told the others that it has come, and its host lives on.
 void Stuck(Plan plan) {
-  plan.timeout_seconds = 2;
+  plan.timeout_seconds = 5;
   OnEachProcess(plan, -1, [](Communicator& c) {
     Memory memory;
     AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
@@ -387,19 +387,19 @@ void WithFakes() {
     WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
     stops.push_back([=] { Stopped(PlanFor(transport, 3, 1, As::kProcesses)); });
   }
+  const Plan streams = PlanForStreams(3, As::kProcesses);
+  stops.push_back([=] { Stopped(streams); });
+  stops.push_back([=] { LeftAlone(PlanForStreams(2, As::kProcesses)); });
+  stops.push_back([=] { Stuck(PlanForStreams(2, As::kProcesses)); });
   InParallel(stops);
   for (const char* const transport : {"own", "nccl", "host"}) {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
   Broken(PlanFor("own", 3, 1, As::kProcesses));
-  const Plan streams = PlanForStreams(3, As::kProcesses);
   Lost(streams);
   LostBesides(streams);
   Broken(streams);
-  Stopped(streams);
-  LeftAlone(PlanForStreams(2, As::kProcesses));
-  Stuck(PlanForStreams(2, As::kProcesses));
   Messages(PlanForStreams(2, As::kProcesses));
   WithoutStreams(streams);
   for (const char* const transport : {"own", "nccl", "host"}) {
