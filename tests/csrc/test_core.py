@@ -111,7 +111,7 @@ RUNS = {
         "device_faults": ((),),
         "device_gpus": ((),),
         "device_kernels": ((),),
-        "device_orders": ((),),
+        "device_orders": (("few",),),
         "device_path": ((),),
         "device_processes": ((),),
         "device_selection": (("small",),),

@@ -29,4 +29,11 @@ class Error : public std::runtime_error {
   Code code_;
 };
 
+// What an error says, for the middle of a sentence.
+inline std::string ClauseOf(const Error& error) {
+  std::string text = error.what();
+  if (!text.empty() && text.back() == '.') text.pop_back();
+  return text;
+}
+
 }  // namespace tfdist

@@ -59,7 +59,7 @@ void DeviceCoder::Allocate(const CodedTransfer& transfer) {
     on_device_ = device_encoded_.Take(gpu_, bytes).address();
     codec_.MakeRoom(values, TransferCodec::ListBytes(transfer));
   } catch (const Error& error) {
-    throw NoRoom(bytes + TransferCodec::RoomBytes(values), gpu_, error);
+    throw NoRoomForCodes(gpu_, bytes + TransferCodec::RoomBytes(values), error);
   }
 }
 

@@ -379,7 +379,7 @@ void DevicePath::JoinNccl(Fabric& fabric, const Operation& operation) {
                                routes_.topology().size,
                                routes_.least_buffer(),
                                setup_.timeout_seconds,
-                               !IsMessage(operation.fingerprint.kind)};
+                               !IsMessage(operation.fingerprint.kind), setup_.warn};
   nccl_ = std::make_unique<NcclRanks>(fabric, operation, ranks_, setup, guard_);
 }
 

@@ -33,7 +33,7 @@ DeviceRank::DeviceRank(const DeviceSetup& setup, size_t index)
     kernels = std::make_shared<const KernelModule>(*gpu, binary.data(), KernelNames().data(),
                                                    KernelNames().size());
   } catch (const Error& error) {
-    lack = error.what();
+    lack = ClauseOf(error);
   }
 }
 
@@ -43,10 +43,7 @@ void DeviceRank::AllocateBuffers(size_t buffer_bytes) {
     staging.emplace(*gpu, bytes);
     words.emplace(*gpu, KernelAllReduce::kWordBytes);
   } catch (const Error& error) {
-    throw Error(error.code(), "its buffers of " + std::to_string(bytes) +
-                                  " bytes cannot be had on " + gpu->name() +
-                                  "; lower TFDIST_DEVICE_BUFFERS, or set "
-                                  "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
+    throw NoRoom(*gpu, bytes, "kernels' buffers", "TFDIST_DEVICE_BUFFERS", error);
   }
 }
 
@@ -59,15 +56,16 @@ Introduction DeviceRank::Introduce(const DeviceSetup& setup) {
   made.buffer_bytes = setup.buffer_bytes;
   made.has_stream_waits = gpu->has_stream_waits();
   std::strncpy(made.transport, setup.transport.c_str(), sizeof(made.transport) - 1);
-  if (!kernels) return made;
+  std::strncpy(made.model, gpu->name().c_str(), sizeof(made.model) - 1);
   try {
+    if (!kernels) throw Error(Code::kUnavailable, lack);
     made.staging = staging->Share();
     made.words = words->Share();
     made.staging_address = staging->address();
     made.words_address = words->address();
-    made.has_kernels = 1;
   } catch (const Error& error) {
-    lack = error.what();
+    lack = ClauseOf(error);
+    std::strncpy(made.lack, lack.c_str(), sizeof(made.lack) - 1);
   }
   return made;
 }

@@ -49,7 +49,11 @@ FusionBuffer::FusionBuffer(const Gpu& gpu, const KernelModule& kernels, NcclGrou
     : gpu_(gpu), kernels_(kernels), nccl_(nccl), ended_(gpu, sizeof(uint64_t)) {
   address_ = nccl_.Allocate(bytes);
   if (address_) return;
-  plain_ = std::make_unique<DeviceMemory>(gpu_, bytes);
+  try {
+    plain_ = std::make_unique<DeviceMemory>(gpu_, bytes);
+  } catch (const Error& error) {
+    throw NoRoom(gpu_, bytes, "small tensors", "TFDIST_DEVICE_BUFFERS", error);
+  }
   address_ = plain_->address();
 }
 

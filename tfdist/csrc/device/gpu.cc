@@ -2,8 +2,6 @@
 
 #include <cstring>
 
-#include "error.h"
-
 namespace tfdist {
 
 using cuda::Load;
@@ -57,6 +55,13 @@ void Gpu::ReachInto(int number) const {
   const cuda::Result result = Load().cuCtxEnablePeerAccess(reached, 0);
   Load().cuDevicePrimaryCtxRelease_v2(other);  // that of the communicator, which holds it, too
   if (result != cuda::kPeerAccessIsEnabled) cuda::Check(result, "cuCtxEnablePeerAccess");
+}
+
+Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
+             const Error& error) {
+  return Error(error.code(), std::to_string(bytes) + " bytes for " + purpose +
+                                 " cannot be had on " + gpu.name() + "; lower " + setting +
+                                 ", or set TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
 }
 
 DeviceMemory::DeviceMemory(const Gpu& gpu, size_t bytes) : gpu_(gpu) {

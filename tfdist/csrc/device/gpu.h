@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "device/cuda.h"
+#include "error.h"
 
 namespace tfdist {
 
@@ -44,6 +45,11 @@ class Gpu {
   cuda::Uuid uuid_{};
   bool has_stream_waits_ = false;
 };
+
+// What is thrown where a GPU has too little memory left.
+// Args: what the bytes are for, and the setting that makes do with fewer; what the driver has said.
+Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
+             const Error& error);
 
 // On the GPU; all zero.
 class DeviceMemory {

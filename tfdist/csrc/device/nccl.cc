@@ -96,7 +96,11 @@ void Check(Result result, const char* function) {
   more = more.substr(0, more.find('\n'));
   throw Error(result == kRemoteError ? Code::kUnavailable : Code::kInternal,
               std::string(function) + " of NCCL " + VersionOf(library.version) + " has failed: " +
-                  (text ? text : "unknown error") + (more.empty() ? "" : " (" + more + ")") + ".");
+                  (text ? text : "unknown error") + (more.empty() ? "" : " (" + more + ")") + "." +
+                  (more.find("out of memory") == std::string::npos
+                       ? ""
+                       : " NCCL needs memory of the GPU beside TensorFlow: set "
+                         "TF_FORCE_GPU_ALLOW_GROWTH=true."));
 }
 
 }  // namespace tfdist::nccl

@@ -216,13 +216,13 @@ void NcclCoded::Allocate(size_t bytes) {
   lanes_.resize(ranks_.size());
   for (size_t i = 0; i < lanes_.size(); ++i) {
     const DeviceRank& rank = *ranks_[i];
-    if (!rank.kernels) throw Error(Code::kUnavailable, rank.lack);
+    if (!rank.kernels) throw Error(Code::kUnavailable, rank.lack + ".");
     try {
       if (!lanes_[i]) lanes_[i] = std::make_unique<Lane>(rank);
       lanes_[i]->begin = lanes_[i]->memory.Take(*rank.gpu, bytes).address();
       lanes_[i]->codec.MakeRoom(kMostValues, kListBytes);
     } catch (const Error& error) {
-      throw NoRoom(bytes + TransferCodec::RoomBytes(kMostValues), *rank.gpu, error);
+      throw NoRoomForCodes(*rank.gpu, bytes + TransferCodec::RoomBytes(kMostValues), error);
     }
   }
 }

@@ -22,24 +22,29 @@ NcclRanks::NcclRanks(Fabric& fabric, const Operation& operation,
     ranks_[i]->nccl = std::make_unique<NcclGroup>(group);
   };
   AtOnce(ranks_.size(), join, &siblings_);
-  if (setup.fuses) MakeFusion(fabric, operation);
+  if (setup.fuses) MakeFusion(fabric, operation, setup);
 }
 
 // On all ranks or on none: without kernels or room, each tensor goes by itself.
-void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation) {
-  bool good = true, from_nccl = true;
+void NcclRanks::MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup) {
+  bool from_nccl = true;
+  std::string lack;
   for (const auto& rank : ranks_) {
     try {
       if (!rank->kernels) throw Error(Code::kUnavailable, rank->lack);
       rank->fusion = std::make_unique<FusionBuffer>(*rank->gpu, *rank->kernels, *rank->nccl,
                                                     buffer_bytes_);
       from_nccl = from_nccl && rank->fusion->is_from_nccl();
-    } catch (const Error&) {
-      good = false;
+    } catch (const Error& error) {
+      lack = ClauseOf(error);
     }
   }
-  if (!AllAgree(fabric, operation, good)) {
+  lack = FirstLack(fabric, operation, lack);
+  if (!lack.empty()) {
     for (const auto& rank : ranks_) rank->fusion = nullptr;
+    if (setup.first == 0 && setup.warn) {
+      setup.warn("Each small tensor goes through NCCL by itself, since " + lack + ".");
+    }
   } else if (AllAgree(fabric, operation, from_nccl)) {
     const auto enter = [this](size_t i) {
       ranks_[i]->nccl->Register(ranks_[i]->fusion->address(), buffer_bytes_);

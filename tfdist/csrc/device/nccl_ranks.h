@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "device/at_once.h"
@@ -22,6 +24,7 @@ class NcclRanks {
     size_t buffer_bytes;  // for small tensors that are put together; the same on all ranks
     double timeout_seconds;
     bool fuses;           // whether all-reduces are to come
+    std::function<void(const std::string&)> warn;  // may be empty
   };
 
   // Joins the others. All processes call this within one operation.
@@ -33,7 +36,7 @@ class NcclRanks {
   void Launch(const Fingerprint& asked, const Parts& parts);
 
  private:
-  void MakeFusion(Fabric& fabric, const Operation& operation);
+  void MakeFusion(Fabric& fabric, const Operation& operation, const Setup& setup);
   void LaunchFused(const Fingerprint& asked, const Parts& parts);
   void Call(const Fingerprint& asked, const Operation& part, DeviceRank& rank) const;
   void Gather(const Operation& part, DeviceRank& rank) const;

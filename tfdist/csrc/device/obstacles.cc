@@ -52,7 +52,7 @@ std::string WhyNoKernels(const DeviceTeam& team) {
       return "two ranks have the same GPU, and the driver of " + team.topology.names[rank] +
              " has no cuStreamWaitValue64 for it";
     }
-    if (!each.has_kernels) return team.topology.names[rank] + " lacks compiled kernels";
+    if (*each.lack) return "on " + team.topology.names[rank] + " " + each.lack;
     if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
   }
   return "";
@@ -75,6 +75,16 @@ std::string WhyNoNccl(const DeviceTeam& team) {
     if (team.ranks[rank].nccl != team.ranks[0].nccl) {
       return team.topology.names[0] + " has " + nccl::VersionOf(team.ranks[0].nccl) + ", and " +
              team.topology.names[rank] + " has " + nccl::VersionOf(team.ranks[rank].nccl);
+    }
+  }
+  return "";
+}
+
+std::string HowGpusDiffer(const DeviceTeam& team) {
+  for (size_t rank = 1; rank < team.ranks.size(); ++rank) {
+    if (std::strcmp(team.ranks[rank].model, team.ranks[0].model) != 0) {
+      return team.topology.names[0] + " has " + team.ranks[0].model + ", and " +
+             team.topology.names[rank] + " has " + team.ranks[rank].model;
     }
   }
   return "";

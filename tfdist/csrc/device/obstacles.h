@@ -27,6 +27,9 @@ std::string WhyNoKernels(const DeviceTeam& team);
 // Why NCCL is not used; "" if it can be.
 std::string WhyNoNccl(const DeviceTeam& team);
 
+// Two GPUs of different models, which take different times for a step; "" if there are none.
+std::string HowGpusDiffer(const DeviceTeam& team);
+
 // The bytes of the smallest buffer of all: what all cut their buckets by.
 size_t LeastBuffer(const DeviceTeam& team);
 

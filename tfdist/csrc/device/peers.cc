@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <random>
 #include <string>
 
@@ -83,7 +84,10 @@ std::vector<Introduction> Introduce(Fabric& fabric, const Operation& operation,
   std::vector<Introduction> ranks(processes * own.size());
   std::memcpy(ranks.data(), all.data(), all.size());
   for (Introduction& rank : ranks) {
-    rank.transport[sizeof(rank.transport) - 1] = rank.place[sizeof(rank.place) - 1] = 0;
+    for (char* end : {std::end(rank.transport), std::end(rank.place), std::end(rank.model),
+                      std::end(rank.lack)}) {
+      end[-1] = 0;
+    }
   }
   return ranks;
 }
@@ -116,6 +120,18 @@ bool AllAgree(Fabric& fabric, const Operation& operation, bool here) {
   return std::count(all.begin(), all.end(), 1) == fabric.topology.size;
 }
 
+std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own) {
+  constexpr size_t kBytes = sizeof(Introduction::lack);
+  char text[kBytes] = {};
+  std::strncpy(text, own.c_str(), kBytes - 1);
+  const std::vector<char> all = Gather(fabric, operation, text, kBytes);
+  for (size_t process = 0; process * kBytes < all.size(); ++process) {
+    const char* const lack = &all[process * kBytes];
+    if (*lack) return "on " + fabric.topology.names[process] + " " + lack;
+  }
+  return "";
+}
+
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own) {
   nccl::UniqueId first;
   std::memcpy(&first, Gather(fabric, operation, &own, sizeof(own)).data(), sizeof(first));
@@ -142,7 +158,13 @@ Peers::Peers(const Gpu& gpu, const std::vector<Introduction>& ranks, size_t rank
       shared_.push_back({each.staging_address, each.words_address});
       continue;
     }
-    opened_.push_back(std::make_unique<Opened>(gpu, each));
+    try {
+      opened_.push_back(std::make_unique<Opened>(gpu, each));
+    } catch (const Error& error) {
+      throw Error(error.code(), std::string(error.what()) +
+                                    " Workers in containers of their own need the host's IPC and PID "
+                                    "namespaces (--ipc=host --pid=host)");
+    }
     shared_.push_back({opened_.back()->staging.address(), opened_.back()->words.address()});
   }
 }

@@ -21,13 +21,14 @@ struct Introduction {
   cuda::Uuid process;        // its own among all processes
   cuda::Uuid communicator;   // its process's name for this one
   int32_t number;            // among those that its process sees
-  cuda::IpcHandle staging;   // where `has_kernels`
+  char model[64];
+  char lack[384];            // why it has no kernels; "" if it has
+  cuda::IpcHandle staging;   // where it has kernels
   cuda::IpcHandle words;
   cuda::Address staging_address;
   cuda::Address words_address;
   uint64_t buffer_bytes;
   int32_t nccl;              // its version; 0 for none
-  uint8_t has_kernels;
   uint8_t has_stream_waits;
   char transport[8];         // that is asked for
 };
@@ -48,6 +49,10 @@ std::vector<double> LargestOfAll(Fabric& fabric, const Operation& operation,
 
 // Whether all is well on each process.
 bool AllAgree(Fabric& fabric, const Operation& operation, bool here);
+
+// What the first process that cannot do something says about that, with its name; "" if all can.
+// Args: what this one says.
+std::string FirstLack(Fabric& fabric, const Operation& operation, const std::string& own);
 
 // That of the first process.
 nccl::UniqueId IdOfRankZero(Fabric& fabric, const Operation& operation, const nccl::UniqueId& own);

@@ -71,25 +71,25 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   }
   OpenPeers(fabric, operation);
   AnnounceNoNccl();
+  AnnounceUnlikeGpus();
 }
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
   if (!setup_.is_free() && setup_.transport != "own") return;
   lack_ = WhyNoKernels(team_);
   if (!lack_.empty()) {
-    for (const auto& rank : ranks_) {
-      if (!rank->lack.empty()) lack_ = rank->lack;
-    }
-    if (first() == 0 && team_.topology.hosts.size() == 1) Announce();
+    if (team_.topology.hosts.size() == 1) Announce();
     return;
   }
   const auto try_to = [&](const std::function<void(DeviceRank&, size_t)>& body) {
+    std::string lack;
     try {
       for (size_t i = 0; i < ranks_.size(); ++i) body(*ranks_[i], first() + i);
     } catch (const Error& error) {
-      lack_ = error.what();
+      lack = ClauseOf(error);
     }
-    return AllAgree(fabric, operation, lack_.empty());
+    lack_ = FirstLack(fabric, operation, lack);
+    return lack_.empty();
   };
   const auto need = [](bool good) {
     if (good) return;
@@ -128,7 +128,7 @@ void Routes::OpenMeetings(Fabric& fabric, DeviceRank& rank, size_t number) const
 
 // Says once why all-reduces go another way than they could.
 void Routes::Announce() const {
-  if (!setup_.warn || !setup_.is_free() || lack_.empty()) return;
+  if (first() != 0 || !setup_.warn || !setup_.is_free()) return;
   setup_.warn("No GPU reads another one's memory, since " + lack_ + ". All-reduces go through " +
               (MayUseNccl() ? "NCCL." : "the host's memory."));
 }
@@ -141,6 +141,13 @@ void Routes::AnnounceNoNccl() const {
               ". All-reduces of what is on GPUs go through the host's memory.");
 }
 
+void Routes::AnnounceUnlikeGpus() const {
+  const std::string differ = HowGpusDiffer(team_);
+  if (differ.empty() || first() != 0 || !setup_.warn) return;
+  setup_.warn("The GPUs are of different models: " + differ +
+              ". Each step takes as long as on the slowest.");
+}
+
 bool Routes::HaveChoice() const {
   return setup_.transport.empty() && ranks_[0]->own && MayUseNccl();
 }
@@ -150,7 +157,7 @@ Routes::Transport Routes::Choose(const Fingerprint& asked, const Parts& parts) c
   if (setup_.transport == "own" && !ranks_[0]->own) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=own needs GPUs that reach each other's memory. They do "
-                "not, since " + (lack_.empty() ? "another rank lacks something" : lack_) + ".");
+                "not, since " + lack_ + ".");
   }
   const bool reduces = IsReduction(asked.kind);
   const size_t bytes = parts[0]->in.bytes();

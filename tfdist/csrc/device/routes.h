@@ -51,6 +51,7 @@ class Routes {
   bool MayUseNccl() const { return no_nccl_.empty(); }
   void Announce() const;
   void AnnounceNoNccl() const;
+  void AnnounceUnlikeGpus() const;
 
   const DeviceSetup& setup_;
   Ranks& ranks_;

@@ -85,10 +85,8 @@ device::Batch TransferCodec::BatchOf(const Codec& codec, int j, size_t begin, si
           static_cast<uint32_t>(chunk) * CodedTransfer::kSeedStep};
 }
 
-Error NoRoom(size_t bytes, const Gpu& gpu, const Error& error) {
-  return Error(error.code(), std::to_string(bytes) + " bytes for encoded values cannot be had on " +
-                                 gpu.name() + "; lower `bytes_per_pack`, or set "
-                                 "TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
+Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error) {
+  return NoRoom(gpu, bytes, "encoded values", "`bytes_per_pack`", error);
 }
 
 }  // namespace tfdist

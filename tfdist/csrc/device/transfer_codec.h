@@ -53,6 +53,6 @@ class TransferCodec {
 };
 
 // What is thrown where a GPU has no memory for encoded values. Args: bytes: that were asked for.
-Error NoRoom(size_t bytes, const Gpu& gpu, const Error& error);
+Error NoRoomForCodes(const Gpu& gpu, size_t bytes, const Error& error);
 
 }  // namespace tfdist

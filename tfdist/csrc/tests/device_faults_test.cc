@@ -285,7 +285,7 @@ void WithoutStreams(const Plan& plan) {
   unsetenv("FAKE_CUDA_NO_STREAM_WAITS");
   OnEachRank(plan, [&refused](Communicator& c) {
     if (c.rank() == 1) FailDriver("cuMemHostRegister_v2", 2);
-    refused({c.rank() == 1 ? "cuMemHostRegister_v2" : "another rank lacks something"})(c);
+    refused({"on rank 1 cuMemHostRegister_v2"})(c);
   });
 }
 
@@ -353,16 +353,16 @@ void BetweenHostsWithoutNccl() {
   EXPECT(told[1].empty());
 }
 
-// The GPU has no room for what kernels need.
-void WithoutRoom() {
-  FailDriver("cuMemAlloc_v2", 2);
-  Plan plan = PlanFor("", 2, 1, As::kThreads);
+// One GPU has no room for what kernels need; rank 0 says so. Returns what it says.
+std::string WithoutRoom(const Plan& plan) {
   Wiring wiring(plan);
   Communicator::Setup setups[] = {wiring.Take(0), wiring.Take(1)};
-  std::string told;
-  setups[0].warn = [&told](const std::string& message) { told += message; };
+  std::string told[2];
   std::vector<std::unique_ptr<Communicator>> ranks(2);
   for (const size_t rank : {0, 1}) {
+    setups[rank].device->nccl = std::getenv("FAKE_NCCL");
+    setups[rank].warn = [&told, rank](const std::string& message) { told[rank] += message; };
+    FailDriver("cuMemAlloc_v2", rank == 1 ? 2 : 0);
     ranks[rank] = std::make_unique<Communicator>(std::move(setups[rank]));
   }
   FailDriver("cuMemAlloc_v2", 0);
@@ -370,13 +370,61 @@ void WithoutRoom() {
   for (auto& rank : ranks) {
     threads.emplace_back([&rank] {
       Memory memory;
-      AllReduce(*rank, memory, DType::kFloat32, ReduceOp::kSum, {40});
+      AllReduce(*rank, memory, DType::kFloat32, ReduceOp::kSum, {40, 3});
     });
   }
   for (std::thread& thread : threads) thread.join();
-  EXPECT(told.find("its buffers of ") != std::string::npos);
-  EXPECT(told.find("lower TFDIST_DEVICE_BUFFERS, or set TF_FORCE_GPU_ALLOW_GROWTH=true") !=
+  EXPECT(told[1].empty());
+  EXPECT(told[0].find("on rank 1 32768 bytes for kernels' buffers cannot be had on A GPU of "
+                      "threads; lower TFDIST_DEVICE_BUFFERS, or set "
+                      "TF_FORCE_GPU_ALLOW_GROWTH=true: cuMemAlloc_v2 ") != std::string::npos);
+  return told[0];
+}
+
+void WithoutRoomAnywhere() {
+  const std::string in_a_host = WithoutRoom(PlanFor("", 2, 1, As::kThreads));
+  EXPECT(in_a_host.find("No GPU reads another one's memory, since on rank 1 ") == 0);
+  EXPECT(in_a_host.find("(CUDA_ERROR_OUT_OF_MEMORY). All-reduces go through NCCL.") !=
          std::string::npos);
+  for (const Plan& plan : {PlanFor("", 2, 2, As::kThreads), PlanFor("nccl", 2, 1, As::kThreads)}) {
+    const std::string told = WithoutRoom(plan);
+    EXPECT(told.find("Each small tensor goes through NCCL by itself, since on rank 1 ") == 0);
+  }
+}
+
+void UnlikeGpus() {
+  setenv("FAKE_CUDA_MODELS", "1", 1);
+  const auto number = [](int rank, DevicePath::Setup& setup) { setup.gpus[0].number = rank; };
+  const std::vector<std::string> told = Told(PlanFor("", 2, 1, As::kThreads), number);
+  EXPECT(told[0] == "The GPUs are of different models: rank 0 has A GPU of threads 0, and rank 1 "
+                    "has A GPU of threads 1. Each step takes as long as on the slowest.");
+  EXPECT(told[1].empty());
+  unsetenv("FAKE_CUDA_MODELS");
+  for (const std::string& text : Told(PlanFor("", 2, 1, As::kThreads), number)) {
+    EXPECT(text.empty());
+  }
+}
+
+// As in containers that keep processes apart.
+void WithoutIpc(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    if (c.rank() == 1) FailDriver("cuIpcOpenMemHandle_v2", 1);
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument,
+                {"TFDIST_DEVICE_ALGORITHM=own", "on rank 1 cuIpcOpenMemHandle_v2 of the GPU's driver",
+                 "(--ipc=host --pid=host)."});
+  });
+}
+
+void UnlikeNccl(const Plan& plan) {
+  OnEachProcess(plan, -1, [](Communicator& c) {
+    Memory memory;
+    setenv("FAKE_NCCL_VERSION", c.rank() == 1 ? "22703" : "22105", 1);
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument,
+                {"TFDIST_DEVICE_ALGORITHM=nccl", "rank 0 has 2.21.5, and rank 1 has 2.27.3."});
+  });
 }
 
 void WithFakes() {
@@ -397,6 +445,8 @@ void WithFakes() {
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
   Broken(PlanFor("own", 3, 1, As::kProcesses));
+  WithoutIpc(PlanFor("own", 2, 1, As::kProcesses));
+  UnlikeNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   Lost(streams);
   LostBesides(streams);
   Broken(streams);
@@ -414,7 +464,8 @@ void WithFakes() {
   ASharedGpu();
   PartsOfAGpu();
   BetweenHostsWithoutNccl();
-  WithoutRoom();
+  WithoutRoomAnywhere();
+  UnlikeGpus();
 }
 
 void OnAGpu() {

@@ -99,6 +99,12 @@ void DoesNotStart() {
                 {"ncclCommInitRankConfig of NCCL 2.21.5 has failed: system error (no route)."});
   }
   {
+    const Setting fails("ncclCommInitRankConfig", kSystem), memory("memory", 1);
+    ExpectError([] { Rank rank(Waiting(0, 1, NcclGroup::NewId())); }, Code::kInternal,
+                {"(Cuda failure 2 'out of memory'). NCCL needs memory of the GPU beside TensorFlow: "
+                 "set TF_FORCE_GPU_ALLOW_GROWTH=true."});
+  }
+  {
     const Setting fails("ncclGetUniqueId", kSystem);
     ExpectError([] { NcclGroup::NewId(); }, Code::kInternal, {"ncclGetUniqueId of NCCL"});
   }

@@ -253,8 +253,10 @@ FAKE(cuDeviceGet, Device* device, int number) {
   *device = number;
   return kSuccess;
 }
-FAKE(cuDeviceGetName, char* name, int length, Device) {
-  std::strncpy(name, "A GPU of threads", static_cast<size_t>(length));
+// FAKE_CUDA_MODELS: each is a model of its own.
+FAKE(cuDeviceGetName, char* name, int length, Device device) {
+  const std::string model = std::getenv("FAKE_CUDA_MODELS") ? " " + std::to_string(device) : "";
+  std::snprintf(name, static_cast<size_t>(length), "A GPU of threads%s", model.c_str());
   return kSuccess;
 }
 // FAKE_CUDA_FIRST is the first GPU that this process sees.

@@ -111,7 +111,10 @@ FAKE(Result, ncclGetVersion, int* version) {
 FAKE(const char*, ncclGetErrorString, Result result) {
   return result == kRemoteError ? "a rank is gone" : "system error";
 }
-FAKE(const char*, ncclGetLastError, Comm*) { return "no route\nto host"; }
+// Where "memory" is asked for, it says that there is none left.
+FAKE(const char*, ncclGetLastError, Comm*) {
+  return Setting("memory") ? "Cuda failure 2 'out of memory'" : "no route\nto host";
+}
 
 // An identifier holds a process and its descriptor of the shared memory.
 FAKE(Result, ncclGetUniqueId, UniqueId* id) {
