@@ -91,8 +91,15 @@ def test_two_go_on_without_the_third(ranks, settings):
 def test_compressed(ranks, codec, settings, hosts):
     results = ranks(3, hosts=hosts).run(f"{PACKAGE}:compressed", COMING_AND_GOING, codec, settings)
     check(results, COMING_AND_GOING, alike=False)
-    if codec == "int8" and len(set(hosts)) == 3:
-        check_traces(results, COMING_AND_GOING)
+
+
+@exhaustive
+@pytest.mark.parametrize("settings", [{}, {"within_hosts": True}])
+def test_compressed_graphs_stay_while_there_are_several_hosts(ranks, settings):
+    groups = [[0, 1, 2], [0, 1], [1, 0, 2], [1, 2]]
+    results = ranks(3, hosts=[0, 1, 2]).run(f"{PACKAGE}:compressed", groups, "int8", settings)
+    check(results, groups, alike=False)
+    check_traces(results, groups)
 
 
 @exhaustive
