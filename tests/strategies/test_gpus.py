@@ -55,7 +55,8 @@ SOME = [
     some(
         [(OWN, behaviour) for behaviour in ALL]
         + list(itertools.product([group for group in TRANSPORTS if group != OWN], SOME))
-        + list(itertools.product(["1x2 GPUs", "2x2 GPUs"], ["execution:eagerly"])),
+        + [("1x2 GPUs", "execution:eagerly"), ("2x2 GPUs", "execution:eagerly")]
+        + [("2 GPUs with TLS", "optimizers:momentum_and_schedule")],
         always=[(OWN, "optimizers:momentum_and_schedule")],
     ),
 )
