@@ -74,6 +74,7 @@ def stand_in() -> None:
     import tensorflow as tf
 
     from tfdist.collective import gpu
+    from tfdist.native import gpu_kernels
     from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies import communication
 
@@ -81,9 +82,7 @@ def stand_in() -> None:
     for strategy in (HybridStrategy, PipelineStrategy):
         strategy.__init__.__kwdefaults__["communication"] = "native"
     # The driver of threads has its kernels built in.
-    gpu._kernels = lambda *_: os.devnull
-    if not have_devices():
-        gpu.obstacle = lambda devices, options: ""
+    gpu_kernels.find = lambda architecture, options: os.devnull
     obstacle = communication._obstacle
     communication._obstacle = lambda options, *, gpus: obstacle(options, gpus=True)
     if have_devices():
@@ -93,12 +92,7 @@ def stand_in() -> None:
         return
     native.load_ops()
     tf.load_op_library(os.environ["TESTS_GPU"])
-
-    def find(devices, options):
-        nccl = options.nccl_library
-        return [gpu.Gpu(device, i, os.devnull, nccl) for i, device in enumerate(devices)]
-
-    gpu.find = find
+    gpu._numbers = lambda devices: list(range(len(devices)))
     communication.are_gpus = lambda devices: True
 
 

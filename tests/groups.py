@@ -22,6 +22,7 @@ GROUPS = {
     "2 GPUs by NCCL": Ranks(2, gpus="nccl"),
     "2 GPUs through the host": Ranks(2, gpus="host"),
     "2 GPUs on 2 hosts": Ranks(2, hosts=2, gpus=""),
+    "2 GPUs with TLS": Ranks(2, tls=True, gpus=""),
     "3 GPUs on 2 hosts by NCCL": Ranks(3, hosts=2, gpus="nccl"),
     "4 GPUs": Ranks(4, gpus=""),
     "1x2 GPUs": Ranks(1, devices=2, gpus=""),

@@ -22,6 +22,7 @@ KINDS = {
     "tensorflow": {"native": False},
     "GPUs by own kernels": {"gpus": "own"},
     "GPUs by NCCL": {"gpus": "nccl"},
+    "GPUs through the host": {"gpus": "host"},
 }
 WORDS = {"killed": ("is lost: ",), "ended": ("has left the job", "has left the group")}
 

@@ -32,6 +32,8 @@ TRANSPORTS = {
     "2x2 GPUs through the host": [False, False, True],
     "2x2 GPUs on 2 hosts": [False, True, False],
 }
+NO_DRIVER = {"TFDIST_CUDA_LIBRARY": "/none/libcuda.so.1"}
+NO_NCCL = {"TFDIST_NCCL_LIBRARY": "/none/libnccl.so.2"}
 QUANTIZERS = ["int8", "onebit", "natural", "signum", "ef_signsgd"]
 SPARSIFIERS = ["topk", "dgc", "threshold"]
 BY_CUDNN = ["models:lstm_with_masking", "models:masked_loss_over_time"]
@@ -52,7 +54,9 @@ SOME = [
     ("group", "behaviour"),
     some(
         [(OWN, behaviour) for behaviour in ALL]
-        + list(itertools.product([group for group in TRANSPORTS if group != OWN], SOME)),
+        + list(itertools.product([group for group in TRANSPORTS if group != OWN], SOME))
+        + [("1x2 GPUs", "execution:eagerly"), ("2x2 GPUs", "execution:eagerly")]
+        + [("2 GPUs with TLS", "optimizers:momentum_and_schedule")],
         always=[(OWN, "optimizers:momentum_and_schedule")],
     ),
 )
@@ -229,21 +233,64 @@ def test_both_communicators_hear_of_stalls():
 @exhaustive
 @pytest.mark.parametrize("transport", ["", "host"])
 def test_a_gpu_that_cannot_be_used(transport):
-    group = Ranks(2, gpus=transport, strategy=False)
-    first, other = group.run(f"{PACKAGE}.gpus:without_a_driver")
-    assert first == (
-        "NativeCommunicator",
-        "There is no driver. Gradients are summed in the host's memory.\n",
+    first, other = _made_anew("train_with", NO_DRIVER, gpus=transport)
+    for kind, taken, _ in (first, other):
+        assert kind == "NativeCommunicator"
+        assert not any(taken)
+    _assert_said(
+        (first, other),
+        "there is no driver (/none/libcuda.so.1: cannot open shared object file: No such file or "
+        "directory). Install NVIDIA's driver, or start the container with its GPUs. Gradients are "
+        "summed in the host's memory.",
     )
-    assert other == ("NativeCommunicator", "")
-    group.stop()
 
 
 @exhaustive
 def test_a_gpu_that_must_be_used_and_cannot():
-    group = Ranks(2, gpus="own", strategy=False)
-    assert group.run(f"{PACKAGE}.gpus:without_a_driver") == ["There is no driver."] * 2
-    group.stop()
+    for error in _made_anew("train_with", NO_DRIVER, gpus="own"):
+        assert "there is no driver (/none/libcuda.so.1: " in error
+
+
+@exhaustive
+def test_a_worker_without_a_gpu():
+    if not gpus.have_devices():
+        pytest.skip("TensorFlow sees no GPU here: pip install tensorflow-cpu")
+    for error in _made_anew("without_a_gpu_on_one", gpus=""):
+        assert "number of devices" in error
+        assert "1 GPU" in error and "1 CPU" in error
+
+
+@exhaustive
+def test_kernels_that_nothing_can_compile():
+    for _, taken, lines in _made_anew("train_without_nvrtc", gpus=""):
+        assert taken == [False, True, False]
+        (line,) = [line for line in lines if "no kernels for this GPU" in line]
+        assert "NCCL or the host sums its gradients: NVRTC, which compiles" in line
+        assert 'was not found. Install it: pip install "tensorflow[and-cuda]"' in line
+
+
+@exhaustive
+def test_hosts_without_nccl():
+    results = _made_anew("train_with", NO_NCCL, hosts=2, gpus="")
+    for _, taken, lines in results:
+        assert taken == [False, False, True]
+        assert any("there is no NCCL (/none/libnccl.so.2: " in line for line in lines)
+    _assert_said(
+        results,
+        "uses none. All-reduces of what is on GPUs go through the host's memory.",
+    )
+
+
+@exhaustive
+def test_nccl_does_not_send_in_the_clear_where_tls_is_set():
+    results = _made_anew("train_with", {}, tls=True, gpus="")
+    for _, taken, _ in results:
+        assert taken == [False, False, True]
+    _assert_said(
+        results,
+        "NCCL is not used, since TLS is set, and NCCL sends in the clear. All-reduces of what is "
+        "on GPUs go through the host's memory.",
+    )
 
 
 @exhaustive
@@ -260,6 +307,21 @@ def test_what_cannot_be_is_refused_on_all_workers(hosts, transport, said):
         assert not done
         assert said in text
     group.stop()
+
+
+def _made_anew(function, *arguments, **settings):
+    """What a function returns on two workers that have no strategy yet."""
+    group = Ranks(2, **settings, strategy=False)
+    try:
+        return group.run(f"{PACKAGE}.gpus:{function}", *arguments)
+    finally:
+        group.stop()
+
+
+def _assert_said(results, text):
+    """The first worker has said it once, and the other one has not."""
+    said = [sum(text in line for line in lines) for *_, lines in results]
+    assert said == [1, 0]
 
 
 def _participants(group):

@@ -126,6 +126,7 @@ Communicator::Setup Convert(const tfd_setup& setup) {
     }
     device.cuda = text(setup.cuda_library);
     device.nccl = text(setup.nccl_library);
+    device.tls = !converted.tls.certificate.empty();
     device.transport = text(setup.device_algorithm);
     if (setup.device_buffer_bytes) device.buffer_bytes = setup.device_buffer_bytes;
     converted.device = std::move(device);

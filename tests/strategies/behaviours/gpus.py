@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import io
 import os
+import sys
+import tempfile
 from unittest import mock
 
 import keras
@@ -18,7 +19,8 @@ from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, r
 from tests.strategies.behaviours.compression import codec_of, strategy_of
 from tfdist.collective import gpu, marks, native_ops
 from tfdist.compression import Auto, Int8, OneBit, Policy
-from tfdist.errors import NativeUnavailableError
+from tfdist.errors import NativeUnavailableError, ProgramMismatchError
+from tfdist.native import gpu_kernels, nvrtc
 from tfdist.strategies.commit_point import find_writes
 from tfdist.trainer.fit import atomic_step
 
@@ -245,18 +247,44 @@ def stalls(strategy):
     return sorted(told)
 
 
-def without_a_driver(_):
-    """What strategies do where a GPU cannot be used, and what they say."""
-    said = io.StringIO()
-    lacking = mock.patch.object(gpu, "obstacle", lambda *_: "There is no driver.")
-    with lacking, contextlib.redirect_stderr(said):
+def train_with(_, settings):
+    """What a strategy with these settings sums by, what that has taken, and what was said.
+
+    Or why there is no strategy.
+    """
+    with _said() as lines:
         try:
-            strategy = tfdist.MultiWorkerMirroredStrategy(communication="native")
+            with mock.patch.dict(os.environ, settings):
+                strategy = tfdist.MultiWorkerMirroredStrategy(communication="native")
         except NativeUnavailableError as error:
             return str(error)
-    history = fit(compile_mlp(strategy), *rows(20), batch_size=10)
+        with _taken() as taken:
+            history = fit(compile_mlp(strategy), *rows(20), batch_size=10)
     assert np.isfinite(history["loss"]).all()
-    return type(strategy.extended.replicas[0]).__name__, said.getvalue()
+    return type(strategy.extended.replicas[0]).__name__, taken, lines
+
+
+def train_without_nvrtc(_):
+    """As `train_with`, where no kernels have been compiled, and nothing can compile them."""
+    with contextlib.ExitStack() as stack:
+        for place, name, found in [
+            (gpu_kernels, "find", None),
+            (nvrtc.nvidia, "folders", []),
+            (nvrtc.ctypes.util, "find_library", None),
+        ]:
+            stack.enter_context(mock.patch.object(place, name, lambda *_, found=found: found))
+        return train_with(None, {})
+
+
+def without_a_gpu_on_one(_):
+    """What strategies say where another worker than the first sees no GPU."""
+    if os.environ["FAKE_CUDA_FIRST"] != "0":
+        tf.config.set_visible_devices([], "GPU")
+    try:
+        tfdist.MultiWorkerMirroredStrategy(communication="native")
+    except ProgramMismatchError as error:
+        return str(error)
+    return "nothing"
 
 
 class _Count(keras.metrics.Metric):
@@ -279,6 +307,23 @@ def _with_counts(strategy):
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss, metrics=[_Count()])
     return model
+
+
+@contextlib.contextmanager
+def _said():
+    """Collects the lines that this process writes to stderr, in C++, too."""
+    lines = []
+    with tempfile.TemporaryFile() as file:
+        stderr = os.dup(2)
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lines
+        finally:
+            sys.stderr.flush()
+            os.dup2(stderr, 2)
+            os.close(stderr)
+        file.seek(0)
+        lines += file.read().decode().splitlines()
 
 
 @contextlib.contextmanager

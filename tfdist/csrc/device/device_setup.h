@@ -16,6 +16,7 @@ struct DeviceSetup {
   std::vector<OfGpu> gpus;  // of this process, at least one; as many on all ranks
   std::string cuda;         // the driver's library; empty for the system's
   std::string nccl;         // NCCL's library; empty for none
+  bool tls = false;         // between ranks, where NCCL would send in the clear
   // "own", "nccl" or "host"; "by_size" for whichever usually is the best, empty for what is, by trying.
   std::string transport;
   size_t buffer_bytes = size_t{8} << 20;  // of each of two staging buffers on each GPU

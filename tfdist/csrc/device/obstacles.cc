@@ -59,6 +59,7 @@ std::string WhyNoKernels(const DeviceTeam& team) {
 }
 
 std::string WhyNoNccl(const DeviceTeam& team) {
+  if (team.tls) return "TLS is set, and NCCL sends in the clear";
   if (!HaveOwnGpus(team)) return "two ranks have the same GPU";
   // Which NCCL refuses.
   std::set<std::pair<int, std::string>> places;

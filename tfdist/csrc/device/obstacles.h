@@ -14,6 +14,7 @@ namespace tfdist {
 struct DeviceTeam {
   Topology topology;                 // whose ranks are GPUs; `rank` is this process's first
   std::vector<Introduction> ranks;   // what each has told
+  bool tls = false;
   bool may_share_gpu = false;
   bool streams_wait = false;         // whoever shares a GPU
 };

@@ -55,6 +55,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   }
   team_.ranks = tfdist::Introduce(fabric, operation, introductions);
   team_.topology = TopologyOf(fabric.topology, ranks_.size());
+  team_.tls = setup_.tls;
   team_.may_share_gpu = setup_.may_share_gpu;
   team_.streams_wait = setup_.streams_wait;
   CheckTransports(team_);

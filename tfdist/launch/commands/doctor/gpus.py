@@ -18,6 +18,8 @@ _MOST_GPUS = 16
 _SECONDS = 60.0
 _WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
 _USE = 'with communication="native"; else by TensorFlow\'s NCCL'
+# See docs/gpu.md.
+_UNMEASURED = "training, several GPUs, NVLink, several hosts, InfiniBand"
 
 
 def check(context: Context) -> Section:
@@ -86,6 +88,7 @@ def _add_choice(section: Section, options: Options, no_kernels: str, no_nccl: st
         chosen = f"through the host's memory, since {no_kernels}, and {no_nccl}"
     section.add("all-reduces", chosen)
     section.add("", _USE)
+    section.add("", f"not measured by the project: {_UNMEASURED}")
 
 
 def _add_nccl(section: Section, options: Options) -> str:
