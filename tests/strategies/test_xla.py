@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests import gpus
 from tests.groups import GROUPS, OTHER_GROUPS
 from tests.ranks import Ranks
 from tests.references import reference
@@ -54,6 +55,7 @@ ON_GROUPS = [
     "optimizers:mixed_float16",
     "noise:batches_of_a_fixed_size",
 ]
+GPUS = ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host", "2x2 GPUs"]
 SHARDED = [
     "optimizers:clipnorm",
     "optimizers:gradient_accumulation",
@@ -82,6 +84,15 @@ def test_two_workers(behaviour):
     some(itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]), always=[]),
 )
 def test_groups(group, behaviour):
+    check(group, behaviour)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", GPUS)
+@pytest.mark.parametrize("behaviour", ON_GROUPS)
+def test_gpus(group, behaviour):
+    if gpus.have_devices():
+        pytest.skip("XLA has no compiler for this device: pip install tensorflow")
     check(group, behaviour)
 
 
@@ -180,6 +191,24 @@ def test_a_layer_fails_on_one_worker(pair, behaviour):
 def test_all_workers_compile_or_none():
     for said in GROUPS["2"].run(f"{PACKAGE}.xla:compiled_on_one"):
         assert "jit_compile" in said
+
+
+@exhaustive
+def test_unlike_gpus_are_refused():
+    for said in GROUPS["2"].run(f"{PACKAGE}.xla:compiled_for_unlike_gpus"):
+        assert "GPU of rank 0" in said and "GPU of rank 1" in said
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "2 by TensorFlow", "1x2"])
+def test_what_is_compiled_as_a_whole_must_not_communicate(group):
+    for said, losses in GROUPS[group].run(f"{PACKAGE}.xla:compiled_as_a_whole"):
+        sites = ["xla.py:", "xla.py:", "xla.py:", "/own_1/"]
+        for text, site in zip(said, sites, strict=True):
+            assert "UnsupportedError: XLA cannot compile a collective (" in text
+            assert site in text.partition("a collective (")[2].partition(")")[0]
+            assert "Detected unsupported operations" not in text
+        assert losses[1] < losses[0] < 2  # The loss alone may be compiled.
 
 
 @exhaustive

@@ -18,6 +18,7 @@ from tests.strategies.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,
+    mlp,
     outcome,
     rows,
     scope,
@@ -127,6 +128,62 @@ def compiled_on_one(strategy):
     x, y = rows(16)
     model = compile_mlp(strategy, jit_compile=tfdist.rank() == 0)
     return message(lambda: fit(model, x, y))
+
+
+def compiled_for_unlike_gpus(strategy):
+    x, y = rows(16)
+    model = compile_mlp(strategy, jit_compile=True)
+    details = {"device_name": f"GPU of rank {tfdist.rank()}"}
+    with (
+        mock.patch.object(compilation, "_trains_on_gpus", lambda _: True),
+        mock.patch.object(tf.config, "get_visible_devices", lambda _: ["a GPU"]),
+        mock.patch.object(tf.config.experimental, "get_device_details", lambda _: details),
+    ):
+        return message(lambda: fit(model, x, y))
+
+
+class Centered(keras.layers.Layer):
+    """Subtracts the mean of all rows, in a function of its own that XLA compiles."""
+
+    def call(self, x):
+        whole = tf.function(lambda x: x - tf.reduce_mean(tfdist.global_batch.rows(x), 0))
+        return tf.function(whole, jit_compile=True)(x)
+
+
+def compiled_as_a_whole(strategy):
+    """What is said of compiled functions with collectives; and the loss where that is compiled."""
+    x, y = rows(12)
+    with scope(strategy):
+        model = mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        layers = [keras.Sequential([Centered(name="own"), keras.layers.Dense(3)]) for _ in "ab"]
+        for each, jit in zip(layers, (False, True), strict=True):
+            each.compile("sgd", cross_entropy(), jit_compile=jit)
+
+    def loss():
+        return cross_entropy()(tf.constant(y), model(tf.constant(x)))
+
+    def step(loss):
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return value
+
+    def run(loss):
+        return strategy.run(step, (loss,))
+
+    traced = tf.function(lambda: run(loss))
+    traced()
+    said = [
+        message(tf.function(lambda: run(loss), jit_compile=True)),
+        message(tf.function(lambda: traced(), jit_compile=True)),
+        *(message(lambda: each.fit(x, y, batch_size=6, verbose=0)) for each in layers),  # noqa: B023
+    ]
+    compiled = tf.function(loss, jit_compile=True)
+    losses = [strategy.reduce("MEAN", tf.function(run)(each), None) for each in (compiled, loss)]
+    return said, [float(each) for each in losses]
 
 
 def switched_off(strategy):
