@@ -26,19 +26,19 @@ def note_collective() -> None:
         UnsupportedError: XLA would compile it.
     """
     if not tf.executing_eagerly() and is_compiled_whole():
-        raise compiled_whole(call_site.of_call())
+        raise refusal_to_compile(call_site.of_call())
     note_use()
 
 
-def compiled_whole(where: str) -> UnsupportedError:
-    """The error of a collective in a function that XLA would compile as a whole.
+def refusal_to_compile(where: str) -> UnsupportedError:
+    """The error of a collective in a function that XLA is to compile as a whole.
 
     Args:
         where: where the collective is, or "".
     """
     return UnsupportedError(
         f"XLA cannot compile a collective{f' ({where})' if where else ''}, and a tf.function "
-        "around it has jit_compile=True. Set this on what lies between collectives, such as the "
+        "around it has jit_compile=True. Set it on what lies between collectives, such as the "
         "function that computes the loss, or train by compile(jit_compile=True) and fit."
     )
 

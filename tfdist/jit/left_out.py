@@ -88,7 +88,7 @@ def _refuse_compiled_collectives(program: Program) -> None:
     functions = program.functions_with(is_refused, kept=False)
     for op in program.operations:
         if is_refused(op.node_def) or not functions.isdisjoint(called_by(op.node_def)):
-            raise tokens.compiled_whole(op.name)
+            raise tokens.refusal_to_compile(op.name)
 
 
 def _is_no_part(node: Any) -> bool:

@@ -68,18 +68,28 @@ def as_elsewhere(strategy, behaviour, *args):
         behaviour: "package.module:function".
         *args: further arguments of the function.
     """
+    return _run(strategy, behaviour, args, xla=True)
+
+
+def without(strategy, behaviour, *args):
+    """A behaviour whose models are not compiled, not even on GPUs, where others are unasked."""
+    return _run(strategy, behaviour, args, xla=False)
+
+
+def _run(strategy, behaviour, args, *, xla):
     module, _, name = behaviour.partition(":")
     function = getattr(importlib.import_module(module), name)
     with contextlib.ExitStack() as stack:
         for kind in (keras.Model, tfdist.PipelineModel):
-            stack.enter_context(mock.patch.object(kind, "compile", _compiling(kind.compile)))
+            stack.enter_context(mock.patch.object(kind, "compile", _compiling(kind.compile, xla)))
         return function(strategy, *args)
 
 
-def _compiling(compile_model):
+def _compiling(compile_model, xla):
     @functools.wraps(compile_model)
     def compile_with_xla(model, *args, **settings):
-        compile_model(model, *args, **{"jit_compile": not settings.get("run_eagerly"), **settings})
+        jit = xla and not settings.get("run_eagerly")
+        compile_model(model, *args, **{"jit_compile": jit, **settings})
 
     return compile_with_xla
 

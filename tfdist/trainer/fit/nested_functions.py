@@ -1,4 +1,4 @@
-"""Functions that `tf.function` must trace separately where a step or a compiled function calls them.
+"""Functions that `tf.function` must trace separately: within a step, and where XLA compiles all.
 
 A trace made in a step uses that step's rows. TensorFlow would reuse it outside the step and in
 other steps, and would reuse earlier traces inside the step. Collectives are refused when a function
