@@ -65,8 +65,14 @@ SHARDED = [
 OPTIMIZERS = ["Adam", "AdamW", "Adafactor", "Nadam", "Lion", "Lamb", "Ftrl", "RMSprop", "Adamax"]
 
 
+def skip_without_compiler(group):
+    if "GPU" in group and gpus.have_devices():
+        pytest.skip("XLA has no compiler for this device: pip install tensorflow")
+
+
 def check(group, behaviour, *args):
     """Compares a behaviour on a group, with XLA, with the same in one process without."""
+    skip_without_compiler(group)
     alone = reference(f"{PACKAGE}.{behaviour}", *args)
     results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", f"{PACKAGE}.{behaviour}", *args)
     for rank, result in enumerate(results):
@@ -91,8 +97,6 @@ def test_groups(group, behaviour):
 @pytest.mark.parametrize("group", GPUS)
 @pytest.mark.parametrize("behaviour", ON_GROUPS)
 def test_gpus(group, behaviour):
-    if gpus.have_devices():
-        pytest.skip("XLA has no compiler for this device: pip install tensorflow")
     check(group, behaviour)
 
 
@@ -124,9 +128,17 @@ def test_sharded_optimizers(behaviour):
 
 
 @exhaustive
+@pytest.mark.parametrize("group", GPUS[:3])
+@pytest.mark.parametrize("behaviour", SHARDED)
+def test_sharded_optimizers_on_gpus(group, behaviour):
+    check(group, "sharded:as_elsewhere", behaviour)
+
+
+@exhaustive
 @pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
-@pytest.mark.parametrize("group", ["2", "3 on 2 hosts"])
+@pytest.mark.parametrize("group", ["2", "3 on 2 hosts", "2 GPUs by NCCL"])
 def test_compressed_gradients(group, name):
+    skip_without_compiler(group)
     exact = GROUPS["2"].run(f"{PACKAGE}.compressed:exact")[0]["history"]["loss"]
     behaviour = f"{PACKAGE}.compressed:every_codec"
     results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", behaviour, name)
@@ -212,8 +224,10 @@ def test_what_is_compiled_as_a_whole_must_not_communicate(group):
 
 
 @exhaustive
-def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile():
-    for off, on in GROUPS["2"].run(f"{PACKAGE}.xla:switched_off"):
+@pytest.mark.parametrize("group", ["2", "2 GPUs by own kernels"])
+def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile(group):
+    skip_without_compiler(group)
+    for off, on in GROUPS[group].run(f"{PACKAGE}.xla:switched_off"):
         assert off.startswith("no error")
         assert "Eig" in on and "own" in on
 
