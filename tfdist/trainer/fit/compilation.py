@@ -54,7 +54,7 @@ def _vector_unit() -> str:
 
 
 def _gpus(strategy: Any) -> list[str]:
-    """The models of this worker's GPUs, on which their number of processors depends, too."""
+    """The models of this worker's GPUs: XLA's programs do not depend on the architecture alone."""
     if not _trains_on_gpus(strategy):
         return []
     details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
