@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tfdist.jit import compiled_between_collectives, left_out, left_to_tensorflow
+from tfdist.jit import compiled_between_collectives, left_out, left_to_tensorflow, program
 from tfdist.native import load_ops
 
 
@@ -270,16 +270,24 @@ def test_what_only_own_operations_use_is_compiled_with_them(monkeypatch):
     assert "AssignSubVariableOp" in update and update.count("MatMul") == 4
 
 
-def test_other_rows_are_compiled_once_they_come_often():
-    spec = tf.TensorSpec([None, 4], tf.float32)
-    compiled = tf.function(
-        compiled_between_collectives(lambda x: heavy(tf.transpose(x) @ x)), input_signature=[spec]
-    )
-    assert [c.count("MatMul") for c in clusters_of(compiled.get_concrete_function())] == [5]
-    # What is not compiled gives the same.
-    for rows in (4, 3, 0, 4):
-        x = tf.constant(np.resize(X, (rows, 4)))
-        np.testing.assert_allclose(compiled(x), heavy(tf.transpose(x) @ x), rtol=1e-5, atol=1e-6)
+def test_other_rows_are_compiled_once_they_come_often(monkeypatch):
+    def squares(x, count):
+        return heavy(tf.transpose(x) @ x), count + tf.shape(x)[0]
+
+    specs = [tf.TensorSpec([None, 4], tf.float32), tf.TensorSpec([], tf.int32)]
+    for device in ("CPU:0", "GPU:0"):
+        monkeypatch.setattr(program, "_device_of", lambda _, device=device: device)
+        compiled = tf.function(compiled_between_collectives(squares), input_signature=specs)
+        concrete = compiled.get_concrete_function()
+        assert [c.count("MatMul") for c in clusters_of(concrete)] == [5]
+        (choice,) = [n for n in outside_clusters(concrete) if n.op in ("If", "StatelessIf")]
+        # On a GPU, integers are in the host's memory; only parts of the graph may take them.
+        assert choice.attr["_lower_using_switch_merge"].b == (device == "GPU:0")
+        # What is not compiled gives the same.
+        for rows in (4, 3, 0, 4):
+            x = tf.constant(np.resize(X, (rows, 4)))
+            for result, wanted in zip(compiled(x, 1), squares(x, 1), strict=True):
+                np.testing.assert_allclose(result, wanted, rtol=1e-5, atol=1e-6)
 
     order = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[], shared_name="test_rows")
     asked = tf.function(

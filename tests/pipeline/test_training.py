@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests import gpus
 from tests.groups import GROUPS
 from tests.pipeline.zoo import ZOO
 from tests.references import reference
@@ -140,6 +141,15 @@ GPUS = ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host", "2
 @pytest.mark.parametrize("name", USUAL)
 def test_on_gpus(ranks, name):
     check(ranks, 2, name, "1f1b")
+
+
+@exhaustive
+@pytest.mark.parametrize("ranks", GPUS)
+@pytest.mark.parametrize("name", USUAL)
+def test_on_gpus_compiled_by_xla(ranks, name):
+    if gpus.have_devices():
+        pytest.skip("XLA has no compiler for this device: pip install tensorflow")
+    check(ranks, 2, name, "1f1b", xla=True)
 
 
 @exhaustive

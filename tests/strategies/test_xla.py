@@ -7,6 +7,7 @@ from unittest import mock
 import numpy as np
 import pytest
 
+from tests import gpus
 from tests.groups import GROUPS, OTHER_GROUPS
 from tests.ranks import Ranks
 from tests.references import reference
@@ -54,6 +55,7 @@ ON_GROUPS = [
     "optimizers:mixed_float16",
     "noise:batches_of_a_fixed_size",
 ]
+GPUS = ["2 GPUs by own kernels", "2 GPUs by NCCL", "2 GPUs through the host", "2x2 GPUs"]
 SHARDED = [
     "optimizers:clipnorm",
     "optimizers:gradient_accumulation",
@@ -63,8 +65,14 @@ SHARDED = [
 OPTIMIZERS = ["Adam", "AdamW", "Adafactor", "Nadam", "Lion", "Lamb", "Ftrl", "RMSprop", "Adamax"]
 
 
+def skip_without_compiler(group):
+    if "GPU" in group and gpus.have_devices():
+        pytest.skip("XLA has no compiler for this device: pip install tensorflow")
+
+
 def check(group, behaviour, *args):
     """Compares a behaviour on a group, with XLA, with the same in one process without."""
+    skip_without_compiler(group)
     alone = reference(f"{PACKAGE}.{behaviour}", *args)
     results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", f"{PACKAGE}.{behaviour}", *args)
     for rank, result in enumerate(results):
@@ -82,6 +90,13 @@ def test_two_workers(behaviour):
     some(itertools.product(ON_GROUPS, [*OTHER_GROUPS, "2 hosts"]), always=[]),
 )
 def test_groups(group, behaviour):
+    check(group, behaviour)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", GPUS)
+@pytest.mark.parametrize("behaviour", ON_GROUPS)
+def test_gpus(group, behaviour):
     check(group, behaviour)
 
 
@@ -113,9 +128,17 @@ def test_sharded_optimizers(behaviour):
 
 
 @exhaustive
+@pytest.mark.parametrize("group", GPUS[:3])
+@pytest.mark.parametrize("behaviour", SHARDED)
+def test_sharded_optimizers_on_gpus(group, behaviour):
+    check(group, "sharded:as_elsewhere", behaviour)
+
+
+@exhaustive
 @pytest.mark.parametrize("name", ["int8", "topk", "powersgd"])
-@pytest.mark.parametrize("group", ["2", "3 on 2 hosts"])
+@pytest.mark.parametrize("group", ["2", "3 on 2 hosts", "2 GPUs by NCCL"])
 def test_compressed_gradients(group, name):
+    skip_without_compiler(group)
     exact = GROUPS["2"].run(f"{PACKAGE}.compressed:exact")[0]["history"]["loss"]
     behaviour = f"{PACKAGE}.compressed:every_codec"
     results = GROUPS[group].run(f"{PACKAGE}.xla:as_elsewhere", behaviour, name)
@@ -183,8 +206,28 @@ def test_all_workers_compile_or_none():
 
 
 @exhaustive
-def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile():
-    for off, on in GROUPS["2"].run(f"{PACKAGE}.xla:switched_off"):
+def test_unlike_gpus_are_refused():
+    for said in GROUPS["2"].run(f"{PACKAGE}.xla:compiled_for_unlike_gpus"):
+        assert "GPU of rank 0" in said and "GPU of rank 1" in said
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "2 by TensorFlow", "1x2"])
+def test_what_is_compiled_as_a_whole_must_not_communicate(group):
+    for said, losses in GROUPS[group].run(f"{PACKAGE}.xla:compiled_as_a_whole"):
+        sites = ["xla.py:", "xla.py:", "xla.py:", "/own_1/"]
+        for text, site in zip(said, sites, strict=True):
+            assert "UnsupportedError: XLA cannot compile a collective (" in text
+            assert site in text.partition("a collective (")[2].partition(")")[0]
+            assert "Detected unsupported operations" not in text
+        assert losses[1] < losses[0] < 2  # The loss alone may be compiled.
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "2 GPUs by own kernels"])
+def test_xla_can_be_switched_off_and_names_the_layer_that_it_cannot_compile(group):
+    skip_without_compiler(group)
+    for off, on in GROUPS[group].run(f"{PACKAGE}.xla:switched_off"):
         assert off.startswith("no error")
         assert "Eig" in on and "own" in on
 

@@ -153,7 +153,7 @@ class NativeCommunicator:
     @property
     def token(self) -> tf.Tensor:
         """The resource that operations hold so that they run in order."""
-        tokens.note_use()
+        tokens.note_collective()
         with self._token_lock:
             if self._token is None:
                 self._token = tokens.make(self.device, tf.float32)

@@ -145,7 +145,7 @@ class TensorFlowCommunicator:
 
     def _ordering(self) -> list[tf.Tensor]:
         # NCCL must launch in the same order on all ranks; RING can run several at a time.
-        tokens.note_use()
+        tokens.note_collective()
         ordering = self._membership.ordering
         self._membership.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)

@@ -6,6 +6,10 @@ import uuid
 
 import tensorflow as tf
 
+from tfdist.collective import call_site
+from tfdist.errors import UnsupportedError
+from tfdist.internals.graphs import is_compiled_whole
+
 _uses = 0
 
 
@@ -13,6 +17,30 @@ def note_use() -> None:
     """Records that a collective is run, or added to a graph."""
     global _uses
     _uses += 1
+
+
+def note_collective() -> None:
+    """Records the same of a collective that is about to be run or added.
+
+    Raises:
+        UnsupportedError: XLA would compile it.
+    """
+    if not tf.executing_eagerly() and is_compiled_whole():
+        raise refusal_to_compile(call_site.of_call())
+    note_use()
+
+
+def refusal_to_compile(where: str) -> UnsupportedError:
+    """The error of a collective in a function that XLA is to compile as a whole.
+
+    Args:
+        where: where the collective is, or "".
+    """
+    return UnsupportedError(
+        f"XLA cannot compile a collective{f' ({where})' if where else ''}, and a tf.function "
+        "around it has jit_compile=True. Set it on what lies between collectives, such as the "
+        "function that computes the loss, or train by compile(jit_compile=True) and fit."
+    )
 
 
 def uses() -> int:

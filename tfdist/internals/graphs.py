@@ -21,6 +21,10 @@ _traces_lock = threading.Lock()
 _traces = 0  # that are under way
 
 
+class _InParts(_control_flow_ops.XLAControlFlowContext):  # type: ignore[misc]
+    """The context of a graph of which XLA compiles parts."""
+
+
 def trace_for_xla(function: Callable[[], Any]) -> Any:
     """Traces a function without arguments as one that XLA compiles, into a graph of its own.
 
@@ -33,7 +37,7 @@ def trace_for_xla(function: Callable[[], Any]) -> Any:
     """
 
     def traced_function() -> Any:
-        context = _control_flow_ops.XLAControlFlowContext()
+        context = _InParts()
         context.Enter()
         try:
             with _lowering():
@@ -76,6 +80,20 @@ def captured_from(tensor: Any) -> Any:
 def in_xla_context() -> bool:
     """Whether XLA will compile what is added to the default graph."""
     return bool(_control_flow_util.GraphOrParentsInXlaContext(_ops.get_default_graph()))
+
+
+def is_compiled_whole() -> bool:
+    """Whether XLA will compile the default graph as it is, rather than parts of it.
+
+    So it does with a `tf.function` that has `jit_compile=True`, and with functions called there.
+    """
+    graph = _ops.get_default_graph()
+    while graph is not None:
+        context = _control_flow_util.GetContainingXLAContext(graph._get_control_flow_context())
+        if context is not None and not isinstance(context, _InParts):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
 
 
 def branches_of(conditional: Any) -> tuple[Any, Any]:

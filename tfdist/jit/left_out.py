@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import tokens
 from tfdist.jit.noise import draws_other_numbers, is_random
 from tfdist.jit.program import Program, called_by, has_shape
 from tfdist.jit.tracing import is_has_rows, is_left_to_tensorflow
@@ -50,7 +51,11 @@ def left_out(program: Program, *, within: bool = False) -> set[Any]:
         within: whether it is a branch of another program, so that what has no static shape may be
             equal on all workers, as an input is that has rows of all. It must be compiled on all
             workers or on none, and is not.
+
+    Raises:
+        UnsupportedError: collectives are in a function that is to be compiled as a whole.
     """
+    _refuse_compiled_collectives(program)
     functions = program.functions_with(_is_no_part)
     found: set[Any] = set()
     gathered: set[Any] = set()  # have rows of other workers, whose number varies
@@ -70,12 +75,28 @@ def has_several_of_a_kind(program: Program) -> bool:
     return len(kinds) > len(set(kinds))
 
 
+def _is_compiled(node: Any) -> bool:
+    return "_XlaMustCompile" in node.attr and bool(node.attr["_XlaMustCompile"].b)
+
+
+def _refuse_compiled_collectives(program: Program) -> None:
+    communicating = program.functions_with(node_communicates, kept=False)
+
+    def is_refused(node: Any) -> bool:
+        return _is_compiled(node) and not communicating.isdisjoint(called_by(node))
+
+    functions = program.functions_with(is_refused, kept=False)
+    for op in program.operations:
+        if is_refused(op.node_def) or not functions.isdisjoint(called_by(op.node_def)):
+            raise tokens.refusal_to_compile(op.name)
+
+
 def _is_no_part(node: Any) -> bool:
     """Whether a node of a function cannot be, or is, compiled by itself."""
     attributes = node.attr.values()
     types = [kind for a in attributes for kind in (a.type, *a.list.type)]
     return bool(
-        ("_XlaMustCompile" in node.attr and node.attr["_XlaMustCompile"].b)
+        _is_compiled(node)
         or node.op.startswith((*_COMMUNICATES, *_HOST))
         or is_random(node.op)  # XLA would draw other numbers.
         or tf.string.as_datatype_enum in types

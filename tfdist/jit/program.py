@@ -86,12 +86,17 @@ class Program:
         self._add_functions(made)
         return made
 
-    def functions_with(self, is_left_out: Any) -> set[str]:
-        """The names of the functions with such nodes, at any depth, or that stay functions."""
+    def functions_with(self, is_meant: Callable[[Any], bool], *, kept: bool = True) -> set[str]:
+        """The names of the functions with such nodes, at any depth.
+
+        Args:
+            is_meant: whether a node is such a one.
+            kept: whether functions count, too, that stay functions.
+        """
         found = {
             name
             for name, function in self._functions.items()
-            if function.attr["_noinline"].b or any(is_left_out(n) for n in function.node_def)
+            if (kept and function.attr["_noinline"].b) or any(map(is_meant, function.node_def))
         }
         grows = True
         while grows:

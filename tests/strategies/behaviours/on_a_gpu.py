@@ -7,7 +7,15 @@ import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, rows
+from tests.strategies.behaviours.common import (
+    compile_mlp,
+    cross_entropy,
+    fit,
+    mlp,
+    outcome,
+    rows,
+    scope,
+)
 from tfdist.compression import CODECS, Policy
 
 _SHAPE = (64, 48)
@@ -40,6 +48,26 @@ def train_mirrored(_):
 def train(_):
     """The same in one process without a strategy."""
     return fit(compile_mlp(None), *rows(80), batch_size=40)["loss"]
+
+
+def train_with_shards(strategy):
+    """With slots that the workers share out."""
+    if strategy is not None:
+        settings = {"shard_optimizer": True, "communication": "native"}
+        strategy = tfdist.MultiWorkerMirroredStrategy(**settings)
+    model = compile_mlp(strategy, keras.optimizers.Adam)
+    return outcome(model, fit(model, *rows(80), batch_size=40))
+
+
+def train_in_stages(strategy):
+    """In a pipeline of all workers."""
+    if strategy is None:
+        model = compile_mlp(None)
+    else:
+        with scope(tfdist.PipelineStrategy(microbatches=2, communication="native")):
+            model = tfdist.PipelineModel(mlp)
+            model.compile("sgd", cross_entropy(), metrics=["accuracy"])
+    return {"history": fit(model, *rows(80), batch_size=40)}
 
 
 def step_with_codec(_, name):

@@ -18,6 +18,7 @@ from tests.strategies.behaviours.common import (
     compile_mlp,
     cross_entropy,
     fit,
+    mlp,
     outcome,
     rows,
     scope,
@@ -67,18 +68,28 @@ def as_elsewhere(strategy, behaviour, *args):
         behaviour: "package.module:function".
         *args: further arguments of the function.
     """
+    return _run(strategy, behaviour, args, xla=True)
+
+
+def without(strategy, behaviour, *args):
+    """A behaviour whose models are not compiled, not even on GPUs, where others are unasked."""
+    return _run(strategy, behaviour, args, xla=False)
+
+
+def _run(strategy, behaviour, args, *, xla):
     module, _, name = behaviour.partition(":")
     function = getattr(importlib.import_module(module), name)
     with contextlib.ExitStack() as stack:
         for kind in (keras.Model, tfdist.PipelineModel):
-            stack.enter_context(mock.patch.object(kind, "compile", _compiling(kind.compile)))
+            stack.enter_context(mock.patch.object(kind, "compile", _compiling(kind.compile, xla)))
         return function(strategy, *args)
 
 
-def _compiling(compile_model):
+def _compiling(compile_model, xla):
     @functools.wraps(compile_model)
     def compile_with_xla(model, *args, **settings):
-        compile_model(model, *args, **{"jit_compile": not settings.get("run_eagerly"), **settings})
+        jit = xla and not settings.get("run_eagerly")
+        compile_model(model, *args, **{"jit_compile": jit, **settings})
 
     return compile_with_xla
 
@@ -129,6 +140,62 @@ def compiled_on_one(strategy):
     return message(lambda: fit(model, x, y))
 
 
+def compiled_for_unlike_gpus(strategy):
+    x, y = rows(16)
+    model = compile_mlp(strategy, jit_compile=True)
+    details = {"device_name": f"GPU of rank {tfdist.rank()}"}
+    with (
+        mock.patch.object(compilation, "_trains_on_gpus", lambda _: True),
+        mock.patch.object(tf.config, "get_visible_devices", lambda _: ["a GPU"]),
+        mock.patch.object(tf.config.experimental, "get_device_details", lambda _: details),
+    ):
+        return message(lambda: fit(model, x, y))
+
+
+class Centered(keras.layers.Layer):
+    """Subtracts the mean of all rows, in a function of its own that XLA compiles."""
+
+    def call(self, x):
+        whole = tf.function(lambda x: x - tf.reduce_mean(tfdist.global_batch.rows(x), 0))
+        return tf.function(whole, jit_compile=True)(x)
+
+
+def compiled_as_a_whole(strategy):
+    """What is said of compiled functions with collectives; and the loss where that is compiled."""
+    x, y = rows(12)
+    with scope(strategy):
+        model = mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+        optimizer.build(model.trainable_variables)
+        layers = [keras.Sequential([Centered(name="own"), keras.layers.Dense(3)]) for _ in "ab"]
+        for each, jit in zip(layers, (False, True), strict=True):
+            each.compile("sgd", cross_entropy(), jit_compile=jit)
+
+    def loss():
+        return cross_entropy()(tf.constant(y), model(tf.constant(x)))
+
+    def step(loss):
+        with tf.GradientTape() as tape:
+            value = loss()
+        gradients = tape.gradient(value, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+        return value
+
+    def run(loss):
+        return strategy.run(step, (loss,))
+
+    traced = tf.function(lambda: run(loss))
+    traced()
+    said = [
+        message(tf.function(lambda: run(loss), jit_compile=True)),
+        message(tf.function(lambda: traced(), jit_compile=True)),
+        *(message(lambda: each.fit(x, y, batch_size=6, verbose=0)) for each in layers),  # noqa: B023
+    ]
+    compiled = tf.function(loss, jit_compile=True)
+    losses = [strategy.reduce("MEAN", tf.function(run)(each), None) for each in (compiled, loss)]
+    return said, [float(each) for each in losses]
+
+
 def switched_off(strategy):
     """What the variable does; a step that is compiled could not have this layer."""
 
@@ -138,8 +205,8 @@ def switched_off(strategy):
 
     x, y = rows(16)
     said = []
-    for value in ("0", "1"):
-        with mock.patch.dict(os.environ, TFDIST_XLA=value), scope(strategy):
+    for changed in ({"TFDIST_XLA": "0"}, {}):
+        with mock.patch.dict(os.environ, changed), scope(strategy):
             model = keras.Sequential(
                 [keras.Input((8,)), Eigenvalues(name="own"), keras.layers.Dense(3)]
             )

@@ -42,7 +42,8 @@ def compilation_of(model: keras.Model) -> str | None:
     """
     if not is_compiled(model):
         return None
-    return f"for {xla_processor_limit() or _vector_unit()}"
+    processors = [xla_processor_limit() or _vector_unit(), *_gpus(made_under(model))]
+    return f"for {', '.join(processors)}"
 
 
 def _vector_unit() -> str:
@@ -50,6 +51,14 @@ def _vector_unit() -> str:
         return str(native.load().library.tfd_vector_unit().decode())
     except NativeUnavailableError:
         return platform.machine()
+
+
+def _gpus(strategy: Any) -> list[str]:
+    """The models of this worker's GPUs: XLA's programs do not depend on the architecture alone."""
+    if not _trains_on_gpus(strategy):
+        return []
+    details = map(tf.config.experimental.get_device_details, tf.config.get_visible_devices("GPU"))
+    return sorted({each.get("device_name", "a GPU") for each in details})
 
 
 def make_function(model: keras.Model, one_step: Callable[..., Any]) -> Callable[..., Any]:
