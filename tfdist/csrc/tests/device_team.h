@@ -121,4 +121,21 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
   }
 }
 
+// From rank 1 to rank 0.
+inline void Message(Communicator& c, Memory& memory, size_t count) {
+  if (c.rank() > 1 || c.size() == 1) return;
+  const DType type = DType::kFloat32;
+  const std::vector<char> values = Fill(type, count, 1);
+  memory.Clear();
+  const bool sends = c.rank() == 1;
+  const cuda::Address at = sends ? memory.Put(values) : memory.Take(values.size());
+  Operation message =
+      OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
+  message.peer = 1 - c.rank();
+  if (sends) message.in = ConstPieces(Pointer(at), values.size());
+  if (!sends) message.out = Pieces(Pointer(at), values.size());
+  c.Run(std::move(message));
+  EXPECT(memory.Has(at, values));
+}
+
 }  // namespace tfdist::testing

@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <utility>
 
@@ -27,6 +28,13 @@ int Setting(const std::string& name) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = settings.find(name);
   return found == settings.end() ? 0 : found->second;
+}
+
+// FAKE_NCCL_VERSION says it, too, to other processes.
+int Version() {
+  const char* const given = std::getenv("FAKE_NCCL_VERSION");
+  const int set = given ? std::atoi(given) : Setting("version");
+  return set ? set : 22105;
 }
 
 Result Called(const char* function) {
@@ -75,6 +83,42 @@ Result Give(Result injected, Comm* comm, Stream* stream, const std::function<voi
   return depth == 0 ? Flush() : kSuccess;
 }
 
+// A part of the memory that was given, and whose it is; such a one is a handle, too.
+struct Registered {
+  const Comm* comm;
+  const void* memory;
+};
+std::set<Registered*> registered;
+std::set<const void*> allocated;
+
+Result Register(const Comm* comm, const void* memory, void** handle) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!allocated.count(memory)) return kInvalidArgument;
+  auto* const made = new Registered{comm, memory};
+  registered.insert(made);
+  held.Count("registered memory", 1);
+  *handle = made;
+  return kSuccess;
+}
+Result Deregister(const Comm* comm, void* handle) {
+  auto* const found = static_cast<Registered*>(handle);
+  const std::lock_guard<std::mutex> lock(mutex);
+  if (!registered.count(found) || found->comm != comm) return kInvalidArgument;
+  registered.erase(found);
+  held.Count("registered memory", -1);
+  delete found;
+  return kSuccess;
+}
+// An abort gives back what is registered; a communicator that ends well has been given it back before.
+std::vector<void*> RegisteredBy(const Comm* comm) {
+  std::vector<void*> all;
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (Registered* each : registered) {
+    if (each->comm == comm) all.push_back(each);
+  }
+  return all;
+}
+
 void Free(Comm* comm) {
   while (comm->ended < comm->given) std::this_thread::yield();
   if (comm->descriptor >= 0) close(comm->descriptor);
@@ -95,17 +139,15 @@ FAKE(void, fake_nccl_set, const char* name, int value) {
   const std::lock_guard<std::mutex> lock(mutex);
   settings[name] = value;
 }
-FAKE(int, fake_nccl_living) { return living; }
+// What it has handed out, and has not got back.
+FAKE(const char*, fake_nccl_held) { return held.Text(); }
 FAKE(int, fake_nccl_calls, const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
   return calls[function];
 }
 
-// FAKE_NCCL_VERSION says it, too, to other processes.
 FAKE(Result, ncclGetVersion, int* version) {
-  const char* const given = std::getenv("FAKE_NCCL_VERSION");
-  const int set = given ? std::atoi(given) : Setting("version");
-  *version = set ? set : 22105;
+  *version = Version();
   return kSuccess;
 }
 FAKE(const char*, ncclGetErrorString, Result result) {
@@ -161,7 +203,9 @@ FAKE(Result, ncclCommGetAsyncError, Comm* comm, Result* error) {
   *error = Setting("error");
   if (*error != kSuccess) return kSuccess;
   const bool ends = comm->finalizing && comm->ended < comm->given;
-  const bool waits = comm->shared->joined < static_cast<uint64_t>(comm->size) || ends;
+  const auto ranks = static_cast<uint64_t>(comm->size);
+  const bool lacks = comm->shared->joined < ranks || comm->shared->windows < ranks * comm->windows;
+  const bool waits = lacks || ends;
   if (waits || comm->polls > 0) *error = kInProgress;
   if (!waits && comm->polls > 0) --comm->polls;
   return kSuccess;
@@ -181,6 +225,7 @@ FAKE(Result, ncclCommDestroy, Comm* comm) {
 FAKE(Result, ncclCommAbort, Comm* comm) {
   Called("ncclCommAbort");
   comm->aborted = true;
+  for (void* handle : RegisteredBy(comm)) Deregister(comm, handle);
   Free(comm);
   return kSuccess;
 }
@@ -266,18 +311,57 @@ FAKE(Result, ncclRecv, void* out, size_t count, Type type, int peer, Comm* comm,
   });
 }
 
-// Registration does nothing here.
 FAKE(Result, ncclMemAlloc, void** data, size_t bytes) {
+  INJECT(ncclMemAlloc);
   *data = std::malloc(bytes);
+  const std::lock_guard<std::mutex> lock(mutex);
+  allocated.insert(*data);
+  held.Count("memory", 1);
   return kSuccess;
 }
 FAKE(Result, ncclMemFree, void* data) {
+  const std::lock_guard<std::mutex> lock(mutex);
+  for (const Registered* each : registered) {
+    if (each->memory == data) return kInvalidUsage;
+  }
+  if (!allocated.erase(data)) return kInvalidArgument;
+  held.Count("memory", -1);
   std::free(data);
   return kSuccess;
 }
-FAKE(Result, ncclCommRegister, const Comm*, void*, size_t, void**) { return kSuccess; }
-FAKE(Result, ncclCommDeregister, const Comm*, void*) { return kSuccess; }
-FAKE(Result, ncclCommWindowRegister, Comm*, void*, size_t, Window**, int) { return kSuccess; }
-FAKE(Result, ncclCommWindowDeregister, Comm*, Window*) { return kSuccess; }
+FAKE(Result, ncclCommRegister, const Comm* comm, void* data, size_t, void** handle) {
+  INJECT(ncclCommRegister);
+  return Register(comm, data, handle);
+}
+FAKE(Result, ncclCommDeregister, const Comm* comm, void* handle) {
+  return Deregister(comm, handle);
+}
+
+// All ranks register a window together.
+Result WindowRegister(Comm* comm, void* data, size_t, Window** window, int how) {
+  INJECT(ncclCommWindowRegister);
+  if (how != kSymmetric) return kInvalidArgument;
+  void* handle = nullptr;
+  if (const Result result = Register(comm, data, &handle)) return result;
+  *window = static_cast<Window*>(handle);
+  ++comm->windows;
+  ++comm->shared->windows;
+  return kInProgress;
+}
+Result WindowDeregister(Comm* comm, Window* window) { return Deregister(comm, window); }
+
+// A version before 2.27 has no windows, which is found out when its functions are looked up.
+constexpr int kFirstWithWindows = 22700;
+extern "C" {
+static decltype(&WindowRegister) FindWindowRegister() {
+  return Version() < kFirstWithWindows ? nullptr : WindowRegister;
+}
+static decltype(&WindowDeregister) FindWindowDeregister() {
+  return Version() < kFirstWithWindows ? nullptr : WindowDeregister;
+}
+Result ncclCommWindowRegister(Comm*, void*, size_t, Window**, int)
+    __attribute__((ifunc("FindWindowRegister")));
+Result ncclCommWindowDeregister(Comm*, Window*) __attribute__((ifunc("FindWindowDeregister")));
+}
 
 }  // namespace tfdist::nccl
