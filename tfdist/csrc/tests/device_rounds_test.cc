@@ -24,8 +24,6 @@
 namespace tfdist::testing {
 namespace {
 
-const std::vector<size_t> kCounts{5000, 7, 900};
-
 // What this process has of its driver and of its NCCL.
 std::string Held() { return HeldByDriver() + "; " + HeldByNccl(); }
 
@@ -40,19 +38,7 @@ void RepeatOnGpus(int rounds, const std::function<void(int round)>& round, int c
 }
 
 void Reduce(Communicator& c, Memory& memory) {
-  AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, kCounts);
-}
-
-// One that nobody waits for.
-void Launch(Communicator& c, Memory& memory) {
-  memory.Clear();
-  const std::vector<char> values = Fill(DType::kFloat32, kCounts[0], c.rank());
-  char* const at = Pointer(memory.Put(values));
-  Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
-  operation.launches = true;
-  operation.in = ConstPieces(at, values.size());
-  operation.out = Pieces(at, values.size());
-  c.Run(std::move(operation));
+  AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 7, 900});
 }
 
 // Closed after use, aborted in the middle, closed by one only, never used, closed with work under way.
@@ -65,7 +51,7 @@ void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
       Message(c, memory, 9000);
       if (number % 5 == 1 && c.rank() == 0) c.Abort(Code::kUnavailable, "a round ends early");
       if (number % 5 == 2 && c.rank() == 1) return c.Close();
-      if (number % 5 == 4) return Launch(c, memory);
+      if (number % 5 == 4) return Launch(c, memory, 9000);
       for (int i = 0; i < 3; ++i) Reduce(c, memory);
       EXPECT(number % 5 == 0);
     } catch (const Error& error) {

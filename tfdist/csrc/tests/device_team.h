@@ -121,6 +121,24 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
   }
 }
 
+// One that is only launched, of memory that nothing else uses meanwhile.
+inline void Launch(Communicator& c, Memory& memory, size_t count) {
+  const std::vector<char> values = Fill(DType::kFloat32, count, c.rank());
+  char* const at = Pointer(memory.Put(values));
+  Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+  operation.launches = true;
+  operation.in = ConstPieces(at, values.size());
+  operation.out = Pieces(at, values.size());
+  c.Run(std::move(operation));
+}
+// Waits for all of them.
+inline void AwaitLaunched(Communicator& c, Memory& memory) {
+  Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+  operation.awaits = true;
+  c.Run(std::move(operation));
+  memory.Clear();
+}
+
 // From rank 1 to rank 0.
 inline void Message(Communicator& c, Memory& memory, size_t count) {
   if (c.rank() > 1 || c.size() == 1) return;
