@@ -367,8 +367,8 @@ void WithoutRoom() {
          std::string::npos);
 }
 
-// NCCL fails on one rank alone, as it is called or after all have launched: all are told, and the next
-// group works.
+// NCCL fails on one rank alone, as it is called or when all have launched: all are told, and the
+// next group works.
 void NcclFails(const Plan& plan, bool later) {
   constexpr int kSystem = 2;
   const char* const what = later ? "error" : "ncclAllReduce";
@@ -385,8 +385,8 @@ void NcclFails(const Plan& plan, bool later) {
         AwaitLaunched(c, memory);
       }
     };
-    ExpectError(steps, Code::kInternal,
-                {std::string(later ? "The communicator" : what) + " of NCCL 2.21.5 has failed: system"});
+    const std::string where = later ? "The communicator" : what;
+    ExpectError(steps, Code::kInternal, {where + " of NCCL 2.21.5 has failed: system error"});
     if (fails) Set(what, 0);
     Communicator after(next.Take(c.rank()));
     AllReduce(after, memory, DType::kFloat32, ReduceOp::kSum, {5000});

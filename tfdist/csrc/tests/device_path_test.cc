@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "tests/device_team.h"
+#include "tests/nccl_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -106,14 +107,26 @@ void Large(Communicator& c) {
   AllReduce(c, memory, DType::kFloat16, ReduceOp::kMean, {2 << 20});
 }
 
+// No message comes first, so that small tensors are put together in memory of NCCL's.
+// Args: its version, and how that registers this memory.
+void WithNccl(const char* version, const char* registers) {
+  setenv("FAKE_NCCL_VERSION", version, 1);
+  OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), [registers](Communicator& c) {
+    Memory memory;
+    Reductions(c, memory);
+    Launched(c, memory);
+    EXPECT(Calls(registers) == 1);
+  });
+  unsetenv("FAKE_NCCL_VERSION");
+}
+
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   for (const char* const transport : {"", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
-  setenv("FAKE_NCCL_VERSION", "23203", 1);  // which has windows
-  OnEachRank(PlanFor("nccl", 3, 1, As::kProcesses), Values);
-  unsetenv("FAKE_NCCL_VERSION");
+  WithNccl("22105", "ncclCommRegister");
+  WithNccl("23203", "ncclCommWindowRegister");
   OnEachRank(PlanForStreams(2, As::kProcesses), Values);
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);

@@ -1,7 +1,7 @@
 // Usage: device_rounds_test ROUNDS
 //
-// Groups with GPUs that are made, used, aborted, lost or closed, and made again: the process, its driver
-// and its NCCL are left with nothing. See `device_team.h` for the libraries, which stand for real ones.
+// Groups with GPUs that are made, used, aborted, lost or closed, and made again: nothing is left
+// behind, in the process, its driver or its NCCL. FAKE_CUDA and FAKE_NCCL are the paths of these.
 #include <malloc.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
@@ -41,7 +41,7 @@ void Reduce(Communicator& c, Memory& memory) {
   AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000, 7, 900});
 }
 
-// Closed after use, aborted in the middle, closed by one only, never used, closed with work under way.
+// Closed after use, aborted in the middle, closed by one only, never used, closed with work launched.
 void AsThreads(const Plan& plan, std::deque<Memory>& memories, int number) {
   OnEachRank(plan, [&](Communicator& c) {
     Memory& memory = memories[static_cast<size_t>(c.rank())];
@@ -111,6 +111,7 @@ void WithLosses(const Plan& plan, int rounds) {
 
 void Rounds(const std::function<Plan(As)>& plan, int rounds) {
   mallopt(M_ARENA_MAX, 1);
+  mallopt(M_MMAP_THRESHOLD, 1 << 20);  // without it, some of what was large once is kept
   WithLosses(plan(As::kProcesses), rounds / 10);
   std::deque<Memory> memories(2);
   const Plan threads = plan(As::kThreads);

@@ -1,6 +1,7 @@
 // An NCCL for machines without GPUs: its ranks are threads or processes of one host, which meet in
 // shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or that
 // the process has taken for CUDA's.
+#include "tests/fakes/nccl_memory.h"
 #include "tests/fakes/nccl_ranks.h"
 
 #include <dlfcn.h>
@@ -11,14 +12,15 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <set>
 #include <string>
 #include <utility>
 
 namespace tfdist::nccl {
 namespace {
 
-constexpr Result kSystemError = 2, kInvalidArgument = 4;
+constexpr Result kSystemError = 2;
+
+Memory memory;
 
 // What tests ask for, by `fake_nccl_set`.
 std::mutex mutex;
@@ -81,42 +83,6 @@ Result Give(Result injected, Comm* comm, Stream* stream, const std::function<voi
   if (!comm->IsCleared()) return kInvalidUsage;
   add(BatchOf(comm, stream));
   return depth == 0 ? Flush() : kSuccess;
-}
-
-// A part of the memory that was given, and whose it is; such a one is a handle, too.
-struct Registered {
-  const Comm* comm;
-  const void* memory;
-};
-std::set<Registered*> registered;
-std::set<const void*> allocated;
-
-Result Register(const Comm* comm, const void* memory, void** handle) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!allocated.count(memory)) return kInvalidArgument;
-  auto* const made = new Registered{comm, memory};
-  registered.insert(made);
-  held.Count("registered memory", 1);
-  *handle = made;
-  return kSuccess;
-}
-Result Deregister(const Comm* comm, void* handle) {
-  auto* const found = static_cast<Registered*>(handle);
-  const std::lock_guard<std::mutex> lock(mutex);
-  if (!registered.count(found) || found->comm != comm) return kInvalidArgument;
-  registered.erase(found);
-  held.Count("registered memory", -1);
-  delete found;
-  return kSuccess;
-}
-// An abort gives back what is registered; a communicator that ends well has been given it back before.
-std::vector<void*> RegisteredBy(const Comm* comm) {
-  std::vector<void*> all;
-  const std::lock_guard<std::mutex> lock(mutex);
-  for (Registered* each : registered) {
-    if (each->comm == comm) all.push_back(each);
-  }
-  return all;
 }
 
 void Free(Comm* comm) {
@@ -204,8 +170,8 @@ FAKE(Result, ncclCommGetAsyncError, Comm* comm, Result* error) {
   if (*error != kSuccess) return kSuccess;
   const bool ends = comm->finalizing && comm->ended < comm->given;
   const auto ranks = static_cast<uint64_t>(comm->size);
-  const bool lacks = comm->shared->joined < ranks || comm->shared->windows < ranks * comm->windows;
-  const bool waits = lacks || ends;
+  const bool joins = comm->shared->joined < ranks || comm->shared->windows < ranks * comm->windows;
+  const bool waits = joins || ends;
   if (waits || comm->polls > 0) *error = kInProgress;
   if (!waits && comm->polls > 0) --comm->polls;
   return kSuccess;
@@ -225,7 +191,7 @@ FAKE(Result, ncclCommDestroy, Comm* comm) {
 FAKE(Result, ncclCommAbort, Comm* comm) {
   Called("ncclCommAbort");
   comm->aborted = true;
-  for (void* handle : RegisteredBy(comm)) Deregister(comm, handle);
+  memory.DeregisterAll(comm);
   Free(comm);
   return kSuccess;
 }
@@ -313,28 +279,16 @@ FAKE(Result, ncclRecv, void* out, size_t count, Type type, int peer, Comm* comm,
 
 FAKE(Result, ncclMemAlloc, void** data, size_t bytes) {
   INJECT(ncclMemAlloc);
-  *data = std::malloc(bytes);
-  const std::lock_guard<std::mutex> lock(mutex);
-  allocated.insert(*data);
-  held.Count("memory", 1);
+  *data = memory.Allocate(bytes);
   return kSuccess;
 }
-FAKE(Result, ncclMemFree, void* data) {
-  const std::lock_guard<std::mutex> lock(mutex);
-  for (const Registered* each : registered) {
-    if (each->memory == data) return kInvalidUsage;
-  }
-  if (!allocated.erase(data)) return kInvalidArgument;
-  held.Count("memory", -1);
-  std::free(data);
-  return kSuccess;
-}
+FAKE(Result, ncclMemFree, void* data) { return memory.Free(data); }
 FAKE(Result, ncclCommRegister, const Comm* comm, void* data, size_t, void** handle) {
   INJECT(ncclCommRegister);
-  return Register(comm, data, handle);
+  return memory.Register(comm, data, handle);
 }
 FAKE(Result, ncclCommDeregister, const Comm* comm, void* handle) {
-  return Deregister(comm, handle);
+  return memory.Deregister(comm, handle);
 }
 
 // All ranks register a window together.
@@ -342,13 +296,13 @@ Result WindowRegister(Comm* comm, void* data, size_t, Window** window, int how) 
   INJECT(ncclCommWindowRegister);
   if (how != kSymmetric) return kInvalidArgument;
   void* handle = nullptr;
-  if (const Result result = Register(comm, data, &handle)) return result;
+  if (const Result result = memory.Register(comm, data, &handle)) return result;
   *window = static_cast<Window*>(handle);
   ++comm->windows;
   ++comm->shared->windows;
   return kInProgress;
 }
-Result WindowDeregister(Comm* comm, Window* window) { return Deregister(comm, window); }
+Result WindowDeregister(Comm* comm, Window* window) { return memory.Deregister(comm, window); }
 
 // A version before 2.27 has no windows, which is found out when its functions are looked up.
 constexpr int kFirstWithWindows = 22700;
