@@ -24,6 +24,8 @@
 namespace tfdist::testing {
 namespace {
 
+constexpr size_t kRoom = size_t{1} << 20;
+
 // What this process has of its driver and of its NCCL.
 std::string Held() { return HeldByDriver() + "; " + HeldByNccl(); }
 
@@ -75,7 +77,7 @@ struct Pair {
   }
   raise(SIGSTOP);
   Communicator c(pairs[own]->wiring.Take(1));
-  Memory memory;
+  Memory memory(0, kRoom);
   for (size_t i = 0; i < 1 + own % 3; ++i) Reduce(c, memory);
   kill(getpid(), SIGKILL);
   std::abort();
@@ -92,7 +94,7 @@ void WithLosses(const Plan& plan, int rounds) {
     EXPECT(waitpid(pairs[i]->child, nullptr, WUNTRACED) == pairs[i]->child);
   }
   LoadLibraries();
-  Memory memory;
+  Memory memory(0, kRoom);
   const auto round = [&](int) {
     const std::unique_ptr<Pair> pair = std::move(pairs.front());
     pairs.pop_front();
@@ -113,7 +115,8 @@ void Rounds(const std::function<Plan(As)>& plan, int rounds) {
   mallopt(M_ARENA_MAX, 1);
   mallopt(M_MMAP_THRESHOLD, 1 << 20);  // without it, some of what was large once is kept
   WithLosses(plan(As::kProcesses), rounds / 10);
-  std::deque<Memory> memories(2);
+  std::deque<Memory> memories;
+  for (int rank = 0; rank < 2; ++rank) memories.emplace_back(0, kRoom);
   const Plan threads = plan(As::kThreads);
   RepeatOnGpus(rounds, [&](int number) { AsThreads(threads, memories, number); });
 }

@@ -46,7 +46,7 @@ inline Plan PlanForStreams(int ranks, As as) {
 // A rank's memory on its GPU; all of it from the start.
 class Memory {
  public:
-  explicit Memory(int gpu = 0) : gpu_(gpu) {}
+  explicit Memory(int gpu = 0, size_t bytes = kDeviceMemory) : gpu_(gpu), bytes_(bytes) {}
   cuda::Address Put(const std::vector<char>& values) {
     const cuda::Address at = Take(values.size());
     stream_.Copy(at, reinterpret_cast<uintptr_t>(values.data()), values.size());
@@ -56,7 +56,7 @@ class Memory {
   cuda::Address Take(size_t bytes) {
     const cuda::Address at = (end_ + 15) / 16 * 16;
     end_ = at + bytes;
-    EXPECT(end_ <= memory_.address() + kDeviceMemory);
+    EXPECT(end_ <= memory_.address() + bytes_);
     return at;
   }
   std::vector<char> Get(cuda::Address at, size_t bytes) {
@@ -77,7 +77,8 @@ class Memory {
 
  private:
   const Gpu gpu_;
-  const DeviceMemory memory_{gpu_, kDeviceMemory};
+  const size_t bytes_;
+  const DeviceMemory memory_{gpu_, bytes_};
   const DeviceStream stream_{gpu_};
   DeviceEvent ready_{gpu_};
   cuda::Address end_ = memory_.address();
