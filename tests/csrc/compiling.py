@@ -111,7 +111,8 @@ class Toolchain:
     def library(self, source: Path) -> Path:
         """Makes a library of a unit from anywhere and the core, for flags with -fPIC."""
         common = self._common()
-        units = [source, *(recipe.SOURCE / path for path in self._recipe.core)]
+        core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
+        units = [source, *core]
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             objects = list(pool.map(lambda path: self._compile(path, common), units))
         return self._link(objects, "-shared", "-ldl")

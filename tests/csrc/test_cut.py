@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +16,18 @@ import pytest
 import tfdist
 from tests.deadlines import FAR
 from tests.netns import ip, two_hosts
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist import native
 from tfdist.options import NativeOptions
+
+from .compiling import Programs, Toolchain
+from .conftest import VARIANTS
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or shutil.which("ip") is None,
     reason="network namespaces take root and the command ip",
 )
+HERE = Path(__file__).parent
 ROOT = Path(tfdist.__file__).parents[1]
 UNAVAILABLE = 3
 
@@ -34,7 +38,29 @@ def hosts() -> Iterator[list[str]]:
         yield names
 
 
-def start(host: str, rank: int) -> subprocess.Popen[str]:
+@pytest.fixture
+def gpus(programs: Callable[[str], Programs], request: pytest.FixtureRequest) -> dict[str, str]:
+    """What stands for a GPU's libraries, and what reduces memory there, by name."""
+    core = native.ensure(NativeOptions.from_environment()).core
+    folder = request.config.cache.mkdir("csrc-plain")
+    toolchain = Toolchain((*VARIANTS["plain"], "-fPIC"), folder, core)
+    made = {**programs("plain").fakes, "on_gpu": toolchain.library(HERE / "on_gpu.cc")}
+    return {name: str(path) for name, path in made.items()}
+
+
+def on_gpu(gpus: dict[str, str], way: str, rank: int) -> dict[str, str]:
+    return {
+        "FAKE_CUDA": gpus["cuda"],
+        "FAKE_CUDA_FIRST": str(rank),
+        "TFDIST_CUDA_LIBRARY": gpus["cuda"],
+        "TFDIST_NCCL_LIBRARY": gpus["nccl"],
+        "TFDIST_DEVICE_ALGORITHM": way,
+    }
+
+
+def start(
+    host: str, rank: int, *arguments: str, more: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
     workers = ["10.78.0.1:2222", "10.78.0.2:2222"]
     task = {"type": "worker", "index": rank}
     environment = {
@@ -45,9 +71,10 @@ def start(host: str, rank: int) -> subprocess.Popen[str]:
         "TFDIST_LINK_TIMEOUT": "3",
         "TFDIST_COLLECTIVE_TIMEOUT": str(FAR),
         "TFDIST_START_TIMEOUT": str(FAR),
+        **(more or {}),
     }
     return subprocess.Popen(
-        ["ip", "netns", "exec", host, sys.executable, "-m", "tests.csrc.member"],
+        ["ip", "netns", "exec", host, sys.executable, "-m", "tests.csrc.member", *arguments],
         env=environment,
         cwd=ROOT,
         stdout=subprocess.PIPE,
@@ -68,13 +95,28 @@ def until(process: subprocess.Popen[str], word: str) -> list[str]:
 @pytest.mark.parametrize("end", some([0, 1], always=[0]))
 def test_a_cut_fails_both_sides_within_the_link_timeout(hosts, end):
     native.ensure(NativeOptions.from_environment())
+    check([start(host, rank) for rank, host in enumerate(hosts)], hosts[end])
+
+
+@exhaustive
+@pytest.mark.parametrize("way", ["host", "nccl"])
+def test_so_it_does_where_the_tensors_are_on_gpus(hosts, gpus, way):
+    ranks = [
+        start(host, rank, gpus["on_gpu"], more=on_gpu(gpus, way, rank))
+        for rank, host in enumerate(hosts)
+    ]
+    check(ranks, hosts[0])
+
+
+def check(ranks: list[subprocess.Popen[str]], host: str) -> None:
+    """Cuts a host's network off from the ranks, which have started."""
     with contextlib.ExitStack() as stack:
-        ranks = [stack.enter_context(start(host, rank)) for rank, host in enumerate(hosts)]
         for rank in ranks:
+            stack.enter_context(rank)
             stack.callback(rank.kill)
         for rank in ranks:
             until(rank, "RUNNING")
-        ip("-n", hosts[end], "link", "set", "eth0", "down")
+        ip("-n", host, "link", "set", "eth0", "down")
         for number, rank in enumerate(ranks):
             _, code, *words = until(rank, "ERROR")
             message = " ".join(words)

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "tests/device_team.h"
+#include "tests/nccl_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -38,23 +39,10 @@ void Mismatches(const Plan& plan) {
 void LostBesides(const Plan& plan) {
   OnEachProcess(plan, 1, [](Communicator& c) {
     Memory memory;
-    const auto launch = [&] {
-      const std::vector<char> values = Fill(DType::kFloat32, 9000, c.rank());
-      char* const at = Pointer(memory.Put(values));
-      Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
-      operation.launches = true;
-      operation.in = ConstPieces(at, values.size());
-      operation.out = Pieces(at, values.size());
-      c.Run(std::move(operation));
-    };
-    const auto await = [&] {
-      Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
-      operation.awaits = true;
-      c.Run(std::move(operation));
-    };
+    const auto launch = [&] { Launch(c, memory, 9000); };
+    const auto await = [&] { AwaitLaunched(c, memory); };
     const auto steps = [&] {
       for (int round = 0;; ++round) {
-        memory.Clear();
         launch();
         if (c.rank() == 1 && round == 3) raise(SIGKILL);
         launch();
@@ -427,6 +415,32 @@ void UnlikeNccl(const Plan& plan) {
   });
 }
 
+// NCCL fails on one rank alone, as it is called or when all have launched: all are told, and the
+// next group works.
+void NcclFails(const Plan& plan, bool later) {
+  constexpr int kSystem = 2;
+  const char* const what = later ? "error" : "ncclAllReduce";
+  Wiring next(plan);
+  OnEachProcess(plan, -1, [&](Communicator& c) {
+    Memory memory;
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {5000});
+    const bool fails = c.rank() == 1;
+    if (fails && !later) Set(what, kSystem);
+    const auto steps = [&] {
+      for (;;) {
+        Launch(c, memory, 5000);
+        if (fails && later) Set(what, kSystem);
+        AwaitLaunched(c, memory);
+      }
+    };
+    const std::string where = later ? "The communicator" : what;
+    ExpectError(steps, Code::kInternal, {where + " of NCCL 2.21.5 has failed: system error"});
+    if (fails) Set(what, 0);
+    Communicator after(next.Take(c.rank()));
+    AllReduce(after, memory, DType::kFloat32, ReduceOp::kSum, {5000});
+  });
+}
+
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   std::vector<std::function<void()>> stops;
@@ -452,6 +466,7 @@ void WithFakes() {
   Broken(streams);
   Messages(PlanForStreams(2, As::kProcesses));
   WithoutStreams(streams);
+  for (const bool later : {false, true}) NcclFails(PlanFor("nccl", 3, 1, As::kProcesses), later);
   for (const char* const transport : {"own", "nccl", "host"}) {
     Mismatches(PlanFor(transport, 2, 1, As::kThreads));
   }

@@ -2,6 +2,7 @@
 #include <vector>
 
 #include "tests/device_team.h"
+#include "tests/nccl_team.h"
 
 namespace tfdist::testing {
 namespace {
@@ -15,23 +16,6 @@ void Reductions(Communicator& c, Memory& memory) {
       AllReduce(c, memory, type, op, {5000, 7, 900});
     }
   }
-}
-
-// From rank 1 to rank 0.
-void Message(Communicator& c, Memory& memory, size_t count) {
-  if (c.rank() > 1 || c.size() == 1) return;
-  const DType type = DType::kFloat32;
-  const std::vector<char> values = Fill(type, count, 1);
-  memory.Clear();
-  const bool sends = c.rank() == 1;
-  const cuda::Address at = sends ? memory.Put(values) : memory.Take(values.size());
-  Operation message =
-      OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
-  message.peer = 1 - c.rank();
-  if (sends) message.in = ConstPieces(Pointer(at), values.size());
-  if (!sends) message.out = Pieces(Pointer(at), values.size());
-  c.Run(std::move(message));
-  EXPECT(memory.Has(at, values));
 }
 
 void OtherCollectives(Communicator& c, Memory& memory) {
@@ -123,11 +107,26 @@ void Large(Communicator& c) {
   AllReduce(c, memory, DType::kFloat16, ReduceOp::kMean, {2 << 20});
 }
 
+// No message comes first, so that small tensors are put together in memory of NCCL's.
+// Args: its version, and how that registers this memory.
+void WithNccl(const char* version, const char* registers) {
+  setenv("FAKE_NCCL_VERSION", version, 1);
+  OnEachRank(PlanFor("nccl", 2, 1, As::kProcesses), [registers](Communicator& c) {
+    Memory memory;
+    Reductions(c, memory);
+    Launched(c, memory);
+    EXPECT(Calls(registers) == 1);
+  });
+  unsetenv("FAKE_NCCL_VERSION");
+}
+
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   for (const char* const transport : {"", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 2, 1, As::kProcesses), Values);
   }
+  WithNccl("22105", "ncclCommRegister");
+  WithNccl("23203", "ncclCommWindowRegister");
   OnEachRank(PlanForStreams(2, As::kProcesses), Values);
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);

@@ -46,7 +46,7 @@ inline Plan PlanForStreams(int ranks, As as) {
 // A rank's memory on its GPU; all of it from the start.
 class Memory {
  public:
-  explicit Memory(int gpu = 0) : gpu_(gpu) {}
+  explicit Memory(int gpu = 0, size_t bytes = kDeviceMemory) : gpu_(gpu), bytes_(bytes) {}
   cuda::Address Put(const std::vector<char>& values) {
     const cuda::Address at = Take(values.size());
     stream_.Copy(at, reinterpret_cast<uintptr_t>(values.data()), values.size());
@@ -56,7 +56,7 @@ class Memory {
   cuda::Address Take(size_t bytes) {
     const cuda::Address at = (end_ + 15) / 16 * 16;
     end_ = at + bytes;
-    EXPECT(end_ <= memory_.address() + kDeviceMemory);
+    EXPECT(end_ <= memory_.address() + bytes_);
     return at;
   }
   std::vector<char> Get(cuda::Address at, size_t bytes) {
@@ -77,7 +77,8 @@ class Memory {
 
  private:
   const Gpu gpu_;
-  const DeviceMemory memory_{gpu_, kDeviceMemory};
+  const size_t bytes_;
+  const DeviceMemory memory_{gpu_, bytes_};
   const DeviceStream stream_{gpu_};
   DeviceEvent ready_{gpu_};
   cuda::Address end_ = memory_.address();
@@ -119,6 +120,41 @@ inline void AllReduce(Communicator& c, Memory& memory, DType type, ReduceOp op,
     EXPECT(memory.Has(reinterpret_cast<uintptr_t>(out[i].data),
                       Expected(type, op, c.size(), counts[i])));
   }
+}
+
+// One that is only launched, of memory that nothing else uses meanwhile.
+inline void Launch(Communicator& c, Memory& memory, size_t count) {
+  const std::vector<char> values = Fill(DType::kFloat32, count, c.rank());
+  char* const at = Pointer(memory.Put(values));
+  Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+  operation.launches = true;
+  operation.in = ConstPieces(at, values.size());
+  operation.out = Pieces(at, values.size());
+  c.Run(std::move(operation));
+}
+// Waits for all of them.
+inline void AwaitLaunched(Communicator& c, Memory& memory) {
+  Operation operation = OnDevice(memory, Kind::kAllReduce, DType::kFloat32, ReduceOp::kSum, "x");
+  operation.awaits = true;
+  c.Run(std::move(operation));
+  memory.Clear();
+}
+
+// From rank 1 to rank 0.
+inline void Message(Communicator& c, Memory& memory, size_t count) {
+  if (c.rank() > 1 || c.size() == 1) return;
+  const DType type = DType::kFloat32;
+  const std::vector<char> values = Fill(type, count, 1);
+  memory.Clear();
+  const bool sends = c.rank() == 1;
+  const cuda::Address at = sends ? memory.Put(values) : memory.Take(values.size());
+  Operation message =
+      OnDevice(memory, sends ? Kind::kSend : Kind::kReceive, type, ReduceOp::kSum, "message");
+  message.peer = 1 - c.rank();
+  if (sends) message.in = ConstPieces(Pointer(at), values.size());
+  if (!sends) message.out = Pieces(Pointer(at), values.size());
+  c.Run(std::move(message));
+  EXPECT(memory.Has(at, values));
 }
 
 }  // namespace tfdist::testing

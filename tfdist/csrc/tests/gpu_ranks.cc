@@ -39,6 +39,11 @@ void FailDriver(const char* function, int status) {
       dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_fail"))(function, status);
 }
 
+std::string HeldByDriver() {
+  return reinterpret_cast<const char* (*)()>(
+      dlsym(dlopen(FakeDriver().c_str(), RTLD_NOW), "fake_held"))();
+}
+
 StreamWords::StreamWords()
     : words_(mmap(nullptr, StreamMeetings::kWordBytes, PROT_READ | PROT_WRITE,
                   MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {

@@ -24,6 +24,9 @@ std::string FakeDriver();
 // Has a function of that driver fail from now on, with a status; 0 to succeed again.
 void FailDriver(const char* function, int status);
 
+// What that driver has handed out in this process, and has not got back.
+std::string HeldByDriver();
+
 // The compiled kernels, which are in the file GPU_KERNELS for a real GPU.
 std::string KernelBinary();
 

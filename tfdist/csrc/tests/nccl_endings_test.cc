@@ -300,6 +300,6 @@ int main() {
     AbortsBesideCalls();
     EndsWithWorkUnderWay();
     ThrowsInTheMiddle();
-    EXPECT(Living() == 0);
+    EXPECT(HeldByNccl().empty());
   });
 }

@@ -70,17 +70,25 @@ void Versions() {
     });
   }
   for (const auto& [code, said] : std::vector<std::pair<int, std::string>>{
-           {22100, "2.21.0"}, {22105, "2.21.5"}, {23203, "2.32.3"}, {30001, "3.0.1"}}) {
+           {22100, "2.21.0"},
+           {22105, "2.21.5"},
+           {22605, "2.26.5"},
+           {22703, "2.27.3"},
+           {23203, "2.32.3"},
+           {30001, "3.0.1"}}) {
     Apart([code = code, said = said] {
       Set(Opened(library), "version", code);
       const nccl::Library& found = nccl::Load(library);
       EXPECT(found.version == code && nccl::VersionOf(found.version) == said);
+      EXPECT(found.ncclMemAlloc && found.ncclCommRegister);
+      EXPECT((found.ncclCommWindowRegister != nullptr) == (code >= 22700));
+      EXPECT((found.ncclCommWindowDeregister != nullptr) == (code >= 22700));
       EXPECT(&nccl::Load() == &found);
     });
   }
 }
 
-// What a version may lack, and what none may.
+// What a build may lack, and what none may.
 void Functions() {
   void* const opened = Opened(library);
   const auto without = [&](const std::string& part) {
@@ -90,10 +98,8 @@ void Functions() {
         },
         "libnccl.so.2");
   };
-  const nccl::Library older = without("Window");
-  EXPECT(!older.ncclCommWindowRegister && !older.ncclCommWindowDeregister);
-  EXPECT(older.ncclCommRegister && older.ncclMemAlloc && older.ncclSend);
-  EXPECT(without("no such").ncclCommWindowRegister);
+  const nccl::Library plain = without("Register");
+  EXPECT(!plain.ncclCommRegister && plain.ncclMemAlloc && plain.ncclSend);
   ExpectError([&] { without("ncclCommAbort"); }, Code::kInvalidArgument,
               {"libnccl.so.2 lacks ncclCommAbort. Install NCCL 2.21.0 or newer"});
 }

@@ -8,6 +8,7 @@
 #include <exception>
 #include <functional>
 #include <memory>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -35,7 +36,7 @@ F* Fake(const char* name) {
 inline void Set(const char* name, int value) {
   Fake<void(const char*, int)>("fake_nccl_set")(name, value);
 }
-inline int Living() { return Fake<int()>("fake_nccl_living")(); }
+inline std::string HeldByNccl() { return Fake<const char*()>("fake_nccl_held")(); }
 inline int Calls(const char* function) {
   return Fake<int(const char*)>("fake_nccl_calls")(function);
 }

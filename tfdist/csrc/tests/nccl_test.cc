@@ -17,8 +17,9 @@
 namespace tfdist::testing {
 namespace {
 
-constexpr int kRanks = 3;
+constexpr int kRanks = 3, kSystem = 2;
 constexpr size_t kCount = 1500;  // more than goes at once
+constexpr size_t kRegistered = size_t{8} << 20;
 
 // One after the other, as `Fill` makes them for each rank.
 std::vector<char> Joined(DType type, int ranks, size_t count) {
@@ -100,6 +101,19 @@ void Groups(Rank& rank) {
   rank.group->Grouped([] {});
 }
 
+// Memory of NCCL's, which all ranks register: as a window where it has any.
+void Registration(Rank& rank) {
+  const DType type = DType::kFloat32;
+  const std::vector<char> own = Fill(type, kCount, rank.number);
+  const cuda::Address data = rank.group->Allocate(kRegistered);
+  EXPECT(data);
+  rank.group->Register(data, kRegistered);
+  rank.Copy(data, reinterpret_cast<uintptr_t>(own.data()), own.size());
+  rank.group->AllReduce(data, data, kCount, type, ReduceOp::kSum, rank.stream.get());
+  EXPECT(rank.Has(data, Expected(type, ReduceOp::kSum, rank.size, kCount)));
+  rank.group->Free(data);
+}
+
 // What the stream is given before is done before, and what it is given later, later.
 void Order(Rank& rank) {
   const cuda::Address data = rank.Put({}, 2000), copy = rank.Put({}, 2000);
@@ -123,6 +137,7 @@ void Everything(Rank& rank) {
   Reductions(rank);
   OtherCollectives(rank);
   Groups(rank);
+  Registration(rank);
   Order(rank);
   rank.group->Poll();
 }
@@ -141,8 +156,22 @@ void InProcesses(int ranks) {
       Rank rank(process.NextGroup());
       Order(rank);
     }
-    if (AreFake()) EXPECT(Living() == 0);
+    if (!AreFake()) return;
+    EXPECT(HeldByNccl().empty());
+    const bool has_windows = nccl::Load().version >= 22700;
+    EXPECT(Calls("ncclCommWindowRegister") == (has_windows ? 1 : 0));
+    EXPECT(Calls("ncclCommRegister") == (has_windows ? 0 : 1));
   });
+}
+
+// What cannot be had, or registered, is done without.
+void WithoutRegistration() {
+  Set("ncclCommRegister", kSystem);
+  OnEachOf(2, Registration);
+  Set("ncclCommRegister", 0);
+  Set("ncclMemAlloc", kSystem);
+  OnEachOf(1, [](Rank& rank) { EXPECT(!rank.group->Allocate(kRegistered)); });
+  Set("ncclMemAlloc", 0);
 }
 
 // Every call is in progress for a while, a group of calls too.
@@ -187,7 +216,7 @@ void Ends() {
 
 void Anew(int ranks) {
   for (int round = 0; round < kTimes; ++round) OnEachOf(ranks, Order);
-  if (AreFake()) EXPECT(Living() == 0);
+  if (AreFake()) EXPECT(HeldByNccl().empty());
 }
 
 // How long a call takes that does not wait for its result.
@@ -221,10 +250,15 @@ int main() {
   using namespace tfdist::testing;
   return Report([] {
     if (!AreFake()) return OnAGpu();
-    InProcesses(2);
+    for (const char* const version : {"22105", "23203"}) {
+      setenv("FAKE_NCCL_VERSION", version, 1);
+      InProcesses(2);
+    }
+    unsetenv("FAKE_NCCL_VERSION");
     LoadLibraries();
     OnEachOf(kRanks, Everything);
     OnEachOf(1, Everything);
+    WithoutRegistration();
     Slow();
     Threads();
     Ends();

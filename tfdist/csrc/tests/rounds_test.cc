@@ -1,7 +1,6 @@
 // Usage: rounds_test ROUNDS
 //
 // Groups that are made, used, aborted, lost or closed, and made again: nothing is left behind.
-#include <dirent.h>
 #include <malloc.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -9,63 +8,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 
 #include "tests/calls.h"
+#include "tests/rounds.h"
 
 namespace tfdist::testing {
 namespace {
-
-// What this process holds.
-struct Holding {
-  int descriptors;
-  int threads;
-  int segments;
-  size_t resident_bytes;
-};
-
-int Entries(const char* path) {
-  int count = 0;
-  DIR* folder = opendir(path);
-  while (readdir(folder)) ++count;
-  closedir(folder);
-  return count;
-}
-
-Holding Look() {
-  Holding holding{Entries("/proc/self/fd"), Entries("/proc/self/task"), 0, 0};
-  char line[4096];
-  FILE* maps = std::fopen("/proc/self/maps", "r");
-  while (std::fgets(line, sizeof(line), maps)) {
-    holding.segments += std::strstr(line, "tfdist-test") != nullptr;
-  }
-  std::fclose(maps);
-  size_t pages = 0, resident = 0;
-  FILE* statm = std::fopen("/proc/self/statm", "r");
-  EXPECT(std::fscanf(statm, "%zu %zu", &pages, &resident) == 2);
-  std::fclose(statm);
-  holding.resident_bytes = resident * static_cast<size_t>(sysconf(_SC_PAGESIZE));
-  return holding;
-}
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kWatchesMemory = false;  // the sanitizer keeps what is freed, and finds leaks itself
-#else
-constexpr bool kWatchesMemory = true;
-#endif
-
-void Repeat(int rounds, const std::function<void(int round)>& round) {
-  constexpr int kFirst = 12;
-  constexpr size_t kGrowth = size_t{1} << 20;
-  for (int number = 0; number < kFirst; ++number) round(number);
-  const Holding before = Look();
-  for (int number = 0; number < rounds; ++number) round(number);
-  const Holding after = Look();
-  EXPECT(after.descriptors == before.descriptors);
-  EXPECT(after.threads == before.threads);
-  EXPECT(after.segments == before.segments);
-  EXPECT(!kWatchesMemory || after.resident_bytes < before.resident_bytes + kGrowth);
-}
 
 // Closed after use, aborted in the middle, closed by one only, never used.
 void AsThreads(const Plan& plan, int number) {

@@ -9,11 +9,9 @@
 
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <deque>
 #include <functional>
 #include <iterator>
 #include <map>
@@ -26,6 +24,8 @@
 #include <utility>
 
 #include "device/kernels/all.cu"
+#include "tests/fakes/held.h"
+#include "tests/fakes/streams.h"
 
 namespace tfdist::cuda {
 
@@ -33,67 +33,6 @@ struct Context {
   Device device;
 };
 struct Module {};
-
-// Runs what it is given in a thread of its own.
-struct Queue {
-  Queue() : thread([this] { Work(); }) {}
-  ~Queue() {
-    Enqueue([this] { ends = true; });
-    thread.join();
-  }
-  void Enqueue(std::function<void()> task) {
-    {
-      const std::lock_guard<std::mutex> lock(mutex);
-      tasks.push_back(std::move(task));
-    }
-    changed.notify_all();
-  }
-  void Work() {
-    while (!ends) {
-      std::unique_lock<std::mutex> lock(mutex);
-      changed.wait(lock, [this] { return !tasks.empty(); });
-      const std::function<void()> task = std::move(tasks.front());
-      tasks.pop_front();
-      lock.unlock();
-      task();
-    }
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<std::function<void()>> tasks;
-  bool ends = false;
-  std::thread thread;
-};
-
-struct Stream {
-  void Enqueue(std::function<void()> task) const { queue->Enqueue(std::move(task)); }
-  std::shared_ptr<Queue> queue = std::make_shared<Queue>();
-};
-
-// A recording, which has passed or not; whoever waits for it keeps it.
-struct Mark {
-  void Pass() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    passed = true;
-    changed.notify_all();
-  }
-  void Wait() {
-    std::unique_lock<std::mutex> lock(mutex);
-    changed.wait(lock, [this] { return passed; });
-  }
-  bool HasPassed() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return passed;
-  }
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool passed = false;
-};
-struct Event {
-  std::shared_ptr<Mark> mark;
-};
 
 // Makes a task of a kernel's arguments, which it copies.
 struct Function {
@@ -120,6 +59,7 @@ std::map<Address, size_t> opened;
 std::set<void*> registered;
 std::atomic<int> launched{0}, copied{0};
 thread_local Context* current = nullptr;
+fakes::Held held;
 
 Result Injected(const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
@@ -222,6 +162,9 @@ extern "C" void fake_fail(const char* function, Result result) {
   failing[function] = result;
 }
 
+// What it has handed out, and has not got back.
+extern "C" const char* fake_held() { return held.Text(); }
+
 // How many kernels and copies it was given so far.
 extern "C" int fake_launches() { return launched; }
 extern "C" int fake_copies() { return copied; }
@@ -291,9 +234,13 @@ FAKE(cuDevicePrimaryCtxRetain, Context** context, Device device) {
   static std::map<Device, Context> all;
   const std::lock_guard<std::mutex> lock(mutex);
   *context = &all.emplace(device, Context{device}).first->second;
+  held.Count("contexts", 1);
   return kSuccess;
 }
-FAKE(cuDevicePrimaryCtxRelease_v2, Device) { return kSuccess; }
+FAKE(cuDevicePrimaryCtxRelease_v2, Device) {
+  held.Count("contexts", -1);
+  return kSuccess;
+}
 FAKE(cuCtxSetCurrent, Context* context) {
   INJECT(cuCtxSetCurrent);
   current = context;
@@ -319,6 +266,7 @@ FAKE(cuMemAlloc_v2, Address* address, size_t bytes) {
   if (!*address) return kOutOfMemory;
   const std::lock_guard<std::mutex> lock(mutex);
   allocations[*address] = {descriptor, bytes, current ? current->device : 0};
+  held.Count("memory", 1);
   return kSuccess;
 }
 FAKE(cuMemFree_v2, Address address) {
@@ -328,14 +276,18 @@ FAKE(cuMemFree_v2, Address address) {
   munmap(reinterpret_cast<void*>(address), found->second.bytes);
   close(found->second.descriptor);
   allocations.erase(found);
+  held.Count("memory", -1);
   return kSuccess;
 }
 FAKE(cuMemHostAlloc, void** data, size_t bytes, unsigned) {
   INJECT(cuMemHostAlloc);
   *data = std::malloc(bytes);
-  return *data ? kSuccess : kOutOfMemory;
+  if (!*data) return kOutOfMemory;
+  held.Count("memory of the host", 1);
+  return kSuccess;
 }
 FAKE(cuMemFreeHost, void* data) {
+  held.Count("memory of the host", -1);
   std::free(data);
   return kSuccess;
 }
@@ -346,11 +298,15 @@ FAKE(cuMemHostGetDevicePointer_v2, Address* address, void* data, unsigned) {
 FAKE(cuMemHostRegister_v2, void* data, size_t, unsigned) {
   INJECT(cuMemHostRegister_v2);
   const std::lock_guard<std::mutex> lock(mutex);
-  return registered.insert(data).second ? kSuccess : kMemoryIsRegistered;
+  if (!registered.insert(data).second) return kMemoryIsRegistered;
+  held.Count("registered memory", 1);
+  return kSuccess;
 }
 FAKE(cuMemHostUnregister, void* data) {
   const std::lock_guard<std::mutex> lock(mutex);
-  return registered.erase(data) ? kSuccess : kIsNotRegistered;
+  if (!registered.erase(data)) return kIsNotRegistered;
+  held.Count("registered memory", -1);
+  return kSuccess;
 }
 FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream) {
   Resolve(stream)->Enqueue([=] {
@@ -388,10 +344,12 @@ FAKE(cuStreamCreateWithPriority, Stream** stream, unsigned, int) {
   *stream = std::getenv("FAKE_CUDA_ONE_QUEUE") && current
                 ? new Stream{QueueOf(current->device)}
                 : new Stream();
+  held.Count("streams", 1);
   return kSuccess;
 }
 FAKE(cuStreamDestroy_v2, Stream* stream) {
   delete stream;  // what it was given goes on, where others use the queue
+  held.Count("streams", -1);
   return kSuccess;
 }
 FAKE(cuStreamSynchronize, Stream* stream) {
@@ -421,6 +379,7 @@ FAKE(cuStreamWaitValue64_v2, Stream* stream, Address address, uint64_t value, un
 }
 FAKE(cuEventCreate, Event** event, unsigned) {
   *event = new Event();
+  held.Count("events", 1);
   return kSuccess;
 }
 FAKE(cuEventRecord, Event* event, Stream* stream) {
@@ -433,6 +392,7 @@ FAKE(cuEventQuery, Event* event) {
 }
 FAKE(cuEventDestroy_v2, Event* event) {
   delete event;
+  held.Count("events", -1);
   return kSuccess;
 }
 
@@ -440,9 +400,13 @@ FAKE(cuModuleLoadData, Module** module, const void* binary) {
   if (!binary) return kInvalidValue;
   static Module one;
   *module = &one;
+  held.Count("modules", 1);
   return kSuccess;
 }
-FAKE(cuModuleUnload, Module*) { return kSuccess; }
+FAKE(cuModuleUnload, Module*) {
+  held.Count("modules", -1);
+  return kSuccess;
+}
 FAKE(cuModuleGetFunction, Function** function, Module*, const char* name) {
   static std::map<std::string, Function> all = AllFunctions();
   const auto found = all.find(name);
@@ -482,6 +446,7 @@ FAKE(cuIpcOpenMemHandle_v2, Address* address, IpcHandle handle, unsigned) {
   if (!*address) return kOutOfMemory;
   const std::lock_guard<std::mutex> lock(mutex);
   opened[*address] = static_cast<size_t>(parts[2]);
+  held.Count("memory of others", 1);
   return kSuccess;
 }
 FAKE(cuIpcCloseMemHandle, Address address) {
@@ -490,6 +455,7 @@ FAKE(cuIpcCloseMemHandle, Address address) {
   if (found == opened.end()) return kInvalidValue;
   munmap(reinterpret_cast<void*>(address), found->second);
   opened.erase(found);
+  held.Count("memory of others", -1);
   return kSuccess;
 }
 

@@ -1,6 +1,7 @@
 // An NCCL for machines without GPUs: its ranks are threads or processes of one host, which meet in
 // shared memory, and its work runs in the streams of the driver that FAKE_CUDA is the path of, or that
 // the process has taken for CUDA's.
+#include "tests/fakes/nccl_memory.h"
 #include "tests/fakes/nccl_ranks.h"
 
 #include <dlfcn.h>
@@ -17,7 +18,9 @@
 namespace tfdist::nccl {
 namespace {
 
-constexpr Result kSystemError = 2, kInvalidArgument = 4;
+constexpr Result kSystemError = 2;
+
+Memory memory;
 
 // What tests ask for, by `fake_nccl_set`.
 std::mutex mutex;
@@ -27,6 +30,13 @@ int Setting(const std::string& name) {
   const std::lock_guard<std::mutex> lock(mutex);
   const auto found = settings.find(name);
   return found == settings.end() ? 0 : found->second;
+}
+
+// FAKE_NCCL_VERSION says it, too, to other processes.
+int Version() {
+  const char* const given = std::getenv("FAKE_NCCL_VERSION");
+  const int set = given ? std::atoi(given) : Setting("version");
+  return set ? set : 22105;
 }
 
 Result Called(const char* function) {
@@ -95,17 +105,15 @@ FAKE(void, fake_nccl_set, const char* name, int value) {
   const std::lock_guard<std::mutex> lock(mutex);
   settings[name] = value;
 }
-FAKE(int, fake_nccl_living) { return living; }
+// What it has handed out, and has not got back.
+FAKE(const char*, fake_nccl_held) { return held.Text(); }
 FAKE(int, fake_nccl_calls, const char* function) {
   const std::lock_guard<std::mutex> lock(mutex);
   return calls[function];
 }
 
-// FAKE_NCCL_VERSION says it, too, to other processes.
 FAKE(Result, ncclGetVersion, int* version) {
-  const char* const given = std::getenv("FAKE_NCCL_VERSION");
-  const int set = given ? std::atoi(given) : Setting("version");
-  *version = set ? set : 22105;
+  *version = Version();
   return kSuccess;
 }
 FAKE(const char*, ncclGetErrorString, Result result) {
@@ -164,7 +172,9 @@ FAKE(Result, ncclCommGetAsyncError, Comm* comm, Result* error) {
   *error = Setting("error");
   if (*error != kSuccess) return kSuccess;
   const bool ends = comm->finalizing && comm->ended < comm->given;
-  const bool waits = comm->shared->joined < static_cast<uint64_t>(comm->size) || ends;
+  const auto ranks = static_cast<uint64_t>(comm->size);
+  const bool joins = comm->shared->joined < ranks || comm->shared->windows < ranks * comm->windows;
+  const bool waits = joins || ends;
   if (waits || comm->polls > 0) *error = kInProgress;
   if (!waits && comm->polls > 0) --comm->polls;
   return kSuccess;
@@ -184,6 +194,7 @@ FAKE(Result, ncclCommDestroy, Comm* comm) {
 FAKE(Result, ncclCommAbort, Comm* comm) {
   Called("ncclCommAbort");
   comm->aborted = true;
+  memory.DeregisterAll(comm);
   Free(comm);
   return kSuccess;
 }
@@ -269,18 +280,45 @@ FAKE(Result, ncclRecv, void* out, size_t count, Type type, int peer, Comm* comm,
   });
 }
 
-// Registration does nothing here.
 FAKE(Result, ncclMemAlloc, void** data, size_t bytes) {
-  *data = std::malloc(bytes);
+  INJECT(ncclMemAlloc);
+  *data = memory.Allocate(bytes);
   return kSuccess;
 }
-FAKE(Result, ncclMemFree, void* data) {
-  std::free(data);
-  return kSuccess;
+FAKE(Result, ncclMemFree, void* data) { return memory.Free(data); }
+FAKE(Result, ncclCommRegister, const Comm* comm, void* data, size_t, void** handle) {
+  INJECT(ncclCommRegister);
+  return memory.Register(comm, data, handle);
 }
-FAKE(Result, ncclCommRegister, const Comm*, void*, size_t, void**) { return kSuccess; }
-FAKE(Result, ncclCommDeregister, const Comm*, void*) { return kSuccess; }
-FAKE(Result, ncclCommWindowRegister, Comm*, void*, size_t, Window**, int) { return kSuccess; }
-FAKE(Result, ncclCommWindowDeregister, Comm*, Window*) { return kSuccess; }
+FAKE(Result, ncclCommDeregister, const Comm* comm, void* handle) {
+  return memory.Deregister(comm, handle);
+}
+
+// All ranks register a window together.
+Result WindowRegister(Comm* comm, void* data, size_t, Window** window, int how) {
+  INJECT(ncclCommWindowRegister);
+  if (how != kSymmetric) return kInvalidArgument;
+  void* handle = nullptr;
+  if (const Result result = memory.Register(comm, data, &handle)) return result;
+  *window = static_cast<Window*>(handle);
+  ++comm->windows;
+  ++comm->shared->windows;
+  return kInProgress;
+}
+Result WindowDeregister(Comm* comm, Window* window) { return memory.Deregister(comm, window); }
+
+// A version before 2.27 has no windows, which is found out when its functions are looked up.
+constexpr int kFirstWithWindows = 22700;
+extern "C" {
+static decltype(&WindowRegister) FindWindowRegister() {
+  return Version() < kFirstWithWindows ? nullptr : WindowRegister;
+}
+static decltype(&WindowDeregister) FindWindowDeregister() {
+  return Version() < kFirstWithWindows ? nullptr : WindowDeregister;
+}
+Result ncclCommWindowRegister(Comm*, void*, size_t, Window**, int)
+    __attribute__((ifunc("FindWindowRegister")));
+Result ncclCommWindowDeregister(Comm*, Window*) __attribute__((ifunc("FindWindowDeregister")));
+}
 
 }  // namespace tfdist::nccl

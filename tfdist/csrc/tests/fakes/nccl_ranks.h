@@ -17,6 +17,7 @@
 
 #include "device/nccl.h"
 #include "reduce/half.h"
+#include "tests/fakes/held.h"
 
 namespace tfdist::nccl {
 namespace arithmetic {
@@ -25,11 +26,11 @@ namespace arithmetic {
 
 constexpr int kMostRanks = 8;
 constexpr size_t kSlotBytes = 4096;  // what is larger goes in pieces
-inline std::atomic<int> living{0};   // communicators
+inline fakes::Held held;
 
 // What the ranks share. Words only grow, but for those of messages.
 struct Shared {
-  std::atomic<uint64_t> joined, met;
+  std::atomic<uint64_t> joined, met, windows;
   std::atomic<uint32_t> full[kMostRanks][kMostRanks];  // a message, from one to another
   char slots[kMostRanks][kSlotBytes];
   char messages[kMostRanks][kMostRanks][kSlotBytes];
@@ -87,10 +88,10 @@ inline void Reduce(Type type, Op op, const std::vector<const char*>& in, size_t 
 }
 
 struct Comm {
-  Comm() { ++living; }
+  Comm() { held.Count("communicators", 1); }
   ~Comm() {
     munmap(shared, sizeof(Shared));
-    --living;
+    held.Count("communicators", -1);
   }
 
   // What a call leaves behind belongs to its thread, which may be gone before the next one.
@@ -130,6 +131,7 @@ struct Comm {
   std::atomic<int> polls{0};  // so many times more it is in progress
   std::thread::id left;       // the thread whose call has left something behind
   std::atomic<uint64_t> given{0}, ended{0};  // batches, in the order in which they run
+  std::atomic<uint64_t> windows{0};          // registered so far
 };
 
 // A message, of which a piece at a time is under way.
