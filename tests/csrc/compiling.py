@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import subprocess
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tfdist.native import compiler as compilers
-from tfdist.native import recipe, tensorflow_package
+from tfdist.native import lock, recipe, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
 from tfdist.options import NativeOptions
 
@@ -24,6 +25,7 @@ VARIANTS = {
 }
 _FLAGS = ("-std=c++17", "-pthread", "-Wall", "-Wextra")
 _SECONDS = 250
+_WAIT = 1500  # for another process that compiles
 _TESTS = "tests"
 _TEST = "_test.cc"
 _FAKES = "tests/fakes"  # libraries that stand for others
@@ -113,9 +115,9 @@ class Toolchain:
         common = self._common()
         core = [recipe.SOURCE / path for path in self._recipe.core if not self._library]
         units = [source, *core]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        with self._held("library"), ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
             objects = list(pool.map(lambda path: self._compile(path, common), units))
-        return self._link(objects, "-shared", "-ldl")
+            return self._link(objects, "-shared", "-ldl")
 
     def fakes(self) -> dict[str, Path]:
         """Makes the libraries that stand for others only; their names and paths."""
@@ -129,8 +131,13 @@ class Toolchain:
 
     def _fakes(self, pool: ThreadPoolExecutor, common: str) -> dict[str, Path]:
         sources = sorted((recipe.SOURCE / _FAKES).glob("*.cc"))
-        made = pool.map(lambda path: self._compile_fake(path, common), sources)
+        with self._held("fakes"):
+            made = list(pool.map(lambda path: self._compile_fake(path, common), sources))
         return {path.stem: library for path, library in zip(sources, made, strict=True)}
+
+    def _held(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Has one process compile something; another one finds what it has made."""
+        return lock.held(self._cache.with_name(f"{self._cache.name}-{what}.lock"), _WAIT, print)
 
     def _compile(self, path: Path, common: str) -> Path:
         source = os.path.relpath(path, recipe.SOURCE)
@@ -148,7 +155,8 @@ class Toolchain:
         words = [*map(str, objects), *flags]
         if self._library:
             words += [str(self._library), f"-Wl,-rpath,{self._library.parent}"]
-        return self._make(objects[0].name.partition(".")[0], _digest(*words), *words)
+        name, _, _ = objects[0].name.rpartition(".o-")
+        return self._make(name, _digest(*words), *words)
 
     def _make(self, name: str, digest: str, *words: str) -> Path:
         """Makes a file, instead of what other sources or flags made of that name."""
@@ -164,9 +172,10 @@ class Toolchain:
                 timeout=_SECONDS,
             )
             assert done.returncode == 0, done.stdout
-            for old in self._cache.glob(f"{name}-*"):
-                old.unlink(missing_ok=True)
             unfinished.rename(made)
+            for old in self._cache.glob(f"{name}-*"):
+                if old != made:
+                    old.unlink(missing_ok=True)
         return made
 
 

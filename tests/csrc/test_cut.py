@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,13 +20,15 @@ from tests.tiers import exhaustive, some
 from tfdist import native
 from tfdist.options import NativeOptions
 
-from .compiling import Programs, Toolchain
-from .conftest import VARIANTS
+from .compiling import VARIANTS, Toolchain
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0 or shutil.which("ip") is None,
-    reason="network namespaces take root and the command ip",
-)
+pytestmark = [
+    pytest.mark.skipif(
+        os.geteuid() != 0 or shutil.which("ip") is None,
+        reason="network namespaces take root and the command ip",
+    ),
+    pytest.mark.timeout(1800),  # It may have to compile.
+]
 HERE = Path(__file__).parent
 ROOT = Path(tfdist.__file__).parents[1]
 UNAVAILABLE = 3
@@ -39,12 +41,13 @@ def hosts() -> Iterator[list[str]]:
 
 
 @pytest.fixture
-def gpus(programs: Callable[[str], Programs], request: pytest.FixtureRequest) -> dict[str, str]:
+def gpus(request: pytest.FixtureRequest) -> dict[str, str]:
     """What stands for a GPU's libraries, and what reduces memory there, by name."""
     core = native.ensure(NativeOptions.from_environment()).core
     folder = request.config.cache.mkdir("csrc-plain")
     toolchain = Toolchain((*VARIANTS["plain"], "-fPIC"), folder, core)
-    made = {**programs("plain").fakes, "on_gpu": toolchain.library(HERE / "on_gpu.cc")}
+    made = Toolchain(VARIANTS["plain"], folder, core).fakes()
+    made["on_gpu"] = toolchain.library(HERE / "on_gpu.cc")
     return {name: str(path) for name, path in made.items()}
 
 
@@ -95,33 +98,44 @@ def until(process: subprocess.Popen[str], word: str) -> list[str]:
 @pytest.mark.parametrize("end", some([0, 1], always=[0]))
 def test_a_cut_fails_both_sides_within_the_link_timeout(hosts, end):
     native.ensure(NativeOptions.from_environment())
-    check([start(host, rank) for rank, host in enumerate(hosts)], hosts[end])
+    with started(start(host, rank) for rank, host in enumerate(hosts)) as ranks:
+        check(ranks, hosts[end])
 
 
 @exhaustive
 @pytest.mark.parametrize("way", ["host", "nccl"])
 def test_so_it_does_where_the_tensors_are_on_gpus(hosts, gpus, way):
-    ranks = [
+    processes = (
         start(host, rank, gpus["on_gpu"], more=on_gpu(gpus, way, rank))
         for rank, host in enumerate(hosts)
-    ]
-    check(ranks, hosts[0])
+    )
+    with started(processes) as ranks:
+        check(ranks, hosts[0])
+
+
+@contextlib.contextmanager
+def started(
+    processes: Iterable[subprocess.Popen[str]],
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Kills processes at the end, also if a later one does not start."""
+    with contextlib.ExitStack() as stack:
+        ranks = []
+        for rank in processes:
+            ranks.append(stack.enter_context(rank))
+            stack.callback(rank.kill)
+        yield ranks
 
 
 def check(ranks: list[subprocess.Popen[str]], host: str) -> None:
     """Cuts a host's network off from the ranks, which have started."""
-    with contextlib.ExitStack() as stack:
-        for rank in ranks:
-            stack.enter_context(rank)
-            stack.callback(rank.kill)
-        for rank in ranks:
-            until(rank, "RUNNING")
-        ip("-n", host, "link", "set", "eth0", "down")
-        for number, rank in enumerate(ranks):
-            _, code, *words = until(rank, "ERROR")
-            message = " ".join(words)
-            assert int(code) == UNAVAILABLE, message
-            assert f"worker {1 - number} (10.78.0.{2 - number}:2222" in message
-            assert "is lost: no sign of life for 3.0 s" in message
-            assert "It was noticed in all_reduce 'x' float32[8388608]" in message
-            assert rank.wait() == 0
+    for rank in ranks:
+        until(rank, "RUNNING")
+    ip("-n", host, "link", "set", "eth0", "down")
+    for number, rank in enumerate(ranks):
+        _, code, *words = until(rank, "ERROR")
+        message = " ".join(words)
+        assert int(code) == UNAVAILABLE, message
+        assert f"worker {1 - number} (10.78.0.{2 - number}:2222" in message
+        assert "is lost: no sign of life for 3.0 s" in message
+        assert "It was noticed in all_reduce 'x' float32[8388608]" in message
+        assert rank.wait() == 0

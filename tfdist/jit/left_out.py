@@ -81,6 +81,8 @@ def _is_compiled(node: Any) -> bool:
 
 def _refuse_compiled_collectives(program: Program) -> None:
     communicating = program.functions_with(node_communicates, kept=False)
+    if not communicating:
+        return
 
     def is_refused(node: Any) -> bool:
         return _is_compiled(node) and not communicating.isdisjoint(called_by(node))

@@ -46,8 +46,7 @@ void Gpu::ReachInto(int number) const {
   int can = 0;
   TFDIST_CALL(cuDeviceCanAccessPeer, &can, device_, other);
   if (!can) {
-    throw Error(Code::kUnavailable, "GPU " + std::to_string(number) + " of this process is out of "
-                                    "reach for " + name_ + " at " + place_);
+    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) + " is out of reach for " + name_ + " at " + place_);
   }
   cuda::Context* reached = nullptr;
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);
@@ -60,7 +59,8 @@ void Gpu::ReachInto(int number) const {
 Error NoRoom(const Gpu& gpu, size_t bytes, const std::string& purpose, const std::string& setting,
              const Error& error) {
   return Error(error.code(), std::to_string(bytes) + " bytes for " + purpose +
-                                 " cannot be had on " + gpu.name() + "; lower " + setting +
+                                 " cannot be had on " + gpu.name() + " at " + gpu.place() +
+                                 "; lower " + setting +
                                  ", or set TF_FORCE_GPU_ALLOW_GROWTH=true: " + error.what());
 }
 

@@ -52,7 +52,7 @@ std::string WhyNoKernels(const DeviceTeam& team) {
       return "two ranks have the same GPU, and the driver of " + team.topology.names[rank] +
              " has no cuStreamWaitValue64 for it";
     }
-    if (*each.lack) return "on " + team.topology.names[rank] + " " + each.lack;
+    if (*each.lack) return "on " + team.topology.names[rank] + ", " + each.lack;
     if (each.buffer_bytes != team.ranks[0].buffer_bytes) return "TFDIST_DEVICE_BUFFERS differs";
   }
   return "";

@@ -127,7 +127,7 @@ std::string FirstLack(Fabric& fabric, const Operation& operation, const std::str
   const std::vector<char> all = Gather(fabric, operation, text, kBytes);
   for (size_t process = 0; process * kBytes < all.size(); ++process) {
     const char* const lack = &all[process * kBytes];
-    if (*lack) return "on " + fabric.topology.names[process] + " " + lack;
+    if (*lack) return "on " + fabric.topology.names[process] + ", " + lack;
   }
   return "";
 }

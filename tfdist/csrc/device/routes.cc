@@ -1,5 +1,6 @@
 #include "device/routes.h"
 
+#include <atomic>
 #include <functional>
 #include <utility>
 
@@ -64,7 +65,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
                 "has a GPU of its own, but " + no_nccl_ + "." +
-                    (version ? "" : " Here: " + no_nccl));
+                    (version || team_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {
     const bool first = fabric.topology.rank == 0;
@@ -72,7 +73,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   }
   OpenPeers(fabric, operation);
   AnnounceNoNccl();
-  AnnounceUnlikeGpus();
+  if (!IsMessage(operation.fingerprint.kind)) AnnounceUnlikeGpus();
 }
 
 void Routes::OpenPeers(Fabric& fabric, const Operation& operation) {
@@ -142,9 +143,11 @@ void Routes::AnnounceNoNccl() const {
               ". All-reduces of what is on GPUs go through the host's memory.");
 }
 
+// Says once, whichever communicators come later.
 void Routes::AnnounceUnlikeGpus() const {
+  static std::atomic<bool> announced{false};
   const std::string differ = HowGpusDiffer(team_);
-  if (differ.empty() || first() != 0 || !setup_.warn) return;
+  if (differ.empty() || first() != 0 || !setup_.warn || announced.exchange(true)) return;
   setup_.warn("The GPUs are of different models: " + differ +
               ". Each step takes as long as on the slowest.");
 }

@@ -265,8 +265,8 @@ void OutOfReach() {
     Gpus gpus(c);
     AllReduce(gpus, kFloat, ReduceOp::kSum, 40);
   });
-  EXPECT(told.find("No GPU reads another one's memory, since on rank 0 GPU 1 of this process is out "
-                   "of reach for A GPU of threads") == 0);
+  EXPECT(told.find("No GPU reads another one's memory, since on rank 0, its GPU 1 is out of reach "
+                   "for A GPU of threads") == 0);
   unsetenv("FAKE_CUDA_LINKS");
 }
 
