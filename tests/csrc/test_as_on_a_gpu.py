@@ -40,6 +40,7 @@ def environment(programs: Callable[[str], Programs], tmp_path: Path) -> dict[str
         ("device_compressed", False),
         ("device_faults", True),
         ("device_gpus", False),
+        ("device_obstacles", False),
         ("device_path", True),
         ("device_processes", False),
         ("nccl", False),

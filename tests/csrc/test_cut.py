@@ -104,7 +104,7 @@ def test_a_cut_fails_both_sides_within_the_link_timeout(hosts, end):
 
 @exhaustive
 @pytest.mark.parametrize("way", ["host", "nccl"])
-def test_so_it_does_where_the_tensors_are_on_gpus(hosts, gpus, way):
+def test_a_cut_while_the_tensors_are_on_gpus(hosts, gpus, way):
     processes = (
         start(host, rank, gpus["on_gpu"], more=on_gpu(gpus, way, rank))
         for rank, host in enumerate(hosts)

@@ -27,6 +27,7 @@ PROGRAMS = (
     "device_compressed",
     "device_faults",
     "device_gpus",
+    "device_obstacles",
     "device_path",
     "device_processes",
     "device_selection",

@@ -208,7 +208,7 @@ def test_all_workers_compile_or_none():
 @exhaustive
 def test_unlike_gpus_are_refused():
     for said in GROUPS["2"].run(f"{PACKAGE}.xla:compiled_for_unlike_gpus"):
-        assert "GPU of rank 0; jit_compile=False suits any" in said and "GPU of rank 1" in said
+        assert "GPU of rank 0; jit_compile=False works on any" in said and "GPU of rank 1" in said
 
 
 @exhaustive

@@ -33,7 +33,7 @@ class Error : public std::runtime_error {
 inline std::string ClauseOf(const Error& error) {
   std::string text = error.what();
   if (!text.empty() && text.back() == '.') text.pop_back();
-  return text.empty() ? "of an unknown error" : text;
+  return text.empty() ? "the reason is unknown" : text;
 }
 
 }  // namespace tfdist

@@ -46,7 +46,8 @@ void Gpu::ReachInto(int number) const {
   int can = 0;
   TFDIST_CALL(cuDeviceCanAccessPeer, &can, device_, other);
   if (!can) {
-    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) + " is out of reach for " + name_ + " at " + place_);
+    throw Error(Code::kUnavailable, "its GPU " + std::to_string(number) + " is out of reach for " +
+                                        name_ + " at " + place_);
   }
   cuda::Context* reached = nullptr;
   TFDIST_CALL(cuDevicePrimaryCtxRetain, &reached, other);

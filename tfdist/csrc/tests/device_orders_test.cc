@@ -19,7 +19,6 @@ namespace tfdist::testing {
 namespace {
 
 constexpr DType kFloat = DType::kFloat32;
-int rounds = 30;
 
 // The communicators of each rank, which has a GPU of its own.
 class Groups {
@@ -73,8 +72,8 @@ void Gather(Communicator& c, Memory& memory, size_t rows) {
   EXPECT(memory.Has(out, expected));
 }
 
-void Values(const std::string& transport, int hosts, size_t groups) {
-  Groups(PlanFor(transport, 3, hosts, As::kThreads), groups).Run([](Communicator& c) {
+void Values(const std::string& transport, int hosts, size_t groups, int rounds) {
+  Groups(PlanFor(transport, 3, hosts, As::kThreads), groups).Run([rounds](Communicator& c) {
     Memory memory(c.rank());
     for (int round = 0; round < rounds; ++round) {
       AllReduce(c, memory, kFloat, ReduceOp::kSum, {100, 0, 900});
@@ -85,9 +84,9 @@ void Values(const std::string& transport, int hosts, size_t groups) {
 }
 
 // One of them fails; the other goes on.
-void AnotherFails() {
+void AnotherFails(int rounds) {
   Groups groups(PlanFor("own", 2, 1, As::kThreads), 2);
-  groups.Run([](Communicator& c) {
+  groups.Run([rounds](Communicator& c) {
     Memory memory(c.rank());
     for (int round = 0; round < rounds; ++round) {
       if (c.name() == "group 0" && round == rounds / 2) break;
@@ -128,11 +127,11 @@ void Turns() {
 int main(int argc, char**) {
   using namespace tfdist::testing;
   const bool few = argc > 1;
-  if (few) rounds = 6;
+  const int rounds = few ? 6 : 30;
   setenv("FAKE_CUDA_ONE_QUEUE", "1", 1);
   Turns();
-  for (const char* transport : {"own", "nccl"}) Values(transport, 1, few ? 2 : 4);
-  Values("nccl", 3, few ? 2 : 3);
-  AnotherFails();
+  for (const char* transport : {"own", "nccl"}) Values(transport, 1, few ? 2 : 4, rounds);
+  Values("nccl", 3, few ? 2 : 3, rounds);
+  AnotherFails(rounds);
   return 0;
 }

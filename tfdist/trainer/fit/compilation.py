@@ -43,7 +43,7 @@ def compilation_of(model: keras.Model) -> str | None:
     if not is_compiled(model):
         return None
     processors = [xla_processor_limit() or _vector_unit(), *_gpus(made_under(model))]
-    return f"for {', '.join(processors)}; jit_compile=False suits any"
+    return f"for {', '.join(processors)}; jit_compile=False works on any"
 
 
 def _vector_unit() -> str:
