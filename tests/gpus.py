@@ -22,6 +22,13 @@ from tfdist.options import NativeOptions
 _HERE = Path(__file__).parent
 _OPS, _DEVICE = _HERE / "gpu_ops.cc", _HERE / "gpu_device.cc"
 _SECONDS = 1500
+# With these settings ranks can share a GPU since NCCL 2.30. Without the last two they could wait
+# for each other for room on it.
+NCCL_SHARES = {
+    "NCCL_MULTI_RANK_GPU_ENABLE": "1",
+    "NCCL_NVLS_ENABLE": "0",
+    "NCCL_MAX_CTAS": "2",
+}
 # Keep the libraries; the first those of the C++ tests, too.
 _CACHE = _HERE.parent / ".pytest_cache" / "d"
 _FAKES, _FOLDER = _CACHE / "csrc-plain", _CACHE / "gpus"
@@ -56,16 +63,20 @@ def variables(rank: int, transport: str, count: int = 1) -> dict[str, str]:
     }
 
 
-def real(visible: str) -> dict[str, str]:
+def real(visible: str, transport: str, shared: bool) -> dict[str, str]:
     """The environment of a worker with real GPUs.
 
     Args:
         visible: which it sees, as CUDA_VISIBLE_DEVICES says it.
+        transport: as for `variables`.
+        shared: whether another worker has the same ones.
     """
     return {
+        **(NCCL_SHARES if shared and transport == "nccl" else {}),
+        "TFDIST_DEVICE_ALGORITHM": transport or "by_size",
         "CUDA_VISIBLE_DEVICES": visible,
         "TF_FORCE_GPU_ALLOW_GROWTH": "true",  # Others may have the same one.
-        "NVIDIA_TF32_OVERRIDE": "0",  # CPUs do not round so.
+        "TESTS_FLOAT32": "1",  # CPUs do not round to fewer bits.
     }
 
 
@@ -77,6 +88,7 @@ def stand_in() -> None:
     from tfdist.native import gpu_kernels
     from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies import communication
+    from tfdist.trainer.optimizers import repeated_slices
 
     # They take GPUs only if they are asked to.
     for strategy in (HybridStrategy, PipelineStrategy):
@@ -94,6 +106,7 @@ def stand_in() -> None:
     tf.load_op_library(os.environ["TESTS_GPU"])
     gpu._numbers = lambda devices: list(range(len(devices)))
     communication.are_gpus = lambda devices: True
+    repeated_slices.adds_in_any_order = lambda: True
 
 
 def launches() -> int:

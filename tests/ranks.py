@@ -51,8 +51,8 @@ class Ranks:
         strategy: whether they make a strategy at once, of all of them.
         gpus: whether they train on GPUs, which threads stand for, and how these compute sums: by
             "own" kernels, "nccl" or the "host"; None for none.
-        real_gpus: the real GPUs that each of them sees, as CUDA_VISIBLE_DEVICES says it; "" for
-            none.
+        real_gpus: for each of them the real GPUs that it sees instead, as CUDA_VISIBLE_DEVICES says
+            it; () for none.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Ranks:
         tls: bool = False,
         strategy: bool = True,
         gpus: str | None = None,
-        real_gpus: str = "",
+        real_gpus: Sequence[str] = (),
     ) -> None:
         self.workers = workers
         self._devices = [devices] * max(1, workers) if isinstance(devices, int) else devices
@@ -164,10 +164,11 @@ class Ranks:
             }
             if self._tls:
                 environment |= certificates.variables()
-            if self._gpus is not None:
-                environment |= gpus.variables(rank, self._gpus, self._devices[rank])
             if self._real_gpus:
-                environment |= gpus.real(self._real_gpus)
+                shared = len(set(self._real_gpus)) < self.workers
+                environment |= gpus.real(self._real_gpus[rank], self._gpus or "", shared)
+            elif self._gpus is not None:
+                environment |= gpus.variables(rank, self._gpus, self._devices[rank])
             if len(set(self._hosts)) > 1:
                 environment["TFDIST_HOST"] = str(self._hosts[rank])
             if self.workers > 1:
@@ -207,6 +208,8 @@ def serve(pipe: Any, communication: str | None, devices: int) -> None:
     if devices > 1:
         pieces = [tf.config.LogicalDeviceConfiguration()] * devices
         tf.config.set_logical_device_configuration(cpu, pieces)
+    if "TESTS_FLOAT32" in os.environ:
+        tf.config.experimental.enable_tensor_float_32_execution(False)
     try:
         strategy = None
         if "TESTS_GPU" in os.environ:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import pytest
 
 from tests.tiers import exhaustive
-from tfdist.native import recipe
+from tfdist.native import compiler, recipe, tensorflow_package
+from tfdist.options import NativeOptions
 
 # Compiling with sanitizers takes minutes.
 pytestmark = pytest.mark.timeout(1800)
@@ -178,3 +182,12 @@ def test_every_test_is_run():
     files = {path.stem for path in (recipe.SOURCE / "tests").glob("*_test.cc")}
     assert files == {f"{name}_test" for name in RUNS["plain"]}
     assert RUNS["address"].keys() == RUNS["plain"].keys()
+
+
+def test_what_only_tests_on_a_gpu_call_compiles():
+    flags = recipe.read(tensorflow_package.find()).compile_core
+    found = compiler.find(NativeOptions.from_environment().compiler)
+    source = Path(__file__).parents[1] / "gpu" / "on_pointers.cc"
+    command = [*found.command, *flags, "-fsyntax-only", str(source)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.csrc.compiling import Toolchain
+from tests.gpus import NCCL_SHARES
 from tfdist.errors import NativeUnavailableError
 from tfdist.native import gpu_kernels, nvidia, nvrtc, tensorflow_package
 from tfdist.native.tensorflow_package import TensorFlowPackage
@@ -35,10 +36,7 @@ PROGRAMS = (
     "nccl",
     "nccl_endings",
 )
-# Since then, ranks that share a GPU can be allowed. Without these settings they could wait for each
-# other for room on it.
-_SHARING = (2, 30)
-_SHARED = {"NCCL_MULTI_RANK_GPU_ENABLE": "1", "NCCL_NVLS_ENABLE": "0", "NCCL_MAX_CTAS": "2"}
+_SHARING = (2, 30)  # of NCCL: since then, ranks that share a GPU can be allowed
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -112,7 +110,7 @@ def sharing(nccl_version: str) -> dict[str, str]:
     """The environment in which two ranks of NCCL share a GPU."""
     if tuple(map(int, nccl_version.split("."))) < _SHARING:
         pytest.skip(f"two ranks share a GPU since NCCL 2.30; this is {nccl_version}")
-    return {**_SHARED, "NCCL_RANKS": "2"}
+    return {**NCCL_SHARES, "NCCL_RANKS": "2"}
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@
 #include "device/kernel_all_reduce.h"
 #include "device/kernel_codec.h"
 #include "device/kernel_names.h"
+#include "tests/gpu_ranks.h"
 
 namespace tfdist {
 namespace {
@@ -78,9 +79,10 @@ extern "C" const char* all_reduce(const char* kernels, uint32_t ranks, const cud
       setup.timeout_seconds = kSeconds;
       team[rank]->all_reduce = std::make_unique<KernelAllReduce>(std::move(setup));
     }
+    testing::NoGuard guard;
     for (uint32_t rank = 0; rank < ranks; ++rank) {
       team[rank]->all_reduce->Launch({{at[rank], at[rank], bytes}}, static_cast<DType>(type),
-                                     static_cast<ReduceOp>(op), team[rank]->stream.get());
+                                     static_cast<ReduceOp>(op), team[rank]->stream.get(), guard);
     }
     for (const auto& rank : team) rank->stream.Synchronize();
     for (const auto& rank : team) {

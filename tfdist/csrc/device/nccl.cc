@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <cstring>
+
 #include "error.h"
 
 namespace tfdist::nccl {
@@ -9,6 +12,7 @@ namespace {
 
 constexpr char kSystems[] = "libnccl.so.2";
 constexpr char kGetVersion[] = "ncclGetVersion";
+constexpr int kSharing = 23000;  // the first that lets ranks share a GPU
 
 [[noreturn]] void Refuse(const std::string& why) {
   throw Error(Code::kInvalidArgument, "The GPUs cannot be used by the native collectives: " + why);
@@ -77,9 +81,14 @@ Library Resolve(const std::function<void*(const char*)>& find, const std::string
   return library;
 }
 
-const Library& Load(const std::string& library) {
+const Library& Load(std::string library) {
   static const Library opened = Open(library);
   return opened;
+}
+
+bool LetsRanksShareAGpu(const Library& library) {
+  const char* const set = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");
+  return library.version >= kSharing && set && std::strcmp(set, "1") == 0;
 }
 
 std::string VersionOf(int version) {

@@ -86,10 +86,13 @@ struct Library {
 // The same for the whole process; the first call tells which library, "" for the system's.
 // Throws Error(kInvalidArgument) if there is none, or none that is usable, and says what is
 // missing.
-const Library& Load(const std::string& library = "");
+const Library& Load(std::string library = "");
 
 // The functions of a library that is called `name`: `find` returns null for those that it lacks.
 Library Resolve(const std::function<void*(const char*)>& find, const std::string& name);
+
+// Whether NCCL's own setting, NCCL_MULTI_RANK_GPU_ENABLE, lets several ranks have one GPU.
+bool LetsRanksShareAGpu(const Library& library);
 
 // As people write it, such as "2.21.5".
 std::string VersionOf(int version);

@@ -60,12 +60,14 @@ std::string WhyNoKernels(const DeviceTeam& team) {
 
 std::string WhyNoNccl(const DeviceTeam& team) {
   if (team.tls) return "TLS is set, and NCCL sends in the clear";
-  if (!HaveOwnGpus(team)) return "two ranks have the same GPU";
-  // Which NCCL refuses.
+  const bool may_share =
+      team.may_share_gpu || std::all_of(team.ranks.begin(), team.ranks.end(),
+                                        [](const Introduction& rank) { return rank.nccl_shares; });
+  if (!may_share && !HaveOwnGpus(team)) return "two ranks have the same GPU";
+  // Which NCCL refuses otherwise.
   std::set<std::pair<int, std::string>> places;
   for (size_t rank = 0; rank < team.ranks.size(); ++rank) {
-    if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second &&
-        !team.may_share_gpu) {
+    if (!places.emplace(team.topology.host_of[rank], team.ranks[rank].place).second && !may_share) {
       return "two ranks have parts of the same GPU";
     }
   }

@@ -30,6 +30,7 @@ struct Introduction {
   uint64_t buffer_bytes;
   int32_t nccl;              // its version; 0 for none
   uint8_t has_stream_waits;
+  uint8_t nccl_shares;       // whether NCCL is told to let ranks share a GPU, and can
   char transport[8];         // that is asked for
 };
 

@@ -39,10 +39,13 @@ void Routes::Open(Fabric& fabric, const Operation& operation) {
 
 void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   int version = 0;
+  bool shares = false;
   std::string no_nccl = "no library is given";
   if (!setup_.nccl.empty()) {
     try {
-      version = nccl::Load(setup_.nccl).version;
+      const nccl::Library& library = nccl::Load(setup_.nccl);
+      version = library.version;
+      shares = nccl::LetsRanksShareAGpu(library);
     } catch (const Error& error) {
       no_nccl = error.what();
       if (setup_.warn && setup_.is_free()) setup_.warn(no_nccl);
@@ -52,6 +55,7 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   for (const auto& rank : ranks_) {
     introductions.push_back(rank->Introduce(setup_));
     introductions.back().nccl = version;
+    introductions.back().nccl_shares = shares;
     introductions.back().communicator = NewName();
   }
   team_.ranks = tfdist::Introduce(fabric, operation, introductions);

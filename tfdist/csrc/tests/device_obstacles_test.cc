@@ -194,10 +194,31 @@ void UnlikeNccl(const Plan& plan) {
   });
 }
 
+// NCCL shares a GPU where all ranks have set it to.
+void SharedByNccl(Plan plan) {
+  plan.device->may_share_gpu = false;
+  const auto set = [] {
+    setenv("FAKE_NCCL_VERSION", "23007", 1);
+    setenv("NCCL_MULTI_RANK_GPU_ENABLE", "1", 1);
+  };
+  OnEachProcess(plan, -1, [&](Communicator& c) {
+    Memory memory;
+    set();
+    AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40});
+  });
+  OnEachProcess(plan, -1, [&](Communicator& c) {
+    Memory memory;
+    if (c.rank() == 0) set();
+    ExpectError([&] { AllReduce(c, memory, DType::kFloat32, ReduceOp::kSum, {40}); },
+                Code::kInvalidArgument, {"two ranks have the same GPU"});
+  });
+}
+
 void WithFakes() {
   // Processes first: none has a driver before it forks.
   WithoutIpc(PlanFor("own", 2, 1, As::kProcesses));
   UnlikeNccl(PlanFor("nccl", 2, 1, As::kProcesses));
+  SharedByNccl(PlanFor("nccl", 2, 1, As::kProcesses));
   WithoutStreams(PlanForStreams(3, As::kProcesses));
   Settings();
   ASharedGpu();
