@@ -86,17 +86,11 @@ def stand_in() -> None:
 
     from tfdist.collective import gpu
     from tfdist.native import gpu_kernels
-    from tfdist.pipeline.placement.strategy import HybridStrategy, PipelineStrategy
     from tfdist.strategies import communication
     from tfdist.trainer.optimizers import repeated_slices
 
-    # They take GPUs only if they are asked to.
-    for strategy in (HybridStrategy, PipelineStrategy):
-        strategy.__init__.__kwdefaults__["communication"] = "native"
     # The driver of threads has its kernels built in.
     gpu_kernels.find = lambda architecture, options: os.devnull
-    obstacle = communication._obstacle
-    communication._obstacle = lambda options, *, gpus: obstacle(options, gpus=True)
     if have_devices():
         from tensorflow.python.framework import load_library
 

@@ -177,8 +177,8 @@ class Ranks:
                     {"cluster": {"worker": addresses}, "task": task}
                 )
             # A single worker takes them only if it is asked to.
-            on_gpus = self._gpus is not None or self._real_gpus
-            communication = ("native" if on_gpus else "auto") if self._with_strategy else None
+            asked = self.workers == 1 and self._gpus is not None
+            communication = ("native" if asked else "auto") if self._with_strategy else None
             zygote = _zygotes[rank % _ZYGOTES]
             self._processes.append(
                 zygote.fork(environment, serve, communication, self._devices[rank])

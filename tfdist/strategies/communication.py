@@ -18,6 +18,7 @@ from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.tensorflow_collectives import TensorFlowCommunicator
 from tfdist.errors import NativeUnavailableError, UnsupportedError
+from tfdist.native import nvidia
 from tfdist.options import Options
 from tfdist.strategies.group import Group
 
@@ -59,8 +60,8 @@ def choose(group: Group, communication: str) -> str:
         if tls:
             raise UnsupportedError(f'{_IN_THE_CLEAR} Choose communication="native", or {_UNSET}.')
         return "tensorflow"
-    # With TLS the native collectives are the only choice, even for GPUs.
-    obstacle = _obstacle(group.options, gpus=tls or communication == "native")
+    # With TLS the native collectives are the only choice, even for GPUs of other makers.
+    obstacle = _obstacle(group.options, any_gpus=tls or communication == "native")
     obstacles = [text for text in group.exchange("native collectives", obstacle) if text]
     if not obstacles:
         return "native"
@@ -68,27 +69,26 @@ def choose(group: Group, communication: str) -> str:
         raise NativeUnavailableError(obstacles[0])
     if tls:
         raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
-    if obstacles[0] != _GPUS and group.topology.rank == 0:
+    if group.topology.rank == 0:
         say(f"{obstacles[0]} Falling back to TensorFlow's collectives, which are slower.")
     return "tensorflow"
 
 
-_GPUS = "The worker has a GPU."
 _IN_THE_CLEAR = "TLS is set, and TensorFlow's collectives send tensors in the clear."
 _UNSET = "unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all workers"
 
 
-def _obstacle(options: Options, *, gpus: bool) -> str:
+def _obstacle(options: Options, *, any_gpus: bool) -> str:
     """Why this worker cannot use the native collectives; "" if it can.
 
     Args:
-        options: the settings, of which those for TLS are used.
-        gpus: whether they are wanted for gradients on a GPU.
+        options: the settings, of which those for TLS and the driver are used.
+        any_gpus: whether they are wanted even if gradients would leave the GPU.
     """
-    # Listing logical devices would initialize TensorFlow before its server can be configured.
-    if not gpus and tf.config.list_physical_devices("GPU"):
-        return _GPUS
     try:
+        # Listing logical devices would initialize TensorFlow before its server can be configured.
+        if not any_gpus and tf.config.list_physical_devices("GPU"):
+            nvidia.Driver(options.cuda_library)
         core = native.load().library
         native.load_ops()
     except NativeUnavailableError as error:

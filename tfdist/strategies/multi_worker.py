@@ -38,9 +38,9 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             process that finds nothing there trains alone.
         communication_options: a `tf.distribute.experimental.CommunicationOptions`. The native
             collectives use its `bytes_per_pack` and `timeout_seconds`.
-        communication: `"native"` for tfdist's collectives (shared memory and TCP), `"tensorflow"`
-            for TensorFlow's (RING on CPUs, NCCL on GPUs), or `"auto"` for the native ones if no
-            worker has a GPU and they are available on all workers.
+        communication: `"native"` for tfdist's collectives (shared memory and TCP; on GPUs own
+            kernels and NCCL), `"tensorflow"` for TensorFlow's (RING on CPUs, NCCL on GPUs), or
+            `"auto"` for the native ones if they are available on all of several workers.
         compression: how to compress gradients sent between hosts: a name such as `"int8"`, a codec
             of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
         shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps

@@ -119,8 +119,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         compression: of gradients between pipelines, as for `tfdist.MultiWorkerMirroredStrategy`.
         shard_optimizer: whether the workers that hold the same stages shard their optimizer state;
             see `tfdist.MultiWorkerMirroredStrategy`. It has no effect on a single pipeline.
-        communication: `"native"` keeps what workers with GPUs send and sum on them; `"auto"`, the
-            default, sends it through the hosts' memory.
+        communication: the collectives of a pipeline are always native, so `"auto"`, the default,
+            and `"native"` are the same.
 
     Raises:
         ValueError: the workers do not divide evenly into pipelines.
@@ -193,8 +193,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "`tfdist run --gpus-per-worker`."
             )
         group.agree("communication", communication)
-        on_gpus = communication == "native" and topology.size > 1
-        self._gpus = devices if on_gpus and sums_on_gpus(group, devices) else []
+        several = topology.size > 1
+        self._gpus = devices if several and sums_on_gpus(group, devices) else []
         self.pipeline_communicator: Communicator = Alone()
         extended = PipelineExtended(
             self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect
