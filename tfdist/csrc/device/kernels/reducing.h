@@ -21,8 +21,9 @@ struct Lanes {
   T values[kCount];
 };
 
+// Takes a copy, which is loaded at once: what `memcpy` reads from memory itself, GPUs load byte by byte.
 template <typename T>
-Lanes<T> Split(const Vector& vector) {
+Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
   std::memcpy(&lanes, &vector, sizeof(lanes));
   return lanes;
