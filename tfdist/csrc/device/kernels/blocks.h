@@ -141,7 +141,8 @@ uint64_t BytesBefore(const Codec& codec, uint64_t before) {
 
 // A word of the bits of codes.
 template <uint32_t kBits>
-using CodesOf = std::conditional_t<kBits == 32, uint32_t, std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
+using CodesOf = std::conditional_t<kBits == 32, uint32_t,
+                                   std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
 
 // A thread sees to so many places at once, and in each plane to so many values, which lie together.
 template <typename F, uint32_t kPlaces>

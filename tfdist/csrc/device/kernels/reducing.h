@@ -29,9 +29,9 @@ Lanes<T> Split(Vector vector) {
   return lanes;
 }
 
-// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector, result)` for
-// each. They are all read before any is written, so that the memory has enough to do. `S` is the type of
-// the partial results.
+// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector, result)`
+// for each. They are all read before any is written, so that the memory has enough to do. `S` is the
+// type of the partial results.
 template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
 void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
                    Put put) {
