@@ -284,6 +284,7 @@ void Everything(bool small) {
   };
   for (const Codec& codec : Codecs()) {
     compare(codec, 256, 3 * 1003, false);
+    compare(codec, 256, 3 * 1024, true);  // aligned, and all blocks whole: several values at once
     compare(codec, 8, 3 * 45 + 1, true);
     compare(codec, 1000, 3 * 2500, true);
     for (const size_t count : {0u, 1u, 5u}) compare(codec, 64, count, false);

@@ -168,7 +168,7 @@ void EveryReduction() {
       if (op == ReduceOp::kMean && !IsFloating(type)) continue;
       for (const uint32_t ranks : {2u, 3u}) {
         for (const bool one_shot : {true, false}) {
-          std::vector<Rank> team = Team(ranks, {40 * size, 7 * size, 0, size, 64 * size, 0});
+          std::vector<Rank> team = Team(ranks, {300 * size, 7 * size, 0, size, 64 * size, 0});
           Fill(team, type, random);
           OnEach(team, [&](Rank& rank) { rank.AllReduce(team, type, op, one_shot); });
           Check(team, type, op);

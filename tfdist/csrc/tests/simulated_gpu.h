@@ -94,6 +94,10 @@ inline uint32_t AddTo(uint32_t* sum, uint32_t more) {
 inline uint32_t CountBits(uint32_t bits) {
   return static_cast<uint32_t>(__builtin_popcount(bits));
 }
+template <typename T>
+T* OfMemory(T* data) {
+  return data;
+}
 inline uint32_t* BlockWords() { return here.block->words(); }
 inline bool AllOfBlock(bool condition) { return here.block->All(condition); }
 

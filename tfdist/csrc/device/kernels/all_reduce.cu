@@ -44,11 +44,18 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
 // Reduces this rank's part in place: nobody else reads it before the next meeting.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
+  constexpr uint32_t kAtOnce = sizeof(T) > 1 ? 2 : 1;  // bytes take a register each
   const uint64_t begin = staging.part * staging.rank;
   const uint64_t end = begin + staging.part < vectors ? begin + staging.part : vectors;
   Vector* const own = Vectors(staging.of[staging.rank]);
-  for (uint64_t v = begin + ThreadOfGrid(); v < end; v += ThreadsOfGrid()) {
-    own[v] = ReduceVector<T, Op, S>(staging.of, staging.ranks, v, divisor);
+  const auto put = [&](uint64_t v, const Vector& result) { own[v] = result; };
+  const uint64_t step = ThreadsOfGrid();
+  uint64_t v = begin + ThreadOfGrid();
+  for (; v + (kAtOnce - 1) * step < end; v += kAtOnce * step) {
+    ReduceVectors<T, Op, S, kAtOnce>(staging.of, staging.ranks, v, step, divisor, put);
+  }
+  for (; v < end; v += step) {
+    ReduceVectors<T, Op, S, 1>(staging.of, staging.ranks, v, step, divisor, put);
   }
 }
 
@@ -64,8 +71,9 @@ void InOneShot(const List& list, const Staging& staging, const Meeting& meeting,
     own[v] = LoadVector(list, v);
   }
   if (!Meet(meeting, waiting)) return;
+  const auto put = [&](uint64_t v, const Vector& result) { StoreVector(list, v, result); };
   for (uint64_t v = begin + Thread(); v < end; v += ThreadsOfBlock()) {
-    StoreVector(list, v, ReduceVector<T, Op, S>(staging.of, staging.ranks, v, divisor));
+    ReduceVectors<T, Op, S, 1>(staging.of, staging.ranks, v, 0, divisor, put);
   }
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 
 #include "device/kernels/coding.h"
 #include "device/kernels/execution.h"
@@ -12,23 +13,67 @@
 namespace tfdist::device {
 namespace {
 
+// Values that lie together, and are moved together.
+template <uint32_t kCount>
+struct alignas(kCount * sizeof(float)) Pack {
+  float values[kCount];
+};
+
+template <uint32_t kCount>
+void PutPack(const Pack<kCount>& pack, float* to) {
+  *reinterpret_cast<Pack<kCount>*>(to) = pack;
+}
+
+inline bool IsAligned(const void* data, uint32_t bytes) {
+  return reinterpret_cast<uint64_t>(data) % bytes == 0;
+}
+
 // One block of values, with what was not sent so far.
 struct Block {
   Block(const float* given, float* left, uint32_t values)
-      : in(given), error(left), count(values) {
+      : in(OfMemory(given)), error(left), count(values) {
     uint32_t bits = 0;
-    for (uint32_t i = Lane(); i < count; i += kTeam) {
-      const uint32_t magnitude = FloatToBits((*this)[i]) & kMagnitude;
+    ForLane([&](float value) {
+      const uint32_t magnitude = FloatToBits(value) & kMagnitude;
       bits = magnitude > bits ? magnitude : bits;
-    }
+    });
     largest = LargestOfTeam(bits);
   }
-  float operator[](uint32_t i) const { return error ? in[i] + error[i] : in[i]; }
+  // By 64 bits: the address of a later one is that of the first plus a constant.
+  float operator[](uint64_t i) const { return error ? in[i] + OfMemory(error)[i] : in[i]; }
+
+  // So many values from one on, where they are aligned.
+  template <uint32_t kCount>
+  Pack<kCount> At(uint32_t i) const {
+    Pack<kCount> pack = *reinterpret_cast<const Pack<kCount>*>(in + i);
+    if (error) {
+      const Pack<kCount> left = *reinterpret_cast<const Pack<kCount>*>(OfMemory(error) + i);
+TFDIST_UNROLL
+      for (uint32_t k = 0; k < kCount; ++k) pack.values[k] += left.values[k];
+    }
+    return pack;
+  }
+
+  // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at once.
+  template <typename Use>
+  void ForLane(Use use) const {
+    constexpr uint32_t kAtOnce = 8;
+    uint32_t i = Lane();
+    for (; i + (kAtOnce - 1) * kTeam < count; i += kAtOnce * kTeam) {
+      const uint64_t first = i;
+      float values[kAtOnce];
+TFDIST_UNROLL
+      for (uint32_t k = 0; k < kAtOnce; ++k) values[k] = (*this)[first + k * kTeam];
+TFDIST_UNROLL
+      for (uint32_t k = 0; k < kAtOnce; ++k) use(values[k]);
+    }
+    for (; i < count; i += kTeam) use((*this)[i]);
+  }
 
   template <typename Term>
   float Sum(Term term) const {
     float own = 0, lanes[kTeam], sum = 0;
-    for (uint32_t i = Lane(); i < count; i += kTeam) own += term((*this)[i]);
+    ForLane([&](float value) { own += term(value); });
     TellTeam(own, lanes);
 TFDIST_UNROLL
     for (uint32_t k = 0; k < kTeam; ++k) sum += lanes[k];
@@ -41,35 +86,31 @@ TFDIST_UNROLL
   uint32_t largest;  // bits of a magnitude
 };
 
-// Calls `use(i, where)` for each value of a block, where it lies: the byte and the bit of its code, of
-// those that this thread sees to, byte by byte; `end(byte)` after each.
-template <typename F, typename Use, typename End>
-void ForCodes(uint32_t count, Use use, End end) {
-  constexpr uint32_t kBits = BitsOf(F::kCodec);
-  if constexpr (kBits > 8) {
-    for (uint32_t i = Lane(); i < count; i += kTeam) {
-      use(i, i, 0);
-      end(i);
-    }
-  } else {
-    const uint32_t plane = static_cast<uint32_t>(PayloadBytes(kBits, count));
-    constexpr uint32_t kBytesAtOnce = kBits == 8 ? 4 : 1;  // or there are not enough registers
-TFDIST_UNROLL_BY(kBytesAtOnce)
-    for (uint32_t k = Lane(); k < plane; k += kTeam) {
-TFDIST_UNROLL
-      for (uint32_t p = 0; p < 8 / kBits; ++p) {
-        const uint32_t i = k + p * plane;
-        if (i < count) use(i, k, p * kBits);
-      }
-      end(k);
-    }
-  }
-}
+// How the codes of a block lie: place k has one of each plane, and takes so many bits.
+template <typename F>
+struct Planes {
+  static constexpr uint32_t kBits = BitsOf(F::kCodec), kPlaceBits = kBits > 8 ? kBits : 8;
+  static constexpr uint32_t kCount = kPlaceBits / kBits;
 
-// The same without `end`.
+  explicit Planes(uint32_t count) : places((count + kCount - 1) / kCount) {}
+
+  const uint32_t places;
+};
+
+// Calls `use(i, place, shift)` for each value of a block, with the place and the bit of its code, of
+// those that this thread sees to, place by place.
 template <typename F, typename Use>
 void ForCodes(uint32_t count, Use use) {
-  ForCodes<F>(count, use, [](uint32_t) {});
+  const uint32_t places = Planes<F>(count).places;
+  constexpr uint32_t kPlacesAtOnce = Planes<F>::kBits == 8 ? 4 : 1;  // or there are not enough registers
+TFDIST_UNROLL_BY(kPlacesAtOnce)
+  for (uint32_t k = Lane(); k < places; k += kTeam) {
+TFDIST_UNROLL
+    for (uint32_t p = 0; p < Planes<F>::kCount; ++p) {
+      const uint32_t i = k + p * places;
+      if (i < count) use(i, k, p * Planes<F>::kBits);
+    }
+  }
 }
 
 template <typename F>
@@ -78,16 +119,6 @@ uint32_t CodeAt(const uint8_t* block, uint32_t place, uint32_t shift) {
   const uint8_t* const payload = block + HeaderBytes(F::kCodec);
   if constexpr (kBits > 8) return reinterpret_cast<const uint16_t*>(payload)[place];
   return payload[place] >> shift & ((1u << kBits) - 1);
-}
-
-template <typename F>
-void PutCodes(uint8_t* block, uint32_t place, uint32_t codes) {
-  uint8_t* const payload = block + HeaderBytes(F::kCodec);
-  if constexpr (BitsOf(F::kCodec) > 8) {
-    reinterpret_cast<uint16_t*>(payload)[place] = static_cast<uint16_t>(codes);
-  } else {
-    payload[place] = static_cast<uint8_t>(codes);
-  }
 }
 
 template <typename F>
@@ -108,35 +139,76 @@ uint64_t BytesBefore(const Codec& codec, uint64_t before) {
   return before / codec.block * BlockBytes(F::kCodec, codec.block);
 }
 
+// A word of the bits of codes.
+template <uint32_t kBits>
+using CodesOf = std::conditional_t<kBits == 32, uint32_t,
+                                   std::conditional_t<kBits == 16, uint16_t, uint8_t>>;
+
+// A thread sees to so many places at once, and in each plane to so many values, which lie together.
+template <typename F, uint32_t kPlaces>
+void EncodeValues(const F& form, const Block& block, uint32_t seed, uint8_t* payload, float* out) {
+  using P = Planes<F>;
+  constexpr uint32_t kAtOnce = P::kCount < 4 / kPlaces ? P::kCount : 4 / kPlaces;
+  const uint32_t places = P(block.count).places;
+  const auto is_in = [&](uint32_t i) { return kPlaces > 1 || i < block.count; };
+  for (uint32_t k = Lane() * kPlaces; k < places; k += kTeam * kPlaces) {
+    uint32_t codes = 0;
+TFDIST_UNROLL
+    for (uint32_t first = 0; first < P::kCount; first += kAtOnce) {
+      Pack<kPlaces> values[kAtOnce];  // are loaded before any is written
+TFDIST_UNROLL
+      for (uint32_t p = 0; p < kAtOnce; ++p) {
+        const uint32_t i = k + (first + p) * places;
+        if (is_in(i)) values[p] = block.At<kPlaces>(i);
+      }
+TFDIST_UNROLL
+      for (uint32_t p = 0; p < kAtOnce; ++p) {
+        const uint32_t i = k + (first + p) * places;
+        if (!is_in(i)) continue;
+        Pack<kPlaces> decoded, left;
+TFDIST_UNROLL
+        for (uint32_t v = 0; v < kPlaces; ++v) {
+          const float value = values[p].values[v];
+          const uint32_t code = form.Code(value, seed + i + v);
+          codes |= code << (v * P::kPlaceBits + (first + p) * P::kBits);
+          decoded.values[v] = F::Value(code, form.header());
+          left.values[v] = value - decoded.values[v];
+        }
+        if (block.error) PutPack(left, OfMemory(block.error) + i);
+        if (out) PutPack(decoded, OfMemory(out) + i);
+      }
+    }
+    using Codes = CodesOf<kPlaces * P::kPlaceBits>;
+    reinterpret_cast<Codes*>(payload)[k / kPlaces] = static_cast<Codes>(codes);
+  }
+}
+
 // Args: out: where the decoded values go, too; null for nowhere.
 template <typename F>
 void EncodeBlock(const Codec& codec, const Block& block, uint32_t seed, uint8_t* to,
                  float* out) {
-  uint32_t codes = 0;
-  const auto put = [&](uint32_t place) {
-    PutCodes<F>(to, place, codes);
-    codes = 0;
-  };
+  using P = Planes<F>;
+  uint8_t* const payload = to + HeaderBytes(F::kCodec);
   if (block.largest >= kInfinity) {
     PutHeader<F>(F::NotFinite(), to);
     constexpr uint32_t kCode = F::kCodec.form == Form::kBfloat16 ? kBfloat16Nan : 0;
-    const auto lose = [&](uint32_t i, uint32_t, uint32_t) {
-      codes = kCode;
+    return ForCodes<F>(block.count, [&](uint32_t i, uint32_t place, uint32_t) {
+      reinterpret_cast<CodesOf<P::kPlaceBits>*>(payload)[place] = kCode;
       if (out) out[i] = BitsToFloat(kNan);
-    };
-    return ForCodes<F>(block.count, lose, put);
+    });
   }
   const F form(codec, block);
   PutHeader<F>(form.header(), to);
-  const auto encode = [&](uint32_t i, uint32_t, uint32_t shift) {
-    const float value = block[i];
-    const uint32_t code = form.Code(value, seed + i);
-    codes |= code << shift;
-    const float decoded = F::Value(code, form.header());
-    if (block.error) block.error[i] = value - decoded;
-    if (out) out[i] = decoded;
-  };
-  ForCodes<F>(block.count, encode, put);
+  // As many as a word takes; of single bits, so many that all threads have some.
+  constexpr uint32_t kTogether = P::kBits == 1 ? 2 : 32 / P::kPlaceBits;
+  constexpr uint32_t kBytes = kTogether * sizeof(float);
+  if (block.count % (P::kCount * kTogether) == 0 && IsAligned(block.in, kBytes) &&
+      IsAligned(block.error, kBytes) && IsAligned(out, kBytes) &&
+      IsAligned(payload, kTogether * P::kPlaceBits / 8)) {
+    EncodeValues<F, kTogether>(form, block, seed, payload, out);
+  } else {
+    EncodeValues<F, 1>(form, block, seed, payload, out);
+  }
 }
 
 template <typename F>

@@ -40,6 +40,14 @@ inline uint32_t Blocks() { return gridDim.x; }
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
 inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
+// Tells the compiler that an address is one of the GPU's memory, rather than of a block's: where it
+// is also seen as a number, that is not taken for granted, and loads and stores would be slower ones.
+template <typename T>
+T* OfMemory(T* data) {
+  __builtin_assume(__isGlobal(data));
+  return data;
+}
+
 // Memory that a block has for itself while it runs, of any content.
 inline uint32_t* BlockWords() {
   __shared__ uint32_t words[kBlockWords];

@@ -21,44 +21,56 @@ struct Lanes {
   T values[kCount];
 };
 
+// Takes a copy, which is loaded at once: what `memcpy` reads from memory itself, GPUs load byte by byte.
 template <typename T>
-Lanes<T> Split(const Vector& vector) {
+Lanes<T> Split(Vector vector) {
   Lanes<T> lanes;
   std::memcpy(&lanes, &vector, sizeof(lanes));
   return lanes;
 }
 
-// The same vector of each rank's staging buffer. `S` is the type of the partial results.
-template <typename T, typename Op, typename S>
-Vector ReduceVector(char* const* in, uint32_t ranks, uint64_t vector, double divisor) {
+// So many vectors, which lie a step apart, of each rank's staging buffer; calls `put(vector, result)`
+// for each. They are all read before any is written, so that the memory has enough to do. `S` is the
+// type of the partial results.
+template <typename T, typename Op, typename S, uint32_t kVectors, typename Put>
+void ReduceVectors(char* const* in, uint32_t ranks, uint64_t vector, uint64_t step, double divisor,
+                   Put put) {
   constexpr uint32_t kCount = Lanes<T>::kCount;
-  S sums[kCount];
-  const auto read = [&](uint32_t rank) {
-    return Split<T>(reinterpret_cast<const Vector*>(in[rank])[vector]);
-  };
-  const Lanes<T> first = read(0);
+  S sums[kVectors][kCount];
+  const auto read = [&](uint32_t rank, auto use) {
+    Vector vectors[kVectors];
 TFDIST_UNROLL
-  for (uint32_t i = 0; i < kCount; ++i) {
-    sums[i] = static_cast<S>(Arithmetic<T>::Load(first.values[i]));
-  }
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      vectors[v] = reinterpret_cast<const Vector*>(in[rank])[vector + v * step];
+    }
+TFDIST_UNROLL
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      const Lanes<T> lanes = Split<T>(vectors[v]);
+TFDIST_UNROLL
+      for (uint32_t i = 0; i < kCount; ++i) {
+        use(static_cast<S>(Arithmetic<T>::Load(lanes.values[i])), &sums[v][i]);
+      }
+    }
+  };
+  read(0, [](S value, S* sum) { *sum = value; });
   for (uint32_t rank = 1; rank < ranks; ++rank) {
-    const Lanes<T> next = read(rank);
+    read(rank, [](S value, S* sum) { *sum = Op::Apply(*sum, value); });
+  }
+TFDIST_UNROLL
+  for (uint32_t v = 0; v < kVectors; ++v) {
+    Lanes<T> result;
 TFDIST_UNROLL
     for (uint32_t i = 0; i < kCount; ++i) {
-      sums[i] = Op::Apply(sums[i], static_cast<S>(Arithmetic<T>::Load(next.values[i])));
+      S& sum = sums[v][i];
+      if constexpr (!std::is_integral_v<S>) {
+        if (divisor != 1.0) sum = sum / static_cast<S>(divisor);
+      }
+      Store(static_cast<typename Arithmetic<T>::Type>(sum), &result.values[i]);
     }
+    Vector out;
+    std::memcpy(&out, &result, sizeof(out));
+    put(vector + v * step, out);
   }
-  Lanes<T> result;
-TFDIST_UNROLL
-  for (uint32_t i = 0; i < kCount; ++i) {
-    if constexpr (!std::is_integral_v<S>) {
-      if (divisor != 1.0) sums[i] = sums[i] / static_cast<S>(divisor);
-    }
-    Store(static_cast<typename Arithmetic<T>::Type>(sums[i]), &result.values[i]);
-  }
-  Vector out;
-  std::memcpy(&out, &result, sizeof(out));
-  return out;
 }
 
 }  // namespace
