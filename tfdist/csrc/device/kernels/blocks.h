@@ -57,7 +57,7 @@ TFDIST_UNROLL
   // Calls `use(value)` for each value of this thread's lane, in their order; several are loaded at once.
   template <typename Use>
   void ForLane(Use use) const {
-    constexpr uint32_t kAtOnce = 8;
+    constexpr uint32_t kAtOnce = 16;
     uint32_t i = Lane();
     for (; i + (kAtOnce - 1) * kTeam < count; i += kAtOnce * kTeam) {
       const uint64_t first = i;
