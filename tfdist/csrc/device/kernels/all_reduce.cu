@@ -44,7 +44,7 @@ TFDIST_KERNEL tfdist_unpack(List list, Staging staging, Waiting waiting) {
 // Reduces this rank's part in place: nobody else reads it before the next meeting.
 template <typename T, typename Op, typename S>
 void ReducePart(uint64_t vectors, const Staging& staging, double divisor) {
-  constexpr uint32_t kAtOnce = sizeof(T) > 1 ? 2 : 1;  // bytes take a register each
+  constexpr uint32_t kAtOnce = std::is_integral_v<T> ? 1 : 2;  // or there are not enough registers
   const uint64_t begin = staging.part * staging.rank;
   const uint64_t end = begin + staging.part < vectors ? begin + staging.part : vectors;
   Vector* const own = Vectors(staging.of[staging.rank]);
