@@ -132,6 +132,7 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
             "_all_reduce_sum_gradients": "self, grads_and_vars",
             "_backend_increment_gradient_accumulators": "self, grads, acc_grads",
             "_overwrite_model_variables_with_average_value": "self, trainable_variables",
+            "_distributed_tf_update_step": "self, distribution, grads_and_vars, learning_rate",
             "assign_add": "self, variable, value",
             "assign_sub": "self, variable, value",
         },

@@ -70,10 +70,12 @@ def choose(group: Group, communication: str) -> str:
     if tls:
         raise UnsupportedError(f"{_IN_THE_CLEAR} {obstacles[0]} Or {_UNSET}.")
     if group.topology.rank == 0:
-        say(f"{obstacles[0]} Falling back to TensorFlow's collectives, which are slower.")
+        slower = "" if obstacles[0].startswith(_OTHER_GPUS) else ", which are slower"
+        say(f"{obstacles[0]} Falling back to TensorFlow's collectives{slower}.")
     return "tensorflow"
 
 
+_OTHER_GPUS = "The native collectives work on NVIDIA's GPUs only"
 _IN_THE_CLEAR = "TLS is set, and TensorFlow's collectives send tensors in the clear."
 _UNSET = "unset TFDIST_TLS_CERTIFICATE, TFDIST_TLS_KEY and TFDIST_TLS_CA on all workers"
 
@@ -85,10 +87,13 @@ def _obstacle(options: Options, *, any_gpus: bool) -> str:
         options: the settings, of which those for TLS and the driver are used.
         any_gpus: whether they are wanted even if gradients would leave the GPU.
     """
-    try:
-        # Listing logical devices would initialize TensorFlow before its server can be configured.
-        if not any_gpus and tf.config.list_physical_devices("GPU"):
+    # Listing logical devices would initialize TensorFlow before its server can be configured.
+    if not any_gpus and tf.config.list_physical_devices("GPU"):
+        try:
             nvidia.Driver(options.cuda_library)
+        except NativeUnavailableError as error:
+            return f"{_OTHER_GPUS} ({error})."
+    try:
         core = native.load().library
         native.load_ops()
     except NativeUnavailableError as error:

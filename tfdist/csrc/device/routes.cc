@@ -68,7 +68,8 @@ void Routes::Introduce(Fabric& fabric, const Operation& operation) {
   if (setup_.transport == "nccl" && !MayUseNccl()) {
     throw Error(Code::kInvalidArgument,
                 "TFDIST_DEVICE_ALGORITHM=nccl needs one version of NCCL on all ranks, each of which "
-                "has a GPU of its own, but " + no_nccl_ + "." +
+                "has a GPU of its own (or, since NCCL 2.30, NCCL_MULTI_RANK_GPU_ENABLE=1), but " +
+                    no_nccl_ + "." +
                     (version || team_.tls ? "" : " Here: " + no_nccl));
   }
   if (MayUseNccl()) {

@@ -192,7 +192,6 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
                 "`tfdist run --gpus-per-worker`."
             )
-        group.agree("communication", communication)
         several = topology.size > 1
         self._gpus = devices if several and sums_on_gpus(group, devices) else []
         self.pipeline_communicator: Communicator = Alone()

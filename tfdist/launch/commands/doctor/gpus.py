@@ -17,7 +17,7 @@ _OLDEST_DRIVER, _OLDEST_NCCL = (12, 0), (2, 21)
 _MOST_GPUS = 16
 _SECONDS = 60.0
 _WAYS = {"own": "by own kernels", "nccl": "by NCCL", "host": "through the host's memory"}
-_USE = 'of several workers, or with communication="native"; else by TensorFlow\'s NCCL'
+_USE = 'so with several workers, or communication="native"; else by TensorFlow\'s NCCL'
 # See docs/gpu.md.
 _UNMEASURED = "training on several GPUs, NVLink, several hosts, InfiniBand"
 
