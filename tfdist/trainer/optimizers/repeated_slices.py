@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.trainer.optimizers.gradient_sync import has_replicas
+from tfdist.trainer.optimizers.gradient_sync import are_summed, has_replicas
 from tfdist.trainer.patching import patch
 
 _BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100.
@@ -30,7 +30,7 @@ def install() -> None:
 
 
 class _Here(threading.local):
-    updates = False
+    updates = False  # also where replicas are merged, in another thread than theirs
 
 
 _here = _Here()
@@ -59,11 +59,12 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    # Elsewhere, such as in a backward pass, a replica's own slices are converted.
-    if not _here.updates or slices.dense_shape is None or dtype not in (None, slices.dtype):
+    # In a backward pass, say, the slices are a replica's own, and need no order.
+    sums = _here.updates or (are_summed() and _order_matters())
+    if not sums or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented
-    sums = add_repeated(slices)
-    return tf.math.unsorted_segment_sum(sums.values, sums.indices, sums.dense_shape[0], name)
+    added = add_repeated(slices)
+    return tf.math.unsorted_segment_sum(added.values, added.indices, added.dense_shape[0], name)
 
 
 def _order_matters() -> bool:
