@@ -10,8 +10,9 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import pytest
@@ -34,8 +35,14 @@ TRAININGS = (
     "on_a_gpu:train_with_shards",
     "on_a_gpu:train_in_stages",
 )
-# With own kernels and NCCL: of each operation one.
-SELECTED = (TRAININGS[1], TRAININGS[2], TRAININGS[5], *TRAININGS[-2:])
+# By own kernels and by NCCL: one for each collective and type.
+SELECTED = (
+    "models:embedding_with_sparse_gradients",
+    "models:synchronized_batch_normalization",
+    "optimizers:mixed_float16",
+    "on_a_gpu:train_with_shards",
+    "on_a_gpu:train_in_stages",
+)
 TRANSPORTS = {
     "host": "2 GPUs through the host",
     "own": "2 GPUs by own kernels",
@@ -51,12 +58,12 @@ class Groups:
     Attributes:
         alone: the first.
         mirrored: the second.
-        workers: the third, by how they compute sums; skips a test where they cannot.
+        workers: the third, by how they compute sums.
     """
 
     alone: Ranks
     mirrored: Ranks
-    workers: Callable[[str], Ranks]
+    workers: Mapping[str, Ranks]
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +71,8 @@ def groups() -> Iterator[Groups]:
     if importlib.util.find_spec("tensorflow") is None:
         pytest.skip("there is no TensorFlow")
     if os.environ.get("TESTS_GPU_OF_THREADS"):
-        yield Groups(
-            GROUPS["alone"],
-            GROUPS["1x2 GPUs"],
-            lambda transport: GROUPS[TRANSPORTS[transport]],
-        )
+        workers = {transport: GROUPS[name] for transport, name in TRANSPORTS.items()}
+        yield Groups(GROUPS["alone"], GROUPS["1x2 GPUs"], workers)
         return
     visible = _visible()
     if not visible:
@@ -77,11 +81,12 @@ def groups() -> Iterator[Groups]:
     workers = {transport: Ranks(2, gpus=transport, real_gpus=each) for transport in TRANSPORTS}
     alone = Ranks(0, real_gpus=visible[:1])
     mirrored = Ranks(0, real_gpus=[",".join(visible)])
-    yield Groups(alone, mirrored, workers.__getitem__)
+    yield Groups(alone, mirrored, workers)
     for group in (alone, mirrored, *workers.values()):
         group.stop()
 
 
+@cache
 def _visible() -> list[str]:
     """The GPUs that TensorFlow sees, each as CUDA_VISIBLE_DEVICES says it."""
     code = "import tensorflow as tf; print(len(tf.config.list_physical_devices('GPU')))"
@@ -94,10 +99,10 @@ def _visible() -> list[str]:
 
 @pytest.fixture
 def workers(request: pytest.FixtureRequest, groups: Groups, transport: str) -> Ranks:
-    """The two workers, which compute sums that way."""
+    """The two workers, which compute sums that way; skips the test where they cannot."""
     if transport == "nccl" and not os.environ.get("TESTS_GPU_OF_THREADS") and len(_visible()) < 2:
         request.getfixturevalue("sharing")
-    return groups.workers(transport)
+    return groups.workers[transport]
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

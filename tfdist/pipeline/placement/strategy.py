@@ -192,8 +192,8 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
                 "process. Start one worker per device, with CUDA_VISIBLE_DEVICES or "
                 "`tfdist run --gpus-per-worker`."
             )
-        several = topology.size > 1
-        self._gpus = devices if several and sums_on_gpus(group, devices) else []
+        on_gpus = topology.size > 1 and sums_on_gpus(group, devices)
+        self._gpus = devices if on_gpus else []
         self.pipeline_communicator: Communicator = Alone()
         extended = PipelineExtended(
             self, devices[0], group, mesh, self._place, topology.size, self._gpus, self._connect

@@ -18,7 +18,6 @@ from tfdist.trainer.optimizers.gradient_sync import are_summed, has_replicas
 from tfdist.trainer.patching import patch
 
 _BEFORE_OTHERS = 50  # TensorFlow's own conversion has 100.
-_MOST_DOUBLINGS = 62  # of an int64
 
 
 def install() -> None:
@@ -59,9 +58,9 @@ def _converting_in_order(update: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _to_tensor(slices: Any, dtype: Any = None, name: Any = None, as_ref: bool = False) -> Any:
-    # In a backward pass, say, the slices are a replica's own, and need no order.
-    sums = _here.updates or (are_summed() and _order_matters())
-    if not sums or slices.dense_shape is None or dtype not in (None, slices.dtype):
+    # In a backward pass, say, the slices are a replica's own, whose order does not matter.
+    of_all = _here.updates or (are_summed() and _order_matters())
+    if not of_all or slices.dense_shape is None or dtype not in (None, slices.dtype):
         return NotImplemented
     added = add_repeated(slices)
     return tf.math.unsorted_segment_sum(added.values, added.indices, added.dense_shape[0], name)
@@ -118,7 +117,6 @@ def add_repeated(slices: tf.IndexedSlices) -> tf.IndexedSlices:
         lambda apart, _: tf.reduce_any(repeats(apart)[1]),
         add_later,
         (tf.constant(1, tf.int64), values),
-        maximum_iterations=_MOST_DOUBLINGS,
     )
     before = tf.maximum(rows - 1, 0)
     is_first = (before == rows) | (tf.gather(indices, before) != indices)

@@ -40,8 +40,8 @@ inline uint32_t Blocks() { return gridDim.x; }
 inline uint32_t AddTo(uint32_t* sum, uint32_t more) { return atomicAdd(sum, more); }
 inline uint32_t CountBits(uint32_t bits) { return static_cast<uint32_t>(__popc(bits)); }
 
-// Tells the compiler that an address is one of the GPU's memory, rather than of a block's: where it
-// is also seen as a number, that is not taken for granted, and loads and stores would be slower ones.
+// Tells the compiler that an address is in global memory. Where it is also used as a number, as to see
+// whether it is aligned, the compiler would not know, and would take the slower generic accesses.
 template <typename T>
 T* OfMemory(T* data) {
   __builtin_assume(__isGlobal(data));
