@@ -22,11 +22,13 @@ from tests.tiers import exhaustive
 from tfdist.cluster.membership.record import folder as records
 
 ROOT = Path(tfdist.__file__).parents[1]
+# Not that of other tests that run meanwhile, whose members have records, too.
+NETWORK = f"10.78.{os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:]}"
 
 
 @pytest.fixture
 def hosts():
-    with two_hosts("lau", "10.78.0") as names:
+    with two_hosts("lau", NETWORK) as names:
         yield names
 
 
@@ -37,7 +39,7 @@ def no_records():
     yield
     for path in set(records().glob("*")) - before:
         with contextlib.suppress(FileNotFoundError):
-            assert "10.78.0." not in path.read_text()
+            assert f"{NETWORK}." not in path.read_text()
 
 
 @pytest.fixture
@@ -50,7 +52,7 @@ def job(hosts, tmp_path):
             command = [
                 *("ip", "netns", "exec", host, sys.executable, "-m", "tfdist", "run", "--elastic"),
                 *("-n", str(workers), "--nnodes", "2", "--node-rank", str(number)),
-                *("--rendezvous", "10.78.0.1:4711", "--spares", "0", *options),
+                *("--rendezvous", f"{NETWORK}.1:4711", "--spares", "0", *options),
                 *("-m", "tests.elastic.on_hosts", tmp_path, json.dumps(faults), str(wait)),
             ]
             environment = {

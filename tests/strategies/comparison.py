@@ -47,6 +47,9 @@ def assert_close(actual: Any, expected: Any, where: str, tolerance: float = 1e-5
             assert_close(actual[key], expected[key], f"{where}: {key}", tolerance)
     elif isinstance(expected, (list, tuple)):
         assert len(actual) == len(expected), where
+        if all(isinstance(value, float) for value in (*actual, *expected)):
+            np.testing.assert_allclose(actual, expected, tolerance, tolerance, err_msg=where)
+            return
         for i, pair in enumerate(zip(actual, expected, strict=True)):
             assert_close(*pair, f"{where}[{i}]", tolerance)
     elif isinstance(expected, (str, bool)) or expected is None:

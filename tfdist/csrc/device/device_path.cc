@@ -11,7 +11,6 @@
 #include "device/at_once.h"
 #include "device/awaiting.h"
 #include "device/measuring.h"
-#include "device/message_copies.h"
 #include "error.h"
 #include "reduce/reduce.h"
 
@@ -155,8 +154,8 @@ void DevicePath::Copy(Fabric& fabric, const Operation& operation) {
   DeviceRank& rank = *ranks_[0];
   const bool sends = operation.fingerprint.kind == Kind::kSend;
   const auto receiver = sends ? static_cast<size_t>(operation.peer) : routes_.first();
-  CopyMessage(fabric, operation, rank, rank.peers->shared()[receiver].staging,
-              setup_.buffer_bytes, guard_);
+  if (!copies_) copies_ = std::make_unique<MessageCopies>(rank, setup_.buffer_bytes, guard_);
+  copies_->Run(fabric, operation, rank.peers->shared()[receiver].staging);
   Count(operation);
 }
 

@@ -18,6 +18,7 @@
 #include "device/gpu.h"
 #include "device/host_staged.h"
 #include "device/launch_order.h"
+#include "device/message_copies.h"
 #include "device/nccl_ranks.h"
 #include "device/parts.h"
 #include "device/routes.h"
@@ -96,6 +97,7 @@ class DevicePath {
   Routes routes_;
   bool measured_ = false;
   std::unique_ptr<NcclRanks> nccl_;  // made when it is used first
+  std::unique_ptr<MessageCopies> copies_;  // likewise
   CompressedPath compressed_;
   std::vector<std::shared_ptr<void>> launched_;  // what these operations refer to
   uint64_t moved_bytes_ = 0;

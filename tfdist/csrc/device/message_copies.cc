@@ -1,47 +1,76 @@
 #include "device/message_copies.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "collective/collectives.h"
 #include "device/awaiting.h"
 
 namespace tfdist {
+namespace {
 
-// The buffers take turns. Before each meeting the sender has written to one, and the receiver has read
-// what it was told of at the meeting before: so the other one is free.
-void CopyMessage(Fabric& fabric, const Operation& operation, DeviceRank& rank,
-                 cuda::Address staging, size_t buffer_bytes, Guard& guard) {
-  const bool sends = operation.fingerprint.kind == Kind::kSend;
-  const size_t bytes = sends ? operation.in.bytes() : operation.out.bytes();
+// Both buffers together, which chunks of a message take in turn: of two in transit on each side, one is
+// copied while the host waits for the other one and meets the other rank.
+constexpr size_t kSlots = 4;
+
+bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
+
+size_t BytesOf(const Operation& operation) {
+  return Sends(operation) ? operation.in.bytes() : operation.out.bytes();
+}
+
+}  // namespace
+
+MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard)
+    : rank_(rank), slot_bytes_(2 * buffer_bytes / kSlots), guard_(guard) {
+  for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
+}
+
+// The ranks meet once for each chunk: the sender comes when it has written the chunk, the receiver when
+// it has read the one that came two before. So after that meeting the slot of the chunk that comes two
+// behind is free.
+void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
+  const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto meet = [&] {
     Operation arrival;
     arrival.fingerprint = operation.fingerprint;
     Barrier(fabric, arrival);
   };
-  const auto settle = [&] {
-    rank.done.Record(rank.stream.get());
-    Await(rank.done, guard);
-  };
-  cuda::Address buffer = staging, other = staging + buffer_bytes;
-  for (size_t begin = 0; begin < bytes; begin += buffer_bytes, std::swap(buffer, other)) {
-    const size_t some = std::min(buffer_bytes, bytes - begin);
-    cuda::Address at = buffer;
-    if (!sends) meet();
-    if (sends) {
-      operation.in.ForEach(begin, some, [&](const char* data, size_t part) {
-        rank.stream.Copy(at, cuda::AddressOf(data), part);
-        at += part;
-      });
-    } else {
-      operation.out.ForEach(begin, some, [&](char* data, size_t part) {
-        rank.stream.Copy(cuda::AddressOf(data), at, part);
-        at += part;
-      });
+  if (Sends(operation)) {
+    size_t launched = 0;
+    for (size_t chunk = 0; chunk < count; ++chunk) {
+      while (launched < std::min(chunk + 2, count)) Launch(operation, launched++, staging);
+      AwaitChunk(chunk);
+      meet();
     }
-    settle();
-    if (sends) meet();
+  } else {
+    for (size_t chunk = 0; chunk < count; ++chunk) {
+      if (chunk >= 2) AwaitChunk(chunk - 2);
+      meet();
+      Launch(operation, chunk, staging);
+    }
+    if (count > 0) AwaitChunk(count - 1);
   }
 }
+
+void MessageCopies::Launch(const Operation& operation, size_t chunk, cuda::Address staging) {
+  const size_t slot = chunk % kSlots;
+  const size_t begin = chunk * slot_bytes_;
+  const size_t bytes = std::min(slot_bytes_, BytesOf(operation) - begin);
+  cuda::Address at = staging + slot * slot_bytes_;
+  if (Sends(operation)) {
+    operation.in.ForEach(begin, bytes, [&](const char* data, size_t part) {
+      rank_.stream.Copy(at, cuda::AddressOf(data), part);
+      at += part;
+    });
+  } else {
+    operation.out.ForEach(begin, bytes, [&](char* data, size_t part) {
+      rank_.stream.Copy(cuda::AddressOf(data), at, part);
+      at += part;
+    });
+  }
+  copied_[slot].Record(rank_.stream.get());
+}
+
+void MessageCopies::AwaitChunk(size_t chunk) { Await(copied_[chunk % kSlots], guard_); }
 
 }  // namespace tfdist
