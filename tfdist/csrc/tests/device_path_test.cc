@@ -100,6 +100,13 @@ void Values(Communicator& c) {
   Launched(c, memory);
 }
 
+// Many chunks of messages, whose copies take long on one side.
+void SlowSide(Communicator& c, int slow) {
+  if (c.rank() == slow) setenv("FAKE_CUDA_SLOW_COPIES", "300", 1);  // µs
+  Memory memory;
+  for (const size_t count : {40'000u, 9'000u}) Message(c, memory, count);
+}
+
 // Several chunks, of tensors that end within them.
 void Large(Communicator& c) {
   Memory memory;
@@ -128,6 +135,9 @@ void WithFakes() {
   WithNccl("22105", "ncclCommRegister");
   WithNccl("23203", "ncclCommWindowRegister");
   OnEachRank(PlanForStreams(2, As::kProcesses), Values);
+  for (const int slow : {0, 1}) {
+    OnEachRank(PlanFor("own", 2, 1, As::kProcesses), [slow](Communicator& c) { SlowSide(c, slow); });
+  }
   for (const char* const transport : {"own", "nccl", "host"}) {
     OnEachRank(PlanFor(transport, 3, 1, As::kThreads), Values);
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 
 #include "reduce/half.h"
@@ -9,8 +10,12 @@
 namespace tfdist::testing {
 namespace {
 
-// Values that half types hold exactly, and so do their sums and products over few ranks.
-double Value(int rank, size_t i) { return static_cast<double>((i * 7 + size_t(rank) * 3) % 4); }
+// Values that half types hold exactly, and so do their sums and products over few ranks. They do not
+// repeat, so that a part in the place of another one is seen; scattered by the golden ratio.
+double Value(int rank, size_t i) {
+  const uint64_t scattered = (i + 1) * 0x9e3779b97f4a7c15;
+  return static_cast<double>(((scattered >> 40) + static_cast<uint64_t>(rank) * 3) % 4);
+}
 
 void Put(DType type, double value, char* at) {
   const auto put = [at](auto typed) { std::memcpy(at, &typed, sizeof(typed)); };

@@ -320,8 +320,11 @@ FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   ++copied;
   const Device reader = OwnerOf(to), owner = OwnerOf(from);
   const bool stuck = IsBroken(reader, owner, "stuck"), wrong = IsBroken(reader, owner, "wrong");
+  const char* const set = std::getenv("FAKE_CUDA_SLOW_COPIES");
+  const auto slow = std::chrono::microseconds(set ? std::atoi(set) : 0);
   Resolve(stream)->Enqueue([=] {
     while (stuck) pause();
+    if (set) std::this_thread::sleep_for(slow);
     // A whole word, which others may write meanwhile.
     if (bytes == sizeof(uint64_t) && to % bytes == 0 && from % bytes == 0) {
       const uint64_t word =
