@@ -25,6 +25,8 @@ GROUPS = {
     "2 GPUs with TLS": Ranks(2, tls=True, gpus=""),
     "3 GPUs on 2 hosts by NCCL": Ranks(3, hosts=2, gpus="nccl"),
     "4 GPUs": Ranks(4, gpus=""),
+    "4 GPUs through the host": Ranks(4, gpus="host"),
+    "6 GPUs on 5 hosts by NCCL": Ranks(6, hosts=[0, 1, 1, 2, 3, 4], gpus="nccl"),
     "1x2 GPUs": Ranks(1, devices=2, gpus=""),
     "2x2 GPUs": Ranks(2, devices=2, gpus=""),
     "2x2 GPUs by NCCL": Ranks(2, devices=2, gpus="nccl"),

@@ -8,12 +8,16 @@ import unittest.mock
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import tfdist
+from tests import gpus
 from tests.pipeline.layers import TiedHead
 from tests.strategies.behaviours.compression import codec_of
+from tfdist.collective import native_ops
 from tfdist.compression import Auto, OneBit, Policy
 from tfdist.compression import auto as auto_module
+from tfdist.compression.compressor import Compressor
 from tfdist.compression.measurement import Measurement
 from tfdist.internals.variables import has_value
 from tfdist.trainer.fit import codec_refresh
@@ -121,6 +125,33 @@ def train(strategy, codec, stages, tied=False, optimizer="sgd", rows=ROWS, **set
     model = model_of(chosen, tied, optimizer)
     x, y = data(tied, rows)
     return outcome(model, fit(model, x, y))
+
+
+def on_gpus(strategy, behaviour, *args):
+    """The outcome; where it encodes, whether that went by NCCL, and where the codec keeps state.
+
+    Where is the names of the communicators.
+    """
+    optimizers, names = [], set()
+    prepare, all_reduce = Compressor.prepare, native_ops.compressed_all_reduce
+
+    def note_optimizer(self, optimizer, *args):
+        optimizers.append(optimizer)
+        return prepare(self, optimizer, *args)
+
+    def note_name(*args, **settings):
+        names.add(args[6])
+        return all_reduce(*args, **settings)
+
+    sent = gpus.nccl_calls("ncclSend")
+    with (
+        unittest.mock.patch.object(Compressor, "prepare", note_optimizer),
+        unittest.mock.patch.object(native_ops, "compressed_all_reduce", note_name),
+    ):
+        result = globals()[behaviour](strategy, *args)
+    kept = optimizers[-1].compression_state.variables
+    devices = {tf.DeviceSpec.from_string(v.device).device_type for v in kept}
+    return result, names, gpus.nccl_calls("ncclSend") > sent, sorted(devices)
 
 
 def compressed_and_not(strategy, optimizers):

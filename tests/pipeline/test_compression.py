@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
+from tests import gpus
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
@@ -47,6 +48,43 @@ def test_two_pipelines(codec, tied):
     assert losses == pytest.approx(exact["history"]["loss"], rel=tolerance)
     kept = CODECS[codec]().kept((16, 16))
     assert all(bool(result["kept"]) == bool(kept) for result in results)
+
+
+@exhaustive
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk", "powersgd"])
+@pytest.mark.parametrize("group", ["4 GPUs", "4 GPUs through the host"])
+def test_on_gpus_as_on_cpus(group, codec, tied):
+    expected = run("4", "train", codec, 2, tied)
+    results = run(group, "on_gpus", "train", codec, 2, tied)
+    weights, of_cpus = check_equal([result for result, *_ in results]), check_equal(expected)
+    for i, value in of_cpus.items():
+        assert np.array_equal(weights[i], value), f"variable {i}"
+    by_nccl = group == "4 GPUs" and codec in ("int8", "onebit")
+    for (result, names, sends, devices), same in zip(results, expected, strict=True):
+        assert _all_of_gpus(names) and bool(names) == (codec in ("int8", "onebit"))
+        assert sends == by_nccl
+        assert set(result["kept"]) == set(same["kept"])
+        if gpus.have_devices() and codec in ("onebit", "topk"):
+            assert devices == ["GPU"]
+
+
+@exhaustive
+@pytest.mark.parametrize("codec", ["int8", "onebit", "topk"])
+def test_gpus_of_a_host_sum_exactly_first(codec):
+    expected = run("6 on 5 hosts", "from_host_to_host", codec)
+    results = run("6 GPUs on 5 hosts by NCCL", "on_gpus", "from_host_to_host", codec)
+    check_equal([result for result, *_ in results])
+    assert any(names for _, names, *_ in results) == (codec != "topk")
+    for (result, names, *_), same in zip(results, expected, strict=True):
+        assert _all_of_gpus(names)
+        assert set(result["kept"]) == set(same["kept"])
+        # NCCL adds what is not compressed in another order.
+        assert result["history"]["loss"] == pytest.approx(same["history"]["loss"], rel=0.02)
+
+
+def _all_of_gpus(names):
+    return all(name.endswith(", GPUs") for name in names)
 
 
 @exhaustive

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.gpu_communicator import GPU_BUCKET_BYTES, GpuCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.compression.compressor import Compressor
 from tfdist.compression.policy import Policy
-from tfdist.compression.transport import Exchange, is_shared_out
+from tfdist.compression.transport import Exchange, OnGpus, is_shared_out
 from tfdist.pipeline.placement.rank_grid import RankGrid
 from tfdist.strategies.group import Group
 
@@ -45,12 +46,22 @@ def make_compressor(
         # Unique per set of ranks: a process may have several meshes, one after the other.
         return group.native_part(f"{name} in data of {mesh}", [members[i] for i in within])
 
+    def split_gpus(name: str, within: list[int]) -> NativeCommunicator | None:
+        ranks = [members[i] for i in within]
+        made = group.native_part(f"{name} in data of {mesh}, GPUs", ranks, gpus=[device])
+        return made and made.with_buckets_of(GPU_BUCKET_BYTES)
+
+    on_gpus = OnGpus(exact.on_gpu, split_gpus) if isinstance(exact, GpuCommunicator) else None
+
     def make_exchanges(within_hosts: bool) -> list[Exchange]:
-        exchange = Exchange(data, within_hosts=within_hosts, split=split, exact=exact)
+        exchange = Exchange(
+            data, within_hosts=within_hosts, split=split, exact=exact, on_gpus=on_gpus
+        )
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
             # Other groups wait for this one, which needs no parts.
-            split("host", [])
-            split("carriers", [])
+            for made in (split, split_gpus) if on_gpus else (split,):
+                made("host", [])
+                made("carriers", [])
         return [exchange]
 
     return Compressor(policy, make_exchanges, [device], agree)
