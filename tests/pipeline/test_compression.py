@@ -113,9 +113,10 @@ def test_nothing_to_compress_with_one_pipeline(tied):
 
 
 @exhaustive
+@pytest.mark.parametrize("group", ["4", "4 GPUs"])
 @pytest.mark.parametrize("optimizer", ["adam", "accumulation", "scaling"])
-def test_in_ways_of_keras(optimizer):
-    results = run("4", "compressed_and_not", [optimizer])
+def test_in_ways_of_keras(group, optimizer):
+    results = run(group, "compressed_and_not", [optimizer])
     for case in results[0]:
         compressed, plain = zip(*(result[case] for result in results), strict=True)
         check_equal(compressed)
@@ -127,8 +128,9 @@ def test_in_ways_of_keras(optimizer):
 
 
 @exhaustive
-def test_overflow_in_one_pipeline():
-    results = run("4", "overflow")
+@pytest.mark.parametrize("group", ["4", "4 GPUs"])
+def test_overflow_in_one_pipeline(group):
+    results = run(group, "overflow")
     check_equal(results)
     for result in results:
         assert result["skipped"]
@@ -138,10 +140,11 @@ def test_overflow_in_one_pipeline():
 
 
 @exhaustive
-def test_callbacks():
-    results = run("4", "scheduled")
+@pytest.mark.parametrize("group", ["4", "4 GPUs"])
+def test_callbacks(group):
+    results = run(group, "scheduled")
     check_equal(results)
-    exact = run("4", "train", None, 2, True)[0]["history"]["loss"]
+    exact = run(group, "train", None, 2, True)[0]["history"]["loss"]
     for result in results:
         assert result["names"] == ["none", "onebit", "topk", "none"]
         loss = result["history"]["loss"]
@@ -168,9 +171,10 @@ def test_the_audit_names_the_difference_on_all_ranks(layer, at, who):
 
 
 @exhaustive
+@pytest.mark.parametrize("group", ["4", "4 GPUs"])
 @pytest.mark.parametrize("how", ["load_weights", "load_model"])
-def test_resuming_from_files(how, tmp_path):
-    for rank, (whole, again, said) in enumerate(run("4", "resume", str(tmp_path), how)):
+def test_resuming_from_files(group, how, tmp_path):
+    for rank, (whole, again, said) in enumerate(run(group, "resume", str(tmp_path), how)):
         assert said == []
         assert whole["kept"] and all(value.any() for value in whole["kept"].values())
         for name in ("weights", "kept"):
