@@ -312,7 +312,7 @@ FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream)
   Resolve(stream)->Enqueue([=] {
     // Whole words, which kernels may read meanwhile.
     auto* const words = reinterpret_cast<unsigned*>(to);
-    for (size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELEASE);
+    for (size_t i = 0; i < count; ++i) __atomic_store_n(words + i, value, __ATOMIC_RELAXED);
   });
   return kSuccess;
 }
