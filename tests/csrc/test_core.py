@@ -120,7 +120,7 @@ RUNS = {
         "device_gpus": ((),),
         "device_kernels": ((),),
         "device_obstacles": ((),),
-        "device_orders": (("few",),),
+        "device_orders": ((),),
         "device_path": ((),),
         "device_processes": ((),),
         "device_rounds": (("20",),),

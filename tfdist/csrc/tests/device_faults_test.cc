@@ -266,11 +266,11 @@ void WithFakes() {
     WithoutMemory(PlanFor(transport, 3, 1, As::kProcesses));
     stops.push_back([=] { Stopped(PlanFor(transport, 3, 1, As::kProcesses)); });
   }
-  // In two parts: under the thread sanitizer a process takes more than a gigabyte.
-  InParallel(stops);
   const Plan streams = PlanForStreams(3, As::kProcesses);
-  InParallel({[=] { Stopped(streams); }, [] { LeftAlone(PlanForStreams(2, As::kProcesses)); },
-              [] { Stuck(PlanForStreams(2, As::kProcesses)); }});
+  stops.push_back([=] { Stopped(streams); });
+  stops.push_back([] { LeftAlone(PlanForStreams(2, As::kProcesses)); });
+  stops.push_back([] { Stuck(PlanForStreams(2, As::kProcesses)); });
+  InParallel(stops);
   for (const char* const transport : {"own", "nccl", "host"}) {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));

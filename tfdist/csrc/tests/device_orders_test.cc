@@ -1,9 +1,5 @@
 // Several communicators that use the same GPUs at once, whose programs come to them in unlike orders. Each
 // GPU runs what it is given in one order, so that what waits for another GPU holds up all behind it.
-//
-// Usage: device_orders_test [few]
-// With "few" communicators and rounds: each thread of a GPU is one of the system's, of which the thread
-// sanitizer keeps megabytes.
 #include <cstdlib>
 #include <functional>
 #include <future>
@@ -124,14 +120,13 @@ void Turns() {
 }  // namespace
 }  // namespace tfdist::testing
 
-int main(int argc, char**) {
+int main() {
   using namespace tfdist::testing;
-  const bool few = argc > 1;
-  const int rounds = few ? 6 : 30;
+  constexpr int kRounds = 30;
   setenv("FAKE_CUDA_ONE_QUEUE", "1", 1);
   Turns();
-  for (const char* transport : {"own", "nccl"}) Values(transport, 1, few ? 2 : 4, rounds);
-  Values("nccl", 3, few ? 2 : 3, rounds);
-  AnotherFails(rounds);
+  for (const char* transport : {"own", "nccl"}) Values(transport, 1, 4, kRounds);
+  Values("nccl", 3, 3, kRounds);
+  AnotherFails(kRounds);
   return 0;
 }
