@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.tiers import exhaustive
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -18,6 +20,7 @@ def run(*arguments):
     )
 
 
+@exhaustive
 def test_a_row_for_each_number_of_ranks(tmp_path):
     file = tmp_path / "rows.json"
     done = run(

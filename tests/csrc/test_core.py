@@ -144,6 +144,7 @@ RUNS = {
 # Of the plain ones; all those with sanitizers are exhaustive.
 LONG = {
     ("collectives", ("processes",)),
+    ("collectives", ("many",)),
     ("compressed", ()),
     ("device_codecs", ()),
     ("device_compressed", ()),

@@ -30,7 +30,7 @@ def check(ranks, name):
 
 @pytest.mark.parametrize(
     "name",
-    some(NAMES, always=["a_mask_beside_none", "a_mean_by_weights_and_masks"]),
+    some(NAMES, always=["a_mean_by_weights_and_masks"]),
 )
 def test_a_pipeline(name):
     check("2", name)

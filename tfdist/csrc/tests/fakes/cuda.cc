@@ -316,6 +316,7 @@ FAKE(cuMemsetD32Async, Address to, unsigned value, size_t count, Stream* stream)
   });
   return kSuccess;
 }
+// FAKE_CUDA_SLOW_COPIES is how many µs a copy takes longer.
 FAKE(cuMemcpyAsync, Address to, Address from, size_t bytes, Stream* stream) {
   ++copied;
   const Device reader = OwnerOf(to), owner = OwnerOf(from);
