@@ -128,15 +128,16 @@ def train(strategy, codec, stages, tied=False, optimizer="sgd", rows=ROWS, **set
 
 
 def on_gpus(strategy, behaviour, *args):
-    """The outcome; where it encodes, whether that went by NCCL, and where the codec keeps state.
+    """The outcome, and how it is compressed.
 
-    Where is the names of the communicators.
+    That is the names of the communicators that encode, whether NCCL sends, the types of the devices
+    where the codec keeps state, whether the route has a GPU, and the type of what sums in a host.
     """
-    optimizers, names = [], set()
+    prepared, names = [], set()
     prepare, all_reduce = Compressor.prepare, native_ops.compressed_all_reduce
 
     def note_optimizer(self, optimizer, *args):
-        optimizers.append(optimizer)
+        prepared.append((self, optimizer))
         return prepare(self, optimizer, *args)
 
     def note_name(*args, **settings):
@@ -149,9 +150,13 @@ def on_gpus(strategy, behaviour, *args):
         unittest.mock.patch.object(native_ops, "compressed_all_reduce", note_name),
     ):
         result = globals()[behaviour](strategy, *args)
-    kept = optimizers[-1].compression_state.variables
+    compressor, optimizer = prepared[-1]
+    kept = optimizer.compression_state.variables
     devices = {tf.DeviceSpec.from_string(v.device).device_type for v in kept}
-    return result, names, gpus.nccl_calls("ncclSend") > sent, sorted(devices)
+    ((route,),) = compressor._exchanges.values()
+    in_host = type(route.encoded_host.group).__name__
+    has_gpu = route.encoded is not route.workers
+    return result, names, gpus.nccl_calls("ncclSend") > sent, sorted(devices), has_gpu, in_host
 
 
 def compressed_and_not(strategy, optimizers):

@@ -61,9 +61,9 @@ def test_on_gpus_as_on_cpus(group, codec, tied):
     for i, value in of_cpus.items():
         assert np.array_equal(weights[i], value), f"variable {i}"
     by_nccl = group == "4 GPUs" and codec in ("int8", "onebit")
-    for (result, names, sends, devices), same in zip(results, expected, strict=True):
+    for (result, names, sends, devices, has_gpu, _), same in zip(results, expected, strict=True):
         assert _all_of_gpus(names) and bool(names) == (codec in ("int8", "onebit"))
-        assert sends == by_nccl
+        assert has_gpu and sends == by_nccl
         assert set(result["kept"]) == set(same["kept"])
         if gpus.have_devices() and codec in ("onebit", "topk"):
             assert devices == ["GPU"]
@@ -76,9 +76,13 @@ def test_gpus_of_a_host_sum_exactly_first(codec):
     results = run("6 GPUs on 5 hosts by NCCL", "on_gpus", "from_host_to_host", codec)
     check_equal([result for result, *_ in results])
     assert any(names for _, names, *_ in results) == (codec != "topk")
-    for (result, names, *_), same in zip(results, expected, strict=True):
-        assert _all_of_gpus(names)
+    shared = [in_host == "GpuCommunicator" for *_, in_host in results]
+    assert shared == [False, True, True, False, False, False]
+    for (result, names, _, devices, has_gpu, _), same in zip(results, expected, strict=True):
+        assert _all_of_gpus(names) and has_gpu
         assert set(result["kept"]) == set(same["kept"])
+        if gpus.have_devices() and result["kept"]:
+            assert devices == ["GPU"]
         # NCCL adds what is not compressed in another order.
         assert result["history"]["loss"] == pytest.approx(same["history"]["loss"], rel=0.02)
 

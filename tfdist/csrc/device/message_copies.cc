@@ -25,9 +25,10 @@ MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
-// The ranks meet once for each chunk: the sender comes when it has written the chunk, the receiver when
-// it has read the one that came two before. So after that meeting the slot of the chunk that comes two
-// behind is free.
+// The ranks meet once for each chunk c: the sender comes when it has written c, the receiver when it has
+// read c - 2. So after that meeting the slot of c + 2, which held c - 2, is free. The first two chunks are
+// written before any meeting: the receiver has read all of the message before, since it arrived for this
+// one.
 void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Address staging) {
   const size_t count = (BytesOf(operation) + slot_bytes_ - 1) / slot_bytes_;
   const auto meet = [&] {

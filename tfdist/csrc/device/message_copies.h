@@ -17,7 +17,8 @@ class MessageCopies {
   // Args: this rank; the bytes of each of the two staging buffers; what ends waits early.
   MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard);
 
-  // Sends or receives, and waits for the end. Called by both ranks together, whose operations match.
+  // Sends or receives, and waits for the end. Called by both ranks together, whose operations match, after
+  // they have met.
   // Args: what this rank sees of the receiver's staging buffers.
   void Run(Fabric& fabric, const Operation& operation, cuda::Address staging);
 

@@ -88,6 +88,26 @@ void Messages(const Plan& plan) {
   });
 }
 
+// The sender or the receiver is lost in the middle of a message, of which chunks are under way.
+void LostInside(const Plan& plan) {
+  for (const int lost : {0, 1}) {
+    OnEachProcess(plan, lost, [lost](Communicator& c) {
+      setenv("FAKE_CUDA_SLOW_COPIES", "20000", 1);  // µs
+      Memory memory;
+      if (c.rank() == lost) {
+        std::thread([] {
+          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+          kill(getpid(), SIGKILL);
+        }).detach();
+      }
+      const auto pass = [&] {
+        for (;;) Message(c, memory, 40'000);
+      };
+      ExpectError(pass, Code::kUnavailable, {"rank " + std::to_string(lost)});
+    });
+  }
+}
+
 // One rank brings nothing, or a reduction that there is none of; the next operation finds both again.
 void Refusals(const Plan& plan) {
   OnEachRank(plan, [](Communicator& c) {
@@ -275,6 +295,7 @@ void WithFakes() {
     Messages(PlanFor(transport, 2, 1, As::kProcesses));
     LostBesides(PlanFor(transport, 3, 1, As::kProcesses));
   }
+  LostInside(PlanFor("own", 2, 1, As::kProcesses));
   Broken(PlanFor("own", 3, 1, As::kProcesses));
   Lost(streams);
   LostBesides(streams);
