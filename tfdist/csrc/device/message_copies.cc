@@ -4,13 +4,15 @@
 
 #include "collective/collectives.h"
 #include "device/awaiting.h"
+#include "device/kernel_all_reduce.h"
 
 namespace tfdist {
 namespace {
 
-// Both buffers together, which chunks of a message take in turn: of two in transit on each side, one is
-// copied while the host waits for the other one and meets the other rank.
-constexpr size_t kSlots = 4;
+// Chunks on each side: one is copied while the host waits for the other one and meets the other rank.
+constexpr size_t kInTransit = 2;
+// Of both staging buffers together, which chunks take in turn.
+constexpr size_t kSlots = 2 * kInTransit;
 
 bool Sends(const Operation& operation) { return operation.fingerprint.kind == Kind::kSend; }
 
@@ -21,7 +23,7 @@ size_t BytesOf(const Operation& operation) {
 }  // namespace
 
 MessageCopies::MessageCopies(DeviceRank& rank, size_t buffer_bytes, Guard& guard)
-    : rank_(rank), slot_bytes_(2 * buffer_bytes / kSlots), guard_(guard) {
+    : rank_(rank), slot_bytes_(KernelAllReduce::StagingBytes(buffer_bytes) / kSlots), guard_(guard) {
   for (size_t slot = 0; slot < kSlots; ++slot) copied_.emplace_back(*rank.gpu);
 }
 
@@ -39,13 +41,13 @@ void MessageCopies::Run(Fabric& fabric, const Operation& operation, cuda::Addres
   if (Sends(operation)) {
     size_t launched = 0;
     for (size_t chunk = 0; chunk < count; ++chunk) {
-      while (launched < std::min(chunk + 2, count)) Launch(operation, launched++, staging);
+      while (launched < std::min(chunk + kInTransit, count)) Launch(operation, launched++, staging);
       AwaitChunk(chunk);
       meet();
     }
   } else {
     for (size_t chunk = 0; chunk < count; ++chunk) {
-      if (chunk >= 2) AwaitChunk(chunk - 2);
+      if (chunk >= kInTransit) AwaitChunk(chunk - kInTransit);
       meet();
       Launch(operation, chunk, staging);
     }

@@ -1,4 +1,5 @@
 // Collectives of memory on a GPU of which one goes wrong: other calls, a rank that is lost or cannot go on.
+#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -88,6 +89,11 @@ void Messages(const Plan& plan) {
   });
 }
 
+int Copies() {
+  void* const driver = dlopen(FakeDriver().c_str(), RTLD_NOW);
+  return reinterpret_cast<int (*)()>(dlsym(driver, "fake_copies"))();
+}
+
 // The sender or the receiver is lost in the middle of a message, of which chunks are under way.
 void LostInside(const Plan& plan) {
   for (const int lost : {0, 1}) {
@@ -95,14 +101,12 @@ void LostInside(const Plan& plan) {
       setenv("FAKE_CUDA_SLOW_COPIES", "20000", 1);  // µs
       Memory memory;
       if (c.rank() == lost) {
-        std::thread([] {
-          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        std::thread([enough = Copies() + 4] {
+          while (Copies() < enough) std::this_thread::yield();
           kill(getpid(), SIGKILL);
         }).detach();
       }
-      const auto pass = [&] {
-        for (;;) Message(c, memory, 40'000);
-      };
+      const auto pass = [&] { Message(c, memory, 40'000); };  // 20 chunks
       ExpectError(pass, Code::kUnavailable, {"rank " + std::to_string(lost)});
     });
   }

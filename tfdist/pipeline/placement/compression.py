@@ -59,9 +59,9 @@ def make_compressor(
         )
         if not within_hosts and not is_shared_out(data.hosts) and _any_is_shared_out(group, mesh):
             # Other groups wait for this one, which needs no parts.
-            for made in (split, split_gpus) if on_gpus else (split,):
-                made("host", [])
-                made("carriers", [])
+            for create in (split, split_gpus) if on_gpus else (split,):
+                create("host", [])
+                create("carriers", [])
         return [exchange]
 
     return Compressor(policy, make_exchanges, [device], agree)
