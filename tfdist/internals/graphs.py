@@ -132,3 +132,61 @@ def add_control_inputs(operation: Any, others: list[Any]) -> None:
     """Has an operation of a graph wait for others of it."""
     if others:
         operation._add_control_inputs(others)
+
+
+def called_graph(operation: Any, function: str) -> Any:
+    """The `FuncGraph` of a function that an operation calls.
+
+    Args:
+        operation: calls it, in a graph.
+        function: its name.
+    """
+    graph = operation.graph
+    while graph is not None:
+        found = graph._get_function(function)
+        if found is not None and isinstance(getattr(found, "graph", None), _func_graph.FuncGraph):
+            return found.graph
+        graph = getattr(graph, "outer_graph", None)
+    shapes = [tensor.shape for tensor in operation.inputs]
+    return _control_flow_util_v2.get_func_graph(operation, shapes, function)
+
+
+def copy_operation(operation: Any, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+    """Adds a copy of an operation to the default graph.
+
+    Args:
+        operation: an operation of any graph.
+        inputs: the inputs of the copy.
+        attributes: attributes that differ, as `AttrValue`s.
+
+    Returns:
+        The new operation. It has no control inputs besides those of the current context.
+    """
+    graph = _ops.get_default_graph()
+    given = {k: v for k, v in operation.node_def.attr.items() if not k.startswith("_")}
+    given.update(attributes)
+    return graph._create_op_internal(
+        operation.type, inputs, [t.dtype for t in operation.outputs], None, operation.name, given
+    )
+
+
+def keep_functions_of(operation: Any) -> None:
+    """Gives the default graph the functions that an operation of another graph calls.
+
+    It keeps them, and the Python functions that are called from there.
+    """
+    graph = _ops.get_default_graph()
+    kept = getattr(graph, _KEPT, [])
+    if not any(one is operation.graph for one in kept):
+        setattr(graph, _KEPT, [*kept, operation.graph])
+    if operation.type in _WITH_FUNCTIONS or "Dataset" in operation.type:
+        for attribute in operation.node_def.attr.values():
+            names = [attribute.func.name] if attribute.HasField("func") else []
+            names += [f.name for f in attribute.list.func]
+            for name in names:
+                function = operation.graph._get_function(name)
+                if function is not None:
+                    graph._add_function_recursive(function)
+
+
+_WITH_FUNCTIONS = frozenset({"SymbolicGradient", "XlaLaunch", "MapDefun", "Scan", "For"})

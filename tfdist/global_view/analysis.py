@@ -1,0 +1,241 @@
+"""Decides for each operation of a graph which layouts its operands and results have."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdist.global_view.contents import contents_of
+from tfdist.global_view.layout import LOCAL, UNSET, WHOLE, Dim, Layout, Symbol, joined
+from tfdist.internals.graphs import called_graph
+
+
+@dataclasses.dataclass(frozen=True)
+class Value:
+    """What is known of a tensor.
+
+    Attributes:
+        layout: how the workers hold it; of a variable or a list, how they hold its elements.
+        dims: the dimensions for the whole batch; None if the rank is unknown.
+        content: the elements of a small integer tensor, an array of `Dim`, or of None where they
+            are unknown; `Axes` of a list of axes; else None.
+    """
+
+    layout: Layout
+    dims: tuple[Dim, ...] | None = None
+    content: Any = None
+
+
+@dataclasses.dataclass
+class Decision:
+    """How an operation is partitioned.
+
+    Attributes:
+        inputs: the layout that each operand must have; None as it is.
+        outputs: the layout of each result.
+        dims: the dimensions of each result, where they are known better than from shapes.
+        local_shapes: for each operand that is a shape, the element that becomes that of own rows.
+        emit: adds the operation in another way than as a copy.
+        parts: the analyses of the functions that the operation calls.
+        values: the values of the results, if they are known as a whole.
+        reason: why operands are gathered, for `explain`.
+    """
+
+    inputs: Sequence[Layout | None]
+    outputs: Sequence[Layout]
+    dims: Sequence[tuple[Dim, ...] | None] | None = None
+    local_shapes: Mapping[int, int] = dataclasses.field(default_factory=dict)
+    emit: Callable[..., Any] | None = None
+    parts: Sequence[Analysis] = ()
+    values: Sequence[Value] | None = None
+    reason: str = ""
+
+
+class Call:
+    """An operation, for its rule.
+
+    Attributes:
+        op: the operation.
+        values: what is known of its operands.
+        analysis: the analysis of its graph.
+    """
+
+    def __init__(self, op: Any, values: Sequence[Value], analysis: Analysis) -> None:
+        self.op, self.values, self.analysis = op, values, analysis
+        self.type: str = op.type
+        self.layouts = [value.layout for value in values]
+        self.batch = analysis.batch
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the operation."""
+        return self.op.get_attr(name)
+
+    def dims(self, i: int) -> tuple[Dim, ...] | None:
+        """The dimensions of an operand."""
+        return self.values[i].dims
+
+    def rank(self, i: int) -> int | None:
+        """The rank of an operand."""
+        dims = self.values[i].dims
+        return None if dims is None else len(dims)
+
+    def content(self, i: int) -> Any:
+        """The known elements of an operand."""
+        return self.values[i].content
+
+    def ints(self, i: int) -> list[int] | None:
+        """The elements of an operand as integers; None unless all are known."""
+        return as_ints(self.values[i].content)
+
+    def out_rank(self, i: int = 0) -> int | None:
+        """The rank of a result."""
+        rank: int | None = self.op.outputs[i].shape.rank
+        return rank
+
+    def has(self, kind: str) -> bool:
+        """Whether any operand has a layout of a kind."""
+        return any(layout.kind == kind for layout in self.layouts)
+
+    def whole(self, reason: str = "") -> Decision:
+        """The decision to compute with whole operands."""
+        return Decision(
+            [None if v.layout.kind in ("whole", "unset") else WHOLE for v in self.values],
+            [WHOLE] * len(self.op.outputs),
+            reason=reason,
+        )
+
+    def all(self, output: Layout, **more: Any) -> Decision:
+        """The decision to compute with the operands as they are."""
+        return Decision(
+            [None] * len(self.values), [output] * len(self.op.outputs), **more
+        )
+
+
+def as_ints(content: Any) -> list[int] | None:
+    """Contents as integers; None unless all are known."""
+    if not isinstance(content, np.ndarray):
+        return None
+    values = [None if d is None else d.value for d in content.ravel()]
+    return None if None in values else values  # type: ignore[return-value]
+
+
+class Analysis:
+    """The layouts of a graph.
+
+    Args:
+        graph: a `FuncGraph`.
+        inputs: what is known of its inputs, in their order.
+        batch: the number of rows of the batch.
+
+    Attributes:
+        operations: what has to run of the graph, in an order in which it can.
+        decisions: for each of these, how it is partitioned.
+        values: what is known of each tensor, by its id.
+        outputs: what is known of the graph's outputs.
+    """
+
+    def __init__(self, graph: Any, inputs: Sequence[Value], batch: Symbol) -> None:
+        self.graph, self.batch = graph, batch
+        self.inputs = list(inputs)
+        self.values: dict[int, Value] = {}
+        self.decisions: dict[Any, Decision] = {}
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            self.values[id(tensor)] = value
+        self.operations = needed_operations(graph)
+        for op in self.operations:
+            self._decide(op)
+        self.outputs = [self.values[id(t)] for t in graph.outputs]
+
+    def _decide(self, op: Any) -> None:
+        values = [self.values[id(t)] for t in op.inputs]
+        decision = decide(Call(op, values, self))
+        self.decisions[op] = decision
+        if decision.values is not None:
+            for tensor, value in zip(op.outputs, decision.values, strict=True):
+                self.values[id(tensor)] = value
+            return
+        contents = contents_of(op, values)
+        for i, tensor in enumerate(op.outputs):
+            known = None if decision.dims is None else decision.dims[i]
+            layout = decision.outputs[i]
+            dims = dims_of(tensor, known) if known is None else merged(tensor, known)
+            content = None if contents is None else contents[i]
+            self.values[id(tensor)] = Value(layout, dims, content)
+
+    def value_of(self, tensor: Any) -> Value:
+        """What is known of a tensor of the graph."""
+        return self.values[id(tensor)]
+
+    def part(self, op: Any, function: str, inputs: Sequence[Value]) -> Analysis:
+        """The analysis of a function that an operation calls."""
+        return Analysis(called_graph(op, function), inputs, self.batch)
+
+
+def needed_operations(graph: Any) -> list[Any]:
+    """The operations of a graph that its outputs and side effects need, in order."""
+    given = {t.op for t in graph.inputs}
+    wanted = [t.op for t in graph.outputs] + list(graph.control_outputs)
+    found: set[Any] = set()
+    while wanted:
+        op = wanted.pop()
+        if op in found:
+            continue
+        found.add(op)
+        if op not in given:
+            wanted += [t.op for t in op.inputs]
+            wanted += op.control_inputs
+    return [op for op in graph.get_operations() if op in found and op not in given]
+
+
+def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
+    """The dimensions of a tensor by its static shape, with new symbols for unknown ones."""
+    if tensor.dtype in (tf.resource, tf.variant) or tensor.shape.rank is None:
+        return None
+    return tuple(
+        Dim(1, (Symbol(tensor, axis),)) if size is None else Dim(size)
+        for axis, size in enumerate(tensor.shape)
+    )
+
+
+def merged(tensor: Any, known: Sequence[Dim | None]) -> tuple[Dim, ...]:
+    """The dimensions that a rule knows, with the static ones and new symbols for unknown ones."""
+    shape = tensor.shape
+    sizes = [None] * len(known) if shape.rank is None else list(shape)
+    if len(sizes) != len(known):
+        return dims_of(tensor) or ()
+    return tuple(
+        (Dim(1, (Symbol(tensor, axis),)) if size is None else Dim(size)) if dim is None else dim
+        for axis, (dim, size) in enumerate(zip(known, sizes, strict=True))
+    )
+
+
+def decide(call: Call) -> Decision:
+    """Applies the rule of an operation, or gathers what its operands are parts of."""
+    from tfdist.global_view.rules import RULES
+
+    rule = RULES.get(call.type)
+    if rule is not None:
+        decision = rule(call)
+        if decision is not None:
+            return decision
+    if call.has("local"):
+        return call.all(LOCAL)
+    if all(layout.kind in ("whole", "unset") for layout in call.layouts):
+        return call.all(WHOLE)
+    return call.whole("no rule" if rule is None else "rows are coupled")
+
+
+def joined_values(first: Value, second: Value) -> Value:
+    """What is known of a tensor that has either of two values."""
+    dims = None
+    if first.dims is not None and second.dims is not None and len(first.dims) == len(second.dims):
+        pairs = zip(first.dims, second.dims, strict=True)
+        dims = tuple(a if a.is_same(b) else Dim(1, (Symbol(),)) for a, b in pairs)
+    return Value(joined(first.layout, second.layout), dims)
+
+
+__all__ = ["LOCAL", "UNSET", "WHOLE", "Analysis", "Call", "Decision", "Value", "decide"]

@@ -1,0 +1,199 @@
+"""Layouts of tensors over workers, and symbolic dimensions. Pure data."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Symbol:
+    """An unknown size, equal to itself only.
+
+    Attributes:
+        source: the tensor whose dimension it is; None for the number of rows of the batch.
+        axis: the axis of the dimension.
+        size: the size if the graph knows it, as for the rows of a batch of fixed size.
+    """
+
+    source: Any = None
+    axis: int = 0
+    size: int | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Dim:
+    """A dimension: an integer times symbols, such as `2 * batch * time`.
+
+    Attributes:
+        factor: the integer, at least 0.
+        symbols: the symbols, in a fixed order; a symbol may occur several times.
+    """
+
+    factor: int
+    symbols: tuple[Symbol, ...] = ()
+
+    @property
+    def value(self) -> int | None:
+        """The number, if all sizes are known."""
+        result = self.factor
+        for symbol in self.symbols:
+            if symbol.size is None:
+                return 0 if self.factor == 0 else None
+            result *= symbol.size
+        return result
+
+    def __mul__(self, other: Dim) -> Dim:
+        if not (self.symbols and other.symbols):
+            return Dim(self.factor * other.factor, self.symbols or other.symbols)
+        symbols = sorted((*self.symbols, *other.symbols), key=id)
+        return Dim(self.factor * other.factor, tuple(symbols))
+
+    def divided_by(self, other: Dim) -> Dim | None:
+        """The quotient; None if it is not known to be an integer times symbols."""
+        left = list(self.symbols)
+        for symbol in other.symbols:
+            if symbol not in left:
+                return self._divided_in_numbers(other)
+            left.remove(symbol)
+        if other.factor == 0 or self.factor % other.factor:
+            return self._divided_in_numbers(other)
+        return Dim(self.factor // other.factor, tuple(left))
+
+    def _divided_in_numbers(self, other: Dim) -> Dim | None:
+        own, by = self.value, other.value
+        if own is None or not by or own % by:
+            return None
+        return Dim(own // by)
+
+    def is_same(self, other: Dim) -> bool:
+        """Whether two dimensions are known to be equal."""
+        return self == other or (self.value is not None and self.value == other.value)
+
+    def has(self, symbol: Symbol) -> bool:
+        """Whether the dimension is a multiple of a symbol."""
+        return symbol in self.symbols
+
+    def __repr__(self) -> str:
+        names = [f"s{id(symbol) % 997}" for symbol in self.symbols]
+        return "*".join([*([str(self.factor)] if self.factor != 1 or not names else []), *names])
+
+
+ONE = Dim(1)
+
+
+def product(dims: Iterable[Dim]) -> Dim:
+    """The product of dimensions."""
+    result = ONE
+    for dim in dims:
+        result *= dim
+    return result
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How the value of a tensor, for the whole batch, is held by the workers.
+
+    Attributes:
+        kind: one of
+            "whole": every worker holds the value;
+            "rows": a worker holds the part of its rows, cut along an axis;
+            "partial": the value is the reduction of what the workers hold;
+            "local": a worker holds something of its own, such as its rank or its shard of the
+                state of an optimizer; only collectives of the traced program combine it;
+            "unset": no value has been written, as in a new list of tensors.
+        axis: the axis of the rows.
+        outer: the rows' axis has size `outer * rows * inner`: this many repetitions of all rows,
+        inner: and this many elements for each row.
+        how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any".
+        settled: whether workers without rows of their own, which compute with a substitute,
+            contribute nothing to a partial sum.
+    """
+
+    kind: str
+    axis: int = 0
+    outer: Dim = ONE
+    inner: Dim = ONE
+    how: str = ""
+    settled: bool = False
+
+    def moved_to(self, axis: int) -> Layout:
+        """The same rows on another axis."""
+        return dataclasses.replace(self, axis=axis)
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether the value is a partial sum."""
+        return self.kind == "partial" and self.how == "sum"
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the rows' axis has one element for each row, in order."""
+        return self.outer == ONE and self.inner == ONE
+
+    def __repr__(self) -> str:
+        if self.kind == "rows":
+            around = "" if self.is_plain else f" of {self.outer}, {self.inner}"
+            return f"rows({self.axis}{around})"
+        return f"partial({self.how})" if self.kind == "partial" else self.kind
+
+
+WHOLE = Layout("whole")
+LOCAL = Layout("local")
+UNSET = Layout("unset")
+PARTIAL_SUM = Layout("partial", how="sum")
+SETTLED_SUM = Layout("partial", how="sum", settled=True)
+
+
+def rows(axis: int = 0, outer: Dim = ONE, inner: Dim = ONE) -> Layout:
+    """The layout of a tensor whose axis holds the rows of the batch."""
+    return Layout("rows", axis, outer, inner)
+
+
+def partial(how: str) -> Layout:
+    """The layout of a value that is a reduction over the workers."""
+    return Layout("partial", how=how)
+
+
+def joined(first: Layout, second: Layout) -> Layout:
+    """The layout of a value that has either of two layouts, as behind a conditional."""
+    if first == second or second.kind == "unset":
+        return first
+    if first.kind == "unset":
+        return second
+    kinds = {first.kind, second.kind}
+    if "local" in kinds:
+        return LOCAL
+    if kinds == {"whole", "rows"}:
+        return first if first.kind == "rows" else second
+    if kinds == {"whole", "partial"}:
+        one = first if first.kind == "partial" else second
+        return SETTLED_SUM if one.is_sum else WHOLE
+    if first.is_sum and second.is_sum:
+        return SETTLED_SUM
+    return WHOLE
+
+
+def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layout | None:
+    """The layout of a tensor with rows after a reshape.
+
+    Args:
+        before: the dimensions before.
+        layout: the layout before, of kind "rows".
+        after: the dimensions afterwards.
+
+    Returns:
+        The layout, or None if the rows are not elements of one axis afterwards.
+    """
+    row = before[layout.axis].divided_by(layout.outer * layout.inner)
+    if row is None:
+        return None
+    major = product(before[: layout.axis]) * layout.outer
+    minor = layout.inner * product(before[layout.axis + 1 :])
+    for axis, dim in enumerate(after):
+        outer = major.divided_by(product(after[:axis]))
+        inner = minor.divided_by(product(after[axis + 1 :]))
+        if outer is not None and inner is not None and (outer * row * inner).is_same(dim):
+            return rows(axis, outer, inner)
+    return None

@@ -1,0 +1,556 @@
+"""Adds a program for the whole batch to a graph, partitioned for the rows of one worker."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import tensorflow as tf
+
+from tfdist.errors import UnsupportedError
+from tfdist.global_view.analysis import Analysis, Decision, Value
+from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout
+from tfdist.internals.graphs import copy_operation, keep_functions_of
+
+_UPDATE = "TfdistUpdateBegins"
+
+
+class Communication(Protocol):
+    """How workers combine what they hold. All workers make the same calls in the same order."""
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        """The reductions of tensors over the workers: "sum", "min", "max", "product", …"""
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Concatenates the first axes of all workers' tensors, whose sizes may differ."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """One worker's rows of a batch.
+
+    Attributes:
+        rows: the number of rows that it computes with, at least 1, an int32 scalar.
+        total: the number of rows of the batch, an int32 scalar.
+        first: the number of its first row, an int32 scalar; of any row for a worker without rows.
+        counts: whether its rows are its own, a bool scalar; otherwise it has none, and computes
+            with a substitute. None if it is known to have rows.
+        leads: whether it has the first row of the batch, a bool scalar.
+        is_first: whether it is the first of all workers, a bool scalar.
+    """
+
+    rows: tf.Tensor
+    total: tf.Tensor
+    first: tf.Tensor
+    counts: tf.Tensor | None
+    leads: tf.Tensor
+    is_first: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class _Emitted:
+    """An operation that is being added, for the functions that add it in another way."""
+
+    op: Any
+    values: Sequence[Value]
+    decision: Decision
+
+    @property
+    def layouts(self) -> list[Layout]:
+        return [v.layout for v in self.values]
+
+
+class Lane:
+    """What the operations of one worker are made with.
+
+    Args:
+        share: the worker's rows.
+        communication: how it communicates.
+    """
+
+    def __init__(self, share: Share, communication: Communication) -> None:
+        self.share, self.communication = share, communication
+        self._made: dict[Any, tf.Tensor] = {}
+
+    def _once(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        key = (id(tf.compat.v1.get_default_graph()), key)
+        if key not in self._made:
+            with tf.control_dependencies(None):
+                self._made[key] = make()
+        return self._made[key]
+
+    def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
+        """The number of rows that this worker computes with, times an integer."""
+        return self._once(
+            ("own", dtype, times), lambda: tf.cast(self.share.rows, dtype) * tf.cast(times, dtype)
+        )
+
+    def all_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
+        """The number of rows of the batch, times an integer."""
+        return self._once(
+            ("all", dtype, times), lambda: tf.cast(self.share.total, dtype) * tf.cast(times, dtype)
+        )
+
+    def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
+        """The number of this worker's first row, times an integer."""
+        return self._once(
+            ("first", dtype, times), lambda: tf.cast(self.share.first, dtype) * tf.cast(times, dtype)
+        )
+
+    def fraction(self, dtype: Any) -> tf.Tensor:
+        """This worker's share of all rows, 0 if it has none."""
+
+        def divide() -> tf.Tensor:
+            own = tf.cast(self.share.rows, tf.float64)
+            if self.share.counts is not None:
+                own *= tf.cast(self.share.counts, tf.float64)
+            return tf.cast(own / tf.cast(self.share.total, tf.float64), dtype)
+
+        return self._once(("fraction", dtype), divide)
+
+    def is_first(self) -> tf.Tensor:
+        """Whether this is the first of all workers."""
+        return self.share.is_first
+
+    def copy(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds a copy of an operation."""
+        keep_functions_of(op)
+        return list(copy_operation(op, list(inputs), {}).outputs)
+
+    def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
+        """What this worker contributes to a sum that is to be a value which all workers hold."""
+        return _where(self.share.leads, value, tf.zeros_like)
+
+    def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
+        """What this worker contributes to a reduction: nothing if it has no rows."""
+        if self.share.counts is None:
+            return value
+        return _where(self.share.counts, value, _NEUTRAL[how])
+
+    def inline(self, part: Analysis, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds the operations of a function."""
+        return Partition(part, self).add(inputs)
+
+    def branch(self, call: _Emitted, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds a conditional."""
+        condition, *arguments = inputs
+        layouts = list(call.decision.outputs)
+
+        def function(part: Analysis) -> Callable[[], Any]:
+            def run() -> Any:
+                results = Partition(part, self).add(arguments, layouts)
+                return [*results, tf.zeros([])]
+
+            return run
+
+        functions = [function(part) for part in call.decision.parts]
+        if "Case" in call.op.type:
+            results = tf.switch_case(condition, functions)
+        else:
+            if condition.shape.rank != 0 or condition.dtype != tf.bool:
+                condition = tf.reshape(tf.cast(condition, tf.bool), [])
+            results = tf.cond(condition, *functions)
+        return _with_shapes(call, results[:-1])
+
+    def repeat(self, call: _Emitted, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds a loop."""
+        condition, body = call.decision.parts
+        graph = body.graph
+        layouts = list(call.decision.outputs)
+        fixed = [a is b for a, b in zip(graph.outputs, graph.inputs, strict=True)]
+        varying = [i for i, same in enumerate(fixed) if not same]
+
+        def all_values(given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            values = list(inputs)
+            for i, value in zip(varying, given, strict=True):
+                values[i] = value
+            return values
+
+        def goes_on(*given: tf.Tensor) -> tf.Tensor:
+            (result,) = Partition(condition, self).add(all_values(given), [WHOLE])
+            return tf.reshape(result, [])
+
+        def again(*given: tf.Tensor) -> list[tf.Tensor]:
+            results = Partition(body, self).add(all_values(given), layouts)
+            return [results[i] for i in varying]
+
+        shapes = [_invariant(graph.inputs[i], layouts[i]) for i in varying]
+        results = tf.while_loop(
+            goes_on,
+            again,
+            [inputs[i] for i in varying],
+            shape_invariants=shapes,
+            parallel_iterations=int(call.op.get_attr("parallel_iterations")),
+        )
+        return all_values(results)
+
+
+_NEUTRAL: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
+    "sum": tf.zeros_like,
+    "product": tf.ones_like,
+    "max": lambda x: tf.fill(tf.shape(x), x.dtype.min),
+    "min": lambda x: tf.fill(tf.shape(x), x.dtype.max),
+    "all": tf.ones_like,
+    "any": tf.zeros_like,
+}
+_FEW = 1024
+
+
+def _where(condition: tf.Tensor, value: tf.Tensor, other: Callable[[tf.Tensor], Any]) -> tf.Tensor:
+    count = value.shape.num_elements()
+    if count is not None and count <= _FEW:
+        return tf.where(condition, value, other(value))
+    # A conditional copies nothing.
+    chosen = tf.cond(condition, lambda: value, lambda: other(value))
+    chosen.set_shape(value.shape)
+    return chosen
+
+
+def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
+    if tensor.shape.rank is None or layout.kind != "rows" or tensor.dtype == tf.variant:
+        return tensor.shape
+    sizes = tensor.shape.as_list()
+    sizes[layout.axis] = None
+    return tf.TensorShape(sizes)
+
+
+def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    for tensor, value, layout in zip(call.op.outputs, results, call.decision.outputs, strict=True):
+        if layout.kind != "rows":
+            value.set_shape(tensor.shape)
+    return list(results)
+
+
+class Partition:
+    """Adds a graph, partitioned, to the default one.
+
+    Operations are added as early as they can be. Only when all that are left wait for values of
+    other workers are these communicated, all at once.
+
+    Args:
+        analysis: the graph and its layouts.
+        lane: the worker.
+    """
+
+    def __init__(self, analysis: Analysis, lane: Lane) -> None:
+        self._analysis, self._lane = analysis, lane
+        self._values: dict[int, tf.Tensor] = {}
+        self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
+        self._sources: dict[int, tf.Tensor] = {}
+        self._made: dict[Any, list[Any]] = {}
+        self._communicated: list[tf.Tensor] = []
+
+    def add(
+        self, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
+    ) -> list[tf.Tensor]:
+        """Adds the graph.
+
+        Args:
+            inputs: the values of the graph's inputs, as this worker holds them.
+            layouts: the layouts of the results; by default those that they have.
+
+        Returns:
+            The graph's outputs.
+        """
+        graph = self._analysis.graph
+        for tensor, value in zip(graph.inputs, inputs, strict=True):
+            self._values[id(tensor)] = value
+            self._sources[id(tensor)] = tensor
+        self._run()
+        wanted = layouts or [v.layout for v in self._analysis.outputs]
+        pairs = list(zip(graph.outputs, wanted, strict=True))
+        missing = [t for t, layout in pairs if self._waits_for(t, layout)]
+        self._communicate(missing)
+        return [self._as(tensor, layout) for tensor, layout in pairs]
+
+    def _run(self) -> None:
+        operations = self._analysis.operations
+        numbers = {op: i for i, op in enumerate(operations)}
+        users: dict[Any, list[Any]] = {op: [] for op in operations}
+        waiting: dict[Any, int] = {}
+        ready: list[int] = []
+        for op in operations:
+            before = {t.op for t in op.inputs} | set(op.control_inputs)
+            sources = [o for o in before if o in numbers]
+            waiting[op] = len(sources)
+            for source in sources:
+                users[source].append(op)
+            if not sources:
+                ready.append(numbers[op])
+        heapq.heapify(ready)
+        parked: list[Any] = []
+        last: list[Any] = []
+        while ready or parked or last:
+            if not ready:
+                if parked:
+                    tensors = [t for op in parked for t in self._missing(op)]
+                    self._communicate(tensors)
+                    ready, parked = [numbers[op] for op in parked], []
+                else:
+                    # The update begins when all else has been communicated.
+                    ready, last = [numbers[op] for op in last], []
+                    for i in ready:
+                        self._add(operations[i], self._communicated)
+                        for user in users[operations[i]]:
+                            waiting[user] -= 1
+                    ready = [
+                        numbers[user]
+                        for i in ready
+                        for user in users[operations[i]]
+                        if waiting[user] == 0
+                    ]
+                    ready = list(dict.fromkeys(ready))
+                heapq.heapify(ready)
+                continue
+            op = operations[heapq.heappop(ready)]
+            if op.type == _UPDATE:
+                last.append(op)
+                continue
+            if self._missing(op):
+                parked.append(op)
+                continue
+            self._add(op)
+            for user in users[op]:
+                waiting[user] -= 1
+                if waiting[user] == 0:
+                    heapq.heappush(ready, numbers[user])
+
+    def _missing(self, op: Any) -> list[tf.Tensor]:
+        """The operands that have to be communicated and have not been."""
+        wanted = self._analysis.decisions[op].inputs
+        return [
+            tensor
+            for tensor, layout in zip(op.inputs, wanted, strict=True)
+            if layout is not None and self._waits_for(tensor, layout)
+        ]
+
+    def _waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
+        own = self._analysis.value_of(tensor).layout
+        if own == layout or own.kind not in ("rows", "partial"):
+            return False
+        if own.is_sum and layout.is_sum:
+            return False
+        return (id(tensor), WHOLE) not in self._converted
+
+    def _add(self, op: Any, after: Sequence[Any] = ()) -> None:
+        decision = self._analysis.decisions[op]
+        inputs = [
+            self._values[id(t)] if layout is None else self._as(t, layout)
+            for t, layout in zip(op.inputs, decision.inputs, strict=True)
+        ]
+        for i, element in decision.local_shapes.items():
+            inputs[i] = self._local_shape(op, i, element, inputs[i])
+        before = [o for control in op.control_inputs for o in self._made.get(control, ())]
+        before += after
+        with contextlib.ExitStack() as scopes:
+            if before:
+                scopes.enter_context(tf.control_dependencies(before))
+            if op.device:
+                scopes.enter_context(tf.device(op.device))
+            if decision.emit is None:
+                results = self._lane.copy(op, inputs) if op.outputs else self._effect(op, inputs)
+            else:
+                values = [self._analysis.value_of(t) for t in op.inputs]
+                results = decision.emit(self._lane, _Emitted(op, values, decision), inputs)
+                self._made[op] = [r.op for r in results if tf.is_tensor(r)]
+        if decision.emit is None and op.outputs:
+            self._made[op] = [results[0].op]
+        for tensor, value in zip(op.outputs, results, strict=True):
+            self._values[id(tensor)] = value
+            self._sources[id(tensor)] = tensor
+
+    def _effect(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        keep_functions_of(op)
+        self._made[op] = [copy_operation(op, list(inputs), {})]
+        return []
+
+    # Layouts.
+
+    def _as(self, tensor: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """A tensor of the graph in a layout; what has to be communicated has been."""
+        own = self._analysis.value_of(tensor).layout
+        value = self._values[id(tensor)]
+        if own == layout or own.kind == "unset":
+            return value
+        key = (id(tensor), layout)
+        if key not in self._converted:
+            self._converted[key] = self._convert(tensor, own, value, layout)
+        return self._converted[key]
+
+    def _convert(
+        self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
+    ) -> tf.Tensor:
+        if tensor.dtype == tf.variant or "local" in (own.kind, layout.kind):
+            if layout.kind == "local":
+                return value
+            raise UnsupportedError(
+                "A step combines values that differ between the workers. Received: the operation "
+                f"{tensor.op.name!r} of type {tensor.op.type}, {own} where {layout} is needed. Set "
+                "TFDIST_STEP=replicated."
+            )
+        if own.is_sum and layout.is_sum:
+            return self._lane.settled(value)
+        if own.kind != "whole":
+            value = self._converted[id(tensor), WHOLE]
+        if layout.kind == "whole":
+            return value
+        if layout.is_sum:
+            return self._lane.contribution_of_whole(value)
+        return self._own_rows_of(tensor, value, layout)
+
+    def _own_rows_of(self, tensor: tf.Tensor, value: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """This worker's rows of a value that it has as a whole."""
+        dims = self._analysis.value_of(tensor).dims
+        assert dims is not None
+        before = (slice(None),) * layout.axis
+        if layout.outer == ONE:
+            first, own = self._range(layout.inner)
+            if not dims[layout.axis].has(self._analysis.batch) and (
+                dims[layout.axis].value is None
+            ):
+                # An axis of unknown size may be broadcast.
+                one = tf.equal(tf.shape(value)[layout.axis], 1)
+                first, own = tf.where(one, 0, first), tf.where(one, 1, own)
+            result = value[(*before, slice(first, first + own))]
+        else:
+            parts = self._apart(value, layout, self._lane.all_rows(tf.int32))
+            axis = layout.axis + 1
+            first = self._lane.first_row(tf.int32)
+            own = self._lane.own_rows(tf.int32)
+            cut = parts[((slice(None),) * axis) + (slice(first, first + own),)]
+            result = self._together(cut, layout, value.shape)
+        shape = value.shape.as_list()
+        shape[layout.axis] = None
+        result.set_shape(shape)
+        return result
+
+    def _range(self, inner: Dim) -> tuple[tf.Tensor, tf.Tensor]:
+        lane = self._lane
+        if inner.value is not None:
+            return lane.first_row(tf.int32, inner.value), lane.own_rows(tf.int32, inner.value)
+        size = self._size(inner)
+        return lane.first_row(tf.int32) * size, lane.own_rows(tf.int32) * size
+
+    def _size(self, dim: Dim) -> tf.Tensor:
+        """A dimension other than the rows, when the graph runs."""
+        if dim.value is not None:
+            return tf.constant(dim.value)
+        result = tf.constant(dim.factor)
+        for symbol in dim.symbols:
+            if symbol is self._analysis.batch:
+                result *= self._lane.all_rows(tf.int32)
+                continue
+            if id(symbol.source) not in self._values:
+                raise UnsupportedError(
+                    "A step computes with a size that is unknown where rows are put together. "
+                    "Set TFDIST_STEP=replicated."
+                )
+            result *= tf.shape(self._values[id(symbol.source)])[symbol.axis]
+        return result
+
+    def _apart(self, value: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:
+        """Divides the rows' axis in three: repetitions, rows, and elements of a row."""
+        shape = tf.shape(value)
+        outer, inner = self._size(layout.outer), self._size(layout.inner)
+        middle = tf.stack([outer, count, inner])
+        sizes = tf.concat([shape[: layout.axis], middle, shape[layout.axis + 1 :]], axis=0)
+        return tf.reshape(value, sizes)
+
+    def _together(self, parts: tf.Tensor, layout: Layout, like: tf.TensorShape) -> tf.Tensor:
+        shape = tf.shape(parts)
+        axis = layout.axis
+        size = tf.reduce_prod(shape[axis : axis + 3], keepdims=True)
+        return tf.reshape(parts, tf.concat([shape[:axis], size, shape[axis + 3 :]], axis=0))
+
+    def _local_shape(
+        self, op: Any, i: int, element: int, given: tf.Tensor
+    ) -> tf.Tensor:
+        """A shape for the whole batch as that of own rows."""
+        lane, batch = self._lane, self._analysis.batch
+        content = self._analysis.value_of(op.inputs[i]).content
+        dims = [None] * given.shape[0] if content is None else list(content.ravel())
+        others = [d.value if d is not None else None for d in dims]
+        own: Any = None
+        dim = dims[element]
+        if dim is not None and dim.value is not None and dim.value < 0:
+            return given
+        if op.type == "Reshape" and all(
+            n is not None and n >= 0 for k, n in enumerate(others) if k != element
+        ):
+            sizes = [-1 if k == element else n for k, n in enumerate(others)]
+            return tf.constant(sizes, given.dtype)
+        if dim is not None:
+            rest = dim.divided_by(Dim(1, (batch,)))
+            if rest is not None and rest.value is not None:
+                own = lane.own_rows(given.dtype, rest.value)
+        if own is None:
+            own = given[element] // lane.all_rows(given.dtype) * lane.own_rows(given.dtype)
+        parts = [
+            own if k == element else given[k] if n is None else tf.constant(n, given.dtype)
+            for k, n in enumerate(others)
+        ]
+        return tf.stack(parts)
+
+    # Communication.
+
+    def _communicate(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Makes tensors of the graph whole on all workers."""
+        unique = list({id(t): t for t in tensors}.values())
+        unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
+        layouts = [self._analysis.value_of(t).layout for t in unique]
+        parts = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "partial"]
+        held = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "rows"]
+        if parts:
+            hows = [self._analysis.value_of(t).layout.how for t in parts]
+            values = [self._contribution(t) for t in parts]
+            for tensor, total in zip(
+                parts, self._lane.communication.reduce(values, hows), strict=True
+            ):
+                total.set_shape(self._values[id(tensor)].shape)
+                self._keep(tensor, total)
+        if held:
+            moved = [self._rows_first(t) for t in held]
+            for tensor, whole in zip(held, self._lane.communication.gather(moved), strict=True):
+                self._keep(tensor, self._from_rows_first(tensor, whole))
+
+    def _keep(self, tensor: tf.Tensor, whole: tf.Tensor) -> None:
+        self._converted[id(tensor), WHOLE] = whole
+        self._communicated.append(whole)
+
+    def _contribution(self, tensor: tf.Tensor) -> tf.Tensor:
+        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
+        return value if layout.settled else self._lane.settled(value, layout.how)
+
+    def _rows_first(self, tensor: tf.Tensor) -> tf.Tensor:
+        """A tensor's rows as the first axis, those that count."""
+        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
+        lane = self._lane
+        axis = layout.axis
+        if layout.outer != ONE:
+            value = self._apart(value, layout, lane.own_rows(tf.int32))
+            axis += 1
+        if axis:
+            order = [axis, *(a for a in range(value.shape.rank) if a != axis)]
+            value = tf.transpose(value, order)
+        counts = lane.share.counts
+        if counts is not None:
+            size = tf.shape(value)[0]
+            value = value[: tf.where(counts, size, 0)]
+        return value
+
+    def _from_rows_first(self, tensor: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
+        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
+        axis = layout.axis
+        rank = value.shape.rank
+        if layout.outer != ONE:
+            axis, rank = axis + 1, rank + 2
+        if axis:
+            order = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
+            whole = tf.transpose(tf.ensure_shape(whole, [None] * rank), order)
+        if layout.outer != ONE:
+            whole = self._together(whole, layout, value.shape)
+        whole.set_shape(tensor.shape)
+        return whole
