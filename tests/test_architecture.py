@@ -28,6 +28,7 @@ LAYERS = [
     {"native"},
     {"collective"},
     {"jit"},
+    {"global_view"},
     {"monitoring"},
     {"compression"},
     {"strategies"},

@@ -11,6 +11,7 @@ from typing import Any
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
 _DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
+_STEPS = ("auto", "partitioned", "replicated")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
 
@@ -53,6 +54,8 @@ class Options:
         metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
         xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
             `jit_compile` counts as False.
+        step: how a step of a model is run (`TFDIST_STEP`): partitioned, from its program for the
+            whole batch; replicated, on each worker's rows; or auto, partitioned where possible.
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a worker that fails while the others go on
             (`TFDIST_ELASTIC`, 1 or 0).
@@ -87,6 +90,7 @@ class Options:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     xla: bool = True
+    step: str = "auto"
     generation: int = 0
     elastic: bool = False
     witness: str = ""
@@ -96,6 +100,7 @@ class Options:
 
     def __post_init__(self) -> None:
         _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
+        _check_choice("TFDIST_STEP", self.step, _STEPS)
         _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
         _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
         if self.device_buffers and (self.device_buffers < 4096 or self.device_buffers % 16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import heapq
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.global_view.contents import contents_of
-from tfdist.global_view.layout import LOCAL, UNSET, WHOLE, Dim, Layout, Symbol, joined
+from tfdist.global_view.layout import LOCAL, SETTLED_SUM, UNSET, WHOLE, Dim, Layout, Symbol, joined
 from tfdist.internals.graphs import called_graph
 
 
@@ -188,7 +189,33 @@ def needed_operations(graph: Any) -> list[Any]:
         if op not in given:
             wanted += [t.op for t in op.inputs]
             wanted += op.control_inputs
-    return [op for op in graph.get_operations() if op in found and op not in given]
+    return _sorted([op for op in graph.get_operations() if op in found and op not in given])
+
+
+def _sorted(operations: list[Any]) -> list[Any]:
+    """Sorts operations so that each follows those that it uses, in their order otherwise.
+
+    The lists that the gradient of a loop adds to the loop are younger than the loop itself.
+    """
+    numbers = {op: i for i, op in enumerate(operations)}
+    missing: list[int] = []
+    users: list[list[int]] = [[] for _ in operations]
+    for i, op in enumerate(operations):
+        before = {t.op for t in op.inputs} | set(op.control_inputs)
+        sources = [numbers[o] for o in before if o in numbers]
+        missing.append(len(sources))
+        for source in sources:
+            users[source].append(i)
+    ready = [i for i, count in enumerate(missing) if count == 0]
+    result = []
+    while ready:
+        i = heapq.heappop(ready)
+        result.append(operations[i])
+        for user in users[i]:
+            missing[user] -= 1
+            if missing[user] == 0:
+                heapq.heappush(ready, user)
+    return result
 
 
 def dims_of(tensor: Any, known: Any = None) -> tuple[Dim, ...] | None:
@@ -223,7 +250,8 @@ def decide(call: Call) -> Decision:
         if decision is not None:
             return decision
     if call.has("local"):
-        return call.all(LOCAL)
+        inputs = [SETTLED_SUM if v.is_sum and not v.settled else None for v in call.layouts]
+        return Decision(inputs, [LOCAL] * len(call.op.outputs))
     if all(layout.kind in ("whole", "unset") for layout in call.layouts):
         return call.all(WHOLE)
     return call.whole("no rule" if rule is None else "rows are coupled")

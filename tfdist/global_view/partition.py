@@ -384,7 +384,7 @@ class Partition:
         self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
         if tensor.dtype == tf.variant or "local" in (own.kind, layout.kind):
-            if layout.kind == "local":
+            if layout.kind == "local" or (own.kind == "local" and layout.is_sum):
                 return value
             raise UnsupportedError(
                 "A step combines values that differ between the workers. Received: the operation "

@@ -40,6 +40,9 @@ from tfdist.global_view.layout import (
     rows,
 )
 
+CONTRIBUTION = "_tfdist_contribution"
+"""Marks operations whose results are what a worker contributes to sums of the program."""
+
 Rule = Callable[[Call], "Decision | None"]
 RULES: dict[str, Rule] = {}
 
@@ -1605,6 +1608,15 @@ def all_reduce(call: Call) -> Decision | None:
         else:
             inputs.append(None if layout == SETTLED_SUM else SETTLED_SUM)
     return Decision(inputs, [result] * len(call.op.outputs))
+
+
+@rule("IdentityN")
+def identities(call: Call) -> Decision | None:
+    """Passes values on, or marks them as what a worker contributes to sums."""
+    if CONTRIBUTION in call.op.node_def.attr:
+        inputs = [None if v.kind == "local" else SETTLED_SUM for v in call.layouts]
+        return Decision(inputs, [LOCAL] * len(inputs))
+    return Decision([None] * len(call.layouts), call.layouts, dims=[v.dims for v in call.values])
 
 
 @rule("TfdistAllGather", "CollectiveGatherV2")

@@ -190,3 +190,17 @@ def keep_functions_of(operation: Any) -> None:
 
 
 _WITH_FUNCTIONS = frozenset({"SymbolicGradient", "XlaLaunch", "MapDefun", "Scan", "For"})
+
+
+def trace_into_graph(name: str, function: Any, arguments: tuple[Any, ...]) -> Any:
+    """Traces a function for arguments of these specs.
+
+    Args:
+        name: the graph's name.
+        function: takes them.
+        arguments: nests of `tf.TypeSpec`s.
+
+    Returns:
+        The `FuncGraph`.
+    """
+    return _func_graph.func_graph_from_py_func(name, function, arguments, {})

@@ -35,7 +35,7 @@ from tfdist.strategies.data import distribute_dataset, distribute_datasets_from_
 from tfdist.strategies.group import Group
 from tfdist.strategies.placed import PlacedExtended
 from tfdist.strategies.progress import Progress
-from tfdist.strategies.step import current_step
+from tfdist.strategies.step import GlobalStep, current_step
 from tfdist.strategies.step_failure import listen, running_step
 from tfdist.strategies.update_order import updating
 from tfdist.strategies.variable_creation import create_variable
@@ -150,8 +150,10 @@ class ReplicatedExtended(PlacedExtended):
     # Reductions in a replica.
 
     def _replica_ctx_all_reduce(self, reduce_op: Any, value: Any, options: Any = None) -> Any:
-        called = call_site.of_tensorflow_call("all_reduce")
         step = current_step()
+        if isinstance(step, GlobalStep):
+            return value  # As in a program of one replica.
+        called = call_site.of_tensorflow_call("all_reduce")
         if step is not None:
             flat = step.zero_without_rows(tf.nest.flatten(value))
             value = tf.nest.pack_sequence_as(value, flat)

@@ -15,6 +15,7 @@ from tfdist.collective import traces
 from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.internals.extended import LocalExtended, on_replica_id
 from tfdist.internals.tensorflow import get_current_replica_id_as_int
+from tfdist.strategies.step import in_global_step
 
 
 class PlacedExtended(LocalExtended):
@@ -35,6 +36,8 @@ class PlacedExtended(LocalExtended):
 
     @property
     def _num_replicas_in_sync(self) -> int:
+        if in_global_step():
+            return 1  # The program for the whole batch is that of one replica.
         return len(self._devices) * self._workers.size
 
     @property
@@ -109,6 +112,8 @@ class PlacedExtended(LocalExtended):
 
     @property
     def should_save_summary(self) -> bool:
+        if in_global_step():
+            return True  # All workers trace the same program; the first one writes.
         return self._workers.rank == 0
 
 

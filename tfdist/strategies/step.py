@@ -10,6 +10,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.global_view.rules import CONTRIBUTION
+from tfdist.internals.graphs import marking_operations
 from tfdist.jit import has_rows, is_compiled_here
 from tfdist.strategies import reduction
 
@@ -266,6 +268,58 @@ class WholeBatch(Step):
         return [tf.stop_gradient(v) for v in values]
 
 
+class GlobalStep(Step):
+    """A step whose program is traced for the whole batch, and partitioned afterwards.
+
+    Losses, metrics and noise need no correction. What an optimizer sums is marked by
+    `contributions`.
+    """
+
+    def __init__(self) -> None:
+        one = tf.ones([], tf.int32)
+        super().__init__(one, one, tf.zeros([], tf.int32))
+        self.scaled_by_rows = True
+
+    def totals(self, values: list[tf.Tensor]) -> Any:
+        return list(values)
+
+    def scale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
+        return value
+
+    def unscale_by_rows(self, value: tf.Tensor) -> tf.Tensor:
+        return value
+
+    def scale_loss_by_rows(self, loss: tf.Tensor) -> tf.Tensor:
+        return loss
+
+    def scale_gradients_by_rows(self, gradients: Sequence[Any]) -> list[Any]:
+        return list(gradients)
+
+    def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:
+        return contributions(values)
+
+    def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(values)
+
+
+def contributions(values: Sequence[Any]) -> list[Any]:
+    """Marks values of the whole batch, in a `GlobalStep`, as sums that are to be communicated.
+
+    The partitioned program has there what a worker contributes to each sum.
+
+    Args:
+        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+    """
+    results = list(values)
+    dense = [i for i, v in enumerate(results) if isinstance(v, tf.Tensor)]
+    if dense:
+        with marking_operations(CONTRIBUTION):
+            marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
+        for i, value in zip(dense, marked, strict=True):
+            results[i] = value
+    return results
+
+
 def clip_by_norm(gradients: Sequence[Any], norm: float, found: tf.Tensor) -> list[Any]:
     """Clips gradients by a known norm; as in Keras, sparse ones become dense.
 
@@ -288,6 +342,17 @@ def current_step() -> Step | None:
     """The step that the calling replica is in, if any."""
     stack = _stack()
     return stack[-1] if stack else None
+
+
+def replicated_step() -> Step | None:
+    """The step that the calling replica is in, if its program sees the replica's rows only."""
+    step = current_step()
+    return None if isinstance(step, GlobalStep) else step
+
+
+def in_global_step() -> bool:
+    """Whether the calling replica traces a program for the whole batch."""
+    return isinstance(current_step(), GlobalStep)
 
 
 _local = threading.local()

@@ -10,7 +10,7 @@ from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
 from tfdist.strategies import reduction
 from tfdist.strategies.increments import is_replacement
-from tfdist.strategies.step import current_step
+from tfdist.strategies.step import GlobalStep, current_step, replicated_step
 from tfdist.strategies.warn_once import warn_once
 
 
@@ -62,6 +62,8 @@ class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
             tf.VariableAggregation.ONLY_FIRST_REPLICA,
         ):
             return update_fn(local, value, **kwargs)
+        if isinstance(step, GlobalStep):
+            return update_fn(local, value, **kwargs)
         if self.aggregation == tf.VariableAggregation.MEAN and step is not None:
             value = step.scale_by_rows(tf.convert_to_tensor(value, local.dtype))
             return update_fn(local, reduction.sum_over_replicas(value), **kwargs)
@@ -100,7 +102,7 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None
-        if current_step() is not None and self.aggregation == tf.VariableAggregation.SUM:
+        if replicated_step() is not None and self.aggregation == tf.VariableAggregation.SUM:
             self._check_sum(value)
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)

@@ -22,7 +22,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.strategies.step import Step, current_step
+from tfdist.strategies.step import Step, current_step, in_global_step
 from tfdist.trainer.optimizers.gradient_sync import in_replica
 
 __all__ = ["mean", "rows", "total"]
@@ -96,6 +96,8 @@ def _sum_over_replicas(parts: Any, contribution: Callable[[Step, tf.Tensor], tf.
 
 
 def _step() -> Step | None:
+    if in_global_step():
+        return None
     step = current_step()
     if step is None and in_replica():
         raise UnsupportedError(

@@ -19,6 +19,11 @@ from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
 from tfdist.trainer.fit.metric_totals import totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
+from tfdist.trainer.fit.partitioned_step import (
+    is_partitioned,
+    run_partitioned_prediction,
+    run_partitioned_step,
+)
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
@@ -40,9 +45,10 @@ def make_step_function(
     take_over_metrics(model)
 
     def one_step(batch: Any, fixed: bool, late: Trial | None) -> Any:
+        run_step = run_partitioned_step if is_partitioned(model) else run_replica_step
+
         def replica_step(shard: Any) -> Any:
-            shard = _as_traced(shard, fixed)
-            return run_replica_step(model, step_function, shard, late=late)
+            return run_step(model, step_function, _as_traced(shard, fixed), late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -117,15 +123,19 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     strategy = model.distribute_strategy
 
     def one_step(batch: Any, fixed: bool) -> Any:
+        partitioned = is_partitioned(model)
+
         def replica_step(shard: Any) -> Any:
             shard = _as_traced(shard, fixed)
+            if partitioned:
+                return run_partitioned_prediction(model, shard)
             if not strategy.extended.communicates:
                 return model.predict_step(shard)
             rows = count_rows(shard)
             return without_added_row(model.predict_step(with_a_row(shard, rows)), rows)
 
         outputs = strategy.run(replica_step, (batch,))
-        if not strategy.extended.communicates:
+        if partitioned or not strategy.extended.communicates:
             return outputs
         return tf.nest.map_structure(
             lambda output: strategy.extended.gather_rows(

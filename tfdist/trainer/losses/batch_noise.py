@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.strategies.step import Step, WholeBatch, current_step
+from tfdist.strategies.step import Step, WholeBatch, replicated_step
 from tfdist.strategies.warn_once import warn_once
 from tfdist.trainer.losses.random_streams import is_for_rows
 from tfdist.trainer.patching import patch
@@ -40,7 +40,7 @@ def _drawn_for_all_rows(keras_draws: Any) -> Any:
 
     @functools.wraps(keras_draws)
     def draw(*args: Any, **kwargs: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         given = signature.bind(*args, **kwargs).arguments
         shape = given["shape"]
         if step is None or not is_for_rows(step, shape):
@@ -61,7 +61,7 @@ def _drawn_for_all_rows(keras_draws: Any) -> Any:
 def _categorical_for_all_rows(keras_draws: Any) -> Any:
     @functools.wraps(keras_draws)
     def draw(logits: Any, *args: Any, **kwargs: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is None or not is_for_rows(step, logits.shape):
             return keras_draws(logits, *args, **kwargs)
         rows = tf.shape(logits)[0]
@@ -87,7 +87,7 @@ def _padded(value: tf.Tensor, before: tf.Tensor, after: tf.Tensor, filler: float
 def _warning_of_rows(shuffle: Any) -> Any:
     @functools.wraps(shuffle)
     def shuffle_rows(x: Any, axis: int = 0, seed: Any = None) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is not None and not isinstance(step, WholeBatch):
             x = tf.convert_to_tensor(x)
             if axis in (0, -x.shape.rank) and is_for_rows(step, x.shape):

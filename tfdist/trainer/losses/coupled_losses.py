@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import get_keras_mask, loss_function_of, set_keras_mask
-from tfdist.strategies.step import Step, WholeBatch, current_step
+from tfdist.strategies.step import Step, WholeBatch, replicated_step
 from tfdist.trainer import global_batch
 from tfdist.trainer.patching import patch
 
@@ -33,7 +33,7 @@ def install() -> None:
 
 def _over_global_batch(call: Any) -> Any:
     def call_coupled(self: Any, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is None or isinstance(step, WholeBatch) or not _couples_rows(self, y_pred):
             return call(self, y_true, y_pred, sample_weight)
         return _global_loss(step, call, self, y_true, y_pred, sample_weight)
@@ -93,7 +93,7 @@ def _global_loss(
 def _over_all_rows(function: Any) -> Any:
     # For custom losses that call the function.
     def ratio_over_all_rows(y_true: Any, y_pred: Any, *args: Any, **settings: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         given = inspect.signature(function).bind(y_true, y_pred, *args, **settings).arguments
         y_pred = tf.convert_to_tensor(y_pred) if step is not None else y_pred
         if step is None or not _is_over_rows(given.get("axis"), y_pred.shape.rank):

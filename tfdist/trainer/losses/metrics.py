@@ -10,7 +10,7 @@ import keras
 from tfdist.internals.keras import metrics_of
 from tfdist.internals.tensorflow import DistributedValues
 from tfdist.internals.variables import replace_value
-from tfdist.strategies.step import current_step
+from tfdist.strategies.step import replicated_step
 from tfdist.strategies.warn_once import warn_once
 from tfdist.trainer.patching import patch
 
@@ -25,7 +25,7 @@ def _by_rows(update: Any) -> Any:
     @functools.wraps(update)
     def update_by_rows(self: Any, values: Any, sample_weight: Any = None) -> Any:
         # Each replica and microbatch has a scalar for its rows, which are part of one batch.
-        step = current_step()
+        step = replicated_step()
         if step is not None and sample_weight is None and keras.ops.ndim(values) == 0:
             if isinstance(self, keras.metrics.Sum):
                 warn_once(

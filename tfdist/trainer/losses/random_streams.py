@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.internals.keras import dropout_shape, random, seed_for_draw
-from tfdist.strategies.step import Step, current_step
+from tfdist.strategies.step import Step, replicated_step
 from tfdist.trainer.patching import patch
 
 # Each increment of the counter yields 128 bits: four 32-bit numbers, or two of 64 bits.
@@ -36,7 +36,7 @@ def _by_rows(keras_draws: Any, draws: Any, for_rows: Callable[..., bool]) -> Any
 
     @functools.wraps(keras_draws)
     def draw(*args: Any, seed: Any = None, **kwargs: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is None or not for_rows(step, *args, **kwargs):
             return keras_draws(*args, seed=seed, **kwargs)
         return draws(step, *args, seed=seed_for_draw(seed), **kwargs)

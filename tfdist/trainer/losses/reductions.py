@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from tfdist.collective import traces
 from tfdist.internals.keras import in_symbolic_scope, losses
-from tfdist.strategies.step import Step, current_step
+from tfdist.strategies.step import Step, replicated_step
 from tfdist.trainer.patching import patch
 
 
@@ -31,14 +31,14 @@ def _install_scaling() -> None:
     scale, unscale = losses.scale_loss_for_distribution, losses.unscale_loss_for_distribution
 
     def scale_loss(value: Any) -> Any:
-        if current_step() is not None:
+        if replicated_step() is not None:
             return value
         # Keras computes shapes in a graph that never runs.
         with traces.unnoted() if in_symbolic_scope() else contextlib.nullcontext():
             return scale(value)
 
     def unscale_loss(value: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is not None:
             return _for_metric(step, tf.convert_to_tensor(value))
         with traces.unnoted() if in_symbolic_scope() else contextlib.nullcontext():
@@ -60,7 +60,7 @@ def _install_reduction() -> None:
 
     def mask_weights(sample_weight: Any, mask: Any, dtype: Any, reduction: Any) -> Any:
         weights = apply_mask(sample_weight, mask, dtype, reduction)
-        step = current_step()
+        step = replicated_step()
         if step is None or mask is None or reduction not in ("mean", "sum_over_batch_size"):
             return weights
         return weights * _mask_correction(step, mask, weights.dtype)
@@ -68,7 +68,7 @@ def _install_reduction() -> None:
     def reduce_loss(
         values: Any, sample_weight: Any = None, reduction: str | None = "sum_over_batch_size"
     ) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is None or tuple(values.shape) == ():
             return reduce_values(values, sample_weight, reduction)
         if reduction in (None, "none"):
@@ -102,12 +102,12 @@ def _install_guides() -> None:
     average, regularization = tf.nn.compute_average_loss, tf.nn.scale_regularization_loss
 
     def compute_average_loss(*args: Any, **kwargs: Any) -> Any:
-        step = current_step()
+        step = replicated_step()
         loss = average(*args, **kwargs)
         return loss if step is None else step.unscale_by_rows(loss)
 
     def scale_regularization_loss(regularization_loss: Any) -> Any:
-        if current_step() is None:
+        if replicated_step() is None:
             return regularization(regularization_loss)
         return tf.reduce_sum(regularization_loss)
 

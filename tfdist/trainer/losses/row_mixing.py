@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.internals.contract import TARGETS
-from tfdist.strategies.step import WholeBatch, current_step
+from tfdist.strategies.step import WholeBatch, replicated_step
 from tfdist.trainer import global_batch
 from tfdist.trainer.patching import patch
 
@@ -23,7 +23,7 @@ def install() -> None:
 def _over_all_rows(call: Any) -> Any:
     @functools.wraps(call)
     def mix(self: Any, data: Any, training: bool = True) -> Any:
-        step = current_step()
+        step = replicated_step()
         if step is None or isinstance(step, WholeBatch) or not training:
             return call(self, data, training=training)
         data = tf.nest.map_structure(_constant, global_batch.rows(data))

@@ -31,7 +31,7 @@ from tfdist.internals.optimizer import is_overwritten
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.step import current_step
+from tfdist.strategies.step import GlobalStep, contributions, current_step
 from tfdist.trainer.optimizers.late_update import announce_update
 
 
@@ -144,6 +144,11 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     exact = functools.partial(reduction.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
+    if isinstance(step, GlobalStep):
+        # Slices are whole where they are used: gathered, or reduced if they are of constant rows.
+        present = contributions(present)
+        exact = functools.partial(_exactly_but_slices, exact)
+
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:
         if compressor is None:
             return list(exact(list(gradients)))
@@ -159,6 +164,16 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     clips_later = step is not None and step.clips_together and optimizer.global_clipnorm
     if not (is_sharded(optimizer) or clips_later):
         announce_update(results)
+    return results
+
+
+def _exactly_but_slices(exact: Callable[..., Any], gradients: Sequence[Any]) -> list[Any]:
+    """Sums dense gradients."""
+    results = list(gradients)
+    dense = [i for i, g in enumerate(results) if not isinstance(g, tf.IndexedSlices)]
+    if dense:
+        for i, total in zip(dense, exact([results[i] for i in dense]), strict=True):
+            results[i] = total
     return results
 
 

@@ -1,0 +1,257 @@
+"""Steps that are traced for the whole batch and partitioned along its rows.
+
+Keras's `train_step` is traced as one process would, from a batch with the rows of all replicas.
+`tfdist.global_view` then copies its graph for the rows of this replica. So a step has the result of
+one process whatever it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.global_view.analysis import Analysis, Value, dims_of
+from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol, rows
+from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.internals.extended import copy_here
+from tfdist.internals.graphs import trace_into_graph
+from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.jit import has_rows
+from tfdist.sharding.sharded import sharded_by, sharded_optimizers
+from tfdist.strategies import reduction
+from tfdist.strategies.step import GlobalStep, Step
+from tfdist.strategies.variables import SummedVariable
+from tfdist.trainer.fit.empty_replicas import with_a_row
+from tfdist.trainer.fit.replica_step import begin_step, metric_variables
+from tfdist.trainer.optimizers.accumulation import accumulates_own
+from tfdist.trainer.optimizers.late_update import Trial, update_late
+from tfdist.trainer.optimizers.of_model import optimizers_of
+
+
+def is_partitioned(model: keras.Model) -> bool:
+    """Returns whether the steps of a model are partitioned, rather than run on each replica's rows.
+
+    Args:
+        model: compiled under a tfdist strategy.
+    """
+    extended = model.distribute_strategy.extended
+    if extended.group.options.step == "replicated" or model.run_eagerly:
+        return False
+    return bool(extended.communicates and len(extended.worker_devices) == 1)
+
+
+def run_partitioned_step(
+    model: keras.Model,
+    step_function: Callable[[Any], Any],
+    batch: Any,
+    *,
+    late: Trial | None = None,
+) -> tuple[Any, Any, Any]:
+    """Runs `train_step` or `test_step` on the whole batch, of which a replica computes its rows.
+
+    Args:
+        model: the model.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the replica's rows.
+        late: given if an update may be deferred to the end of the step.
+
+    Returns:
+        The same as `run_replica_step`.
+    """
+    context = tf.distribute.get_replica_context()
+    own = begin_step(context, batch)
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        if late is not None:
+            step.late_in = tf.compat.v1.get_default_graph()
+        logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+        totals = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+        update_late(step, late)
+        return logs, totals
+
+    logs, totals = _run(model, program, batch, own)
+    return logs, totals, tf.stack([own.total, own.requests])
+
+
+def run_partitioned_prediction(model: keras.Model, batch: Any) -> Any:
+    """Runs `predict_step` on the whole batch, of which a replica computes its rows.
+
+    Returns:
+        The outputs for all rows.
+    """
+    own = begin_step(tf.distribute.get_replica_context(), batch)
+    return _run(model, lambda whole, _: model.predict_step(whole), batch, own)
+
+
+def _run(model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, own: Step) -> Any:
+    """Traces a program for the whole batch, and adds its part for this replica's rows."""
+    extended = model.distribute_strategy.extended
+    batch = with_a_row(batch, own.rows)
+    leaves = tf.nest.flatten(batch)
+    dense = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
+    static = _static_rows([leaves[i] for i in dense], extended)
+    symbol = Symbol(size=static)
+    # Ragged and sparse tensors are whole on all replicas.
+    for i, leaf in enumerate(leaves):
+        if isinstance(leaf, tf.RaggedTensor):
+            leaves[i] = extended.gather_rows([leaf])
+        elif isinstance(leaf, tf.SparseTensor):
+            leaves[i] = _gather_sparse(extended, leaf, own)
+    specs = [
+        None if leaf is None else _whole_spec(leaf, static, has_rows=i in dense)
+        for i, leaf in enumerate(leaves)
+    ]
+    made: list[Any] = []
+
+    def traced(*flat: Any) -> Any:
+        given = tf.nest.pack_sequence_as(batch, list(flat))
+        with GlobalStep() as step:
+            result = program(given, step)
+        parts = tf.nest.flatten(result, expand_composites=True)
+        made[:] = [result, [tf.is_tensor(p) or isinstance(p, tf.Variable) for p in parts]]
+        return [tf.convert_to_tensor(p) for p in parts if tf.is_tensor(p) or isinstance(p, tf.Variable)]
+
+    graph = trace_into_graph("global_step", traced, tuple(specs))
+    given = [t for leaf in leaves if leaf is not None for t in tf.nest.flatten(leaf, expand_composites=True)]
+    layouts = _layouts_of_variables(model, extended)
+    values = []
+    components = [
+        (i in dense, t)
+        for i, leaf in enumerate(leaves)
+        if leaf is not None
+        for t in tf.nest.flatten(leaf, expand_composites=True)
+    ]
+    placeholders = graph.inputs[: len(components)]
+    for placeholder, (is_batch, _) in zip(placeholders, components, strict=True):
+        dims = dims_of(placeholder)
+        if is_batch and dims != ():
+            known = None if dims is None else (Dim(1, (symbol,)), *dims[1:])
+            values.append(Value(rows(), known))
+        else:
+            values.append(Value(WHOLE, dims))
+    captured = {id(inner): outer for outer, inner in graph.captures}
+    for placeholder in graph.inputs[len(components) :]:
+        outer = captured[id(placeholder)]
+        given.append(outer)
+        values.append(Value(layouts.get(id(outer), WHOLE), dims_of(placeholder)))
+    analysis = Analysis(graph, values, symbol)
+    lane = Lane(_share(extended, own, static), _Communication(extended))
+    outputs = Partition(analysis, lane).add(given, [WHOLE] * len(graph.outputs))
+    result, are_tensors = made
+    flat = iter(outputs)
+    parts = tf.nest.flatten(result, expand_composites=True)
+    parts = [next(flat) if is_tensor else p for p, is_tensor in zip(parts, are_tensors, strict=True)]
+    return tf.nest.pack_sequence_as(result, parts, expand_composites=True)
+
+
+def _static_rows(leaves: Sequence[tf.Tensor], extended: Any) -> int | None:
+    """The number of rows of the whole batch, if the replicas know their own, which are equal."""
+    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
+    if len(sizes) != 1 or None in sizes or extended.group.elastic:
+        return None
+    return int(sizes.pop()) * int(extended.replica_count)
+
+
+def _whole_spec(leaf: Any, static: int | None, *, has_rows: bool) -> Any:
+    if not has_rows:
+        return tf.type_spec_from_value(leaf)
+    if leaf.shape.rank is None:
+        return tf.TensorSpec(None, leaf.dtype)
+    return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
+
+
+def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: Step) -> tf.SparseTensor:
+    """The rows of all replicas, as the indices of the whole batch number them."""
+    first = tf.cast(own.first_row, tf.int64)
+    shift = tf.concat([[first], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
+    shape = tf.concat([[tf.cast(own.total, tf.int64)], leaf.dense_shape[1:]], axis=0)
+    gather = extended.gather_rows
+    result = tf.SparseTensor(gather([leaf.indices + shift]), gather([leaf.values]), shape)
+    return result
+
+
+def _layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
+    """The layouts of variables that are not whole, by the ids of their resources."""
+    found: dict[int, Layout] = {}
+
+    def note(variables: Sequence[Any], layout: Layout) -> None:
+        for variable in variables:
+            value = getattr(variable, "value", variable)
+            value = variable if callable(value) else value
+            copy = copy_here(value) if hasattr(value, "values") else value
+            found[id(copy.handle)] = layout
+
+    summed = [
+        v
+        for v in extended.variables
+        if isinstance(v, SummedVariable) and v.aggregation == tf.VariableAggregation.SUM
+    ]
+    note(summed, SETTLED_SUM)
+    for outermost in optimizers_of(model).values():
+        if accumulates_own(outermost, extended):
+            for optimizer in updating_optimizers(outermost):
+                note(accumulators(optimizer), SETTLED_SUM)
+    for optimizer in sharded_optimizers():
+        sharded = sharded_by(optimizer)
+        if sharded is not None:
+            note([v for v in optimizer.variables if len(v.shape)], LOCAL)
+            note(sharded.shards, LOCAL)
+            note([] if sharded.copies is None else sharded.copies.variables, LOCAL)
+    if extended.compressor is not None:
+        note(extended.compressor.variables, LOCAL)
+    return found
+
+
+def _share(extended: Any, own: Step, static: int | None) -> Share:
+    replica, _ = extended.place_here()
+    counts = None if static is not None else has_rows(own.rows)
+    return Share(
+        rows=own.rows if static is not None else tf.maximum(own.rows, 1),
+        total=own.total,
+        first=own.first_row if static is not None else tf.minimum(own.first_row, own.total - 1),
+        counts=counts,
+        leads=tf.equal(own.first_row, 0) if counts is None else tf.equal(own.first_row, 0) & counts,
+        is_first=tf.equal(replica, 0),
+    )
+
+
+class _Communication:
+    """How the replicas of a strategy combine values."""
+
+    def __init__(self, extended: Any) -> None:
+        self._extended = extended
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        results = list(tensors)
+        sums = [i for i, how in enumerate(hows) if how == "sum"]
+        others = [i for i, how in enumerate(hows) if how != "sum"]
+        if sums:
+            totals = reduction.sum_over_replicas([tensors[i] for i in sums], "metrics")
+            for i, total in zip(sums, totals, strict=True):
+                results[i] = total
+        for i in others:
+            everyone = self._gather(tensors[i][tf.newaxis])
+            results[i] = _REDUCTIONS[hows[i]](everyone, axis=0)
+        return results
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [self._gather(tensor) for tensor in tensors]
+
+    def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        gathered: tf.Tensor = self._extended.gather_rows([tensor])
+        return gathered
+
+
+_REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
+    "max": tf.reduce_max,
+    "min": tf.reduce_min,
+    "product": tf.reduce_prod,
+    "all": tf.reduce_all,
+    "any": tf.reduce_any,
+}
+
+__all__ = ["is_partitioned", "run_partitioned_prediction", "run_partitioned_step"]
+
