@@ -5,6 +5,8 @@
 The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
+  tfdist_partitioned the same with TFDIST_STEP=partitioned, and
+  tfdist_replicated  with TFDIST_STEP=replicated; several workers only
   tfdist_xla         the same with jit_compile=True
   tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
   tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only

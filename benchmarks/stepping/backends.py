@@ -30,6 +30,8 @@ class Backend:
 
 BACKENDS = {
     "tfdist": Backend("keras", connected=True),
+    "tfdist_partitioned": Backend("keras", connected=True, alone=False),
+    "tfdist_replicated": Backend("keras", connected=True, alone=False),
     "tfdist_xla": Backend("keras", compiled=True, connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
     "tfdist_sharded": Backend("keras", connected=True, alone=False),
@@ -70,6 +72,8 @@ def peer(backend: str, workers: int) -> str:
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
         return "tfdist"
+    if backend == "tfdist_partitioned":
+        return "tfdist_replicated"
     if BACKENDS[backend].framework == "jax":
         return "tfdist_xla" if BACKENDS[backend].connected else "unconnected_xla"
     return "keras" if workers == 1 else "stock"

@@ -29,6 +29,18 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
     fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
 
 
+def tfdist_partitioned(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` whose steps are partitioned from a program for the whole batch."""
+    os.environ["TFDIST_STEP"] = "partitioned"
+    tfdist_native(workload, rank, addresses, clock)
+
+
+def tfdist_replicated(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` whose steps run on each worker's rows."""
+    os.environ["TFDIST_STEP"] = "replicated"
+    tfdist_native(workload, rank, addresses, clock)
+
+
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
     """`fit` under tfdist's strategy, compiled."""
     import tfdist
@@ -146,6 +158,8 @@ def endless(workload: Workload, rows: int) -> tf.data.Dataset:
 
 TRAINING = {
     "tfdist": tfdist_native,
+    "tfdist_partitioned": tfdist_partitioned,
+    "tfdist_replicated": tfdist_replicated,
     "tfdist_xla": tfdist_xla,
     "tfdist_tensorflow": tfdist_tensorflow,
     "tfdist_sharded": tfdist_sharded,

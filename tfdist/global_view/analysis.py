@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.global_view.contents import contents_of
+from tfdist.global_view.contents import Axes, contents_of
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, UNSET, WHOLE, Dim, Layout, Symbol, joined
 from tfdist.internals.graphs import called_graph
 
@@ -23,7 +23,8 @@ class Value:
         layout: how the workers hold it; of a variable or a list, how they hold its elements.
         dims: the dimensions for the whole batch; None if the rank is unknown.
         content: the elements of a small integer tensor, an array of `Dim`, or of None where they
-            are unknown; `Axes` of a list of axes; else None.
+            are unknown; `Axes` of a list of axes; the `Value` that the elements of a list have in
+            common; else None.
     """
 
     layout: Layout
@@ -164,8 +165,15 @@ class Analysis:
             known = None if decision.dims is None else decision.dims[i]
             layout = decision.outputs[i]
             dims = dims_of(tensor, known) if known is None else merged(tensor, known)
+            if layout.kind == "rows" and dims is not None:
+                dims = self._with_rows(dims, layout)
             content = None if contents is None else contents[i]
             self.values[id(tensor)] = Value(layout, dims, content)
+
+    def _with_rows(self, dims: tuple[Dim, ...], layout: Layout) -> tuple[Dim, ...]:
+        """Dimensions in which that of the rows is known by the layout."""
+        size = layout.outer * Dim(1, (self.batch,)) * layout.inner
+        return (*dims[: layout.axis], size, *dims[layout.axis + 1 :])
 
     def value_of(self, tensor: Any) -> Value:
         """What is known of a tensor of the graph."""
@@ -173,7 +181,21 @@ class Analysis:
 
     def part(self, op: Any, function: str, inputs: Sequence[Value]) -> Analysis:
         """The analysis of a function that an operation calls."""
-        return Analysis(called_graph(op, function), inputs, self.batch)
+        return Analysis(_called(op, function), inputs, self.batch)
+
+
+_CALLED = "_tfdist_called"
+
+
+def _called(op: Any, function: str) -> Any:
+    """The graph of a function that an operation calls; always the same one."""
+    known = getattr(op.graph, _CALLED, None)
+    if known is None:
+        known = {}
+        setattr(op.graph, _CALLED, known)
+    if (op.name, function) not in known:
+        known[op.name, function] = called_graph(op, function)
+    return known[op.name, function]
 
 
 def needed_operations(graph: Any) -> list[Any]:
@@ -257,13 +279,123 @@ def decide(call: Call) -> Decision:
     return call.whole("no rule" if rule is None else "rows are coupled")
 
 
-def joined_values(first: Value, second: Value) -> Value:
-    """What is known of a tensor that has either of two values."""
-    dims = None
-    if first.dims is not None and second.dims is not None and len(first.dims) == len(second.dims):
-        pairs = zip(first.dims, second.dims, strict=True)
-        dims = tuple(a if a.is_same(b) else Dim(1, (Symbol(),)) for a, b in pairs)
-    return Value(joined(first.layout, second.layout), dims)
+def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
+    """What is known of a tensor that has either of two values.
+
+    Args:
+        first: the first value.
+        second: the second one.
+        tensor: the tensor, whose axes name the sizes that differ.
+    """
+    if first.layout.kind == "unset" and second.layout.kind != "unset":
+        return second
+    if second.layout.kind == "unset" and first.layout.kind != "unset":
+        return first
+    layout = joined(first.layout, second.layout)
+    content = _joined_contents(first.content, second.content, tensor)
+    if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
+        is_cut = layout.kind == "rows" and first.layout != second.layout
+        return Value(WHOLE if is_cut else layout, None, content)
+    pairs = list(zip(first.dims, second.dims, strict=True))
+    same = [a.is_same(b) for a, b in pairs]
+    if layout.kind == "rows":
+        if first.layout == second.layout:
+            same[layout.axis] = True  # Both sizes are those of the same rows.
+        elif not same[layout.axis]:
+            layout = WHOLE  # An axis of size one, for example, has no rows.
+    dims = tuple(
+        a if equal else Dim(1, (Symbol(tensor, axis),))
+        for axis, ((a, _), equal) in enumerate(zip(pairs, same, strict=True))
+    )
+    return Value(layout, dims, content)
+
+
+def _joined_contents(first: Any, second: Any, tensor: Any) -> Any:
+    if isinstance(first, Value) and isinstance(second, Value):
+        return joined_values(first, second, tensor)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        if first.shape != second.shape:
+            return None
+        result = np.empty(first.shape, dtype=object)
+        for index in np.ndindex(first.shape):
+            a, b = first[index], second[index]
+            result[index] = a if a is not None and b is not None and a.is_same(b) else None
+        return result
+    return None
+
+
+def is_same_value(first: Value, second: Value) -> bool:
+    """Whether the same is known of two tensors."""
+    return (
+        first.layout == second.layout
+        and _is_same(first.dims, second.dims)
+        and _is_same(first.content, second.content)
+    )
+
+
+def _is_same(first: Any, second: Any) -> bool:
+    if isinstance(first, Value) and isinstance(second, Value):
+        return is_same_value(first, second)
+    if isinstance(first, np.ndarray) and isinstance(second, np.ndarray):
+        return first.shape == second.shape and _is_same(tuple(first.flat), tuple(second.flat))
+    if isinstance(first, tuple) and isinstance(second, tuple):
+        return len(first) == len(second) and all(map(_is_same, first, second))
+    if isinstance(first, Dim) and isinstance(second, Dim):
+        return first.is_same(second)
+    return first is second or (isinstance(first, Axes) and first == second)
+
+
+def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list[Value]:
+    """What is known of a function's values outside of it.
+
+    Args:
+        values: what is known of them in the function.
+        graph: the function's graph, whose sizes are unknown outside.
+        tensors: the values outside, whose axes name these sizes.
+    """
+    names: dict[Symbol, Symbol] = {}
+    for value, tensor in zip(values, tensors, strict=True):
+        for axis, dim in enumerate(value.dims or ()):
+            if dim.factor == 1 and len(dim.symbols) == 1 and is_size_in(dim.symbols[0], graph):
+                names.setdefault(dim.symbols[0], Symbol(tensor, axis))
+
+    def renamed(dim: Dim) -> Dim | None:
+        if not any(is_size_in(symbol, graph) for symbol in dim.symbols):
+            return dim
+        if not all(s in names or not is_size_in(s, graph) for s in dim.symbols):
+            return None
+        symbols = [names.get(symbol, symbol) for symbol in dim.symbols]
+        return Dim(dim.factor, tuple(sorted(symbols, key=id)))
+
+    def leave(value: Value, tensor: Any) -> Value:
+        dims, content, layout = value.dims, value.content, value.layout
+        if dims is not None:
+            new = [renamed(dim) for dim in dims]
+            dims = tuple(
+                Dim(1, (Symbol(tensor, axis),)) if dim is None else dim
+                for axis, dim in enumerate(new)
+            )
+        if isinstance(content, Value):
+            content = leave(content, tensor)
+        elif isinstance(content, np.ndarray):
+            content = content.copy()
+            for index in np.ndindex(content.shape):
+                if content[index] is not None:
+                    content[index] = renamed(content[index])
+        if layout.kind == "rows":
+            outer, inner = renamed(layout.outer), renamed(layout.inner)
+            if outer is None or inner is None:
+                layout = WHOLE
+            else:
+                layout = dataclasses.replace(layout, outer=outer, inner=inner)
+        return Value(layout, dims, content)
+
+    return [leave(value, tensor) for value, tensor in zip(values, tensors, strict=True)]
+
+
+def is_size_in(symbol: Symbol, graph: Any) -> bool:
+    """Whether a symbol is the size of a tensor of a graph."""
+    return symbol.source is not None and getattr(symbol.source, "graph", None) is graph
 
 
 __all__ = ["LOCAL", "UNSET", "WHOLE", "Analysis", "Call", "Decision", "Value", "decide"]

@@ -91,11 +91,6 @@ def _shape(op: Any, values: Any) -> Any:
     return [None if v.dims is None else array(list(v.dims)) for v in values]
 
 
-@_rule("VariableShape")
-def _variable_shape(op: Any, values: Any) -> Any:
-    return None
-
-
 @_rule("Size")
 def _size(op: Any, values: Any) -> Any:
     return None if values[0].dims is None else array(product(values[0].dims))
@@ -268,22 +263,98 @@ def _wider(a: Dim | None, b: Dim | None) -> Dim | None:
 @_rule("BroadcastGradientArgs")
 def _broadcast_gradient(op: Any, values: Any) -> Any:
     first, second = (list(_known(v)) for v in values)
+    if _are_same(first, second):
+        return [Axes(frozenset(), frozenset())] * 2  # Nothing was broadcast.
     rank = max(len(first), len(second))
     sides: list[list[Any]] = [[ONE] * (rank - len(s)) + list(s) for s in (first, second)]
     results = []
-    for own, other in (sides, sides[::-1]):
-        missing = rank - len(first if own is sides[0] else second)
-        certain, possible = set(range(missing)), set(range(missing))
+    for given, own, other in ((first, *sides), (second, *sides[::-1])):
+        certain, possible = set(range(rank - len(given))), set(range(rank - len(given)))
         for axis, (a, b) in enumerate(zip(own, other, strict=True)):
-            if a == ONE and b != ONE:
+            if a == ONE and (b != ONE or len(first) != len(second)):
+                # If the other size turns out to be one, a sum along it changes nothing.
                 certain.add(axis)
                 possible.add(axis)
             elif a == ONE:
-                possible.add(axis)  # Along a size of one, a sum changes nothing.
+                possible.add(axis)
+            elif b == ONE:
+                pass  # If the own size turns out to be one, a sum along it changes nothing.
             elif a is None or (a.value is None and not (b is not None and a.is_same(b))):
                 possible.add(axis)
         results.append(Axes(frozenset(certain), frozenset(possible)))
     return results
+
+
+def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    return len(first) == len(second) and all(
+        a is not None and b is not None and a.is_same(b)
+        for a, b in zip(first, second, strict=True)
+    )
+
+
+@_rule("ConcatOffset")
+def _concat_offset(op: Any, values: Any) -> Any:
+    shapes = [_known(v) for v in values[1:]]
+    axis = _ints(values[0])[0] % len(shapes[0])
+    results, offset = [], Dim(0)
+    for shape in shapes:
+        begin = array([0] * len(shape))
+        begin[axis] = offset
+        results.append(begin)
+        size = shape[axis]
+        offset = None if offset is None or size is None else _add(offset, size)
+    return results
+
+
+@_rule("Transpose")
+def _transpose(op: Any, values: Any) -> Any:
+    return np.transpose(_known(values[0]), _ints(values[1]))
+
+
+@_rule("InvertPermutation")
+def _invert_permutation(op: Any, values: Any) -> Any:
+    return array(np.argsort(_ints(values[0])))
+
+
+@_rule("Split")
+def _split(op: Any, values: Any) -> Any:
+    return np.split(_known(values[1]), len(op.outputs), axis=_ints(values[0])[0])
+
+
+@_rule("SplitV")
+def _split_in_sizes(op: Any, values: Any) -> Any:
+    known, sizes, axis = _known(values[0]), _ints(values[1]), _ints(values[2])[0]
+    if -1 in sizes:
+        sizes[sizes.index(-1)] = known.shape[axis] - sum(sizes) - 1
+    return np.split(known, np.cumsum(sizes)[:-1], axis=axis)
+
+
+@_rule("Tile")
+def _tile(op: Any, values: Any) -> Any:
+    return np.tile(_known(values[0]), _ints(values[1]))
+
+
+@_rule("BroadcastTo")
+def _broadcast_to(op: Any, values: Any) -> Any:
+    shape = _ints(values[1])
+    if np.prod(shape, dtype=int) > _MOST:
+        return None
+    return np.array(np.broadcast_to(_known(values[0]), shape))
+
+
+@_rule("ZerosLike")
+def _zeros_like(op: Any, values: Any) -> Any:
+    return _repeated(0, values[0])
+
+
+@_rule("OnesLike")
+def _ones_like(op: Any, values: Any) -> Any:
+    return _repeated(1, values[0])
+
+
+def _repeated(number: int, like: Any) -> Any:
+    shape = _unknown_of(like).shape
+    return array(np.full(shape, number))
 
 
 def _arithmetic(
@@ -302,9 +373,8 @@ def _arithmetic(
 
 def _by_numbers(function: Callable[[int, int], int]) -> Callable[[Dim, Dim], Dim | None]:
     def both(a: Dim, b: Dim) -> Dim | None:
-        if a.symbols or b.symbols:
-            return None
-        return Dim(int(function(a.factor, b.factor)))
+        one, other = a.value, b.value
+        return None if one is None or other is None else Dim(int(function(one, other)))
 
     return both
 
@@ -314,7 +384,7 @@ def _add(a: Dim, b: Dim) -> Dim | None:
         return b if a == Dim(0) else a
     if a.symbols == b.symbols:
         return Dim(a.factor + b.factor, a.symbols if a.factor + b.factor else ())
-    return None
+    return _by_numbers(lambda x, y: x + y)(a, b)
 
 
 def _subtract(a: Dim, b: Dim) -> Dim | None:
@@ -332,28 +402,54 @@ def _maximum(a: Dim, b: Dim) -> Dim | None:
 
 
 def _floor_divide(a: Dim, b: Dim) -> Dim | None:
-    if not (a.symbols or b.symbols):
-        return Dim(a.factor // b.factor) if b.factor else None
-    return a.divided_by(b)
+    if b.value == 0:
+        return None
+    exact = a.divided_by(b)
+    return _by_numbers(lambda x, y: x // y)(a, b) if exact is None else exact
+
+
+def _floor_modulo(a: Dim, b: Dim) -> Dim | None:
+    if b.value == 0:
+        return None
+    exact = a.divided_by(b) if a.factor else None
+    return _by_numbers(lambda x, y: x % y)(a, b) if exact is None else Dim(0)
+
+
+def _equal(a: Dim, b: Dim) -> Dim | None:
+    return Dim(1) if a.is_same(b) else _by_numbers(lambda x, y: x == y)(a, b)
+
+
+def _not_equal(a: Dim, b: Dim) -> Dim | None:
+    equal = _equal(a, b)
+    return None if equal is None else Dim(1 - equal.factor)
 
 
 for _name, _function in {
     "Mul": lambda a, b: a * b,
-    "AddV2": _add,
     "Add": _add,
     "Sub": _subtract,
     "Maximum": _maximum,
     "Minimum": _by_numbers(min),
     "FloorDiv": _floor_divide,
-    "FloorMod": _by_numbers(lambda a, b: a % b),
-    "Equal": _by_numbers(lambda a, b: a == b),
-    "NotEqual": _by_numbers(lambda a, b: a != b),
+    "FloorMod": _floor_modulo,
+    "Equal": _equal,
+    "NotEqual": _not_equal,
     "Less": _by_numbers(lambda a, b: a < b),
     "Greater": _by_numbers(lambda a, b: a > b),
     "LessEqual": _by_numbers(lambda a, b: a <= b),
     "GreaterEqual": _by_numbers(lambda a, b: a >= b),
 }.items():
     _RULES[_name] = _arithmetic(_function)
+
+
+@_rule("AddV2")
+def _add_to_each(op: Any, values: Any) -> Any:
+    for axes, offset in (values, values[::-1]):
+        if isinstance(axes.content, Axes):
+            (by,) = _ints(offset)
+            given = (axes.content.certain, axes.content.possible)
+            return Axes(*(frozenset(a + by for a in some) for some in given))
+    return _arithmetic(_add)(op, values)
 
 
 @_rule("SelectV2")

@@ -355,7 +355,7 @@ class Partition:
             else:
                 values = [self._analysis.value_of(t) for t in op.inputs]
                 results = decision.emit(self._lane, _Emitted(op, values, decision), inputs)
-                self._made[op] = [r.op for r in results if tf.is_tensor(r)]
+                self._made[op] = [r.op for r in results if tf.is_symbolic_tensor(r)]
         if decision.emit is None and op.outputs:
             self._made[op] = [results[0].op]
         for tensor, value in zip(op.outputs, results, strict=True):

@@ -19,10 +19,13 @@ from tfdist.global_view.analysis import (
     Value,
     as_ints,
     dims_of,
+    is_same_value,
+    is_size_in,
     joined_values,
     merged,
+    outside,
 )
-from tfdist.global_view.contents import Axes, broadcast
+from tfdist.global_view.contents import Axes, array, broadcast
 from tfdist.global_view.layout import (
     LOCAL,
     ONE,
@@ -74,16 +77,18 @@ def is_plain(layout: Layout) -> bool:
 _ELEMENTWISE = names(
     """
     Abs Acos Acosh Add AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2 Atanh BesselI0
-    BesselI0e BesselI1 BesselI1e Bitcast BitwiseAnd BitwiseOr BitwiseXor Cast Ceil CheckNumerics
-    CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh DebugIdentityV2 DecodeRaw Digamma
-    Div DivNoNan Elu EluGrad Equal Erf Erfc Erfcinv Erfinv EncodeBase64 DecodeBase64 Exp Expm1 FakeQuantWithMinMaxArgs
-    FakeQuantWithMinMaxArgsGradient Floor FloorDiv FloorMod Greater GreaterEqual Identity Igamma
+    BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
+    BesselY1 Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics
+    CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn DebugIdentityV2 DecodeRaw Digamma
+    Div DivNoNan Elu EluGrad Equal Erf Erfc Erfcinv Erfinv EncodeBase64
+    DecodeBase64 Exp Expint Expm1 FakeQuantWithMinMaxArgs
+    FakeQuantWithMinMaxArgsGradient Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma
     IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
-    LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr LookupTableFindV2
+    LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
     Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma PopulationCount Pow
-    PreventGradient Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift
+    PreventGradient RandomGammaGrad Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift
     Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot
-    Softplus SoftplusGrad Softsign SoftsignGrad Sqrt SqrtGrad Square SquaredDifference
+    Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference
     StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin StringLength StringLower
     StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
     StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
@@ -103,8 +108,12 @@ _CONSTANT = {"ZerosLike": "zero", "OnesLike": "one"}
 @rule(*_ELEMENTWISE, "AddN")
 def elementwise(call: Call) -> Decision | None:
     """Acts on each element; operands are broadcast."""
+    if call.op.outputs[0].dtype == tf.variant:
+        return of_lists(call)
     if call.has("local"):
         return None
+    if call.type == "Bitcast" and call.rank(0) != call.out_rank():
+        return None  # The last axis is made, or taken away.
     if call.has("partial") and not call.has("rows"):
         return _of_partials(call)
     target = _target_rows(call)
@@ -210,6 +219,8 @@ def _along(call: Call, target: tuple[int, Layout]) -> Decision | None:
         if -axis > len(dims) or dims[axis] == ONE:
             inputs.append(None if is_plain(own) else WHOLE)
             continue
+        if row is not None and row.value is None and dims[axis].value is not None:
+            return None  # Equal only if the batch has a certain number of rows.
         wanted = layout.moved_to(len(dims) + axis)
         inputs.append(None if own == wanted else wanted)
     if len(call.values) == 1 and call.dims(0) is None:
@@ -250,10 +261,11 @@ def select(call: Call) -> Decision | None:
         return None
     if call.rank(0) in (call.rank(1), 0):
         return elementwise(call)
-    if any(v.kind == "rows" and v.axis == 0 for v in call.layouts):
-        layout = next(v for v in call.layouts if v.kind == "rows")
-        return Decision([None if v == layout else layout for v in call.layouts], [layout])
-    return None
+    layout = next((v for v in call.layouts if v.kind == "rows" and v.axis == 0), None)
+    if layout is None:
+        return None
+    inputs = [None if v == layout else layout for v in call.layouts]
+    return Decision(inputs, [layout], dims=[call.dims(1)])
 
 
 # Reductions.
@@ -282,6 +294,8 @@ def reduction(call: Call) -> Decision | None:
     if known is not None and rank is not None:
         known = [a % rank if rank else 0 for a in known]
     keep = bool(call.attr("keep_dims"))
+    if isinstance(axes, Axes):
+        return _sum_of_broadcast(call, axes, keep)
     out: list[Any] | None = None
     if known is not None and dims is not None:
         out = [ONE if a in known else d for a, d in enumerate(dims) if keep or a not in known]
@@ -294,14 +308,6 @@ def reduction(call: Call) -> Decision | None:
         return None
     if layout.kind != "rows":
         return call.all(WHOLE, **more)
-    if isinstance(axes, Axes) and not keep:
-        if layout.axis in axes.possible and layout.axis not in axes.certain:
-            return None
-        return call.all(_reduced(call)) if layout.axis in axes.certain else None
-    if isinstance(axes, Axes):
-        if layout.axis in axes.certain:
-            return call.all(_reduced(call))
-        return call.all(layout) if layout.axis not in axes.possible else None
     if known is None:
         return None
     if layout.axis not in known:
@@ -311,8 +317,40 @@ def reduction(call: Call) -> Decision | None:
     if not how:
         return None
     if how == "mean":
+        if not (call.op.inputs[0].dtype.is_floating or call.op.inputs[0].dtype.is_complex):
+            return None
         return call.all(PARTIAL_SUM, emit=mean_of_rows, **more)
     return call.all(_reduced(call), **more)
+
+
+def _sum_of_broadcast(call: Call, axes: Axes, keep: bool) -> Decision | None:
+    """Sums the gradient of an operand along the axes along which it was broadcast."""
+    dims, layout = call.dims(0), call.layouts[0]
+    more: dict[str, Any] = {}
+    unsure = axes.possible - axes.certain
+    if dims is not None and keep:
+        sizes = [
+            ONE if a in axes.certain or d == ONE else None if a in unsure else d
+            for a, d in enumerate(dims)
+        ]
+        more["dims"] = [merged(call.op.outputs[0], sizes)]
+    elif dims is not None and not unsure:
+        sizes = [d for a, d in enumerate(dims) if a not in axes.certain]
+        if call.out_rank() in (None, len(sizes)):
+            more["dims"] = [merged(call.op.outputs[0], sizes)]
+    if layout.kind == "partial":
+        return call.all(layout, **more) if layout.is_sum and call.type == "Sum" else None
+    if layout.kind != "rows":
+        return call.all(WHOLE, **more)
+    if layout.axis in axes.certain:
+        return call.all(_reduced(call), **more) if call.type == "Sum" else None
+    if layout.axis in unsure:
+        return None
+    if keep:
+        return call.all(layout, **more)
+    if any(a < layout.axis for a in unsure):
+        return None
+    return call.all(layout.moved_to(layout.axis - sum(a < layout.axis for a in axes.certain)), **more)
 
 
 def _reduced(call: Call) -> Layout:
@@ -347,29 +385,36 @@ def l2_loss(call: Call) -> Decision | None:
 # Shapes.
 
 
-@rule("Shape", "Size", "Rank")
+@rule("Shape", "ShapeN", "Size", "Rank")
 def shape_of(call: Call) -> Decision | None:
     """The shape for the whole batch."""
-    if call.layouts[0].kind != "rows" or call.type == "Rank":
+    if not call.has("rows") or call.type == "Rank":
         return call.all(WHOLE)
-    return call.all(WHOLE, emit=whole_shape)
+    return call.all(WHOLE, emit=whole_shapes)
 
 
-def whole_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """The shape of a tensor with own rows, with the number of all rows."""
-    (own,) = lane.copy(call.op, inputs)
-    layout = call.layouts[0]
+def whole_shapes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """The shapes of tensors with own rows, with the number of all rows."""
+    own = lane.copy(call.op, inputs)
     if call.op.type == "Size":
-        return [own // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)]
-    axis, rank = layout.axis, own.shape[0]
-    size = own[axis] // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)
-    if layout.is_plain:
-        size = lane.all_rows(own.dtype)
-    static = inputs[0].shape
-    parts = [
-        size if i == axis else static[i] if static[i] is not None else own[i] for i in range(rank)
+        return [own[0] // lane.own_rows(own[0].dtype) * lane.all_rows(own[0].dtype)]
+    return [
+        _whole_shape(lane, shape, tensor.shape, layout) if layout.kind == "rows" else shape
+        for shape, tensor, layout in zip(own, inputs, call.layouts, strict=True)
     ]
-    return [tf.stack([tf.cast(part, own.dtype) for part in parts])]
+
+
+def _whole_shape(lane: Any, own: Any, static: Any, layout: Layout) -> Any:
+    axis, rank = layout.axis, own.shape[0]
+    size = lane.all_rows(own.dtype)
+    if not layout.is_plain:
+        size = own[axis] // lane.own_rows(own.dtype) * size
+    if rank is None:
+        return tf.tensor_scatter_nd_update(own, [[axis]], [size])
+    parts = [
+        size if i == axis else own[i] if static[i] is None else static[i] for i in range(rank)
+    ]
+    return tf.stack([tf.cast(part, own.dtype) for part in parts])
 
 
 @rule("Reshape")
@@ -457,36 +502,11 @@ def transpose(call: Call) -> Decision | None:
     if dims is None or call.has("local"):
         return None
     if order is None:
-        order = _reverse_order(call)
-    if order is None:
         return None if layout.kind == "rows" else call.all(layout)
     new = tuple(dims[a] for a in order)
     if layout.kind == "rows":
         layout = layout.moved_to(order.index(layout.axis))
     return call.all(layout, dims=[new])
-
-
-def _reverse_order(call: Call) -> list[int] | None:
-    # `tf.transpose` without `perm`, and its gradient, compute the order.
-    made = call.op.inputs[1].op.type
-    rank = call.rank(0)
-    if rank == 2 and made in ("Sub", "InvertPermutation"):
-        return None
-    return None
-
-
-@rule("InvertPermutation")
-def invert_permutation(call: Call) -> Decision | None:
-    """The inverse of a permutation of axes."""
-    import numpy as np
-
-    from tfdist.global_view.contents import array
-
-    order = call.ints(0)
-    if order is None:
-        return None
-    inverse = array(np.argsort(order))
-    return call.all(WHOLE, values=[Value(WHOLE, (Dim(len(order)),), inverse)])
 
 
 @rule("BroadcastTo")
@@ -648,15 +668,13 @@ def concat(call: Call) -> Decision | None:
             more["dims"] = [tuple(changed)]
         return Decision([*inputs, None], [target], **more)
     # Parts with the same rows, one behind the other.
-    if any(v != target for v in call.layouts[:-1]) or new is None:
+    held = call.layouts[:-1]
+    if any(v.kind != "rows" or v.axis != at or v.inner != target.inner for v in held):
         return None
-    row = sizes[0][at]  # type: ignore[index]
-    if not all(s[at].is_same(row) for s in sizes):  # type: ignore[index]
+    outer = _total([v.outer for v in held])
+    if outer is None or dims is None:
         return None
-    layout = rows(at, target.outer * Dim(len(parts)), target.inner)
-    changed = list(dims or ())
-    changed[at] = row * Dim(len(parts))
-    return call.all(layout, dims=[tuple(changed)])
+    return call.all(rows(at, outer, target.inner), dims=[dims])
 
 
 def _total(sizes: Sequence[Dim]) -> Dim | None:
@@ -669,12 +687,6 @@ def _total(sizes: Sequence[Dim]) -> Dim | None:
         else:
             return None
     return result
-
-
-@rule("ConcatOffset")
-def concat_offset(call: Call) -> Decision | None:
-    """Where the parts of a concatenation begin, in numbers for the whole batch."""
-    return None
 
 
 @rule("Split", "SplitV")
@@ -697,10 +709,23 @@ def split(call: Call) -> Decision | None:
         new.append(merged(output, [size if a == at else d for a, d in enumerate(dims)]))  # type: ignore[misc]
     if layout.kind != "rows" or layout.axis != at:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=new)
-    outer = layout.outer.divided_by(Dim(count))
-    if call.type == "Split" and outer is not None:
-        return call.all(rows(at, outer, layout.inner), dims=new)
-    return None
+    # Each piece has some of the repetitions of all rows.
+    unit = dims[at].divided_by(layout.outer)
+    if unit is None:
+        return None
+    outers = [sizes[at].divided_by(unit) for sizes in new]
+    if any(n is None or n.value is None for n in outers):
+        return None
+    layouts = [rows(at, n, layout.inner) for n in outers]  # type: ignore[arg-type]
+    emit = split_in_sizes if call.type == "SplitV" else None
+    return Decision([None] * len(call.values), layouts, dims=new, emit=emit)
+
+
+def split_in_sizes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Takes apart repetitions of own rows."""
+    data, sizes, axis = inputs
+    own = sizes // lane.all_rows(sizes.dtype) * lane.own_rows(sizes.dtype)
+    return lane.copy(call.op, [data, tf.where(sizes < 0, sizes, own), axis])
 
 
 @rule("Slice")
@@ -723,15 +748,36 @@ def slice_(call: Call) -> Decision | None:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=known)
     if begin is None or size is None:
         return None
-    first, many = begin.ravel()[layout.axis], size.ravel()[layout.axis]
-    if first != Dim(0) or many is None:
+    # All rows, or some of the repetitions of all rows.
+    axis = layout.axis
+    first, many = begin.ravel()[axis], size.ravel()[axis]
+    unit = dims[axis].divided_by(layout.outer)
+    if unit is None or first is None or many is None:
         return None
-    full = many == Dim(-1) or many.is_same(dims[layout.axis])
-    if not full:
+    start = Dim(0) if first == Dim(0) else first.divided_by(unit)
+    if start is not None and many.is_same(dims[axis]):
+        count: Dim | None = layout.outer
+    elif many == Dim(-1):
+        count = None if start is None else _difference(layout.outer, start)
+    else:
+        count = many.divided_by(unit)
+    if start is None or count is None:
+        return None
+    if count != layout.outer and (start.value is None or not count.value):
         return None
     changed = list(known[0])
-    changed[layout.axis] = dims[layout.axis]
-    return call.all(layout, dims=[tuple(changed)], local_shapes={2: layout.axis})
+    changed[axis] = unit * count
+    local = {2: axis} if start == Dim(0) else {1: axis, 2: axis}
+    return call.all(
+        rows(axis, count, layout.inner), dims=[tuple(changed)], local_shapes=local
+    )
+
+
+def _difference(first: Dim, second: Dim) -> Dim | None:
+    if second == Dim(0):
+        return first
+    one, other = first.value, second.value
+    return None if one is None or other is None else Dim(one - other)
 
 
 class _Slicing:
@@ -929,7 +975,6 @@ def _gradient_of_repetitions(
 def pad(call: Call) -> Decision | None:
     """Adds elements around each axis."""
     dims, layout = call.dims(0), call.layouts[0]
-    around = call.ints(1)
     if call.has("local") or not all(map(is_plain, call.layouts[1:])) or dims is None:
         return None
     if layout.kind == "partial":
@@ -937,23 +982,27 @@ def pad(call: Call) -> Decision | None:
         return call.all(layout) if layout.is_sum and zero else None
     if layout.kind != "rows":
         return call.all(WHOLE)
-    if around is None or around[2 * layout.axis] or around[2 * layout.axis + 1]:
+    known = [d if _is_unpadded(call, a) else None for a, d in enumerate(dims)]
+    if known[layout.axis] is None:
         return None
-    known = [
-        d if not (around[2 * a] or around[2 * a + 1]) else None for a, d in enumerate(dims)
-    ]
-    return call.all(layout, dims=[merged(call.op.outputs[0], known)])  # type: ignore[arg-type]
+    return call.all(layout, dims=[merged(call.op.outputs[0], known)])
+
+
+def _is_unpadded(call: Call, axis: int) -> bool:
+    around = call.content(1)
+    if around is None or isinstance(around, Axes):
+        return False
+    return all(size == Dim(0) for size in around.reshape(-1, 2)[axis])
 
 
 @rule("MirrorPadGrad")
 def mirror_pad_gradient(call: Call) -> Decision | None:
     """The gradient of a mirrored pad."""
-    layout, around = call.layouts[0], call.ints(1)
-    if layout.kind != "rows" or around is None:
+    layout, dims = call.layouts[0], call.dims(0)
+    if layout.kind != "rows" or dims is None or not _is_unpadded(call, layout.axis):
         return None
-    if around[2 * layout.axis] or around[2 * layout.axis + 1]:
-        return None
-    return call.all(layout)
+    known = [d if _is_unpadded(call, a) else None for a, d in enumerate(dims)]
+    return call.all(layout, dims=[merged(call.op.outputs[0], known)])
 
 
 @rule("ReverseV2", "Roll", "Cumsum", "Cumprod", "CumulativeLogsumexp")
@@ -1000,18 +1049,16 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
     target = _same_rows(call, batched)
     if target is None or call.has("local"):
         return None
-    ranks = [call.rank(i) for i in batched]
     source = next(i for i in batched if call.layouts[i].kind == "rows")
     rank = call.rank(source)
-    if rank is None or None in ranks or target.axis >= rank - last:
+    if rank is None or any(call.rank(i) != rank for i in batched) or target.axis >= rank - last:
         return None
     inputs: list[Layout | None] = []
     for i, layout in enumerate(call.layouts):
-        if i in batched:
-            if call.rank(i) != rank and target.axis != 0:
-                return None
+        sizes = call.dims(i)
+        if i in batched and sizes is not None and sizes[target.axis] != ONE:
             inputs.append(None if layout == target else target)
-        else:
+        else:  # An operand of one row is broadcast.
             inputs.append(None if is_plain(layout) else WHOLE)
     made = [target] * len(call.op.outputs)
     dims = []
@@ -1022,18 +1069,16 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
         if output.shape.rank is not None and output.shape.rank > target.axis:
             known[target.axis] = given[target.axis]
             for axis in range(min(rank - last, output.shape.rank)):
-                known[axis] = given[axis]
+                known[axis] = given[axis] if len(batched) == 1 or axis == target.axis else None
         dims.append(merged(output, known) if output.shape.rank is not None else None)
     return Decision(inputs, made, dims=dims)
 
 
-_LAST_AXIS = names("Softmax LogSoftmax TopKV2 TopK FFT IFFT FFT2D IFFT2D FFT3D IFFT3D")
 _BEFORE = {
     **dict.fromkeys(["Softmax", "LogSoftmax"], (1, (0,))),
     **dict.fromkeys(["TopKV2", "TopK", "FFT", "IFFT", "RFFT", "IRFFT"], (1, (0,))),
     **dict.fromkeys(["FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D"], (2, (0,))),
     **dict.fromkeys(["FFT3D", "IFFT3D"], (3, (0,))),
-    **dict.fromkeys(["InTopK", "InTopKV2"], (1, (0,))),
     **dict.fromkeys(["SoftmaxCrossEntropyWithLogits"], (1, (0, 1))),
     **dict.fromkeys(
         names(
@@ -1044,22 +1089,64 @@ _BEFORE = {
         (2, (0,)),
     ),
     **dict.fromkeys(["CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs"], (2, (0, 1))),
-    **dict.fromkeys(["MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3"], (2, (0,))),
     **dict.fromkeys(["MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"], (1, (0,))),
-    **dict.fromkeys(["SparseSegmentSum"], (1, ())),
-    **dict.fromkeys(["AdjustContrastv2", "AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"], (3, (0,))),
+    **dict.fromkeys(["AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"], (1, (0,))),
+    "AdjustContrastv2": (3, (0,)),
 }
-_BEFORE.update({"RGBToHSV": (1, (0,)), "HSVToRGB": (1, (0,)), "AdjustHue": (1, (0,)), "AdjustSaturation": (1, (0,))})
 
 
 @rule(*_BEFORE)
 def on_last_axes(call: Call) -> Decision | None:
     """Acts on the last axes."""
     last, batched = _BEFORE[call.type]
-    if call.type == "MatrixSetDiagV3" and call.has("rows"):
-        return None
+    if call.type.startswith("MatrixDiagV"):
+        rank = call.rank(0)
+        if rank is None or call.out_rank() is None:
+            return None
+        last += rank + 1 - call.out_rank()  # type: ignore[operator] # A band has two axes.
     found: Decision | None = _cut_before(call, last, batched)
     return found
+
+
+@rule("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+def set_diagonal(call: Call) -> Decision | None:
+    """Replaces diagonals."""
+    target, rank, diagonal = _same_rows(call, (0, 1)), call.rank(0), call.rank(1)
+    if target is None or rank is None or diagonal is None or call.has("local"):
+        return None
+    if target.axis >= min(rank - 2, diagonal - 1):
+        return None
+    inputs: list[Layout | None] = [None if v == target else target for v in call.layouts[:2]]
+    inputs += [None if is_plain(v) else WHOLE for v in call.layouts[2:]]
+    return Decision(inputs, [target], dims=[call.dims(0)])
+
+
+@rule("InTopK", "InTopKV2")
+def in_top(call: Call) -> Decision | None:
+    """Whether each row's class is among those with the highest scores."""
+    target = _same_rows(call, (0, 1))
+    if target is None or target.axis != 0 or call.has("local"):
+        return None
+    inputs: list[Layout | None] = [None if v == target else target for v in call.layouts[:2]]
+    inputs += [None if is_plain(v) else WHOLE for v in call.layouts[2:]]
+    return Decision(inputs, [target], dims=[call.dims(1)])
+
+
+@rule("LookupTableFindV2")
+def look_up(call: Call) -> Decision | None:
+    """Looks up each element in a table."""
+    keys, dims = call.layouts[1], call.dims(1)
+    if keys.kind != "rows" or dims is None or call.out_rank() != len(dims):
+        return None
+    inputs = [None, None, None if is_plain(call.layouts[2]) else WHOLE]
+    return Decision(inputs, [keys], dims=[dims], emit=with_the_rank_of_keys)
+
+
+def with_the_rank_of_keys(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Looks up in a table whose copied handle does not know the shapes of its values."""
+    results = lane.copy(call.op, inputs)
+    results[0].set_shape(inputs[1].shape)
+    return results
 
 
 @rule("SparseSoftmaxCrossEntropyWithLogits")
@@ -1107,8 +1194,7 @@ _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
         names(
             "Conv2D Conv3D Conv DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D "
             "LRN SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic "
-            "ResizeArea ExtractImagePatches ExtractVolumePatches Dilation2D MaxPoolWithArgmax "
-            "FractionalAvgPool FusedResizeAndPadConv2D"
+            "ResizeArea ExtractImagePatches ExtractVolumePatches Dilation2D MaxPoolWithArgmax"
         ),
         ((0,), ()),
     ),
@@ -1128,11 +1214,9 @@ _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "ImageProjectiveTransformV3": ((0,), ()),
     "ImageProjectiveTransformV2": ((0,), ()),
     "DrawBoundingBoxesV2": ((0, 1), ()),
-    "NonMaxSuppressionV4": ((), ()),
     "CombinedNonMaxSuppression": ((0, 1), ()),
     "GRUBlockCell": ((0, 1), ()),
     "LSTMBlockCell": ((0, 1, 2), ()),
-    "EditDistance": ((), ()),
 }
 
 
@@ -1142,6 +1226,8 @@ def on_each_row(call: Call) -> Decision | None:
     batched, shapes = _LEADING[call.type]
     target = _same_rows(call, batched)
     if target is None or target.axis != 0 or call.has("local"):
+        return None
+    if call.type == "MaxPoolWithArgmax" and call.attr("include_batch_in_index"):
         return None
     inputs: list[Layout | None] = []
     for i, layout in enumerate(call.layouts):
@@ -1211,6 +1297,26 @@ def dilation_gradient(call: Call) -> Decision | None:
     return Decision(inputs, [target], dims=[call.dims(0)])
 
 
+@rule("SpaceToBatchND", "BatchToSpaceND")
+def between_space_and_batch(call: Call) -> Decision | None:
+    """Moves blocks between space and batch, as around dilated convolutions."""
+    dims, layout, block = call.dims(0), call.layouts[0], call.ints(1)
+    if dims is None or layout.kind != "rows" or layout.axis != 0 or block is None:
+        return None
+    if not all(map(is_plain, call.layouts[1:])):
+        return None
+    size = product(map(Dim, block))
+    leaves = call.type == "SpaceToBatchND"
+    outer = layout.outer * size if leaves else layout.outer.divided_by(size)
+    first = dims[0] * size if leaves else dims[0].divided_by(size)
+    if outer is None or first is None:
+        return None
+    known = [first, *[None] * len(block), *dims[1 + len(block) :]]
+    return call.all(
+        rows(0, outer, layout.inner), dims=[merged(call.op.outputs[0], known)]
+    )
+
+
 @rule("BiasAdd")
 def bias_add(call: Call) -> Decision | None:
     """Adds to each channel."""
@@ -1233,6 +1339,20 @@ def fused_batch_normalization(call: Call) -> Decision | None:
     outputs = [layout, *[WHOLE] * (len(call.op.outputs) - 1)]
     dims = [call.dims(0), *[dims_of(t) for t in call.op.outputs[1:]]]
     return Decision([None] * 5, outputs, dims=dims)
+
+
+@rule("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def fused_batch_normalization_gradient(call: Call) -> Decision | None:
+    """The gradients with given statistics."""
+    target = _same_rows(call, (0, 1))
+    if call.attr("is_training") or target is None or target.axis != 0:
+        return None
+    if not all(v.kind == "whole" for v in call.layouts[2:]):
+        return None
+    inputs = [None if v == target else target for v in call.layouts[:2]]
+    outputs = [target, PARTIAL_SUM, PARTIAL_SUM, WHOLE, WHOLE]
+    dims = [call.dims(0), *[dims_of(t) for t in call.op.outputs[1:]]]
+    return Decision([*inputs, *[None] * (len(call.values) - 2)], outputs, dims=dims)
 
 
 # Contractions.
@@ -1293,15 +1413,9 @@ def einsum(call: Call) -> Decision | None:
         for i, (term, count) in enumerate(zip(terms, missing, strict=True))
     ]
     out = labels(result, most)
-    if any(len(set(term)) != len(term) for term in terms if "..." not in term):
+    if any(len(set(term)) != len(term) for t in terms for term in [t.replace("...", "")]):
         return None if call.has("rows") else call.all(WHOLE)
     return contraction(call, inputs, out)
-
-
-@rule("XlaDotV2", "Bincount")
-def never(call: Call) -> Decision | None:
-    """Has no rule."""
-    return None
 
 
 def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any]) -> Any:
@@ -1402,7 +1516,12 @@ def gather_nd(call: Call) -> Decision | None:
     if rank is None or call.has("local"):
         return None
     if indices.kind == "rows" and indices.axis < rank - 1:
-        return Decision([None if is_plain(params) else WHOLE, None], [indices])
+        wanted, given = call.dims(1), call.dims(0)
+        assert wanted is not None
+        count, dims = wanted[-1].value, None
+        if given is not None and count is not None:
+            dims = [merged(call.op.outputs[0], [*wanted[:-1], *given[count:]])]
+        return Decision([None if is_plain(params) else WHOLE, None], [indices], dims=dims)
     return call.all(params) if params.is_sum and is_plain(indices) else None
 
 
@@ -1442,16 +1561,21 @@ def unsorted_segment(call: Call) -> Decision | None:
     rank = call.rank(1)
     if rank is None or not is_plain(count) or call.has("local"):
         return None
-    target = _same_rows(call, (0, 1))
+    target, given, size = _same_rows(call, (0, 1)), call.dims(0), call.content(2)
     how = _SEGMENTS[call.type]
+    dims = None
+    if given is not None:
+        first = None if size is None else size.item()
+        dims = [merged(call.op.outputs[0], [first, *given[rank:]])]
     if target is None:
-        return call.all(data) if data.is_sum and how == "sum" and is_plain(ids) else None
+        linear = data.is_sum and how == "sum" and is_plain(ids)
+        return call.all(data, dims=dims) if linear else None
     if target.axis >= rank:
         if not is_plain(ids):
             return None
-        return call.all(data.moved_to(data.axis - rank + 1))
+        return call.all(data.moved_to(data.axis - rank + 1), dims=dims)
     inputs = [None if v == target else target for v in (data, ids)]
-    return Decision([*inputs, None], [partial(how)])
+    return Decision([*inputs, None], [partial(how)], dims=dims)
 
 
 @rule("ScatterNd")
@@ -1482,7 +1606,9 @@ def dense_bincount(call: Call) -> Decision | None:
     if has_weights:
         inputs[2] = None if call.layouts[2] == layout else layout
     if call.rank(0) == 2:
-        return Decision(inputs, [layout])
+        size = call.content(1)
+        known = [call.dims(0)[0], None if size is None else size.item()]  # type: ignore[index]
+        return Decision(inputs, [layout], dims=[merged(call.op.outputs[0], known)])
     if call.attr("binary_output"):
         return None
     return Decision(inputs, [PARTIAL_SUM])
@@ -1616,7 +1742,14 @@ def identities(call: Call) -> Decision | None:
     if CONTRIBUTION in call.op.node_def.attr:
         inputs = [None if v.kind == "local" else SETTLED_SUM for v in call.layouts]
         return Decision(inputs, [LOCAL] * len(inputs))
-    return Decision([None] * len(call.layouts), call.layouts, dims=[v.dims for v in call.values])
+    return Decision(
+        [None] * len(call.values), call.layouts, values=call.values, emit=each_by_itself
+    )
+
+
+def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on values, whose gradients have been computed."""
+    return [tf.identity(x) for x in inputs]
 
 
 @rule("TfdistAllGather", "CollectiveGatherV2")
@@ -1707,10 +1840,11 @@ def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 def function_call(call: Call) -> Decision | None:
     """Calls a function, whose operations are partitioned in its place."""
     part = call.analysis.part(call.op, call.attr("f").name, call.values)
+    values = outside(part.outputs, part.graph, call.op.outputs)
     return Decision(
         [None] * len(call.values),
-        [v.layout for v in part.outputs],
-        values=part.outputs,
+        [v.layout for v in values],
+        values=values,
         parts=[part],
         emit=inline,
     )
@@ -1719,7 +1853,11 @@ def function_call(call: Call) -> Decision | None:
 def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """Adds the operations of a function in its place."""
     (part,) = call.decision.parts
-    return lane.inline(part, inputs)
+    wanted = [
+        inner.layout if inner.layout.kind == outer.kind else outer
+        for inner, outer in zip(part.outputs, call.decision.outputs, strict=True)
+    ]
+    return lane.inline(part, inputs, wanted)
 
 
 @rule("If", "StatelessIf", "Case", "StatelessCase")
@@ -1730,15 +1868,26 @@ def conditional(call: Call) -> Decision | None:
     else:
         functions = [call.attr("then_branch").name, call.attr("else_branch").name]
     parts = [call.analysis.part(call.op, name, call.values[1:]) for name in functions]
-    values = list(parts[0].outputs)
-    for part in parts[1:]:
-        values = [joined_values(a, b) for a, b in zip(values, part.outputs, strict=True)]
+    results = [outside(part.outputs, part.graph, call.op.outputs) for part in parts]
+    values = [
+        _joined_branches([result[i] for result in results], tensor)
+        for i, tensor in enumerate(call.op.outputs)
+    ]
     first = call.layouts[0]
     inputs: list[Layout | None] = [None if is_plain(first) or first.kind == "local" else WHOLE]
     inputs += [None] * (len(call.values) - 1)
-    return Decision(
-        inputs, [v.layout for v in values], values=values, parts=parts, emit=branch
-    )
+    return Decision(inputs, [v.layout for v in values], values=values, parts=parts, emit=branch)
+
+
+def _joined_branches(values: Sequence[Value], tensor: Any) -> Value:
+    result = values[0]
+    for value in values[1:]:
+        result = joined_values(result, value, tensor)
+    around = (*result.layout.outer.symbols, *result.layout.inner.symbols)
+    if any(symbol.source is tensor for symbol in around):
+        # A branch does not know the sizes of results.
+        return dataclasses.replace(result, layout=WHOLE)
+    return result
 
 
 def branch(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
@@ -1746,62 +1895,111 @@ def branch(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return lane.branch(call, inputs)
 
 
+_ROUNDS = 8
+
+
 @rule("While", "StatelessWhile")
 def loop(call: Call) -> Decision | None:
     """Repeats a function; the layouts of its variables are those of a fixed point."""
-    values = list(call.values)
     body = call.attr("body").name
-    for _ in range(8):
-        part = call.analysis.part(call.op, body, values)
-        merged_values = [
-            _loop_value(part, i, before) for i, before in enumerate(values)
-        ]
-        settled = all(
-            a.layout == b.layout and _same_dims(a, b)
-            for a, b in zip(values, merged_values, strict=True)
-        )
-        values = merged_values
-        if settled:
-            break
+    values = list(call.values)
     part = call.analysis.part(call.op, body, values)
+    gathered: set[int] = set()
+    for _ in range(_ROUNDS):
+        changed = [_loop_value(part, i, v, gathered) for i, v in enumerate(values)]
+        if all(map(is_same_value, values, changed)):
+            break
+        values = changed
+        part = call.analysis.part(call.op, body, values)
+    else:
+        values = [_unsettled(part, i, before) for i, before in enumerate(values)]
+        part = call.analysis.part(call.op, body, values)
     condition = call.analysis.part(call.op, call.attr("cond").name, values)
+    results = outside(values, part.graph, call.op.outputs)
+    inputs = [
+        None if v.layout == w.layout else w.layout
+        for v, w in zip(call.values, values, strict=True)
+    ]
     return Decision(
-        [None if v.layout == w.layout else w.layout for v, w in zip(call.values, values, strict=True)],
-        [v.layout for v in values],
-        values=values,
+        inputs,
+        [v.layout for v in results],
+        values=results,
         parts=[condition, part],
         emit=repeat,
     )
 
 
-def _same_dims(a: Value, b: Value) -> bool:
-    if a.dims is None or b.dims is None:
-        return a.dims is b.dims
-    return len(a.dims) == len(b.dims) and all(
-        x.is_same(y) for x, y in zip(a.dims, b.dims, strict=True)
-    )
+def _loop_value(part: Analysis, i: int, before: Value, gathered: set[int]) -> Value:
+    """What is known of a loop's variable at the beginning of each round, given one more round.
 
-
-def _loop_value(part: Analysis, i: int, before: Value) -> Value:
-    """What is known of a loop's variable before and after each round."""
-    if part.graph.outputs[i] is part.graph.inputs[i]:
+    Args:
+        part: the analysis of a round.
+        i: the number of the variable.
+        before: what was known of it at the beginning of that round.
+        gathered: the variables whose layouts differ from round to round; one may be added.
+    """
+    tensor = part.graph.inputs[i]
+    if part.graph.outputs[i] is tensor:
         return before
-    after = part.outputs[i]
-    result = joined_values(before, after)
-    if result.dims is None or before.dims is None:
-        return Value(result.layout)
-    # A size that has changed once is unknown from then on.
-    dims = tuple(
-        old if old.is_same(new) or _is_symbol(old) else new
-        for old, new in zip(before.dims, result.dims, strict=True)
-    )
-    return Value(result.layout, dims)
+    result = joined_values(before, _between_rounds(part.outputs[i], part.graph, tensor), tensor)
+    if result.layout.kind == "whole" and before.layout.kind in ("rows", "partial"):
+        gathered.add(i)
+    if i in gathered:
+        result = dataclasses.replace(result, layout=WHOLE)
+    return _stable(before, result, tensor)
 
 
-def _is_symbol(dim: Dim) -> bool:
-    return len(dim.symbols) == 1 and dim.factor == 1 and dim.symbols[0].source is None and (
-        dim.symbols[0].size is None
-    )
+def _stable(before: Value, after: Value, tensor: Any) -> Value:
+    """A value in which a size that has changed once is unknown from then on."""
+    content = after.content
+    if isinstance(content, Value) and isinstance(before.content, Value):
+        content = _stable(before.content, content, tensor)
+    dims = after.dims
+    if dims is not None and before.dims is not None and len(dims) == len(before.dims):
+        dims = tuple(
+            old if old.is_same(new) or _is_size_of(old, tensor) else new
+            for old, new in zip(before.dims, dims, strict=True)
+        )
+    return Value(after.layout, dims, content)
+
+
+def _is_size_of(dim: Dim, tensor: Any) -> bool:
+    return any(symbol.source is tensor for symbol in dim.symbols)
+
+
+def _between_rounds(value: Value, graph: Any, tensor: Any) -> Value:
+    """What is known at the beginning of a round of a result of the one before."""
+
+    def known(dim: Dim | None) -> bool:
+        return dim is not None and not any(is_size_in(symbol, graph) for symbol in dim.symbols)
+
+    layout, content = value.layout, value.content
+    if layout.kind == "rows" and not (known(layout.outer) and known(layout.inner)):
+        layout = WHOLE
+    dims = value.dims
+    if dims is not None:
+        dims = tuple(
+            dim if known(dim) or _is_size_of(dim, tensor) else Dim(1, (Symbol(tensor, axis),))
+            for axis, dim in enumerate(dims)
+        )
+    if isinstance(content, Value):
+        content = _between_rounds(content, graph, tensor)
+    elif content is not None and not isinstance(content, Axes):
+        content = content.copy()
+        for index, dim in enumerate(content.flat):
+            if not known(dim):
+                content.flat[index] = None
+    return Value(layout, dims, content)
+
+
+def _unsettled(part: Analysis, i: int, before: Value) -> Value:
+    """What is known of a loop's variable if no fixed point has been found."""
+    tensor = part.graph.inputs[i]
+    if part.graph.outputs[i] is tensor:
+        return before
+    if tensor.dtype == tf.variant:
+        return Value(before.layout)
+    return Value(WHOLE, dims_of(tensor))
 
 
 def repeat(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
@@ -1809,37 +2007,20 @@ def repeat(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return lane.repeat(call, inputs)
 
 
-# Lists of tensors. The layout of a list is that of its elements.
+# Lists of tensors. The layout of a list is that of its elements, and so is that of an optional
+# value. Elements that are partial sums are settled.
 
 
 @rule("TensorListReserve", "EmptyTensorList")
 def new_list(call: Call) -> Decision | None:
     """Makes a list without elements."""
-    return Decision([None] * 2, [UNSET], emit=list_of_any_shape)
-
-
-def list_of_any_shape(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """A list that does not know the shape of its elements, which are own rows perhaps."""
-    if tf.get_static_value(inputs[0]) is None or call.op.type == "EmptyTensorList":
-        inputs = [tf.constant(-1, inputs[0].dtype), inputs[1]]
-    else:
-        inputs = [tf.constant(-1, inputs[0].dtype), inputs[1]]
-    return lane.copy(call.op, inputs)
-
-
-@rule("TensorListFromTensor")
-def list_from_tensor(call: Call) -> Decision | None:
-    """Takes a tensor apart along its first axis."""
-    layout, dims = call.layouts[0], call.dims(0)
-    if layout.kind != "rows":
-        return call.all(layout) if layout.kind != "local" else None
-    if layout.axis == 0 or dims is None:
-        return None
-    return Decision([None, None], [layout.moved_to(layout.axis - 1)], emit=any_shape_at(1))
+    inputs = [None if is_plain(v) else WHOLE for v in call.layouts]
+    element = Value(UNSET, _shape_of_elements(call.content(0), call.op.outputs[0]))
+    return Decision(inputs, [UNSET], values=[_list_of(UNSET, element)], emit=any_shape_at(0))
 
 
 def any_shape_at(where: int) -> Callable[..., Any]:
-    """Adds an operation on a list, with an unknown shape of its elements."""
+    """Adds an operation on a list, with an unknown shape of its elements, which may be own rows."""
 
     def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
         changed = list(inputs)
@@ -1849,76 +2030,162 @@ def any_shape_at(where: int) -> Callable[..., Any]:
     return add
 
 
-def _element_dims(call: Call, shape: Any, layout: Layout, output: Any, lead: Any = ()) -> Any:
+def _list_of(layout: Layout, element: Value | None) -> Value:
+    """A list, given what its elements have in common."""
+    if element is not None:
+        element = dataclasses.replace(element, layout=layout)
+    return Value(layout, None, element)
+
+
+def _shape_of_elements(shape: Any, tensor: Any) -> tuple[Dim, ...] | None:
+    """The dimensions that a shape names, with a symbol for each that is unknown."""
     if shape is None or isinstance(shape, Axes) or shape.ndim != 1:
         return None
-    known = [None if d is None or d.value == -1 else d for d in shape.ravel()]
-    known = [*lead, *known]
-    if output.shape.rank is not None and output.shape.rank != len(known):
+    return tuple(
+        Dim(1, (Symbol(tensor, axis),)) if dim is None or dim.value == -1 else dim
+        for axis, dim in enumerate(shape)
+    )
+
+
+def _without_content(element: Any) -> Value | None:
+    """Of elements that may not have been written, or have been changed: their dimensions."""
+    if not isinstance(element, Value):
         return None
-    return merged(output, known)
+    content = element.content if isinstance(element.content, Value) else None
+    return Value(element.layout, element.dims, content)
+
+
+@rule("TensorListFromTensor")
+def list_from_tensor(call: Call) -> Decision | None:
+    """Takes a tensor apart along its first axis."""
+    layout, dims = call.layouts[0], call.dims(0)
+    inputs: list[Layout | None] = [None, None if is_plain(call.layouts[1]) else WHOLE]
+    if call.has("local"):
+        return None
+    if layout.kind == "rows":
+        if layout.axis == 0 or dims is None:
+            inputs[0], layout = WHOLE, WHOLE
+        else:
+            layout = layout.moved_to(layout.axis - 1)
+    elif layout.kind == "partial":
+        layout = SETTLED_SUM if layout.is_sum else WHOLE
+        inputs[0] = None if call.layouts[0] == layout else layout
+    element = Value(layout, None if dims is None else dims[1:])
+    emit = any_shape_at(1) if layout.kind == "rows" else None
+    return Decision(inputs, [layout], values=[_list_of(layout, element)], emit=emit)
+
+
+def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None:
+    """Takes an element, or all elements, of a list."""
+    layout, element = call.layouts[at], call.content(at)
+    if call.has("local"):
+        return None
+    tensor = call.op.outputs[output]
+    made = WHOLE if layout.kind == "unset" else layout
+    stacked = call.type in ("TensorListStack", "TensorListConcatV2")
+    given = _shape_of_elements(call.content(shape_at), tensor)
+    dims = _known_shape(element, given)
+    value = Value(made, dims_of(tensor), _content_of(element, tensor))
+    if tensor.dtype == tf.variant:
+        value = Value(layout, None, _content_of(element, tensor))
+    elif dims is not None and tensor.shape.rank in (None, len(dims) + stacked):
+        known = [None if _is_of_list(dim) else dim for dim in dims]
+        value = Value(made, merged(tensor, [None] * stacked + known), value.content)
+    if stacked:
+        layout_out = made.moved_to(made.axis + 1) if made.kind == "rows" else made
+        value = Value(layout_out, value.dims)
+    inputs: list[Layout | None] = [
+        None if i == at or is_plain(v) else WHOLE for i, v in enumerate(call.layouts)
+    ]
+    values = [value]
+    if len(call.op.outputs) > 1:
+        rest = _list_of(layout, element)
+        values = [rest, value] if output == 1 else [value, rest]
+    emit = element_of_shape(shape_at, output, made, dims, call.batch, stacked)
+    return Decision(inputs, [v.layout for v in values], values=values, emit=emit)
+
+
+def _is_of_list(dim: Dim) -> bool:
+    """Whether a size is that of the elements of a list, which may differ."""
+    return any(s.source is not None and s.source.dtype == tf.variant for s in dim.symbols)
+
+
+def _known_shape(element: Any, given: Any) -> tuple[Dim, ...] | None:
+    dims = element.dims if isinstance(element, Value) else None
+    if dims is None or given is None or len(dims) != len(given):
+        return dims if dims is not None else given
+    return tuple(
+        b if a.value is None and (b.value is not None or _is_of_list(a)) else a
+        for a, b in zip(dims, given, strict=True)
+    )
+
+
+def _content_of(element: Any, tensor: Any) -> Any:
+    """What is known of the elements of an element of a list."""
+    if not isinstance(element, Value):
+        return None
+    return element.content
+
+
+def element_of_shape(
+    where: int, output: int, layout: Layout, dims: Any, batch: Symbol, stacked: bool
+) -> Callable[..., Any]:
+    """Adds an operation that takes an element of a list, of own rows perhaps.
+
+    Args:
+        where: the operand that is the shape of the element.
+        output: the result that is the element.
+        layout: the element's layout.
+        dims: its dimensions, if known.
+        batch: the number of rows.
+        stacked: whether the result is all elements, along a new axis.
+    """
+
+    def size(lane: Any, axis: int, dim: Dim, dtype: Any) -> Any:
+        if layout.kind == "rows" and axis == layout.axis:
+            rest = (layout.outer * layout.inner).value
+            return -1 if rest is None else lane.own_rows(dtype, rest)
+        if dim == Dim(1, (batch,)):
+            return lane.all_rows(dtype)
+        return -1 if dim.value is None else dim.value
+
+    def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+        changed = list(inputs)
+        dtype = changed[where].dtype
+        if dims is not None:
+            sizes = [size(lane, axis, dim, dtype) for axis, dim in enumerate(dims)]
+            changed[where] = tf.stack([tf.cast(n, dtype) for n in sizes]) if sizes else (
+                tf.zeros([0], dtype)
+            )
+        elif layout.kind == "rows":
+            changed[where] = tf.constant(-1, dtype)
+        results = list(lane.copy(call.op, changed))
+        tensor = call.op.outputs[output]
+        if layout.kind == "rows" and tensor.dtype != tf.variant and tensor.shape.rank is not None:
+            shape = tensor.shape.as_list()
+            shape[layout.axis + stacked] = None
+            results[output] = tf.ensure_shape(results[output], shape)
+        return results
+
+    return add
 
 
 @rule("TensorListStack")
 def list_stack(call: Call) -> Decision | None:
     """Joins the elements of a list along a new first axis."""
-    layout = call.layouts[0]
-    if layout.kind == "unset":
-        layout = WHOLE
-    dims = _element_dims(call, call.content(1), layout, call.op.outputs[0], [None])
-    if layout.kind == "rows":
-        layout = layout.moved_to(layout.axis + 1)
-        local = {1: layout.axis - 1} if call.content(1) is not None and call.content(1).ndim else {}
-        if dims is None:
-            return None
-        return Decision([None] * 2, [layout], dims=[dims], local_shapes=local)
-    return Decision([None] * 2, [layout], dims=[dims])
+    return _element(call, 0, 1, 0)
 
 
 @rule("TensorListGetItem")
 def list_get_item(call: Call) -> Decision | None:
     """An element of a list."""
-    return _element(call, 0, [2], 0)
+    return _element(call, 0, 2, 0)
 
 
 @rule("TensorListPopBack")
 def list_pop(call: Call) -> Decision | None:
     """The last element of a list, and the list without it."""
-    return _element(call, 0, [1], 1)
-
-
-def _element(call: Call, at: int, shapes: Sequence[int], output: int) -> Decision | None:
-    layout = call.layouts[at]
-    made = WHOLE if layout.kind == "unset" else layout
-    outputs = [layout] * len(call.op.outputs)
-    outputs[output] = made
-    shape = call.content(shapes[0])
-    dims: list[Any] = [None] * len(outputs)
-    dims[output] = _element_dims(call, shape, made, call.op.outputs[output])
-    emit = any_shape_at(shapes[0]) if made.kind == "rows" else None
-    if made.kind == "rows" and call.op.outputs[output].shape.rank is not None:
-        emit = element_with_rows(shapes[0], output, made.axis)
-    inputs: list[Layout | None] = [
-        None if i == at or is_plain(v) or v.kind == "local" else WHOLE
-        for i, v in enumerate(call.layouts)
-    ]
-    return Decision(inputs, outputs, dims=dims, emit=emit)
-
-
-def element_with_rows(where: int, output: int, axis: int) -> Callable[..., Any]:
-    """Adds an operation that takes an element of a list, whose number of own rows is unknown."""
-
-    def add(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-        changed = list(inputs)
-        shape = call.op.outputs[output].shape.as_list()
-        shape[axis] = None
-        sizes = [-1 if size is None else size for size in shape]
-        changed[where] = tf.constant(sizes, changed[where].dtype)
-        results = list(lane.copy(call.op, changed))
-        results[output] = tf.ensure_shape(results[output], shape)
-        return results
-
-    return add
+    return _element(call, 0, 1, 1)
 
 
 @rule("TensorListSetItem")
@@ -1934,34 +2201,134 @@ def list_push(call: Call) -> Decision | None:
 
 
 def _with_element(call: Call, item: int) -> Decision | None:
-    held, given = call.layouts[0], call.layouts[item]
-    layout = joined(held, given)
-    inputs: list[Layout | None] = [None] * len(call.layouts)
-    inputs[item] = None if given == layout else layout
-    if held.kind not in ("unset",) and held != layout:
-        # The list holds elements of another layout, which a loop's fixed point settles.
-        inputs[0] = None
-    return Decision(inputs, [layout])
+    held, given = call.values[0], call.values[item]
+    if call.has("local"):
+        return None
+    if held.layout.kind == "unset":
+        layout = given.layout
+        if layout.kind == "partial":
+            layout = SETTLED_SUM if layout.is_sum else WHOLE
+    else:
+        layout = held.layout  # A list cannot be converted, but its elements can.
+    inputs: list[Layout | None] = [
+        None if is_plain(v) or i == 0 else WHOLE for i, v in enumerate(call.layouts)
+    ]
+    inputs[item] = None if given.layout == layout else layout
+    element = dataclasses.replace(given, layout=layout)
+    known = held.content if isinstance(held.content, Value) else None
+    if layout.kind == "rows" and given.layout != layout:
+        dims = None if known is None else known.dims
+        if dims is None or given.dims is None or not dims[layout.axis].is_same(
+            given.dims[layout.axis]
+        ):
+            inputs[0] = WHOLE  # The error names the list.
+    if held.layout.kind != "unset" and known is not None:
+        element = joined_values(known, element, call.op.outputs[0])
+    elif held.layout.kind != "unset":
+        element = Value(layout)
+    kept = element if call.type == "TensorListPushBack" else _without_content(element)
+    return Decision(inputs, [layout], values=[_list_of(layout, kept)])
 
 
-@rule("TensorListLength")
-def list_length(call: Call) -> Decision | None:
-    """The number of elements of a list."""
-    return Decision([None], [WHOLE])
+@rule("TensorListLength", "TensorListElementShape")
+def about_list(call: Call) -> Decision | None:
+    """The number of elements of a list, or their shape."""
+    if call.type == "TensorListLength" or call.has("local"):
+        return Decision([None], [WHOLE])
+    element = call.content(0)
+    if call.layouts[0].kind != "rows" or not isinstance(element, Value) or element.dims is None:
+        return Decision([None], [WHOLE])
+    dims = [None if _is_of_list(dim) else dim for dim in element.dims]
+    content = array(dims) if all(d is None or d.value is not None for d in dims) else None
+    return Decision([None], [WHOLE], values=[Value(WHOLE, (Dim(len(dims)),), content)])
 
 
 @rule("TensorListResize")
 def list_resize(call: Call) -> Decision | None:
     """A list with another number of elements."""
-    return Decision([None, None if is_plain(call.layouts[1]) else WHOLE], [call.layouts[0]])
+    inputs = [None, None if is_plain(call.layouts[1]) else WHOLE]
+    layout = call.layouts[0]
+    value = _list_of(layout, _without_content(call.content(0)))
+    return Decision(inputs, [layout], values=[value])
 
 
-@rule("TensorListElementShape")
-def list_element_shape(call: Call) -> Decision | None:
-    """The shape of a list's elements."""
+def of_lists(call: Call) -> Decision | None:
+    """Passes on a list or an optional value, adds lists, or makes one of zeros."""
+    if call.has("local"):
+        return None
+    layouts = {v for v in call.layouts if v.kind != "unset"}
+    layout = layouts.pop() if layouts else UNSET
+    inputs: list[Layout | None] = [
+        None if v.kind == "unset" or v == layout else layout for v in call.layouts
+    ]
+    values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
+    result = values[0]
+    for value in values[1:]:
+        result = joined_values(result, value, call.op.outputs[0])
+    element = result.content
+    if call.type not in ("Identity", "StopGradient", "PreventGradient"):
+        element = _without_content(element)
+    return Decision(inputs, [layout], values=[_list_of(layout, element)])
+
+
+@rule("OptionalFromValue")
+def optional(call: Call) -> Decision | None:
+    """A value that may not exist."""
+    if len(call.values) != 1 or call.has("local"):
+        return None
+    given = call.values[0]
+    layout = given.layout
+    if layout.kind == "partial":
+        layout = SETTLED_SUM if layout.is_sum else WHOLE
+    element = dataclasses.replace(given, layout=layout)
+    wanted = None if layout == given.layout else layout
+    return Decision([wanted], [layout], values=[_list_of(layout, element)])
+
+
+@rule("OptionalNone")
+def no_value(call: Call) -> Decision | None:
+    """Says that a value does not exist."""
+    return Decision([], [UNSET], values=[Value(UNSET)])
+
+
+@rule("OptionalHasValue")
+def has_value(call: Call) -> Decision | None:
+    """Whether a value exists."""
     return Decision([None], [WHOLE])
 
 
-def replaced(decision: Decision, **changes: Any) -> Decision:
-    """A decision with changes."""
-    return dataclasses.replace(decision, **changes)
+@rule("OptionalGetValue")
+def value_of_optional(call: Call) -> Decision | None:
+    """The value that exists."""
+    if len(call.op.outputs) != 1 or call.has("local"):
+        return None
+    layout, element, tensor = call.layouts[0], call.content(0), call.op.outputs[0]
+    made = WHOLE if layout.kind == "unset" else layout
+    value = Value(made, dims_of(tensor))
+    if isinstance(element, Value):
+        dims = element.dims
+        if dims is not None and tensor.dtype != tf.variant:
+            dims = merged(tensor, [None if _is_of_list(dim) else dim for dim in dims])
+        value = Value(made, dims, element.content)
+    return Decision([None], [made], values=[value], emit=with_unknown_rows)
+
+
+def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Takes a value whose number of own rows is unknown."""
+    layout, tensor = call.decision.outputs[0], call.op.outputs[0]
+    shape = tensor.shape
+    if layout.kind == "rows" and shape.rank is not None and tensor.dtype != tf.variant:
+        sizes = shape.as_list()
+        sizes[layout.axis] = None
+        shape = tf.TensorShape(sizes)
+    return tf.raw_ops.OptionalGetValue(
+        optional=inputs[0], output_types=[tensor.dtype], output_shapes=[shape]
+    )
+
+
+@rule("FakeParam")
+def not_computed(call: Call) -> Decision | None:
+    """Stands for a value of another branch, which nothing reads."""
+    return Decision([], [UNSET], values=[Value(UNSET, dims_of(call.op.outputs[0]))])
+
+

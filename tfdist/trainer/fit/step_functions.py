@@ -103,7 +103,7 @@ def make_step_function(
             else:
                 steps, rows = 0, tf.constant([0, 0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):
-                    (logs, totals), more = run_one(*_local_shards(strategy, batch))
+                    (logs, totals), more = run_one(*_local_shards(model, batch))
                     steps, rows = steps + 1, rows + more
         own, everyone, asked = rows.numpy().tolist()
         if trains:
@@ -148,7 +148,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            outputs = [run_one(*_local_shards(strategy, batch)) for batch in batches]
+            outputs = [run_one(*_local_shards(model, batch)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -175,11 +175,12 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     return strategy.experimental_distribute_values_from_function(shard)
 
 
-def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bool]:
+def _local_shards(model: keras.Model, batch: Any) -> tuple[Any, bool]:
     """The local replicas' shards of a batch, and whether the model may see a static row count.
 
     Shards that a dataset has split have static shapes here, which may differ between replicas.
     """
+    strategy = model.distribute_strategy
     replicas = strategy.num_replicas_in_sync
     shards = shard_batch(strategy, batch)
     if not strategy.extended.communicates:
@@ -187,6 +188,8 @@ def _local_shards(strategy: tf.distribute.Strategy, batch: Any) -> tuple[Any, bo
     if strategy.extended.group.elastic:
         return shards, False
     leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
+    if shards is batch and is_partitioned(model):
+        return shards, False  # Other replicas may have another number of rows.
     if shards is batch:
         local = [v for leaf in leaves for v in strategy.experimental_local_results(leaf)]
         return shards, all(_rows(v) is None or _rows(v) > 1 for v in local)
