@@ -112,9 +112,7 @@ class Call:
 
     def all(self, output: Layout, **more: Any) -> Decision:
         """The decision to compute with the operands as they are."""
-        return Decision(
-            [None] * len(self.values), [output] * len(self.op.outputs), **more
-        )
+        return Decision([None] * len(self.values), [output] * len(self.op.outputs), **more)
 
 
 def as_ints(content: Any) -> list[int] | None:
@@ -267,6 +265,8 @@ def decide(call: Call) -> Decision:
     from tfdist.global_view.rules import RULES
 
     rule = RULES.get(call.type)
+    if rule is None and call.op.graph._get_function(call.type) is not None:
+        rule = RULES["PartitionedCall"]  # A function of TensorFlow 1 is a type of operations.
     if rule is not None:
         decision = rule(call)
         if decision is not None:

@@ -45,9 +45,7 @@ def contents_of(op: Any, values: Sequence[Any]) -> list[Any] | None:
     if results is None:
         return None
     results = results if isinstance(results, list) else [results]
-    return [
-        r if not isinstance(r, np.ndarray) or r.size <= _MOST else None for r in results
-    ]
+    return [r if not isinstance(r, np.ndarray) or r.size <= _MOST else None for r in results]
 
 
 def array(values: Any) -> np.ndarray:
@@ -113,15 +111,15 @@ def _cast(op: Any, values: Any) -> Any:
 
 @_rule("Pack")
 def _pack(op: Any, values: Any) -> Any:
-    parts = [
-        v.content if isinstance(v.content, np.ndarray) else _unknown_of(v) for v in values
-    ]
+    parts = [v.content if isinstance(v.content, np.ndarray) else _unknown_of(v) for v in values]
     return np.stack(parts, axis=op.get_attr("axis"))
 
 
 @_rule("ConcatV2")
 def _concat(op: Any, values: Any) -> Any:
-    parts = [v.content if isinstance(v.content, np.ndarray) else _unknown_of(v) for v in values[:-1]]
+    parts = [
+        v.content if isinstance(v.content, np.ndarray) else _unknown_of(v) for v in values[:-1]
+    ]
     return np.concatenate(parts, axis=_ints(values[-1])[0])
 
 
@@ -287,8 +285,7 @@ def _broadcast_gradient(op: Any, values: Any) -> Any:
 
 def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
     return len(first) == len(second) and all(
-        a is not None and b is not None and a.is_same(b)
-        for a, b in zip(first, second, strict=True)
+        a is not None and b is not None and a.is_same(b) for a, b in zip(first, second, strict=True)
     )
 
 

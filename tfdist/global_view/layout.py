@@ -192,8 +192,15 @@ def aligned(before: Sequence[Dim], layout: Layout, after: Sequence[Dim]) -> Layo
     major = product(before[: layout.axis]) * layout.outer
     minor = layout.inner * product(before[layout.axis + 1 :])
     for axis, dim in enumerate(after):
+        # The rest follows from one side, since the number of elements stays the same.
         outer = major.divided_by(product(after[:axis]))
+        if outer is not None:
+            inner = dim.divided_by(outer * row)
+            if inner is not None:
+                return rows(axis, outer, inner)
         inner = minor.divided_by(product(after[axis + 1 :]))
-        if outer is not None and inner is not None and (outer * row * inner).is_same(dim):
-            return rows(axis, outer, inner)
+        if inner is not None:
+            outer = dim.divided_by(row * inner)
+            if outer is not None:
+                return rows(axis, outer, inner)
     return None

@@ -12,10 +12,22 @@ import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.global_view.analysis import Analysis, Decision, Value
-from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout
+from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout, Symbol
 from tfdist.internals.graphs import copy_operation, keep_functions_of
+from tfdist.jit import is_compiled_here
 
 _UPDATE = "TfdistUpdateBegins"
+_COLLECTIVES = frozenset(
+    {
+        "CollectiveGatherV2",
+        "CollectiveReduceV2",
+        "CollectiveReduceV3",
+        "TfdistAllGather",
+        "TfdistAllReduce",
+        "TfdistCompressedAllReduce",
+        "TfdistReduceScatter",
+    }
+)
 
 
 class Communication(Protocol):
@@ -26,6 +38,9 @@ class Communication(Protocol):
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Concatenates the first axes of all workers' tensors, whose sizes may differ."""
+
+    def begin(self) -> None:
+        """Called before a collective of the program itself is added."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +89,8 @@ class Lane:
     def __init__(self, share: Share, communication: Communication) -> None:
         self.share, self.communication = share, communication
         self._made: dict[Any, tf.Tensor] = {}
+        self.partitions: list[Partition] = []  # that are being added, the innermost one last
+        self.effects: list[tf.Operation] = []  # of functions that are being added
 
     def _once(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
         key = (id(tf.compat.v1.get_default_graph()), key)
@@ -97,7 +114,8 @@ class Lane:
     def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of this worker's first row, times an integer."""
         return self._once(
-            ("first", dtype, times), lambda: tf.cast(self.share.first, dtype) * tf.cast(times, dtype)
+            ("first", dtype, times),
+            lambda: tf.cast(self.share.first, dtype) * tf.cast(times, dtype),
         )
 
     def fraction(self, dtype: Any) -> tf.Tensor:
@@ -130,9 +148,26 @@ class Lane:
             return value
         return _where(self.share.counts, value, _NEUTRAL[how])
 
-    def inline(self, part: Analysis, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def all_settled(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """The same for sums, with one conditional for all."""
+        counts = self.share.counts
+        if counts is None or not values:
+            return list(values)
+        if is_compiled_here():
+            return [tf.where(counts, v, tf.zeros([], v.dtype)) for v in values]
+        chosen = tf.cond(counts, lambda: list(values), lambda: [tf.zeros_like(v) for v in values])
+        for value, result in zip(values, chosen, strict=True):
+            result.set_shape(value.shape)
+        return list(chosen)
+
+    def inline(
+        self, part: Analysis, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
+    ) -> list[tf.Tensor]:
         """Adds the operations of a function."""
-        return Partition(part, self).add(inputs)
+        partition = Partition(part, self)
+        results = partition.add(inputs, layouts)
+        self.effects = partition.effects()
+        return results
 
     def branch(self, call: _Emitted, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a conditional."""
@@ -153,6 +188,7 @@ class Lane:
             if condition.shape.rank != 0 or condition.dtype != tf.bool:
                 condition = tf.reshape(tf.cast(condition, tf.bool), [])
             results = tf.cond(condition, *functions)
+        self.effects = [results[-1].op]
         return _with_shapes(call, results[:-1])
 
     def repeat(self, call: _Emitted, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -175,6 +211,8 @@ class Lane:
 
         def again(*given: tf.Tensor) -> list[tf.Tensor]:
             results = Partition(body, self).add(all_values(given), layouts)
+            for i in varying:
+                _refine(results[i], graph.inputs[i], layouts[i])
             return [results[i] for i in varying]
 
         shapes = [_invariant(graph.inputs[i], layouts[i]) for i in varying]
@@ -185,6 +223,7 @@ class Lane:
             shape_invariants=shapes,
             parallel_iterations=int(call.op.get_attr("parallel_iterations")),
         )
+        self.effects = []
         return all_values(results)
 
 
@@ -201,7 +240,7 @@ _FEW = 1024
 
 def _where(condition: tf.Tensor, value: tf.Tensor, other: Callable[[tf.Tensor], Any]) -> tf.Tensor:
     count = value.shape.num_elements()
-    if count is not None and count <= _FEW:
+    if is_compiled_here() or (count is not None and count <= _FEW):
         return tf.where(condition, value, other(value))
     # A conditional copies nothing.
     chosen = tf.cond(condition, lambda: value, lambda: other(value))
@@ -215,6 +254,14 @@ def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
     sizes = tensor.shape.as_list()
     sizes[layout.axis] = None
     return tf.TensorShape(sizes)
+
+
+def _refine(value: tf.Tensor, tensor: tf.Tensor, layout: Layout) -> None:
+    """Tells the static sizes of a tensor of the graph to its counterpart."""
+    if tensor.dtype in (tf.variant, tf.resource) or layout.kind not in ("whole", "rows", "partial"):
+        return
+    if tf.is_symbolic_tensor(value) and not value.shape.is_fully_defined():
+        value.set_shape(_invariant(tensor, layout))
 
 
 def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -255,6 +302,20 @@ class Partition:
         Returns:
             The graph's outputs.
         """
+        self._lane.partitions.append(self)
+        try:
+            return self._add_all(inputs, layouts)
+        finally:
+            self._lane.partitions.pop()
+
+    def effects(self) -> list[tf.Operation]:
+        """The operations without results that the graph's callers wait for."""
+        graph = self._analysis.graph
+        return [op for control in graph.control_outputs for op in self._made.get(control, ())]
+
+    def _add_all(
+        self, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None
+    ) -> list[tf.Tensor]:
         graph = self._analysis.graph
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             self._values[id(tensor)] = value
@@ -350,15 +411,20 @@ class Partition:
                 scopes.enter_context(tf.control_dependencies(before))
             if op.device:
                 scopes.enter_context(tf.device(op.device))
+            if op.type in _COLLECTIVES:
+                self._lane.communication.begin()
             if decision.emit is None:
                 results = self._lane.copy(op, inputs) if op.outputs else self._effect(op, inputs)
             else:
                 values = [self._analysis.value_of(t) for t in op.inputs]
+                self._lane.effects = []
                 results = decision.emit(self._lane, _Emitted(op, values, decision), inputs)
-                self._made[op] = [r.op for r in results if tf.is_symbolic_tensor(r)]
+                made = [r.op for r in results if tf.is_symbolic_tensor(r)]
+                self._made[op] = [*made, *self._lane.effects]
         if decision.emit is None and op.outputs:
             self._made[op] = [results[0].op]
         for tensor, value in zip(op.outputs, results, strict=True):
+            _refine(value, tensor, self._analysis.value_of(tensor).layout)
             self._values[id(tensor)] = value
             self._sources[id(tensor)] = tensor
 
@@ -443,13 +509,23 @@ class Partition:
             if symbol is self._analysis.batch:
                 result *= self._lane.all_rows(tf.int32)
                 continue
-            if id(symbol.source) not in self._values:
-                raise UnsupportedError(
-                    "A step computes with a size that is unknown where rows are put together. "
-                    "Set TFDIST_STEP=replicated."
-                )
-            result *= tf.shape(self._values[id(symbol.source)])[symbol.axis]
+            result *= self._size_of(symbol)
         return result
+
+    def _size_of(self, symbol: Symbol) -> tf.Tensor:
+        for partition in reversed(self._lane.partitions):
+            if id(symbol.source) in partition._values:
+                break
+        else:
+            raise UnsupportedError(
+                "A step computes with a size that is unknown where rows are put together. "
+                "Set TFDIST_STEP=replicated."
+            )
+        size = tf.shape(partition._values[id(symbol.source)])[symbol.axis]
+        layout = partition._analysis.value_of(symbol.source).layout
+        if layout.kind == "rows" and layout.axis == symbol.axis:
+            size = size // self._lane.own_rows(tf.int32) * self._lane.all_rows(tf.int32)
+        return size
 
     def _apart(self, value: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:
         """Divides the rows' axis in three: repetitions, rows, and elements of a row."""
@@ -465,9 +541,7 @@ class Partition:
         size = tf.reduce_prod(shape[axis : axis + 3], keepdims=True)
         return tf.reshape(parts, tf.concat([shape[:axis], size, shape[axis + 3 :]], axis=0))
 
-    def _local_shape(
-        self, op: Any, i: int, element: int, given: tf.Tensor
-    ) -> tf.Tensor:
+    def _local_shape(self, op: Any, i: int, element: int, given: tf.Tensor) -> tf.Tensor:
         """A shape for the whole batch as that of own rows."""
         lane, batch = self._lane, self._analysis.batch
         content = self._analysis.value_of(op.inputs[i]).content

@@ -37,7 +37,6 @@ from tfdist.global_view.layout import (
     Layout,
     Symbol,
     aligned,
-    joined,
     partial,
     product,
     rows,
@@ -100,7 +99,14 @@ _ELEMENTWISE = names(
 _LINEAR = set(
     names("Identity Snapshot StopGradient PreventGradient Neg Conj Real Imag DebugIdentityV2")
 )
-_LINEAR_IN = {"Mul": (0, 1), "Div": (0,), "RealDiv": (0,), "DivNoNan": (0,), "MulNoNan": (0,), "Xdivy": (0,)}
+_LINEAR_IN = {
+    "Mul": (0, 1),
+    "Div": (0,),
+    "RealDiv": (0,),
+    "DivNoNan": (0,),
+    "MulNoNan": (0,),
+    "Xdivy": (0,),
+}
 _SUMS = set(names("Add AddV2 Sub AddN"))
 _CONSTANT = {"ZerosLike": "zero", "OnesLike": "one"}
 
@@ -350,7 +356,9 @@ def _sum_of_broadcast(call: Call, axes: Axes, keep: bool) -> Decision | None:
         return call.all(layout, **more)
     if any(a < layout.axis for a in unsure):
         return None
-    return call.all(layout.moved_to(layout.axis - sum(a < layout.axis for a in axes.certain)), **more)
+    return call.all(
+        layout.moved_to(layout.axis - sum(a < layout.axis for a in axes.certain)), **more
+    )
 
 
 def _reduced(call: Call) -> Layout:
@@ -411,9 +419,7 @@ def _whole_shape(lane: Any, own: Any, static: Any, layout: Layout) -> Any:
         size = own[axis] // lane.own_rows(own.dtype) * size
     if rank is None:
         return tf.tensor_scatter_nd_update(own, [[axis]], [size])
-    parts = [
-        size if i == axis else own[i] if static[i] is None else static[i] for i in range(rank)
-    ]
+    parts = [size if i == axis else own[i] if static[i] is None else static[i] for i in range(rank)]
     return tf.stack([tf.cast(part, own.dtype) for part in parts])
 
 
@@ -521,6 +527,21 @@ def fill(call: Call) -> Decision | None:
     return _spread(call, shape_at=0, given=1)
 
 
+@rule("Empty")
+def empty(call: Call) -> Decision | None:
+    """Makes a tensor that is written later."""
+    shape = call.content(0)
+    if shape is None or not is_plain(call.layouts[0]):
+        return None
+    new = merged(call.op.outputs[0], list(shape.ravel()))
+    axis = _axis_with_rows(call, new)
+    if axis is None:
+        return call.all(WHOLE, dims=[new])
+    inner = new[axis].divided_by(Dim(1, (call.batch,)))
+    assert inner is not None
+    return call.all(rows(axis, inner=inner), dims=[new], local_shapes={0: axis})
+
+
 def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
     shape, layout, dims = call.content(shape_at), call.layouts[given], call.dims(given)
     if call.has("local") or not is_plain(call.layouts[shape_at]) or shape is None or dims is None:
@@ -531,9 +552,7 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
         axis = layout.axis - len(dims) + rank
         changed = list(new)
         changed[axis] = dims[layout.axis]
-        return call.all(
-            layout.moved_to(axis), dims=[tuple(changed)], local_shapes={shape_at: axis}
-        )
+        return call.all(layout.moved_to(axis), dims=[tuple(changed)], local_shapes={shape_at: axis})
     axis_of_rows = _axis_with_rows(call, new)
     if axis_of_rows is not None and layout.kind == "whole":
         at = axis_of_rows - rank
@@ -572,9 +591,7 @@ def tile(call: Call) -> Decision | None:
         factor = factors[layout.axis]
         if factor is None or factor.has(call.batch):
             return None
-        return call.all(
-            rows(layout.axis, layout.outer * factor, layout.inner), dims=[new]
-        )
+        return call.all(rows(layout.axis, layout.outer * factor, layout.inner), dims=[new])
     for axis, factor in enumerate(factors):
         if layout.kind == "whole" and factor is not None and factor.has(call.batch):
             if dims[axis] != ONE:
@@ -738,7 +755,15 @@ def slice_(call: Call) -> Decision | None:
     new: list[Any] = list(call.op.outputs[0].shape) if call.out_rank() is not None else []
     if size is not None:
         new = [
-            None if s is None else (d if s == Dim(-1) and begin is not None and begin.ravel()[i] == Dim(0) else None if s == Dim(-1) else s)
+            None
+            if s is None
+            else (
+                d
+                if s == Dim(-1) and begin is not None and begin.ravel()[i] == Dim(0)
+                else None
+                if s == Dim(-1)
+                else s
+            )
             for i, (s, d) in enumerate(zip(size.ravel(), dims, strict=True))
         ]
         known = [merged(call.op.outputs[0], new)]
@@ -768,9 +793,7 @@ def slice_(call: Call) -> Decision | None:
     changed = list(known[0])
     changed[axis] = unit * count
     local = {2: axis} if start == Dim(0) else {1: axis, 2: axis}
-    return call.all(
-        rows(axis, count, layout.inner), dims=[tuple(changed)], local_shapes=local
-    )
+    return call.all(rows(axis, count, layout.inner), dims=[tuple(changed)], local_shapes=local)
 
 
 def _difference(first: Dim, second: Dim) -> Dim | None:
@@ -880,9 +903,7 @@ def strided_slice(call: Call) -> Decision | None:
     return _slice_of_repetitions(call, slicing, dims, known)
 
 
-def _slice_of_repetitions(
-    call: Call, slicing: _Slicing, dims: Any, known: Any
-) -> Decision | None:
+def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
     """Takes some of the repetitions of all rows, as from rows concatenated with others."""
     layout = call.layouts[0]
     entry, new = slicing.entries[layout.axis], slicing.kept[layout.axis]
@@ -1070,6 +1091,8 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
             known[target.axis] = given[target.axis]
             for axis in range(min(rank - last, output.shape.rank)):
                 known[axis] = given[axis] if len(batched) == 1 or axis == target.axis else None
+            if call.type == "SoftmaxCrossEntropyWithLogits" and len(known) == rank:
+                known[-1] = given[-1]
         dims.append(merged(output, known) if output.shape.rank is not None else None)
     return Decision(inputs, made, dims=dims)
 
@@ -1088,7 +1111,9 @@ _BEFORE = {
         ),
         (2, (0,)),
     ),
-    **dict.fromkeys(["CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs"], (2, (0, 1))),
+    **dict.fromkeys(
+        ["CholeskyGrad", "MatrixSolve", "MatrixTriangularSolve", "MatrixSolveLs"], (2, (0, 1))
+    ),
     **dict.fromkeys(["MatrixDiag", "MatrixDiagV2", "MatrixDiagV3"], (1, (0,))),
     **dict.fromkeys(["AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"], (1, (0,))),
     "AdjustContrastv2": (3, (0,)),
@@ -1204,7 +1229,14 @@ _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     ),
     **dict.fromkeys(["AvgPoolGrad", "AvgPool3DGrad"], ((1,), (0,))),
     **dict.fromkeys(
-        ["MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradV2", "MaxPoolGradGrad", "MaxPool3DGradGrad", "LRNGrad"],
+        [
+            "MaxPoolGrad",
+            "MaxPool3DGrad",
+            "MaxPoolGradV2",
+            "MaxPoolGradGrad",
+            "MaxPool3DGradGrad",
+            "LRNGrad",
+        ],
         ((0, 1, 2), ()),
     ),
     **dict.fromkeys(["ResizeBilinearGrad", "ResizeBicubicGrad"], ((0, 1), ())),
@@ -1312,9 +1344,7 @@ def between_space_and_batch(call: Call) -> Decision | None:
     if outer is None or first is None:
         return None
     known = [first, *[None] * len(block), *dims[1 + len(block) :]]
-    return call.all(
-        rows(0, outer, layout.inner), dims=[merged(call.op.outputs[0], known)]
-    )
+    return call.all(rows(0, outer, layout.inner), dims=[merged(call.op.outputs[0], known)])
 
 
 @rule("BiasAdd")
@@ -1372,9 +1402,7 @@ def matmul(call: Call) -> Decision | None:
 
     def labels(dims: Any, pair: Sequence[str]) -> list[Any]:
         lead = batch[len(batch) - (len(dims) - 2) :]
-        used: list[Any] = [
-            None if dims[k] == ONE else label for k, label in enumerate(lead)
-        ]
+        used: list[Any] = [None if dims[k] == ONE else label for k, label in enumerate(lead)]
         return [*used, *pair]
 
     one = labels(left, ("k", "i") if first else ("i", "k"))
@@ -1443,13 +1471,16 @@ def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any])
     ]
     if not candidates:
         return call.all(WHOLE, dims=known)
-    shared = [
-        c for c in candidates if sum(c[2] in own for own in labels) > 1 and c[2] is not None
+    shared = [c for c in candidates if sum(c[2] in own for own in labels) > 1 and c[2] is not None]
+    both = [
+        c
+        for c in shared
+        if not c[0]
+        and all(
+            call.layouts[i].kind == "rows" and labels[i][call.layouts[i].axis] == c[2]
+            for i in range(len(labels))
+        )
     ]
-    both = [c for c in shared if not c[0] and all(
-        call.layouts[i].kind == "rows" and labels[i][call.layouts[i].axis] == c[2]
-        for i in range(len(labels))
-    )]
     _, source, label = (both or [c for c in candidates if c[2] is not None] or [(0, 0, None)])[0]
     if label is None:
         return None
@@ -1594,6 +1625,55 @@ def scatter_nd(call: Call) -> Decision | None:
     return Decision([*inputs, None], [PARTIAL_SUM])
 
 
+_SCATTERS = names(
+    "TensorScatterUpdate TensorScatterAdd TensorScatterSub TensorScatterMax TensorScatterMin"
+)
+
+
+@rule(*_SCATTERS)
+def tensor_scatter(call: Call) -> Decision | None:
+    """Combines slices of a tensor with others."""
+    tensor, indices, updates = call.layouts
+    dims, places, rank = call.dims(0), call.dims(1), call.rank(2)
+    if dims is None or places is None or rank is None or call.has("local"):
+        return None
+    depth = places[-1].value
+    if depth is None:
+        return None
+    known = [dims]
+    if not call.has("rows"):
+        if (
+            call.type == "TensorScatterAdd"
+            and is_plain(indices)
+            and tensor.is_sum
+            and updates.is_sum
+        ):
+            inputs, result = _sums([tensor, updates])
+            return Decision([inputs[0], None, inputs[1]], [result], dims=known)
+        return None if call.has("partial") else call.all(WHOLE, dims=known)
+    if indices.kind == "rows":
+        if call.type != "TensorScatterAdd" or indices.axis >= len(places) - 1:
+            return None
+        # Own rows are added by each worker, the tensor itself by one of them.
+        return Decision(
+            [None if tensor == SETTLED_SUM else SETTLED_SUM, None]
+            + [None if updates == indices else indices],
+            [PARTIAL_SUM],
+            dims=known,
+        )
+    if not is_plain(indices):
+        return None
+    # Rows in slices: of all operands alike.
+    shift = len(places) - 1 - depth
+    axis = tensor.axis if tensor.kind == "rows" else updates.axis - shift
+    layout = (tensor if tensor.kind == "rows" else updates).moved_to(axis)
+    if axis < depth:
+        return None
+    wanted = layout.moved_to(axis + shift)
+    inputs = [None if tensor == layout else layout, None, None if updates == wanted else wanted]
+    return Decision(inputs, [layout], dims=known)
+
+
 @rule("DenseBincount")
 def dense_bincount(call: Call) -> Decision | None:
     """Counts integers: in each row, or in all of them."""
@@ -1720,16 +1800,25 @@ def scatter_add_variable(call: Call) -> Decision | None:
 # Collectives of the traced program, such as those of an optimizer.
 
 
-@rule("TfdistAllReduce", "TfdistCompressedAllReduce", "TfdistReduceScatter", "CollectiveReduceV2", "CollectiveReduceV3")
+@rule(
+    "TfdistAllReduce",
+    "TfdistCompressedAllReduce",
+    "TfdistReduceScatter",
+    "CollectiveReduceV2",
+    "CollectiveReduceV3",
+)
 def all_reduce(call: Call) -> Decision | None:
     """Sums partial values."""
     result = LOCAL if call.type == "TfdistReduceScatter" else WHOLE
     inputs: list[Layout | None] = []
     for i, (tensor, layout) in enumerate(zip(call.op.inputs, call.layouts, strict=True)):
         is_value = tensor.dtype.is_floating or (tensor.dtype.is_integer and i > 0)
-        if tensor.dtype == tf.resource or not is_value or layout.kind == "local":
-            inputs.append(None)
-        elif call.type == "TfdistCompressedAllReduce" and not tensor.dtype.is_floating:
+        if (
+            tensor.dtype == tf.resource
+            or not is_value
+            or layout.kind == "local"
+            or (call.type == "TfdistCompressedAllReduce" and not tensor.dtype.is_floating)
+        ):
             inputs.append(None)
         else:
             inputs.append(None if layout == SETTLED_SUM else SETTLED_SUM)
@@ -1740,11 +1829,20 @@ def all_reduce(call: Call) -> Decision | None:
 def identities(call: Call) -> Decision | None:
     """Passes values on, or marks them as what a worker contributes to sums."""
     if CONTRIBUTION in call.op.node_def.attr:
-        inputs = [None if v.kind == "local" else SETTLED_SUM for v in call.layouts]
-        return Decision(inputs, [LOCAL] * len(inputs))
+        inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
+        return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
     return Decision(
         [None] * len(call.values), call.layouts, values=call.values, emit=each_by_itself
     )
+
+
+def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on what this worker contributes to sums: nothing if it has no rows."""
+    results = list(inputs)
+    which = [i for i, v in enumerate(call.layouts) if v.is_sum and not v.settled]
+    for i, value in zip(which, lane.all_settled([inputs[i] for i in which]), strict=True):
+        results[i] = value
+    return results
 
 
 def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
@@ -1775,7 +1873,15 @@ def await_launched(call: Call) -> Decision | None:
     return call.all(WHOLE)
 
 
-@rule("TfdistReady", "TfdistSpan", "TfdistInput", "TfdistStep", "TfdistKeep", "TfdistPrepares", "TfdistConfirms")
+@rule(
+    "TfdistReady",
+    "TfdistSpan",
+    "TfdistInput",
+    "TfdistStep",
+    "TfdistKeep",
+    "TfdistPrepares",
+    "TfdistConfirms",
+)
 def mark(call: Call) -> Decision | None:
     """Marks a point of the step."""
     return call.all(WHOLE)
@@ -1829,7 +1935,7 @@ def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
         lane.copy(call.op, inputs)
         return tf.constant(0)
 
-    tf.cond(lane.is_first(), run, lambda: tf.constant(0))
+    lane.effects = [tf.cond(lane.is_first(), run, lambda: tf.constant(0)).op]
     return []
 
 
@@ -1839,7 +1945,8 @@ def on_the_first_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 @rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall")
 def function_call(call: Call) -> Decision | None:
     """Calls a function, whose operations are partitioned in its place."""
-    part = call.analysis.part(call.op, call.attr("f").name, call.values)
+    name = call.attr("f").name if call.type in RULES else call.type
+    part = call.analysis.part(call.op, name, call.values)
     values = outside(part.outputs, part.graph, call.op.outputs)
     return Decision(
         [None] * len(call.values),
@@ -1917,8 +2024,7 @@ def loop(call: Call) -> Decision | None:
     condition = call.analysis.part(call.op, call.attr("cond").name, values)
     results = outside(values, part.graph, call.op.outputs)
     inputs = [
-        None if v.layout == w.layout else w.layout
-        for v, w in zip(call.values, values, strict=True)
+        None if v.layout == w.layout else w.layout for v, w in zip(call.values, values, strict=True)
     ]
     return Decision(
         inputs,
@@ -2154,8 +2260,8 @@ def element_of_shape(
         dtype = changed[where].dtype
         if dims is not None:
             sizes = [size(lane, axis, dim, dtype) for axis, dim in enumerate(dims)]
-            changed[where] = tf.stack([tf.cast(n, dtype) for n in sizes]) if sizes else (
-                tf.zeros([0], dtype)
+            changed[where] = (
+                tf.stack([tf.cast(n, dtype) for n in sizes]) if sizes else (tf.zeros([0], dtype))
             )
         elif layout.kind == "rows":
             changed[where] = tf.constant(-1, dtype)
@@ -2218,8 +2324,10 @@ def _with_element(call: Call, item: int) -> Decision | None:
     known = held.content if isinstance(held.content, Value) else None
     if layout.kind == "rows" and given.layout != layout:
         dims = None if known is None else known.dims
-        if dims is None or given.dims is None or not dims[layout.axis].is_same(
-            given.dims[layout.axis]
+        if (
+            dims is None
+            or given.dims is None
+            or not dims[layout.axis].is_same(given.dims[layout.axis])
         ):
             inputs[0] = WHOLE  # The error names the list.
     if held.layout.kind != "unset" and known is not None:
@@ -2330,5 +2438,3 @@ def with_unknown_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 def not_computed(call: Call) -> Decision | None:
     """Stands for a value of another branch, which nothing reads."""
     return Decision([], [UNSET], values=[Value(UNSET, dims_of(call.op.outputs[0]))])
-
-

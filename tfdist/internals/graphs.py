@@ -163,7 +163,11 @@ def copy_operation(operation: Any, inputs: list[Any], attributes: dict[str, Any]
         The new operation. It has no control inputs besides those of the current context.
     """
     graph = _ops.get_default_graph()
-    given = {k: v for k, v in operation.node_def.attr.items() if not k.startswith("_")}
+    given = {
+        name: value
+        for name, value in operation.node_def.attr.items()
+        if not name.startswith("_") or name.startswith("_tfdist")
+    }
     given.update(attributes)
     return graph._create_op_internal(
         operation.type, inputs, [t.dtype for t in operation.outputs], None, operation.name, given

@@ -174,10 +174,23 @@ class ReplicatedExtended(PlacedExtended):
             return distribute_lib.StrategyExtendedV2._replica_ctx_all_reduce(
                 self, reduce_op, value, options
             )
-        if len(self._devices) > 1:
-            await_other_replicas()
+        self.await_other_replicas()
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, called)
+
+    def gather_over_replicas(self, value: Any) -> Any:
+        """Concatenates the rows of all replicas, called by each of them.
+
+        Args:
+            value: the replica's rows, a dense or ragged tensor.
+        """
+        self.await_other_replicas()
+        return reduction.gather_rows(self._replicas[get_current_replica_id_as_int()], [value])
+
+    def await_other_replicas(self) -> None:
+        """Traces this process's other replicas up to the same call, before a collective."""
+        if len(self._devices) > 1:
+            await_other_replicas()
 
     def note_stall(self, value: tf.Tensor) -> None:
         """Records that a replica which has this value waits for the sum that it has begun."""

@@ -302,6 +302,32 @@ class GlobalStep(Step):
         return list(values)
 
 
+class EagerGlobalStep(GlobalStep):
+    """A step that every replica runs on the whole batch, eagerly.
+
+    The first replica contributes to sums what all of them have computed.
+
+    Args:
+        leads: whether this is the first replica, a bool scalar.
+    """
+
+    def __init__(self, leads: tf.Tensor) -> None:
+        super().__init__()
+        self._leads = leads
+
+    def scale_gradients_by_rows(self, gradients: Sequence[Any]) -> list[Any]:
+        return self.zero_without_rows(gradients)
+
+    def zero_without_rows(self, values: Sequence[Any]) -> list[Any]:
+        return [v if v is None or self._leads else _nothing(v) for v in values]
+
+
+def _nothing(value: Any) -> Any:
+    if isinstance(value, tf.IndexedSlices):
+        return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
+    return tf.zeros_like(value)
+
+
 def contributions(values: Sequence[Any]) -> list[Any]:
     """Marks values of the whole batch, in a `GlobalStep`, as sums that are to be communicated.
 

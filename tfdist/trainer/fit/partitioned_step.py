@@ -22,7 +22,7 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
-from tfdist.strategies.step import GlobalStep, Step
+from tfdist.strategies.step import EagerGlobalStep, GlobalStep, Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.empty_replicas import with_a_row
 from tfdist.trainer.fit.replica_step import begin_step, metric_variables
@@ -38,9 +38,10 @@ def is_partitioned(model: keras.Model) -> bool:
         model: compiled under a tfdist strategy.
     """
     extended = model.distribute_strategy.extended
-    if extended.group.options.step == "replicated" or model.run_eagerly:
+    if extended.group.options.step == "replicated" or not extended.communicates:
         return False
-    return bool(extended.communicates and len(extended.worker_devices) == 1)
+    # Eager replicas of one process run one after another.
+    return not (model.run_eagerly and len(extended.worker_devices) > 1)
 
 
 def run_partitioned_step(
@@ -61,8 +62,9 @@ def run_partitioned_step(
     Returns:
         The same as `run_replica_step`.
     """
-    context = tf.distribute.get_replica_context()
-    own = begin_step(context, batch)
+    own = begin_step(tf.distribute.get_replica_context(), batch)
+    if tf.executing_eagerly():
+        return _run_eagerly(model, step_function, batch, own)
 
     def program(whole: Any, step: GlobalStep) -> Any:
         if late is not None:
@@ -83,10 +85,55 @@ def run_partitioned_prediction(model: keras.Model, batch: Any) -> Any:
         The outputs for all rows.
     """
     own = begin_step(tf.distribute.get_replica_context(), batch)
+    if tf.executing_eagerly():
+        extended = model.distribute_strategy.extended
+        with EagerGlobalStep(_is_first(extended)):
+            return model.predict_step(_gathered(extended, batch, own))
     return _run(model, lambda whole, _: model.predict_step(whole), batch, own)
 
 
-def _run(model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, own: Step) -> Any:
+def _run_eagerly(
+    model: keras.Model, step_function: Callable[[Any], Any], batch: Any, own: Step
+) -> tuple[Any, Any, Any]:
+    """Runs a step on the whole batch, on each replica."""
+    extended = model.distribute_strategy.extended
+    whole = _gathered(extended, batch, own)
+    leads = _is_first(extended)
+    before = metric_variables(model)
+    if before:
+        totals = reduction.sum_over_replicas([tf.convert_to_tensor(v) for v in before], "metrics")
+        for variable, total in zip(before, totals, strict=True):
+            variable.assign(total)
+    with EagerGlobalStep(leads):
+        logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+        totals = [tf.identity(tf.convert_to_tensor(v)) for v in metric_variables(model)]
+        if not leads:  # The state of metrics is a sum over the replicas.
+            for variable in metric_variables(model):
+                variable.assign(tf.zeros_like(variable))
+    return logs, totals, tf.stack([own.total, own.requests])
+
+
+def _gathered(extended: Any, batch: Any, own: Step) -> Any:
+    """The batch with the rows of all replicas."""
+
+    def gather(leaf: Any) -> Any:
+        if isinstance(leaf, tf.SparseTensor):
+            return _gather_sparse(extended, leaf, own)
+        if leaf is None or not (isinstance(leaf, tf.RaggedTensor) or leaf.shape.rank):
+            return leaf
+        return extended.gather_over_replicas(leaf)
+
+    return tf.nest.map_structure(gather, batch)
+
+
+def _is_first(extended: Any) -> tf.Tensor:
+    replica, _ = extended.place_here()
+    return tf.equal(replica, 0)
+
+
+def _run(
+    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, own: Step
+) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
     extended = model.distribute_strategy.extended
     batch = with_a_row(batch, own.rows)
@@ -97,7 +144,7 @@ def _run(model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: A
     # Ragged and sparse tensors are whole on all replicas.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor):
-            leaves[i] = extended.gather_rows([leaf])
+            leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
             leaves[i] = _gather_sparse(extended, leaf, own)
     specs = [
@@ -112,10 +159,17 @@ def _run(model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: A
             result = program(given, step)
         parts = tf.nest.flatten(result, expand_composites=True)
         made[:] = [result, [tf.is_tensor(p) or isinstance(p, tf.Variable) for p in parts]]
-        return [tf.convert_to_tensor(p) for p in parts if tf.is_tensor(p) or isinstance(p, tf.Variable)]
+        return [
+            tf.convert_to_tensor(p) for p in parts if tf.is_tensor(p) or isinstance(p, tf.Variable)
+        ]
 
     graph = trace_into_graph("global_step", traced, tuple(specs))
-    given = [t for leaf in leaves if leaf is not None for t in tf.nest.flatten(leaf, expand_composites=True)]
+    given = [
+        t
+        for leaf in leaves
+        if leaf is not None
+        for t in tf.nest.flatten(leaf, expand_composites=True)
+    ]
     layouts = _layouts_of_variables(model, extended)
     values = []
     components = [
@@ -143,7 +197,9 @@ def _run(model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: A
     result, are_tensors = made
     flat = iter(outputs)
     parts = tf.nest.flatten(result, expand_composites=True)
-    parts = [next(flat) if is_tensor else p for p, is_tensor in zip(parts, are_tensors, strict=True)]
+    parts = [
+        next(flat) if is_tensor else p for p, is_tensor in zip(parts, are_tensors, strict=True)
+    ]
     return tf.nest.pack_sequence_as(result, parts, expand_composites=True)
 
 
@@ -168,9 +224,8 @@ def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: Step) -> tf.Sparse
     first = tf.cast(own.first_row, tf.int64)
     shift = tf.concat([[first], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
     shape = tf.concat([[tf.cast(own.total, tf.int64)], leaf.dense_shape[1:]], axis=0)
-    gather = extended.gather_rows
-    result = tf.SparseTensor(gather([leaf.indices + shift]), gather([leaf.values]), shape)
-    return result
+    gather = extended.gather_over_replicas
+    return tf.SparseTensor(gather(leaf.indices + shift), gather(leaf.values), shape)
 
 
 def _layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
@@ -206,7 +261,6 @@ def _layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout
 
 
 def _share(extended: Any, own: Step, static: int | None) -> Share:
-    replica, _ = extended.place_here()
     counts = None if static is not None else has_rows(own.rows)
     return Share(
         rows=own.rows if static is not None else tf.maximum(own.rows, 1),
@@ -214,7 +268,7 @@ def _share(extended: Any, own: Step, static: int | None) -> Share:
         first=own.first_row if static is not None else tf.minimum(own.first_row, own.total - 1),
         counts=counts,
         leads=tf.equal(own.first_row, 0) if counts is None else tf.equal(own.first_row, 0) & counts,
-        is_first=tf.equal(replica, 0),
+        is_first=_is_first(extended),
     )
 
 
@@ -241,8 +295,11 @@ class _Communication:
         return [self._gather(tensor) for tensor in tensors]
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        gathered: tf.Tensor = self._extended.gather_rows([tensor])
+        gathered: tf.Tensor = self._extended.gather_over_replicas(tensor)
         return gathered
+
+    def begin(self) -> None:
+        self._extended.await_other_replicas()
 
 
 _REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
@@ -254,4 +311,3 @@ _REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
 }
 
 __all__ = ["is_partitioned", "run_partitioned_prediction", "run_partitioned_step"]
-

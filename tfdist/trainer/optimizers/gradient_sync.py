@@ -31,7 +31,7 @@ from tfdist.internals.optimizer import is_overwritten
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.step import GlobalStep, contributions, current_step
+from tfdist.strategies.step import EagerGlobalStep, GlobalStep, contributions, current_step
 from tfdist.trainer.optimizers.late_update import announce_update
 
 
@@ -144,7 +144,7 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     exact = functools.partial(reduction.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
-    if isinstance(step, GlobalStep):
+    if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
         # Slices are whole where they are used: gathered, or reduced if they are of constant rows.
         present = contributions(present)
         exact = functools.partial(_exactly_but_slices, exact)
