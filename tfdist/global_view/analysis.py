@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.global_view.contents import Axes, contents_of
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, UNSET, WHOLE, Dim, Layout, Symbol, joined
-from tfdist.internals.graphs import called_graph
+from tfdist.internals.graphs import called_graph, is_call
 
 
 @dataclasses.dataclass(frozen=True)
@@ -265,8 +265,8 @@ def decide(call: Call) -> Decision:
     from tfdist.global_view.rules import RULES
 
     rule = RULES.get(call.type)
-    if rule is None and call.op.graph._get_function(call.type) is not None:
-        rule = RULES["PartitionedCall"]  # A function of TensorFlow 1 is a type of operations.
+    if rule is None and is_call(call.op):
+        rule = RULES["PartitionedCall"]
     if rule is not None:
         decision = rule(call)
         if decision is not None:

@@ -471,6 +471,8 @@ class Partition:
         """This worker's rows of a value that it has as a whole."""
         dims = self._analysis.value_of(tensor).dims
         assert dims is not None
+        if value.shape.rank is None:
+            value.set_shape([None] * len(dims))
         before = (slice(None),) * layout.axis
         if layout.outer == ONE:
             first, own = self._range(layout.inner)

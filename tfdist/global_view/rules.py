@@ -1810,19 +1810,20 @@ def scatter_add_variable(call: Call) -> Decision | None:
 def all_reduce(call: Call) -> Decision | None:
     """Sums partial values."""
     result = LOCAL if call.type == "TfdistReduceScatter" else WHOLE
-    inputs: list[Layout | None] = []
-    for i, (tensor, layout) in enumerate(zip(call.op.inputs, call.layouts, strict=True)):
-        is_value = tensor.dtype.is_floating or (tensor.dtype.is_integer and i > 0)
-        if (
-            tensor.dtype == tf.resource
-            or not is_value
-            or layout.kind == "local"
-            or (call.type == "TfdistCompressedAllReduce" and not tensor.dtype.is_floating)
-        ):
-            inputs.append(None)
-        else:
-            inputs.append(None if layout == SETTLED_SUM else SETTLED_SUM)
+    inputs: list[Layout | None] = [None] * len(call.layouts)
+    for i in _reduced_operands(call):
+        inputs[i] = None if call.layouts[i].kind == "local" else SETTLED_SUM
     return Decision(inputs, [result] * len(call.op.outputs))
+
+
+def _reduced_operands(call: Call) -> list[int]:
+    """The operands of a collective that are values, rather than tokens, keys or seeds."""
+    if call.type.startswith("Collective"):
+        return [0]
+    dtypes = [tensor.dtype for tensor in call.op.inputs]
+    if call.type == "TfdistCompressedAllReduce":
+        return [i for i, dtype in enumerate(dtypes) if dtype.is_floating]
+    return [i for i, dtype in enumerate(dtypes) if dtype != tf.resource]
 
 
 @rule("IdentityN")
@@ -1853,18 +1854,17 @@ def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 @rule("TfdistAllGather", "CollectiveGatherV2")
 def all_gather(call: Call) -> Decision | None:
     """Joins the parts of all workers along the first axis."""
-    index = next(i for i, t in enumerate(call.op.inputs) if t.dtype != tf.resource)
-    layout = call.layouts[index]
-    if layout.kind == "local":
+    (index,) = _reduced_operands(call)
+    if call.layouts[index].kind == "local":
         return call.all(WHOLE)
     inputs: list[Layout | None] = [None] * len(call.layouts)
-    inputs[index] = None if is_plain(layout) else WHOLE
+    inputs[index] = None if is_plain(call.layouts[index]) else WHOLE
     return Decision(inputs, [WHOLE], emit=pass_on)
 
 
 def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """The last operand itself."""
-    return [inputs[-1]]
+    """The operand that is to be gathered, which is whole."""
+    return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
 @rule("TfdistAwait")
@@ -2012,10 +2012,16 @@ def loop(call: Call) -> Decision | None:
     values = list(call.values)
     part = call.analysis.part(call.op, body, values)
     gathered: set[int] = set()
-    for _ in range(_ROUNDS):
+    # A list cannot be converted: its layout follows when those of its elements are found.
+    lists = [i for i, v in enumerate(values) if v.layout.kind == "unset"]
+    for round_ in range(_ROUNDS):
         changed = [_loop_value(part, i, v, gathered) for i, v in enumerate(values)]
-        if all(map(is_same_value, values, changed)):
+        same = list(map(is_same_value, values, changed))
+        if all(same):
             break
+        if round_ < _ROUNDS // 2 and not all(s for i, s in enumerate(same) if i not in lists):
+            for i in lists:
+                changed[i] = call.values[i]
         values = changed
         part = call.analysis.part(call.op, body, values)
     else:
