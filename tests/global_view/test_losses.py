@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -86,7 +86,7 @@ DATA: dict[str, Callable[[Any], Arrays]] = {
 }
 NO_CASE = {"Loss": "the base of all others"}
 
-# More arguments of losses, and the operations that couple rows.
+# More arguments of losses.
 OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "logits": ("BinaryCrossentropy", {"from_logits": True}),
     "smooth": ("CategoricalCrossentropy", {"label_smoothing": 0.1, "from_logits": True}),
@@ -95,7 +95,8 @@ OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "sparse logits": ("SparseCategoricalCrossentropy", {"from_logits": True}),
     "dice of each": ("Dice", {"axis": (1, 2, 3)}),
 }
-GATHERS: dict[str, tuple[str, ...]] = {}
+# Losses of pairs of rows, and the operations that gather one side of the pairs.
+PAIRS = {"Circle": {"MatMul", "Equal", "MatrixSetDiagV3"}}
 REDUCTIONS = ["sum_over_batch_size", "sum", "mean", "mean_with_sample_weight", "none"]
 _FUNCTIONS = {
     "binary_crossentropy": "BinaryCrossentropy",
@@ -134,7 +135,8 @@ def test_every_loss_has_data_or_a_reason():
 def _loss(name: str, reduction: str) -> tuple[str, Any]:
     """The name of the class of a loss, and the loss itself."""
     if name in _FUNCTIONS:
-        return _FUNCTIONS[name], getattr(losses, name)
+        more = {"q": 0.5} if name == "categorical_generalized_cross_entropy" else {}
+        return _FUNCTIONS[name], functools.partial(getattr(losses, name), **more)
     kind, options = OPTIONS.get(name, (name, {}))
     return kind, getattr(losses, kind)(reduction=reduction, **options)
 
@@ -161,24 +163,17 @@ def program(name: str, reduction: str, weighted: bool) -> tuple[str, Callable[..
 
 
 NAMES = [*DATA, *OPTIONS]
+_SETTINGS = [(shares, static) for shares in SHARES for static in (False, True)]
+_WAYS = [(reduction, weighted) for reduction in REDUCTIONS for weighted in (False, True)]
+# Each loss is reduced in each way, and meets each setting.
 _ALL = [
-    (name, reduction, weighted, shares, static)
-    for name in NAMES
-    for reduction in REDUCTIONS
-    for weighted in (False, True)
-    for shares in SHARES
-    for static in (False, True)
-] + [(name, "none", False, s, static) for name in _FUNCTIONS for s in SHARES for static in (0, 1)]
-_DEFAULT = [
-    ("CTC", "sum_over_batch_size", False, (6, 5), False),
-    ("CategoricalCrossentropy", "sum_over_batch_size", True, (4, 4, 3), False),
-    ("Circle", "sum", False, (11, 0), True),
-    ("Dice", "sum_over_batch_size", False, (4, 4, 3), False),
-    ("MeanSquaredError", "mean_with_sample_weight", True, (11, 0), False),
-    ("SparseCategoricalCrossentropy", "none", True, (6, 5), True),
-    ("ignored", "sum_over_batch_size", True, (6, 5), False),
-    ("Tversky", "mean", False, (11, 0), True),
+    (name, *way, *_SETTINGS[(i + j) % len(_SETTINGS)])
+    for i, name in enumerate(NAMES)
+    for j, way in enumerate(_WAYS)
+] + [
+    (name, "none", False, *_SETTINGS[i % len(_SETTINGS)]) for i, name in enumerate(_FUNCTIONS)
 ]
+_DEFAULT = [case for i, case in enumerate(_ALL) if i % 23 == 0]
 
 
 @pytest.mark.parametrize(
@@ -187,17 +182,20 @@ _DEFAULT = [
 def test_a_loss_is_that_of_the_whole_batch(name, reduction, weighted, shares, static):
     kind, run = program(name, reduction, weighted)
     _, analysis = check(run, arrays(kind), list(shares), static=bool(static))
-    assert tuple(sorted(set(gathers(analysis)))) == GATHERS.get(kind, ())
+    assert_gathers_pairs_only(kind, analysis)
+
+
+def assert_gathers_pairs_only(kind, analysis):
+    found, allowed = set(gathers(analysis)), PAIRS.get(kind, set())
+    assert found <= allowed
+    assert bool(found) == bool(allowed)
 
 
 @pytest.mark.parametrize("static", [False, True])
 def test_a_loss_gathers_no_rows(static):
-    found, expected = {}, {}
     for name in [*NAMES, *_FUNCTIONS]:
         for weighted in (False, True) if name in NAMES else (False,):
             kind, run = program(name, "sum_over_batch_size", weighted)
             inputs = arrays(kind)
             analysis = analyze(trace(run, inputs, static=static), inputs, static=static)
-            found[name, weighted] = tuple(sorted(set(gathers(analysis))))
-            expected[name, weighted] = GATHERS.get(kind, ())
-    assert found == expected
+            assert_gathers_pairs_only(kind, analysis)

@@ -230,12 +230,19 @@ class Lane:
 _NEUTRAL: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "sum": tf.zeros_like,
     "product": tf.ones_like,
-    "max": lambda x: tf.fill(tf.shape(x), x.dtype.min),
-    "min": lambda x: tf.fill(tf.shape(x), x.dtype.max),
+    "max": lambda x: tf.fill(tf.shape(x), _extreme(x.dtype, -1)),
+    "min": lambda x: tf.fill(tf.shape(x), _extreme(x.dtype, 1)),
     "all": tf.ones_like,
     "any": tf.zeros_like,
 }
 _FEW = 1024
+
+
+def _extreme(dtype: Any, sign: int) -> tf.Tensor:
+    """The smallest or largest number of a type."""
+    if dtype.is_floating:
+        return tf.constant(sign * float("inf"), dtype)
+    return tf.constant(dtype.min if sign < 0 else dtype.max, dtype)
 
 
 def _where(condition: tf.Tensor, value: tf.Tensor, other: Callable[[tf.Tensor], Any]) -> tf.Tensor:

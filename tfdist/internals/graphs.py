@@ -134,6 +134,11 @@ def add_control_inputs(operation: Any, others: list[Any]) -> None:
         operation._add_control_inputs(others)
 
 
+def is_call(operation: Any) -> bool:
+    """Whether the type of an operation is the name of a function, as in TensorFlow 1."""
+    return operation.graph._get_function(operation.type) is not None
+
+
 def called_graph(operation: Any, function: str) -> Any:
     """The `FuncGraph` of a function that an operation calls.
 
