@@ -50,6 +50,7 @@ class Simulated:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
+        self.turn = tf.Variable(0)  # Orders the calls, as a communicator does.
 
     def reduce(self, tensors, hows):
         def run(*arrays):
@@ -73,8 +74,14 @@ class Simulated:
 
         return self._call(run, tensors, [[None, *t.shape[1:]] for t in tensors])
 
+    def begin(self):
+        pass
+
     def _call(self, run, tensors, shapes):
-        results = tf.numpy_function(run, tensors, [t.dtype for t in tensors])
+        with tf.control_dependencies([self.turn.assign_add(1)]):
+            results = tf.numpy_function(run, tensors, [t.dtype for t in tensors])
+        with tf.control_dependencies(results):
+            self.turn.assign_add(1)
         for result, shape in zip(results, shapes, strict=True):
             result.set_shape(shape)
         return results
@@ -112,84 +119,159 @@ def analyze(concrete, inputs, *, static: bool = False, partial=()) -> Analysis:
     return Analysis(graph, values, batch)
 
 
+class Workers:
+    """Workers that run a program step by step, each with its own copies of the variables.
+
+    Args:
+        program: a function of tensors with the rows of a batch as their first axis.
+        inputs: arrays of a whole batch.
+        size: the number of workers.
+        static: whether the program knows the number of rows.
+        partial: variables of which each worker holds a part, and their sum counts.
+    """
+
+    def __init__(self, program, inputs, size: int, *, static: bool = False, partial=()):
+        inputs = [np.asarray(x) for x in inputs]
+        self.concrete = trace(program, inputs, static=static)
+        self.analysis = analyze(self.concrete, inputs, static=static, partial=partial)
+        self.meeting = Meeting(size)
+        self.variables = [
+            v for v in self.concrete.graph.variables if v.dtype not in (tf.resource, tf.variant)
+        ]
+        self.partial = {id(v) for v in partial} | {id(v.handle) for v in partial}
+        self.copies = [[self._copy(v, rank) for v in self.variables] for rank in range(size)]
+        self.functions = [self._function(rank, inputs) for rank in range(size)]
+
+    def is_partial(self, variable) -> bool:
+        return id(variable) in self.partial or id(variable.handle) in self.partial
+
+    def _copy(self, variable, rank: int):
+        value = variable.read_value()
+        if self.is_partial(variable) and rank:
+            value = tf.zeros_like(value)
+        return tf.Variable(value, dtype=variable.dtype, shape=variable.shape)
+
+    def _function(self, rank: int, inputs):
+        own_handles = {
+            id(variable.handle): copy.handle
+            for variable, copy in zip(self.variables, self.copies[rank], strict=True)
+        }
+        outer = [own_handles.get(id(t), t) for t, _ in self.concrete.graph.captures]
+        communication = Simulated(self.meeting, rank)
+
+        def step(total, first, counts, *parts):
+            share = Share(
+                rows=tf.shape(parts[0])[0],
+                total=total,
+                first=first,
+                counts=counts,
+                leads=counts & tf.equal(first, 0),
+                is_first=tf.constant(rank == 0),
+            )
+            partition = Partition(self.analysis, Lane(share, communication))
+            return partition.add([*parts, *outer], [WHOLE] * len(self.concrete.graph.outputs))
+
+        scalars = [tf.TensorSpec([], t) for t in (tf.int32, tf.int32, tf.bool)]
+        parts = [tf.TensorSpec([None, *x.shape[1:]], x.dtype) for x in inputs]
+        return tf.function(step, autograph=False, input_signature=[*scalars, *parts])
+
+    def step(self, inputs, shares):
+        """Runs the program on a batch; returns each worker's results."""
+        inputs = [np.asarray(x) for x in inputs]
+        results: list[Any] = [None] * len(shares)
+
+        def work(rank: int) -> None:
+            first, own = sum(shares[:rank]), shares[rank]
+            parts = [x[first : first + own] if own else x[:1] for x in inputs]
+            scalars = [sum(shares), first if own else 0, own > 0]
+            try:
+                found = self.functions[rank](*map(tf.constant, [*scalars, *parts]))
+                results[rank] = [r.numpy() for r in found]
+            except BaseException as error:
+                results[rank] = error
+                self.meeting.barrier.abort()
+
+        threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(shares))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        errors = [r for r in results if isinstance(r, BaseException)]
+        if errors:
+            raise min(errors, key=lambda error: "BrokenBarrierError" in str(error))
+        return results
+
+    def check_variables(self, tolerance: float = 1e-5) -> None:
+        """Compares the variables, which the whole program has updated, with their copies."""
+        for i, variable in enumerate(self.variables):
+            copies = [own[i].numpy() for own in self.copies]
+            if self.is_partial(variable):
+                copies = [np.sum(copies, axis=0, dtype=copies[0].dtype)]
+            for copy in copies:
+                compare(copy, copies[0], 0, variable.name)
+            compare(copies[0], variable.numpy(), tolerance, variable.name)
+
+
+def compare(actual, expected, tolerance: float, name) -> None:
+    """Compares arrays: numbers within a tolerance, all else exactly."""
+    assert actual.shape == expected.shape, (name, actual.shape, expected.shape)
+    if expected.dtype.kind in "SOUb" or tolerance == 0:
+        is_number = expected.dtype.kind in "fc"
+        assert np.array_equal(actual, expected, equal_nan=is_number), (name, actual, expected)
+    else:
+        np.testing.assert_allclose(
+            actual, expected, rtol=tolerance, atol=tolerance, err_msg=str(name)
+        )
+
+
 def run(program, inputs, shares, *, static: bool = False, partial=()):
-    """Runs a program on workers.
+    """Runs a program on workers, once.
 
     Args:
         program: a function of tensors with the rows of a batch as their first axis.
         inputs: arrays of the whole batch.
         shares: each worker's number of rows.
-        partial: variables of which each worker holds a part; one list for each worker.
+        static: whether the program knows the number of rows.
+        partial: variables of which each worker holds a part.
 
     Returns:
         Each worker's results, the bytes that were communicated, and the analysis.
     """
+    workers = Workers(program, inputs, len(shares), static=static, partial=partial)
+    results = workers.step(inputs, shares)
+    return results, workers.meeting.bytes, workers.analysis
+
+
+def check(
+    program,
+    inputs,
+    shares,
+    *,
+    static: bool = False,
+    tolerance: float = 1e-5,
+    equal=True,
+    partial=(),
+    steps: int = 1,
+):
+    """Compares a partitioned program with the whole one, and the variables that they update.
+
+    Returns:
+        The bytes that were communicated, and the analysis.
+    """
     inputs = [np.asarray(x) for x in inputs]
-    concrete = trace(program, inputs, static=static)
-    analysis = analyze(concrete, inputs, static=static, partial=partial)
-    meeting = Meeting(len(shares))
-    results: list[Any] = [None] * len(shares)
-    total = sum(shares)
-
-    def work(rank: int) -> None:
-        try:
-            results[rank] = _work(rank)
-        except BaseException as error:
-            results[rank] = error
-            meeting.barrier.abort()
-
-    def _work(rank: int):
-        first = sum(shares[:rank])
-        own = shares[rank]
-        parts = [x[first : first + own] if own else x[:1] for x in inputs]
-
-        def step(total, *parts):
-            share = Share(
-                rows=tf.shape(parts[0])[0],
-                total=total,
-                first=tf.constant(first if own else 0),
-                counts=tf.constant(own > 0),
-                leads=tf.constant(own > 0 and first == 0),
-                is_first=tf.constant(rank == 0),
-            )
-            lane = Lane(share, Simulated(meeting, rank))
-            values = list(parts)
-            values += [outer for outer, _ in concrete.graph.captures]
-            partition = Partition(analysis, lane)
-            return partition.add(values, [WHOLE] * len(concrete.graph.outputs))
-
-        given = [tf.TensorSpec([None, *p.shape[1:]], p.dtype) for p in parts]
-        function = tf.function(step, autograph=False, input_signature=[tf.TensorSpec([], tf.int32), *given])
-        return [r.numpy() for r in function(tf.constant(total), *map(tf.constant, parts))]
-
-    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(len(shares))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    errors = [r for r in results if isinstance(r, BaseException)]
-    if errors:
-        raise min(errors, key=lambda error: "BrokenBarrierError" in str(error))
-    return results, meeting.bytes, analysis
-
-
-def check(program, inputs, shares, *, static: bool = False, tolerance: float = 1e-5, equal=True):
-    """Compares a partitioned program with the whole one; returns the bytes communicated."""
-    inputs = [np.asarray(x) for x in inputs]
-    expected = [r.numpy() for r in tf.nest.flatten(trace(program, inputs)(*map(tf.constant, inputs)))]
-    results, sent, analysis = run(program, inputs, shares, static=static)
-    for rank, result in enumerate(results):
-        for i, (actual, wanted) in enumerate(zip(result, expected, strict=True)):
-            assert actual.shape == wanted.shape, (rank, i, actual.shape, wanted.shape)
-            if wanted.dtype.kind in "SOUb":
-                assert np.array_equal(actual, wanted), (rank, i)
-            else:
-                np.testing.assert_allclose(
-                    actual, wanted, rtol=tolerance, atol=tolerance, err_msg=f"rank {rank}, {i}"
-                )
-            if equal:
-                assert np.array_equal(actual, results[0][i], equal_nan=wanted.dtype.kind in "fc")
-    return sent, analysis
+    whole = trace(program, inputs)
+    workers = Workers(program, inputs, len(shares), static=static, partial=partial)
+    for step in range(steps):
+        order = np.roll(shares, step)
+        expected = [r.numpy() for r in tf.nest.flatten(whole(*map(tf.constant, inputs)))]
+        results = workers.step(inputs, [int(own) for own in order])
+        for rank, result in enumerate(results):
+            for i, (actual, wanted) in enumerate(zip(result, expected, strict=True)):
+                compare(actual, wanted, tolerance, f"rank {rank}, result {i}")
+                if equal:
+                    compare(actual, results[0][i], 0, f"rank {rank}, result {i}")
+        workers.check_variables(tolerance)
+    return workers.meeting.bytes, workers.analysis
 
 
 def gathers(analysis) -> list[str]:
