@@ -1,0 +1,1 @@
+"""Programs generated from Keras's public API, each compared with one process."""
