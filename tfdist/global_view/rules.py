@@ -45,6 +45,9 @@ from tfdist.global_view.layout import (
 CONTRIBUTION = "_tfdist_contribution"
 """Marks operations whose results are what a worker contributes to sums of the program."""
 
+EQUAL = "_tfdist_equal"
+"""Marks operations whose results are equal on all workers, such as those sums."""
+
 Rule = Callable[[Call], "Decision | None"]
 RULES: dict[str, Rule] = {}
 
@@ -550,6 +553,10 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
     rank = len(new)
     if layout.kind == "rows":
         axis = layout.axis - len(dims) + rank
+        if not new[axis].is_same(dims[layout.axis]) and (
+            new[axis].value is not None or new[axis].has(call.batch)
+        ):
+            return None
         changed = list(new)
         changed[axis] = dims[layout.axis]
         return call.all(layout.moved_to(axis), dims=[tuple(changed)], local_shapes={shape_at: axis})
@@ -1808,8 +1815,11 @@ def scatter_add_variable(call: Call) -> Decision | None:
     "CollectiveReduceV3",
 )
 def all_reduce(call: Call) -> Decision | None:
-    """Sums partial values."""
-    result = LOCAL if call.type == "TfdistReduceScatter" else WHOLE
+    """Sums partial values, or values of each worker's own, over all workers or some of them."""
+    local = call.type == "TfdistReduceScatter" or any(
+        call.layouts[i].kind == "local" for i in _reduced_operands(call)
+    )
+    result = LOCAL if local else WHOLE
     inputs: list[Layout | None] = [None] * len(call.layouts)
     for i in _reduced_operands(call):
         inputs[i] = None if call.layouts[i].kind == "local" else SETTLED_SUM
@@ -1828,7 +1838,10 @@ def _reduced_operands(call: Call) -> list[int]:
 
 @rule("IdentityN")
 def identities(call: Call) -> Decision | None:
-    """Passes values on, or marks them as what a worker contributes to sums."""
+    """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
+    if EQUAL in call.op.node_def.attr:
+        inputs = [None if is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
+        return Decision(inputs, [WHOLE] * len(inputs))
     if CONTRIBUTION in call.op.node_def.attr:
         inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
         return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
@@ -1856,7 +1869,7 @@ def all_gather(call: Call) -> Decision | None:
     """Joins the parts of all workers along the first axis."""
     (index,) = _reduced_operands(call)
     if call.layouts[index].kind == "local":
-        return call.all(WHOLE)
+        return call.all(LOCAL)
     inputs: list[Layout | None] = [None] * len(call.layouts)
     inputs[index] = None if is_plain(call.layouts[index]) else WHOLE
     return Decision(inputs, [WHOLE], emit=pass_on)
@@ -1870,7 +1883,7 @@ def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 @rule("TfdistAwait")
 def await_launched(call: Call) -> Decision | None:
     """Waits for collectives."""
-    return call.all(WHOLE)
+    return call.all(LOCAL if call.has("local") else WHOLE)
 
 
 @rule(
