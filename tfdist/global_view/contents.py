@@ -313,6 +313,13 @@ def _invert_permutation(op: Any, values: Any) -> Any:
     return array(np.argsort(_ints(values[0])))
 
 
+@_rule("ListDiff")
+def _list_difference(op: Any, values: Any) -> Any:
+    given, without = _ints(values[0]), set(_ints(values[1]))
+    kept = [i for i, number in enumerate(given) if number not in without]
+    return [array([given[i] for i in kept]), array(kept)]
+
+
 @_rule("Split")
 def _split(op: Any, values: Any) -> Any:
     return np.split(_known(values[1]), len(op.outputs), axis=_ints(values[0])[0])

@@ -52,6 +52,8 @@ class Dim:
 
     def divided_by(self, other: Dim) -> Dim | None:
         """The quotient; None if it is not known to be an integer times symbols."""
+        if self.factor == 0 and other.factor != 0:
+            return self
         left = list(self.symbols)
         for symbol in other.symbols:
             if symbol not in left:

@@ -1012,8 +1012,36 @@ def pad(call: Call) -> Decision | None:
         return call.all(WHOLE)
     known = [d if _is_unpadded(call, a) else None for a, d in enumerate(dims)]
     if known[layout.axis] is None:
-        return None
+        return _padded_repetitions(call, known)
     return call.all(layout, dims=[merged(call.op.outputs[0], known)])
+
+
+def _padded_repetitions(call: Call, known: Sequence[Dim | None]) -> Decision | None:
+    """Adds repetitions of rows, as the gradient of a slice of repetitions does."""
+    layout, dims, around = call.layouts[0], call.dims(0), call.content(1)
+    if call.type == "MirrorPad" or around is None or isinstance(around, Axes):
+        return None
+    assert dims is not None
+    unit = dims[layout.axis].divided_by(layout.outer)
+    outer: Dim | None = layout.outer
+    for size in around.reshape(-1, 2)[layout.axis]:
+        times = None if unit is None or size is None else size.divided_by(unit)
+        outer = None if times is None or outer is None else _total([outer, times])
+    if outer is None:
+        return None
+    return call.all(
+        rows(layout.axis, outer, layout.inner),
+        dims=[merged(call.op.outputs[0], known)],
+        emit=pad_repetitions,
+    )
+
+
+def pad_repetitions(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Pads with repetitions of own rows."""
+    around, axis = inputs[1], call.layouts[0].axis
+    own = around[axis] // lane.all_rows(around.dtype) * lane.own_rows(around.dtype)
+    local = tf.concat([around[:axis], own[None], around[axis + 1 :]], axis=0)
+    return lane.copy(call.op, [inputs[0], local, *inputs[2:]])
 
 
 def _is_unpadded(call: Call, axis: int) -> bool:
@@ -1046,7 +1074,9 @@ def along_axes(call: Call) -> Decision | None:
     if layout.kind != "rows":
         return call.all(WHOLE, dims=[dims])
     if axes is None or layout.axis in [a % len(dims) for a in axes]:
-        return None
+        decision = call.whole("rows are coupled")
+        decision.dims = [dims]
+        return decision
     return call.all(layout, dims=[dims])
 
 
@@ -1083,8 +1113,8 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
         return None
     inputs: list[Layout | None] = []
     for i, layout in enumerate(call.layouts):
-        sizes = call.dims(i)
-        if i in batched and sizes is not None and sizes[target.axis] != ONE:
+        own = call.dims(i)
+        if i in batched and own is not None and own[target.axis] != ONE:
             inputs.append(None if layout == target else target)
         else:  # An operand of one row is broadcast.
             inputs.append(None if is_plain(layout) else WHOLE)
@@ -1098,8 +1128,10 @@ def _cut_before(call: Call, last: int, batched: Sequence[int], outputs: Any = No
             known[target.axis] = given[target.axis]
             for axis in range(min(rank - last, output.shape.rank)):
                 known[axis] = given[axis] if len(batched) == 1 or axis == target.axis else None
-            if call.type == "SoftmaxCrossEntropyWithLogits" and len(known) == rank:
-                known[-1] = given[-1]
+            sizes = [call.dims(i) for i in batched]
+            same = all(s is not None and s[-1].is_same(given[-1]) for s in sizes)
+            if call.type in _KEEPS_SHAPE and len(known) == rank and same:
+                known[rank - last :] = given[rank - last :]
         dims.append(merged(output, known) if output.shape.rank is not None else None)
     return Decision(inputs, made, dims=dims)
 
@@ -1125,6 +1157,12 @@ _BEFORE = {
     **dict.fromkeys(["AdjustHue", "AdjustSaturation", "RGBToHSV", "HSVToRGB"], (1, (0,))),
     "AdjustContrastv2": (3, (0,)),
 }
+
+
+_KEEPS_SHAPE = names(
+    "Softmax LogSoftmax SoftmaxCrossEntropyWithLogits FFT IFFT FFT2D IFFT2D FFT3D IFFT3D Cholesky "
+    "MatrixInverse MatrixBandPart MatrixExponential MatrixLogarithm MatrixSquareRoot"
+)
 
 
 @rule(*_BEFORE)
@@ -1528,8 +1566,8 @@ def gather(call: Call) -> Decision | None:
     assert given is not None and wanted is not None
     out = [*given[:at], *wanted[batch:], *given[at + 1 :]]
     dims = [merged(call.op.outputs[0], out)] if call.out_rank() in (None, len(out)) else None
-    if params.kind == "partial":
-        return call.all(params, dims=dims) if params.is_sum and is_plain(indices) else None
+    if params.is_sum and is_plain(indices):
+        return call.all(params, dims=dims)
     if is_plain(params) and is_plain(indices):
         return call.all(WHOLE, dims=dims)
     if params.kind == "rows" and params.axis < batch:
@@ -1560,7 +1598,16 @@ def gather_nd(call: Call) -> Decision | None:
         if given is not None and count is not None:
             dims = [merged(call.op.outputs[0], [*wanted[:-1], *given[count:]])]
         return Decision([None if is_plain(params) else WHOLE, None], [indices], dims=dims)
-    return call.all(params) if params.is_sum and is_plain(indices) else None
+    if not is_plain(indices) or params.kind == "partial":
+        return call.all(params) if params.is_sum and is_plain(indices) else None
+    places, given = call.dims(1), call.dims(0)
+    depth = None if places is None else places[-1].value
+    if params.kind != "rows" or given is None or depth is None or params.axis < depth:
+        return None
+    assert places is not None
+    known = [*places[:-1], *given[depth:]]
+    layout = params.moved_to(params.axis - depth + rank - 1)
+    return call.all(layout, dims=[merged(call.op.outputs[0], known)])
 
 
 @rule("ResourceGather")
@@ -2207,7 +2254,7 @@ def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None
         return None
     tensor = call.op.outputs[output]
     made = WHOLE if layout.kind == "unset" else layout
-    stacked = call.type in ("TensorListStack", "TensorListConcatV2")
+    stacked = call.type in ("TensorListStack", "TensorListGather")
     given = _shape_of_elements(call.content(shape_at), tensor)
     dims = _known_shape(element, given)
     value = Value(made, dims_of(tensor), _content_of(element, tensor))
@@ -2295,10 +2342,10 @@ def element_of_shape(
     return add
 
 
-@rule("TensorListStack")
+@rule("TensorListStack", "TensorListGather")
 def list_stack(call: Call) -> Decision | None:
-    """Joins the elements of a list along a new first axis."""
-    return _element(call, 0, 1, 0)
+    """Joins the elements of a list, or some of them, along a new first axis."""
+    return _element(call, 0, 1 if call.type == "TensorListStack" else 2, 0)
 
 
 @rule("TensorListGetItem")
