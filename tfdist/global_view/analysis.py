@@ -293,6 +293,8 @@ def joined_values(first: Value, second: Value, tensor: Any = None) -> Value:
         return first
     layout = joined(first.layout, second.layout)
     content = _joined_contents(first.content, second.content, tensor)
+    if isinstance(content, Value):
+        return Value(content.layout, None, content)
     if first.dims is None or second.dims is None or len(first.dims) != len(second.dims):
         is_cut = layout.kind == "rows" and first.layout != second.layout
         return Value(WHOLE if is_cut else layout, None, content)

@@ -271,6 +271,13 @@ def _refine(value: tf.Tensor, tensor: tf.Tensor, layout: Layout) -> None:
         value.set_shape(_invariant(tensor, layout))
 
 
+def _in_optional(tensor: tf.Tensor) -> tf.Tensor | None:
+    """The value from which an optional one has been made."""
+    if tensor.op.type == "OptionalFromValue" and len(tensor.op.inputs) == 1:
+        return tensor.op.inputs[0]
+    return None
+
+
 def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     for tensor, value, layout in zip(call.op.outputs, results, call.decision.outputs, strict=True):
         if layout.kind != "rows":
@@ -399,6 +406,10 @@ class Partition:
         own = self._analysis.value_of(tensor).layout
         if own == layout or own.kind not in ("rows", "partial"):
             return False
+        if _in_optional(tensor) is not None:
+            return self._waits_for(_in_optional(tensor), layout)
+        if tensor.dtype in (tf.variant, tf.resource):
+            return False  # Cannot be converted.
         if own.is_sum and layout.is_sum:
             return False
         return (id(tensor), WHOLE) not in self._converted
@@ -456,7 +467,9 @@ class Partition:
     def _convert(
         self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
     ) -> tf.Tensor:
-        if tensor.dtype == tf.variant or "local" in (own.kind, layout.kind):
+        if _in_optional(tensor) is not None:
+            return tf.raw_ops.OptionalFromValue(components=[self._as(_in_optional(tensor), layout)])
+        if tensor.dtype in (tf.variant, tf.resource) or "local" in (own.kind, layout.kind):
             if layout.kind == "local" or (own.kind == "local" and layout.is_sum):
                 return value
             raise UnsupportedError(
@@ -581,7 +594,8 @@ class Partition:
 
     def _communicate(self, tensors: Sequence[tf.Tensor]) -> None:
         """Makes tensors of the graph whole on all workers."""
-        unique = list({id(t): t for t in tensors}.values())
+        held = [t if _in_optional(t) is None else _in_optional(t) for t in tensors]
+        unique = list({id(t): t for t in held}.values())
         unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
         layouts = [self._analysis.value_of(t).layout for t in unique]
         parts = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "partial"]

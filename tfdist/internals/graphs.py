@@ -9,6 +9,7 @@ from typing import Any
 
 from tensorflow.core.framework import attr_value_pb2
 from tensorflow.python.framework import func_graph as _func_graph
+from tensorflow.python.framework import function_def_to_graph as _function_def_to_graph
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import cond_v2 as _cond_v2
 from tensorflow.python.ops import control_flow_ops as _control_flow_ops
@@ -150,7 +151,16 @@ def called_graph(operation: Any, function: str) -> Any:
     while graph is not None:
         found = graph._get_function(function)
         if found is not None and isinstance(getattr(found, "graph", None), _func_graph.FuncGraph):
-            return found.graph
+            signature = found.cached_definition.signature
+            sizes = len(signature.input_arg), len(signature.output_arg)
+            if sizes == (len(found.graph.inputs), len(found.graph.outputs)):
+                return found.graph
+            # Values have been added for a gradient, after the function was defined.
+            shapes = [tensor.shape for tensor in found.graph.inputs[: len(signature.input_arg)]]
+            with found.graph.outer_graph.as_default():
+                return _function_def_to_graph.function_def_to_graph(
+                    found.cached_definition, shapes
+                )
         graph = getattr(graph, "outer_graph", None)
     shapes = [tensor.shape for tensor in operation.inputs]
     return _control_flow_util_v2.get_func_graph(operation, shapes, function)
