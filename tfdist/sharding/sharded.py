@@ -19,6 +19,7 @@ from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.neighbour_copies import NeighbourCopies
 from tfdist.sharding.shard import Shard
 from tfdist.strategies.reduction import all_gather_slices
+from tfdist.strategies.step import equal_everywhere
 
 
 class ShardedVariables:
@@ -155,6 +156,7 @@ class ShardedVariables:
             last = bucket is several[-1][0]
             with tf.control_dependencies(before_last() if last else []):
                 full = communicator.all_gather(part)
+            (full,) = equal_everywhere([full])
             full = tf.ensure_shape(full, [bucket.shard_size * bucket.ranks])
             sizes = [*bucket.sizes, bucket.padding] if bucket.padding else list(bucket.sizes)
             flats = [full] if len(sizes) == 1 else tf.split(full, sizes)

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.global_view.rules import CONTRIBUTION
+from tfdist.global_view.rules import CONTRIBUTION, EQUAL
 from tfdist.internals.graphs import marking_operations
 from tfdist.jit import has_rows, is_compiled_here
 from tfdist.strategies import reduction
@@ -280,6 +280,10 @@ class GlobalStep(Step):
         super().__init__(one, one, tf.zeros([], tf.int32))
         self.scaled_by_rows = True
 
+    @contextlib.contextmanager
+    def of_one_loss(self, *, scaled: bool = False) -> Iterator[None]:
+        yield
+
     def totals(self, values: list[tf.Tensor]) -> Any:
         return list(values)
 
@@ -300,6 +304,17 @@ class GlobalStep(Step):
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(values)
+
+
+def equal_everywhere(values: Sequence[Any]) -> list[Any]:
+    """Marks values that a `GlobalStep` has communicated as equal on all workers.
+
+    Args:
+        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+    """
+    if not in_global_step() or tf.executing_eagerly():
+        return list(values)
+    return _marked(values, EQUAL)
 
 
 class EagerGlobalStep(GlobalStep):
@@ -336,10 +351,14 @@ def contributions(values: Sequence[Any]) -> list[Any]:
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
     """
+    return _marked(values, CONTRIBUTION)
+
+
+def _marked(values: Sequence[Any], mark: str) -> list[Any]:
     results = list(values)
     dense = [i for i, v in enumerate(results) if isinstance(v, tf.Tensor)]
     if dense:
-        with marking_operations(CONTRIBUTION):
+        with marking_operations(mark):
             marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
         for i, value in zip(dense, marked, strict=True):
             results[i] = value

@@ -135,8 +135,12 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
             return without_added_row(model.predict_step(with_a_row(shard, rows)), rows)
 
         outputs = strategy.run(replica_step, (batch,))
-        if partitioned or not strategy.extended.communicates:
+        if not strategy.extended.communicates:
             return outputs
+        if partitioned:
+            return tf.nest.map_structure(
+                lambda output: strategy.experimental_local_results(output)[0], outputs
+            )
         return tf.nest.map_structure(
             lambda output: strategy.extended.gather_rows(
                 strategy.experimental_local_results(output)

@@ -31,7 +31,13 @@ from tfdist.internals.optimizer import is_overwritten
 from tfdist.sharding.sharded import is_sharded
 from tfdist.strategies import reduction
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.step import EagerGlobalStep, GlobalStep, contributions, current_step
+from tfdist.strategies.step import (
+    EagerGlobalStep,
+    GlobalStep,
+    contributions,
+    current_step,
+    equal_everywhere,
+)
 from tfdist.trainer.optimizers.late_update import announce_update
 
 
@@ -160,6 +166,8 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         owners = [v for g, v in zip(scaled, variables, strict=True) if g is not None]
         by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
         sums = iter(by_step(present, owners))
+    if isinstance(step, GlobalStep):
+        sums = iter(equal_everywhere(list(sums)))
     results = [None if g is None else next(sums) for g in scaled]
     clips_later = step is not None and step.clips_together and optimizer.global_clipnorm
     if not (is_sharded(optimizer) or clips_later):
@@ -241,7 +249,8 @@ def not_finite_anywhere(gradients: Any, add_up: Callable[[tf.Tensor], Any]) -> t
         add_up: sums a number over the participants.
     """
     finite = [tf.reduce_all(tf.math.is_finite(_values(g))) for g in gradients if g is not None]
-    overflowed: tf.Tensor = add_up(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32)) > 0
+    found = add_up(tf.cast(tf.logical_not(tf.reduce_all(finite)), tf.int32))
+    overflowed: tf.Tensor = equal_everywhere([found])[0] > 0
     return overflowed
 
 
