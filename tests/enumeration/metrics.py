@@ -459,7 +459,7 @@ class Tracking(keras.Model):
         with tf.GradientTape() as tape:
             p = self(x, training=True)
             loss = ops.mean(ops.square(y - p))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables))
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
         return self._measure(y, p)
 
     def test_step(self, data):

@@ -556,7 +556,7 @@ def _two_towers(add: Callable[..., Any], cls: Callable[..., keras.Model] = keras
             return a
 
     def model() -> keras.Model:
-        x = {"a": keras.Input((4,)), "b": keras.Input((5,))}
+        x = {"a": keras.Input((4,), name="a"), "b": keras.Input((5,), name="b")}
         return cls(x, Adding()(layers.Dense(3)(x["a"]), layers.Dense(3)(x["b"])))
 
     return Training(
@@ -690,7 +690,8 @@ class Stepping(keras.Model):
             loss, logs = self.losses_of(x, y, training=True)
         gradients = tape.gradient(loss, self.trainable_variables)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_variables, strict=True))
-        return {"loss": loss, **logs}
+        # Under the name of a metric, "loss", Keras would return the metric's value instead.
+        return {"total": loss, **logs}
 
     def call(self, x, training=False):
         return self.network(x, training=training)
@@ -845,7 +846,7 @@ def wgan_gp() -> Training:
                 g_loss = -ops.mean(self.discriminator(self.generator(self._latent(rows))))
             weights = self.generator.trainable_weights
             self.g_optimizer.apply(tape.gradient(g_loss, weights), weights)
-            return {"d_loss": d_loss, "g_loss": g_loss}
+            return {"critic": d_loss, "generator": g_loss}
 
     return by_step(Wasserstein, numbers(ROWS, 4))
 
@@ -1036,8 +1037,8 @@ def weighted_step() -> Training:
             with tf.GradientTape() as tape:
                 rows = ops.mean(ops.square(y - self(x, training=True)), axis=-1)
                 loss = ops.sum(rows * w) / ops.sum(w)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables))
-            return {"loss": loss, "plain": ops.mean(rows)}
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"total": loss, "plain": ops.mean(rows)}
 
     return by_step(Weighting, numbers(ROWS, 4), numbers(ROWS, 3, seed=3), row_weights())
 

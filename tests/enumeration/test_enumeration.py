@@ -1,0 +1,29 @@
+"""Programs from all of Keras's public API have the result of one process."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from tests.enumeration import expected
+from tests.enumeration.programs import PARTS, difference, names
+from tests.tiers import some
+
+_ALL = [name for part in PARTS for name in names(part)]
+_DEFAULT = [name for part in PARTS for name in names(part, only_default=True)]
+
+
+@pytest.mark.parametrize("program", some(_ALL, always=_DEFAULT))
+def test_as_in_one_process(program):
+    differs = difference(program)
+    if reason := expected.reason(program):
+        assert differs, f"It does not differ any more. Remove from the table: {reason}"
+        return
+    assert not differs, f"{differs}\n\npython -m tests.enumeration {program!r}"
+
+
+@pytest.mark.parametrize("part", list(expected.WITHOUT_A_PROGRAM))
+def test_everything_public_has_a_program(part):
+    missing = importlib.import_module(f"tests.enumeration.{part}").missing()
+    assert missing == set(expected.WITHOUT_A_PROGRAM[part])
