@@ -136,7 +136,10 @@ class Lane:
     def copy(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a copy of an operation."""
         keep_functions_of(op)
-        return list(copy_operation(op, list(inputs), {}).outputs)
+        operation = copy_operation(op, list(inputs), {})
+        if not operation.outputs:
+            self.effects = [operation]
+        return list(operation.outputs)
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
         """What this worker contributes to a sum that is to be a value which all workers hold."""

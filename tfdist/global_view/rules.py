@@ -1846,9 +1846,34 @@ def scatter_add_variable(call: Call) -> Decision | None:
     variable, indices, updates = call.layouts
     if variable.kind != "partial":
         return None
-    if indices.kind == "rows" and indices.axis == 0:
-        return None  # Own rows' updates would have to be settled.
+    first = call.dims(1)
+    if indices.kind == "rows" and indices.axis == 0 and updates == indices and first is not None:
+        updated = call.dims(2)
+        if updated is not None and len(first) and updated[0].is_same(first[0]):
+            return call.all(WHOLE, emit=scatter_of_own_rows)
     return Decision([None, None if is_plain(indices) else WHOLE, SETTLED_SUM], [])
+
+
+def scatter_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Adds own rows to this worker's part of a variable."""
+    variable, indices, updates = inputs
+    return lane.copy(call.op, [variable, indices, lane.settled(updates)])
+
+
+@rule("ResourceScatterUpdate", "ResourceScatterNdUpdate")
+def scatter_variable(call: Call) -> Decision | None:
+    """Sets elements of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision([None, None if is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
+
+
+@rule("ResourceScatterMul", "ResourceScatterDiv")
+def scale_variable(call: Call) -> Decision | None:
+    """Multiplies elements of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision([None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])], [])
 
 
 # Collectives of the traced program, such as those of an optimizer.
