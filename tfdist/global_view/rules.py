@@ -907,7 +907,32 @@ def strided_slice(call: Call) -> Decision | None:
         changed[new] = dims[layout.axis]
         local = {} if entry is None or call.attr("end_mask") >> entry & 1 else {2: entry}
         return call.all(layout.moved_to(new), dims=[tuple(changed)], local_shapes=local)
-    return _slice_of_repetitions(call, slicing, dims, known)
+    repetitions = _slice_of_repetitions(call, slicing, dims, known)
+    return repetitions or _first_element(call, slicing, known)
+
+
+def _first_element(call: Call, slicing: _Slicing, known: Any) -> Decision | None:
+    """Takes the first element of the rows' axis, which belongs to the first row."""
+    layout, begin = call.layouts[0], call.content(1)
+    entry = slicing.entries[layout.axis]
+    dtype = call.op.inputs[0].dtype
+    if entry is None or layout.outer != ONE or isinstance(begin, Axes) or begin is None:
+        return None
+    if not (dtype.is_floating or dtype.is_integer or dtype.is_complex):
+        return None
+    if slicing.kept[layout.axis] is None:
+        is_first = begin.ravel()[entry] == Dim(0)
+    else:
+        is_first = slicing.ranges.get(layout.axis) == (Dim(0), ONE)
+    if not is_first:
+        return None
+    return call.all(SETTLED_SUM, dims=[known], emit=of_the_first_row)
+
+
+def of_the_first_row(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """A value of the first row of the batch, which one worker has."""
+    (value,) = lane.copy(call.op, inputs)
+    return [lane.contribution_of_whole(value)]
 
 
 def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) -> Decision | None:
