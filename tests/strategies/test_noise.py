@@ -2,8 +2,7 @@
 
 import pytest
 
-from tests.groups import GROUPS
-from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.strategies.comparison import check_same_as_alone
 from tests.tiers import some
 
 
@@ -23,10 +22,6 @@ def test_functions_traced_before_the_step(eagerly):
     check_same_as_alone("2", "noise:functions_traced_before_the_step", eagerly)
 
 
-def test_shuffles_of_rows_are_told():
-    assert GROUPS["2"].run(f"{PACKAGE}.noise:shuffles") == [{0: 1, 1: 0}] * 2
-
-
-def test_rows_are_mixed_before_all_that_is_trained():
-    for said in GROUPS["2"].run(f"{PACKAGE}.noise:mixed_after_a_layer"):
-        assert "apply them to the inputs of a model" in said
+@pytest.mark.parametrize("behaviour", ["shuffles", "mixed_after_a_layer"])
+def test_coupled_rows(behaviour):
+    check_same_as_alone("2", f"noise:{behaviour}")

@@ -101,9 +101,8 @@ def test_no_rows_while_accumulating(own_step):
     check("2", "no_rows_while_accumulating", own_step)
 
 
-def test_float8_in_a_step_of_ones_own():
-    for message in run("float8_refusal"):
-        assert message.startswith("UnsupportedError: A float8 layer records")
+def test_float8_in_an_own_step():
+    check_same_as_alone("2", "other_optimizers:float8_in_an_own_step")
 
 
 def test_applied_outside_of_replicas():

@@ -306,6 +306,8 @@ class Partition:
         self._sources: dict[int, tf.Tensor] = {}
         self._made: dict[Any, list[Any]] = {}
         self._communicated: list[tf.Tensor] = []
+        outputs = {t.op for t in analysis.graph.outputs}
+        self._results = {op for op in outputs if op.type == "Identity"}
 
     def add(
         self, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
@@ -337,21 +339,22 @@ class Partition:
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             self._values[id(tensor)] = value
             self._sources[id(tensor)] = tensor
-        self._run()
         wanted = layouts or [v.layout for v in self._analysis.outputs]
         pairs = list(zip(graph.outputs, wanted, strict=True))
+        self._run(pairs)
         missing = [t for t, layout in pairs if self._waits_for(t, layout)]
         self._communicate(missing)
         return [self._as(tensor, layout) for tensor, layout in pairs]
 
-    def _run(self) -> None:
+    def _run(self, results: Sequence[tuple[tf.Tensor, Layout]]) -> None:
+        """Adds all operations, and makes available results whole before updates begin."""
         operations = self._analysis.operations
         numbers = {op: i for i, op in enumerate(operations)}
         users: dict[Any, list[Any]] = {op: [] for op in operations}
         waiting: dict[Any, int] = {}
         ready: list[int] = []
         for op in operations:
-            before = {t.op for t in op.inputs} | set(op.control_inputs)
+            before = {t.op for t in op.inputs} | set(self._controls(op))
             sources = [o for o in before if o in numbers]
             waiting[op] = len(sources)
             for source in sources:
@@ -360,41 +363,47 @@ class Partition:
                 ready.append(numbers[op])
         heapq.heapify(ready)
         parked: list[Any] = []
-        last: list[Any] = []
-        while ready or parked or last:
-            if not ready:
-                if parked:
-                    tensors = [t for op in parked for t in self._missing(op)]
-                    self._communicate(tensors)
-                    ready, parked = [numbers[op] for op in parked], []
+        collectives: list[Any] = []
+        updates: list[Any] = []
+        released: set[Any] = set()
+        while ready or parked or collectives or updates:
+            if ready:
+                op = operations[heapq.heappop(ready)]
+                if self._missing(op):
+                    parked.append(op)
+                elif op.type in _COLLECTIVES and op not in released:
+                    collectives.append(op)
+                elif op.type == _UPDATE and op not in released:
+                    updates.append(op)
                 else:
-                    # The update begins when all else has been communicated.
-                    ready, last = [numbers[op] for op in last], []
-                    for i in ready:
-                        self._add(operations[i], self._communicated)
-                        for user in users[operations[i]]:
-                            waiting[user] -= 1
-                    ready = [
-                        numbers[user]
-                        for i in ready
-                        for user in users[operations[i]]
-                        if waiting[user] == 0
-                    ]
-                    ready = list(dict.fromkeys(ready))
-                heapq.heapify(ready)
+                    self._add(op, self._communicated if op.type == _UPDATE else ())
+                    for user in users[op]:
+                        waiting[user] -= 1
+                        if waiting[user] == 0:
+                            heapq.heappush(ready, numbers[user])
                 continue
-            op = operations[heapq.heappop(ready)]
-            if op.type == _UPDATE:
-                last.append(op)
-                continue
-            if self._missing(op):
-                parked.append(op)
-                continue
-            self._add(op)
-            for user in users[op]:
-                waiting[user] -= 1
-                if waiting[user] == 0:
-                    heapq.heappush(ready, numbers[user])
+            missing = [t for op in parked for t in self._missing(op)]
+            missing += [
+                tensor
+                for tensor, layout in results
+                if id(tensor) in self._values and self._waits_for(tensor, layout)
+            ]
+            self._communicate(missing)
+            # The program's own collectives come behind small ones, which are available earlier,
+            # and an update when all else has been communicated.
+            if parked:
+                again, parked = parked, []
+            elif collectives:
+                again, collectives = collectives, []
+            else:
+                again, updates = updates, []
+            released.update(again)
+            ready = sorted(numbers[op] for op in again)
+
+    def _controls(self, op: Any) -> Sequence[Any]:
+        """The operations that an operation waits for besides its operands."""
+        # TensorFlow has results wait for all effects; here, the new graph does that.
+        return () if op in self._results else op.control_inputs
 
     def _missing(self, op: Any) -> list[tf.Tensor]:
         """The operands that have to be communicated and have not been."""
@@ -425,7 +434,7 @@ class Partition:
         ]
         for i, element in decision.local_shapes.items():
             inputs[i] = self._local_shape(op, i, element, inputs[i])
-        before = [o for control in op.control_inputs for o in self._made.get(control, ())]
+        before = [o for control in self._controls(op) for o in self._made.get(control, ())]
         before += after
         with contextlib.ExitStack() as scopes:
             if before:
