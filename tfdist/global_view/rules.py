@@ -1790,7 +1790,7 @@ def random_numbers(call: Call) -> Decision | None:
     dims = merged(call.op.outputs[0], list(shape))
     algorithm = tf.get_static_value(call.op.inputs[3])
     unit = Dim(1, (call.batch,))
-    if algorithm == 1 and len(dims) and dims[0].has(call.batch):
+    if algorithm in _PHILOX and len(dims) and dims[0].has(call.batch):
         inner = dims[0].divided_by(unit)
         if inner is not None and not any(d.has(call.batch) for d in dims[1:]):
             result = rows(0, inner=inner)
@@ -1798,6 +1798,8 @@ def random_numbers(call: Call) -> Decision | None:
     return call.all(WHOLE, dims=[dims])
 
 
+# Philox, and the best algorithm of a device, which is Philox on CPUs and GPUs.
+_PHILOX = (1, 3)
 # Each increment of the counter of Philox yields 128 bits: four numbers of 32, or two of 64 bits.
 _PER_COUNT = {tf.float64: 2, tf.int64: 2, tf.uint64: 2}
 
@@ -1871,11 +1873,11 @@ def scatter_add_variable(call: Call) -> Decision | None:
     variable, indices, updates = call.layouts
     if variable.kind != "partial":
         return None
-    first = call.dims(1)
-    if indices.kind == "rows" and indices.axis == 0 and updates == indices and first is not None:
-        updated = call.dims(2)
-        if updated is not None and len(first) and updated[0].is_same(first[0]):
-            return call.all(WHOLE, emit=scatter_of_own_rows)
+    # The first axes of indices and updates are the same.
+    if (call.rank(1) or 0) > ("Nd" in call.type) and updates.kind == "rows" and updates.axis == 0:
+        if is_plain(indices) or indices == updates:
+            inputs = [None, None if indices == updates else updates, None]
+            return Decision(inputs, [], emit=scatter_of_own_rows)
     return Decision([None, None if is_plain(indices) else WHOLE, SETTLED_SUM], [])
 
 
