@@ -82,16 +82,16 @@ class Masked(layers.Layer):
         return self.layer(x, mask=mask)
 
 
-L, I, T = (5, 4), (6, 6, 3), (4, 4, 4, 2)  # a sequence, an image, a volume
+L, IMAGE, T = (5, 4), (6, 6, 3), (4, 4, 4, 2)  # a sequence, an image, a volume
 
 CASES: dict[str, Case] = {
     "Activation": case(lambda: layers.Activation("gelu"), L),
     "ActivityRegularization": case(lambda: layers.ActivityRegularization(0.1, 0.1), L),
     "AdaptiveAveragePooling1D": case(lambda: layers.AdaptiveAveragePooling1D(2), L),
-    "AdaptiveAveragePooling2D": case(lambda: layers.AdaptiveAveragePooling2D(2), I),
+    "AdaptiveAveragePooling2D": case(lambda: layers.AdaptiveAveragePooling2D(2), IMAGE),
     "AdaptiveAveragePooling3D": case(lambda: layers.AdaptiveAveragePooling3D(2), T),
     "AdaptiveMaxPooling1D": case(lambda: layers.AdaptiveMaxPooling1D(2), L),
-    "AdaptiveMaxPooling2D": case(lambda: layers.AdaptiveMaxPooling2D(2), I),
+    "AdaptiveMaxPooling2D": case(lambda: layers.AdaptiveMaxPooling2D(2), IMAGE),
     "AdaptiveMaxPooling3D": case(lambda: layers.AdaptiveMaxPooling3D(2), T),
     "Add": case(layers.Add, L, L, call=_list),
     "Add of other ranks": case(layers.Add, L, (1, 4), call=_list),
@@ -103,10 +103,10 @@ CASES: dict[str, Case] = {
     ),
     "Average": case(layers.Average, L, L, L, call=_list),
     "AveragePooling1D": case(lambda: layers.AveragePooling1D(2), L),
-    "AveragePooling2D": case(lambda: layers.AveragePooling2D(2, padding="same"), I),
+    "AveragePooling2D": case(lambda: layers.AveragePooling2D(2, padding="same"), IMAGE),
     "AveragePooling3D": case(lambda: layers.AveragePooling3D(2), T),
     "BatchNormalization": case(layers.BatchNormalization, L),
-    "BatchNormalization of images": case(layers.BatchNormalization, I),
+    "BatchNormalization of images": case(layers.BatchNormalization, IMAGE),
     "BatchNormalization of an axis": case(lambda: layers.BatchNormalization(axis=1), L),
     "Bidirectional": case(lambda: layers.Bidirectional(layers.LSTM(3, unroll=True)), L),
     "CategoryEncoding": case(
@@ -122,22 +122,22 @@ CASES: dict[str, Case] = {
         (1,),
         draw=integers(5),
     ),
-    "CenterCrop": case(lambda: layers.CenterCrop(3, 3), I),
+    "CenterCrop": case(lambda: layers.CenterCrop(3, 3), IMAGE),
     "Concatenate": case(layers.Concatenate, L, (5, 2), call=_list),
     "Conv1D": case(lambda: layers.Conv1D(3, 3, padding="causal"), L),
     "Conv1DTranspose": case(lambda: layers.Conv1DTranspose(3, 3, strides=2), L),
-    "Conv2D": case(lambda: layers.Conv2D(4, 3, strides=2, padding="same"), I),
-    "Conv2D, dilated": case(lambda: layers.Conv2D(4, 2, dilation_rate=2), I),
-    "Conv2DTranspose": case(lambda: layers.Conv2DTranspose(2, 3, strides=2, padding="same"), I),
+    "Conv2D": case(lambda: layers.Conv2D(4, 3, strides=2, padding="same"), IMAGE),
+    "Conv2D, dilated": case(lambda: layers.Conv2D(4, 2, dilation_rate=2), IMAGE),
+    "Conv2DTranspose": case(lambda: layers.Conv2DTranspose(2, 3, strides=2, padding="same"), IMAGE),
     "Conv3D": case(lambda: layers.Conv3D(3, 2), T),
     "Conv3DTranspose": case(lambda: layers.Conv3DTranspose(3, 2), T),
     "Cropping1D": case(lambda: layers.Cropping1D(1), L),
-    "Cropping2D": case(lambda: layers.Cropping2D(1), I),
+    "Cropping2D": case(lambda: layers.Cropping2D(1), IMAGE),
     "Cropping3D": case(lambda: layers.Cropping3D(1), T),
     "Dense": case(lambda: layers.Dense(3, activation="relu"), (6,)),
     "Dense of sequences": case(lambda: layers.Dense(3), L),
     "DepthwiseConv1D": case(lambda: layers.DepthwiseConv1D(2, depth_multiplier=2), L),
-    "DepthwiseConv2D": case(lambda: layers.DepthwiseConv2D(3), I),
+    "DepthwiseConv2D": case(lambda: layers.DepthwiseConv2D(3), IMAGE),
     "Discretization": case(lambda: layers.Discretization([-1.0, 0.0, 1.0]), L),
     "Discretization, one hot": case(
         lambda: layers.Discretization([-1.0, 0.0, 1.0], output_mode="one_hot"), (1,)
@@ -151,22 +151,27 @@ CASES: dict[str, Case] = {
     ),
     "EinsumDense of heads": case(lambda: layers.EinsumDense("...x,xy->...y", 3), L),
     "Embedding": case(lambda: layers.Embedding(7, 3), (5,), draw=integers(7)),
-    "Flatten": case(layers.Flatten, I),
+    "Flatten": case(layers.Flatten, IMAGE),
     "GRUCell": case(lambda: layers.GRUCell(3), (4,), (3,), call=_cell(1)),
     "GRU": case(lambda: layers.GRU(3, unroll=True, return_sequences=True), L),
     "GaussianDropout": case(lambda: layers.GaussianDropout(0.3, seed=1), L),
     "GaussianNoise": case(lambda: layers.GaussianNoise(0.3, seed=1), L),
     "GlobalAveragePooling1D": case(layers.GlobalAveragePooling1D, L),
     "GlobalAveragePooling1D, masked": case(lambda: Masked(layers.GlobalAveragePooling1D()), L),
-    "GlobalAveragePooling2D": case(layers.GlobalAveragePooling2D, I),
+    "GlobalAveragePooling2D": case(layers.GlobalAveragePooling2D, IMAGE),
     "GlobalAveragePooling3D": case(layers.GlobalAveragePooling3D, T),
     "GlobalMaxPooling1D": case(layers.GlobalMaxPooling1D, L),
-    "GlobalMaxPooling2D": case(layers.GlobalMaxPooling2D, I),
+    "GlobalMaxPooling2D": case(layers.GlobalMaxPooling2D, IMAGE),
     "GlobalMaxPooling3D": case(layers.GlobalMaxPooling3D, T),
     "GroupNormalization": case(lambda: layers.GroupNormalization(2), (6, 6, 4)),
     "GroupQueryAttention": case(lambda: layers.GroupQueryAttention(4, 4, 2), L, (3, 4)),
     "HashedCrossing": case(
-        lambda: layers.HashedCrossing(7), (1,), (1,), draw=words, call=_list, gathers=("SparseCross",)
+        lambda: layers.HashedCrossing(7),
+        (1,),
+        (1,),
+        draw=words,
+        call=_list,
+        gathers=("SparseCross",),
     ),
     "Hashing": case(lambda: layers.Hashing(7), (3,), draw=words),
     "Identity": case(layers.Identity, L),
@@ -177,11 +182,11 @@ CASES: dict[str, Case] = {
     "LSTM": case(lambda: layers.LSTM(3, unroll=True), L),
     "Lambda": case(lambda: layers.Lambda(lambda x: x * 2 + keras.ops.mean(x)), L),
     "LayerNormalization": case(layers.LayerNormalization, L),
-    "LayerNormalization of images": case(lambda: layers.LayerNormalization(axis=[1, 2, 3]), I),
+    "LayerNormalization of images": case(lambda: layers.LayerNormalization(axis=[1, 2, 3]), IMAGE),
     "LeakyReLU": case(layers.LeakyReLU, L),
     "Masking": case(layers.Masking, L),
     "MaxPooling1D": case(lambda: layers.MaxPooling1D(2), L),
-    "MaxPooling2D": case(lambda: layers.MaxPooling2D(2, padding="same"), I),
+    "MaxPooling2D": case(lambda: layers.MaxPooling2D(2, padding="same"), IMAGE),
     "MaxPooling3D": case(lambda: layers.MaxPooling3D(2), T),
     "Maximum": case(layers.Maximum, L, L, call=_list),
     "MelSpectrogram": case(
@@ -211,10 +216,10 @@ CASES: dict[str, Case] = {
     "RepeatVector": case(lambda: layers.RepeatVector(3), (4,)),
     "Rescaling": case(lambda: layers.Rescaling(0.5, 1.0), L),
     "Reshape": case(lambda: layers.Reshape((-1, 2)), L),
-    "Resizing": case(lambda: layers.Resizing(4, 5), I),
-    "Resizing, nearest": case(lambda: layers.Resizing(9, 5, interpolation="nearest"), I),
-    "Resizing, cropped": case(lambda: layers.Resizing(4, 5, crop_to_aspect_ratio=True), I),
-    "Resizing, padded": case(lambda: layers.Resizing(4, 5, pad_to_aspect_ratio=True), I),
+    "Resizing": case(lambda: layers.Resizing(4, 5), IMAGE),
+    "Resizing, nearest": case(lambda: layers.Resizing(9, 5, interpolation="nearest"), IMAGE),
+    "Resizing, cropped": case(lambda: layers.Resizing(4, 5, crop_to_aspect_ratio=True), IMAGE),
+    "Resizing, padded": case(lambda: layers.Resizing(4, 5, pad_to_aspect_ratio=True), IMAGE),
     "ReversibleEmbedding": case(lambda: layers.ReversibleEmbedding(7, 3), (5,), draw=integers(7)),
     "ReversibleEmbedding, reversed": case(
         lambda: layers.ReversibleEmbedding(7, 4), L, call=lambda layer, x: layer(x, reverse=True)
@@ -223,26 +228,22 @@ CASES: dict[str, Case] = {
         lambda: layers.STFTSpectrogram(frame_length=8, frame_step=4, fft_length=8), (40, 1)
     ),
     "SeparableConv1D": case(lambda: layers.SeparableConv1D(3, 2), L),
-    "SeparableConv2D": case(lambda: layers.SeparableConv2D(3, 2), I),
+    "SeparableConv2D": case(lambda: layers.SeparableConv2D(3, 2), IMAGE),
     "SimpleRNNCell": case(lambda: layers.SimpleRNNCell(3), (4,), (3,), call=_cell(1)),
     "SimpleRNN": case(lambda: layers.SimpleRNN(3, unroll=True), L),
     "Softmax": case(layers.Softmax, L),
     "Softmax of an axis": case(lambda: layers.Softmax(axis=1), L),
     "SpatialDropout1D": case(lambda: layers.SpatialDropout1D(0.5, seed=1), L),
-    "SpatialDropout2D": case(lambda: layers.SpatialDropout2D(0.5, seed=1), I),
+    "SpatialDropout2D": case(lambda: layers.SpatialDropout2D(0.5, seed=1), IMAGE),
     "SpatialDropout3D": case(lambda: layers.SpatialDropout3D(0.5, seed=1), T),
-    "SpectralNormalization": case(
-        lambda: layers.SpectralNormalization(layers.Dense(3)), (6,)
-    ),
+    "SpectralNormalization": case(lambda: layers.SpectralNormalization(layers.Dense(3)), (6,)),
     "StackedRNNCells": case(
         lambda: layers.RNN(
             layers.StackedRNNCells([layers.GRUCell(3), layers.LSTMCell(2)]), unroll=True
         ),
         L,
     ),
-    "StringLookup": case(
-        lambda: layers.StringLookup(vocabulary=["one", "two"]), (3,), draw=words
-    ),
+    "StringLookup": case(lambda: layers.StringLookup(vocabulary=["one", "two"]), (3,), draw=words),
     "StringLookup, multi hot": case(
         lambda: layers.StringLookup(vocabulary=["one", "two"], output_mode="multi_hot"),
         (3,),
@@ -252,13 +253,11 @@ CASES: dict[str, Case] = {
     "TimeDistributed": case(lambda: layers.TimeDistributed(layers.Conv1D(2, 2)), (3, 5, 4)),
     "UnitNormalization": case(layers.UnitNormalization, L),
     "UpSampling1D": case(lambda: layers.UpSampling1D(2), L),
-    "UpSampling2D": case(lambda: layers.UpSampling2D(2), I),
-    "UpSampling2D, bilinear": case(
-        lambda: layers.UpSampling2D(2, interpolation="bilinear"), I
-    ),
+    "UpSampling2D": case(lambda: layers.UpSampling2D(2), IMAGE),
+    "UpSampling2D, bilinear": case(lambda: layers.UpSampling2D(2, interpolation="bilinear"), IMAGE),
     "UpSampling3D": case(lambda: layers.UpSampling3D(2), T),
     "ZeroPadding1D": case(lambda: layers.ZeroPadding1D(1), L),
-    "ZeroPadding2D": case(lambda: layers.ZeroPadding2D(1), I),
+    "ZeroPadding2D": case(lambda: layers.ZeroPadding2D(1), IMAGE),
     "ZeroPadding3D": case(lambda: layers.ZeroPadding3D(1), T),
     "ConvLSTM1D": case(lambda: layers.ConvLSTM1D(2, 2, unroll=True), (2, 4, 3)),
     "ConvLSTM2D": case(lambda: layers.ConvLSTM2D(2, 2, unroll=True), (2, 4, 4, 3)),
@@ -354,9 +353,8 @@ def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
 _DEFAULT = [
     "AdaptiveMaxPooling2D", "Add of other ranks", "Attention, causal", "BatchNormalization",
     "CategoryEncoding of counts", "Concatenate", "Conv1D", "Conv2D, dilated", "Conv2DTranspose",
-    "Dense", "DepthwiseConv2D", "Dot", "Dropout of steps", "EinsumDense of heads", "Embedding",
-    "Flatten", "GroupNormalization", "LSTMCell", "MaxPooling2D", "MultiHeadAttention",
-    "PReLU", "Resizing", "STFTSpectrogram", "StringLookup", "UpSampling1D",
+    "Dot", "Dropout of steps", "EinsumDense of heads", "Embedding", "GroupNormalization",
+    "LSTMCell", "MultiHeadAttention", "STFTSpectrogram", "StringLookup", "UpSampling1D",
 ]  # fmt: skip
 _SETTINGS = [(shares, static) for shares in SHARES for static in (False, True)]
 

@@ -170,9 +170,7 @@ _ALL = [
     (name, *way, *_SETTINGS[(i + j) % len(_SETTINGS)])
     for i, name in enumerate(NAMES)
     for j, way in enumerate(_WAYS)
-] + [
-    (name, "none", False, *_SETTINGS[i % len(_SETTINGS)]) for i, name in enumerate(_FUNCTIONS)
-]
+] + [(name, "none", False, *_SETTINGS[i % len(_SETTINGS)]) for i, name in enumerate(_FUNCTIONS)]
 _DEFAULT = [_ALL[i] for i in range(0, len(_ALL), 23)]
 
 

@@ -34,7 +34,7 @@ def classes(x: Any) -> Any:
     return tf.argmax(x[:, :3], axis=-1, output_type=tf.int32)
 
 
-X, S, I = (_ROWS, 4), (_ROWS, 5, 4), (_ROWS, 6, 6, 3)
+X, S, IMAGE = (_ROWS, 4), (_ROWS, 5, 4), (_ROWS, 6, 6, 3)
 Program = Callable[..., Any]
 
 # Programs that gather no rows: their operands' shapes, and what they compute.
@@ -92,7 +92,10 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     "repeated in rows": ([X], lambda x: tf.repeat(x, 2, axis=1) ** 2),
     "broadcast": ([X], lambda x: tf.broadcast_to(x, [3, rows_of(x), 4]) * constant(3, 1, 1)),
     "filled": ([X], lambda x: x * tf.fill([rows_of(x), 4], 2.0) + tf.ones_like(x)),
-    "filled twice": ([X], lambda x: tf.reshape(tf.ones([2 * rows_of(x), 4]), [-1, 2, 4]) * x[:, None]),
+    "filled twice": (
+        [X],
+        lambda x: tf.reshape(tf.ones([2 * rows_of(x), 4]), [-1, 2, 4]) * x[:, None],
+    ),
     "with a token": (
         [S],
         lambda x: tf.concat([tf.broadcast_to(constant(1, 1, 4), [rows_of(x), 1, 4]), x], 1),
@@ -100,7 +103,10 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     "stacked": ([X, X], lambda x, y: [tf.stack([x, y], a) ** 2 for a in (0, 1, 2)]),
     "unstacked": ([S], lambda x: sum(tf.unstack(x, axis=1))),
     "concatenated": ([X, (_ROWS, 2)], lambda x, y: tf.concat([x, y, x], 1) ** 2),
-    "split": ([X], lambda x: [a * b for a, b in [tf.split(x, 2, axis=1), tf.split(x, [1, 3], 1)[:1] * 2]]),
+    "split": (
+        [X],
+        lambda x: [a * b for a, b in [tf.split(x, 2, axis=1), tf.split(x, [1, 3], 1)[:1] * 2]],
+    ),
     "sizes": ([X], lambda x: tf.reduce_sum(x) / tf.cast(tf.size(x) * rows_of(x), tf.float32)),
     # Repeated rows: some of them are taken.
     "two views": (
@@ -120,6 +126,7 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     ),
     # Slices within rows.
     "sliced": ([S], lambda x: [x[:, 1:3] ** 2, x[:, ::2], x[:, 0], x[..., -1], x[:, None, :, 1:]]),
+    "less the first row": ([X], lambda x: x - x[0]),
     "sliced from rows behind": ([S], lambda x: tf.transpose(x, [1, 2, 0])[1:, 0] ** 2),
     "taken": ([S], lambda x: tf.gather(x, [0, 2, 2], axis=1) ** 2),
     "looked up": ([X], lambda x: tf.gather(constant(3, 2), classes(x)) * x[:, :1]),
@@ -129,15 +136,23 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     ),
     "picked": ([X], lambda x: tf.gather_nd(constant(3, 2), classes(x)[:, None]) * x[:, :2]),
     "one hot": ([X], lambda x: [tf.one_hot(classes(x), 3, axis=a) * 2.0 for a in (0, 1, -1)]),
-    "padded": ([S], lambda x: [tf.pad(x, [[0, 0], [1, 2], [0, 0]]) ** 2,
-                               tf.pad(x, [[0, 0], [0, 0], [1, 1]], "REFLECT") ** 2]),
+    "padded": (
+        [S],
+        lambda x: [
+            tf.pad(x, [[0, 0], [1, 2], [0, 0]]) ** 2,
+            tf.pad(x, [[0, 0], [0, 0], [1, 1]], "REFLECT") ** 2,
+        ],
+    ),
     "cumulated": ([S], lambda x: [tf.cumsum(x, 1) ** 2, tf.math.cumprod(x, 2), tf.reverse(x, [1])]),
     "rolled": ([S], lambda x: tf.roll(x, 1, axis=1) * x),
     "sorted in rows": ([X], lambda x: [tf.sort(x, axis=1), tf.math.top_k(x, 2)[0]]),
     # Contractions.
     "dense": ([X], lambda x: x @ constant(4, 3) @ constant(3, 2)),
     "batched": ([S, (_ROWS, 4, 2)], lambda x, y: tf.matmul(x, y)),
-    "batched with a matrix": ([S], lambda x: tf.matmul(x, constant(4, 2)) + tf.matmul(x, x, transpose_b=True)[..., :2]),
+    "batched with a matrix": (
+        [S],
+        lambda x: tf.matmul(x, constant(4, 2)) + tf.matmul(x, x, transpose_b=True)[..., :2],
+    ),
     "covariances": ([X, X], lambda x, y: tf.matmul(x, y, transpose_a=True)),
     "tensordot": ([S], lambda x: tf.tensordot(x, constant(4, 3, 2), 1)),
     "attention": (
@@ -151,16 +166,27 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     "segment means": ([X], lambda x: tf.math.unsorted_segment_mean(x, classes(x), 3)),
     "largest of segments": ([X], lambda x: tf.math.unsorted_segment_max(x, classes(x), 3)),
     "scattered": ([X], lambda x: tf.scatter_nd(classes(x)[:, None], x, [3, 4])),
-    "scattered onto": ([X], lambda x: tf.tensor_scatter_nd_add(constant(3, 4), classes(x)[:, None], x)),
+    "scattered onto": (
+        [X],
+        lambda x: tf.tensor_scatter_nd_add(constant(3, 4), classes(x)[:, None], x),
+    ),
     "scattered in slices": (
         [X],
         lambda x: tf.tensor_scatter_nd_update(tf.transpose(x), [[1]], [x[:, 0]]) * 2.0,
     ),
-    "counts": ([X], lambda x: tf.cast(tf.math.bincount(classes(x), minlength=3, maxlength=3), tf.float32) * tf.reduce_sum(x)),
+    "counts": (
+        [X],
+        lambda x: (
+            tf.cast(tf.math.bincount(classes(x), minlength=3, maxlength=3), tf.float32)
+            * tf.reduce_sum(x)
+        ),
+    ),
     # Matrices.
     "matrices": (
         [(_ROWS, 3, 3)],
-        lambda x: tf.linalg.inv(x @ tf.transpose(x, [0, 2, 1]) + tf.eye(3)) + tf.linalg.diag(x[:, 0]),
+        lambda x: (
+            tf.linalg.inv(x @ tf.transpose(x, [0, 2, 1]) + tf.eye(3)) + tf.linalg.diag(x[:, 0])
+        ),
     ),
     "diagonals": ([(_ROWS, 3, 3)], lambda x: tf.linalg.diag_part(x)),
     "determinants": ([(_ROWS, 3, 3)], lambda x: tf.linalg.det(x)),
@@ -171,39 +197,54 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     # Losses.
     "softmax": ([X, X], lambda x, y: tf.nn.softmax_cross_entropy_with_logits(tf.nn.softmax(y), x)),
     "sparse": ([X], lambda x: tf.nn.sparse_softmax_cross_entropy_with_logits(classes(x), x)),
-    "in the best": ([X], lambda x: tf.cast(tf.math.in_top_k(classes(x), x, 2), tf.float32) * x[:, 0]),
+    "in the best": (
+        [X],
+        lambda x: tf.cast(tf.math.in_top_k(classes(x), x, 2), tf.float32) * x[:, 0],
+    ),
     # Images.
-    "convolved": ([I], lambda x: tf.nn.conv2d(x, constant(3, 3, 3, 2), 2, "SAME")),
-    "convolved, dilated": ([I], lambda x: tf.nn.convolution(x, constant(2, 2, 3, 2), dilations=2)),
+    "convolved": ([IMAGE], lambda x: tf.nn.conv2d(x, constant(3, 3, 3, 2), 2, "SAME")),
+    "convolved, dilated": (
+        [IMAGE],
+        lambda x: tf.nn.convolution(x, constant(2, 2, 3, 2), dilations=2),
+    ),
     "convolved by channels": (
-        [I],
+        [IMAGE],
         lambda x: tf.nn.depthwise_conv2d(x, constant(3, 3, 3, 2), [1, 1, 1, 1], "VALID"),
     ),
     "convolved backwards": (
-        [I],
+        [IMAGE],
         lambda x: tf.nn.conv2d_transpose(x, constant(3, 3, 2, 3), [rows_of(x), 12, 12, 2], 2),
     ),
     "convolved in three": (
         [(_ROWS, 4, 4, 4, 2)],
         lambda x: tf.nn.conv3d(x, constant(2, 2, 2, 2, 3), [1] * 5, "SAME"),
     ),
-    "pooled": ([I], lambda x: [tf.nn.max_pool2d(x, 2, 2, "SAME"), tf.nn.avg_pool2d(x, 3, 2, "SAME")]),
+    "pooled": (
+        [IMAGE],
+        lambda x: [tf.nn.max_pool2d(x, 2, 2, "SAME"), tf.nn.avg_pool2d(x, 3, 2, "SAME")],
+    ),
     "pooled in three": (
         [(_ROWS, 4, 4, 4, 2)],
         lambda x: [tf.nn.max_pool3d(x, 2, 2, "SAME"), tf.nn.avg_pool3d(x, 2, 2, "SAME")],
     ),
-    "resized": ([I], lambda x: [tf.image.resize(x, [4, 9], m) for m in ("bilinear", "nearest", "bicubic")]),
-    "patches": ([I], lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1] * 4, "VALID")),
-    "depths": ([I], lambda x: tf.nn.depth_to_space(tf.nn.space_to_depth(x, 2) ** 2, 2)),
-    "biased": ([I], lambda x: tf.nn.bias_add(x, constant(3)) ** 2),
+    "resized": (
+        [IMAGE],
+        lambda x: [tf.image.resize(x, [4, 9], m) for m in ("bilinear", "nearest", "bicubic")],
+    ),
+    "patches": (
+        [IMAGE],
+        lambda x: tf.image.extract_patches(x, [1, 2, 2, 1], [1, 2, 2, 1], [1] * 4, "VALID"),
+    ),
+    "depths": ([IMAGE], lambda x: tf.nn.depth_to_space(tf.nn.space_to_depth(x, 2) ** 2, 2)),
+    "biased": ([IMAGE], lambda x: tf.nn.bias_add(x, constant(3)) ** 2),
     "spectra": ([(_ROWS, 8)], lambda x: tf.abs(tf.signal.rfft(x))),
     "normalized": (
-        [I],
+        [IMAGE],
         lambda x: tf.compat.v1.nn.fused_batch_norm(
             x, constant(3), constant(3), constant(3), tf.ones([3]), is_training=False
         )[0],
     ),
-}  # fmt: skip
+}
 
 # Programs whose rows are coupled, and the operations that gather them.
 COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
@@ -216,7 +257,6 @@ COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
     "differences of pairs": ([X], lambda x: x[:, None] - x[None], {"Sub"}),
     "sorted": ([X], lambda x: tf.sort(x, axis=0), {"TopKV2"}),
     "neighbors": ([X], lambda x: x[1:] - x[:-1], {"StridedSlice", "StridedSliceGrad"}),
-    "the first row": ([X], lambda x: x - x[0], {"StridedSlice", "StridedSliceGrad"}),
     "rows in another order": ([X], lambda x: tf.reverse(x, [0]) * x, {"ReverseV2"}),
     "running sums": ([X], lambda x: tf.cumsum(x, 0), {"Cumsum"}),
     "masked rows": ([X], lambda x: tf.boolean_mask(x, x[:, 0] > 0), {"GatherV2", "Where"}),

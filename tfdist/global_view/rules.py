@@ -78,23 +78,23 @@ def is_plain(layout: Layout) -> bool:
 
 _ELEMENTWISE = names(
     """
-    Abs Acos Acosh Add AddV2 Angle ApproximateEqual AsString Asin Asinh Atan Atan2 Atanh BesselI0
-    BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0
-    BesselY1 Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil CheckNumerics
-    CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn DebugIdentityV2 DecodeRaw Digamma
-    Div DivNoNan Elu EluGrad Equal Erf Erfc Erfcinv Erfinv EncodeBase64
-    DecodeBase64 Exp Expint Expm1 FakeQuantWithMinMaxArgs
-    FakeQuantWithMinMaxArgsGradient Floor FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma
-    IgammaGradA Igammac Imag Inv InvGrad Invert IsFinite IsInf IsNan LeakyRelu LeakyReluGrad
-    LeftShift Less LessEqual Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr
-    Maximum Minimum Mod Mul MulNoNan Ndtri Neg NextAfter NotEqual OnesLike Polygamma PopulationCount Pow
-    PreventGradient RandomGammaGrad Real RealDiv Reciprocal ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad RightShift
-    Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin Sinh Snapshot
-    Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt SqrtGrad Square SquaredDifference
-    StaticRegexFullMatch StaticRegexReplace StopGradient StringJoin StringLength StringLower
-    StringStrip StringToHashBucket StringToHashBucketFast StringToHashBucketStrong StringToNumber
-    StringUpper Sub Tan Tanh TanhGrad TruncateDiv TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
-    _FusedMulAdd RegexFullMatch RegexReplace PlaceholderWithDefault EnsureShape
+    _FusedMulAdd Abs Acos Acosh Add AddV2 Angle ApproximateEqual Asin Asinh AsString Atan Atan2
+    Atanh BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1
+    BesselK1e BesselY0 BesselY1 Betainc Bitcast BitwiseAnd BitwiseOr BitwiseXor Bucketize Cast Ceil
+    CheckNumerics CheckNumericsV2 ClipByValue Complex ComplexAbs Conj Cos Cosh Dawsn DebugIdentityV2
+    DecodeBase64 DecodeRaw Digamma Div DivNoNan Elu EluGrad EncodeBase64 EnsureShape Equal Erf Erfc
+    Erfcinv Erfinv Exp Expint Expm1 FakeQuantWithMinMaxArgs FakeQuantWithMinMaxArgsGradient Floor
+    FloorDiv FloorMod FresnelCos FresnelSin Greater GreaterEqual Identity Igamma Igammac IgammaGradA
+    Imag Inv Invert InvGrad IsFinite IsInf IsNan LeakyRelu LeakyReluGrad LeftShift Less LessEqual
+    Lgamma Log Log1p LogicalAnd LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Ndtri Neg
+    NextAfter NotEqual OnesLike PlaceholderWithDefault Polygamma PopulationCount Pow PreventGradient
+    RandomGammaGrad Real RealDiv Reciprocal ReciprocalGrad RegexFullMatch RegexReplace Relu Relu6
+    Relu6Grad ReluGrad RightShift Rint Round Rsqrt RsqrtGrad SelectV2 Selu SeluGrad Sigmoid
+    SigmoidGrad Sign Sin Sinh Snapshot Softplus SoftplusGrad Softsign SoftsignGrad Spence Sqrt
+    SqrtGrad Square SquaredDifference StaticRegexFullMatch StaticRegexReplace StopGradient
+    StringJoin StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+    StringToHashBucketStrong StringToNumber StringUpper Sub Tan Tanh TanhGrad TruncateDiv
+    TruncateMod UnicodeTranscode Xdivy Xlog1py Xlogy ZerosLike Zeta
     """
 )
 # Of a partial sum, the operations that may be applied to each part: of one operand, and of two,
@@ -1169,9 +1169,10 @@ _BEFORE = {
     **dict.fromkeys(["SoftmaxCrossEntropyWithLogits"], (1, (0, 1))),
     **dict.fromkeys(
         names(
-            "Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant Qr Svd SelfAdjointEigV2 "
-            "Eig MatrixSquareRoot MatrixLogarithm MatrixExponential MatrixDiagPart MatrixDiagPartV2 "
-            "MatrixDiagPartV3 MatrixBandPart BatchMatrixBandPart Lu"
+            "Cholesky MatrixInverse MatrixDeterminant LogMatrixDeterminant Qr Svd Eig "
+            "SelfAdjointEigV2 MatrixSquareRoot MatrixLogarithm MatrixExponential "
+            "MatrixDiagPart MatrixDiagPartV2 MatrixDiagPartV3 MatrixBandPart "
+            "BatchMatrixBandPart Lu"
         ),
         (2, (0,)),
     ),
@@ -1287,9 +1288,10 @@ def one_hot(call: Call) -> Decision | None:
 _LEADING: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     **dict.fromkeys(
         names(
-            "Conv2D Conv3D Conv DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2 MaxPool3D "
-            "LRN SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor ResizeBicubic "
-            "ResizeArea ExtractImagePatches ExtractVolumePatches Dilation2D MaxPoolWithArgmax"
+            "Conv2D Conv3D Conv DepthwiseConv2dNative AvgPool AvgPool3D MaxPool MaxPoolV2 "
+            "MaxPool3D LRN SpaceToDepth DepthToSpace ResizeBilinear ResizeNearestNeighbor "
+            "ResizeBicubic ResizeArea ExtractImagePatches ExtractVolumePatches Dilation2D "
+            "MaxPoolWithArgmax"
         ),
         ((0,), ()),
     ),
@@ -1735,8 +1737,11 @@ def tensor_scatter(call: Call) -> Decision | None:
             return None
         # Own rows are added by each worker, the tensor itself by one of them.
         return Decision(
-            [None if tensor == SETTLED_SUM else SETTLED_SUM, None]
-            + [None if updates == indices else indices],
+            [
+                None if tensor == SETTLED_SUM else SETTLED_SUM,
+                None,
+                None if updates == indices else indices,
+            ],
             [PARTIAL_SUM],
             dims=known,
         )
