@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import sysconfig
 from collections.abc import Iterator, Sequence
 from typing import Any
-
-import tensorflow as tf
 
 from tfdist.global_view.analysis import Analysis, Value
 from tfdist.global_view.layout import Symbol
 
-_PACKAGES = tuple(
-    os.path.dirname(os.path.abspath(module)) + os.sep
-    for module in (tf.__file__, __file__.rpartition("global_view")[0] + "__init__.py")
+_PACKAGES = (
+    os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
+    sysconfig.get_paths()["stdlib"] + os.sep,
 )
 _COLLECTIVES = ("TfdistAllReduce", "TfdistCompressedAllReduce", "TfdistReduceScatter")
 
@@ -72,7 +71,8 @@ def _transfers(
         if op.type in _COLLECTIVES:
             for tensor in op.inputs:
                 if tensor.dtype.is_floating:
-                    yield _transfer(op, tensor, analysis.value_of(tensor), "", symbol, batch, "reduce")
+                    value, source = analysis.value_of(tensor), _source(tensor)
+                    yield _transfer(source, tensor, value, "", symbol, batch, kind="reduce")
         for part in decision.parts:
             yield from _transfers(part, symbol, batch, seen)
     for tensor, value in zip(analysis.graph.outputs, analysis.outputs, strict=True):
@@ -82,6 +82,13 @@ def _transfers(
             yield _transfer(tensor.op, tensor, value, reason, symbol, batch)
 
 
+def _source(tensor: Any) -> Any:
+    """The operation that has computed a value which is passed on."""
+    while tensor.op.type in ("Identity", "IdentityN", "EnsureShape"):
+        tensor = tensor.op.inputs[tensor.value_index]
+    return tensor.op
+
+
 def _transfer(
     op: Any,
     tensor: Any,
@@ -89,6 +96,7 @@ def _transfer(
     reason: str,
     symbol: Symbol,
     batch: int | None,
+    *,
     kind: str = "",
 ) -> Transfer:
     shape = _sizes(value, symbol, batch)
@@ -115,8 +123,8 @@ def where(op: Any) -> str:
     """The line of the user's code that an operation comes from, or the operation's name."""
     for frame in reversed(op.traceback or ()):
         path = os.path.abspath(frame.filename)
-        outside = not path.startswith(_PACKAGES) and f"{os.sep}keras{os.sep}src" not in path
-        if outside and f"{os.sep}site-packages{os.sep}" not in path and os.path.exists(path):
+        outside = not path.startswith(_PACKAGES) and f"{os.sep}site-packages{os.sep}" not in path
+        if outside and os.path.exists(path):
             return f"{os.path.basename(path)}:{frame.lineno}"
     return str(op.name)
 

@@ -7,7 +7,7 @@ an exchangeable `Communicator`.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -56,6 +56,7 @@ class ReplicatedExtended(PlacedExtended):
         progress: which training step stands on this worker.
     """
 
+    explain: Callable[[Any, Any], Any]  # Prints what a model's step communicates for a batch.
     in_stages = False  # Whether the workers hold different stages of the model.
 
     def __init__(

@@ -58,6 +58,23 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         extended = ReplicatedExtended(self, names, replicas, workers, group, cross_device_ops)
         tf.distribute.Strategy.__init__(self, extended)
 
+    def explain(self, model: Any, batch: Any) -> Any:
+        """Prints what a training step communicates: each value, its bytes, and the line it is from.
+
+        Args:
+            model: a compiled Keras model, created in the scope of this strategy.
+            batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            A list of transfers, each with the attributes `kind` ("reduce" or "gather"),
+            `operation`, `size` in bytes, `shape`, `where` and `reason`.
+
+        Example:
+            >>> strategy.explain(model, (x[:64], y[:64]))
+            The step reduces 26.0 MiB and gathers 0 B: …
+        """
+        return self.extended.explain(model, batch)
+
 
 def _full_name(device: str) -> str:
     spec = tf.DeviceSpec.from_string(device if device.startswith("/") else f"/device:{device}")

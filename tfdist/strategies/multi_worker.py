@@ -101,6 +101,23 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         extended.compressor = make_compressor(group, policy, devices, workers, replicas, options)
         tf.distribute.Strategy.__init__(self, extended)
 
+    def explain(self, model: Any, batch: Any) -> Any:
+        """Prints what a training step communicates: each value, its bytes, and the line it is from.
+
+        Args:
+            model: a compiled Keras model, created in the scope of this strategy.
+            batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            A list of transfers, each with the attributes `kind` ("reduce" or "gather"),
+            `operation`, `size` in bytes, `shape`, `where` and `reason`.
+
+        Example:
+            >>> strategy.explain(model, (x[:64], y[:64]))
+            The step reduces 26.0 MiB and gathers 0 B: …
+        """
+        return self.extended.explain(model, batch)
+
     @property
     def generation(self) -> int:
         """How often the group of workers has changed since the job started.

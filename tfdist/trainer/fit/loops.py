@@ -12,14 +12,17 @@ from tfdist.errors import TfdistError
 from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
+from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.call_checks import check_variables, is_ours
 from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
 from tfdist.trainer.patching import patch
 
 
 def install() -> None:
     """Replaces the step functions of `fit`, `evaluate` and `predict` under a tfdist strategy."""
+    ReplicatedExtended.explain = staticmethod(explain)  # type: ignore[method-assign,assignment]
     make_train, make_test, make_predict = (
         TensorFlowTrainer.make_train_function,
         TensorFlowTrainer.make_test_function,

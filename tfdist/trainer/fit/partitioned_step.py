@@ -7,6 +7,7 @@ one process whatever it computes.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.global_view.analysis import Analysis, Value, dims_of
+from tfdist.global_view.explain import Transfer, report, transfers
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol, rows
 from tfdist.global_view.partition import Lane, Partition, Share
 from tfdist.internals.extended import copy_here
@@ -138,69 +140,119 @@ def _run(
     extended = model.distribute_strategy.extended
     batch = with_a_row(batch, own.rows)
     leaves = tf.nest.flatten(batch)
-    dense = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor)]
-    static = _static_rows([leaves[i] for i in dense], extended)
-    symbol = Symbol(size=static)
+    dense = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    static = _static_rows(dense, extended)
     # Ragged and sparse tensors are whole on all replicas.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor):
             leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
             leaves[i] = _gather_sparse(extended, leaf, own)
-    specs = [
-        None if leaf is None else _whole_spec(leaf, static, has_rows=i in dense)
-        for i, leaf in enumerate(leaves)
-    ]
+    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), static)
+    lane = Lane(_share(extended, own, static), _Communication(extended))
+    given = [*_components(leaves), *traced.captured]
+    partition = Partition(traced.analysis, lane)
+    return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
+
+
+@dataclasses.dataclass
+class _Traced:
+    """A program that has been traced for the whole batch.
+
+    Attributes:
+        analysis: its graph, and the layouts.
+        captured: the values of the graph's inputs that are not components of the batch.
+        result: what the program returns, with tensors of the graph.
+    """
+
+    analysis: Analysis
+    captured: list[Any]
+    result: Any
+
+    def packed(self, outputs: Sequence[tf.Tensor]) -> Any:
+        """The result with other tensors in the place of those of the graph."""
+        parts = tf.nest.flatten(self.result, expand_composites=True)
+        values = iter(outputs)
+        parts = [next(values) if _is_output(part) else part for part in parts]
+        return tf.nest.pack_sequence_as(self.result, parts, expand_composites=True)
+
+
+def _is_output(part: Any) -> bool:
+    return tf.is_tensor(part) or isinstance(part, tf.Variable)
+
+
+def _components(leaves: Sequence[Any]) -> list[Any]:
+    """The tensors of which a batch is made."""
+    present = [leaf for leaf in leaves if leaf is not None]
+    return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
+
+
+def _trace(
+    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, rows_: int | None
+) -> _Traced:
+    """Traces a program for the whole batch.
+
+    Args:
+        model: the model.
+        program: takes the batch and the step.
+        batch: a batch of any number of rows; ragged and sparse tensors are whole.
+        rows_: the number of rows of the whole batch, if the program may know it.
+    """
+    extended = model.distribute_strategy.extended
+    leaves = tf.nest.flatten(batch)
+    specs = [None if leaf is None else _whole_spec(leaf, rows_) for leaf in leaves]
     made: list[Any] = []
 
     def traced(*flat: Any) -> Any:
-        given = tf.nest.pack_sequence_as(batch, list(flat))
         with GlobalStep() as step:
-            result = program(given, step)
-        parts = tf.nest.flatten(result, expand_composites=True)
-        made[:] = [result, [tf.is_tensor(p) or isinstance(p, tf.Variable) for p in parts]]
-        return [
-            tf.convert_to_tensor(p) for p in parts if tf.is_tensor(p) or isinstance(p, tf.Variable)
-        ]
+            made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))
+        parts = tf.nest.flatten(made[0], expand_composites=True)
+        return [tf.convert_to_tensor(part) for part in parts if _is_output(part)]
 
     graph = trace_into_graph("global_step", traced, tuple(specs))
-    given = [
-        t
-        for leaf in leaves
-        if leaf is not None
-        for t in tf.nest.flatten(leaf, expand_composites=True)
-    ]
-    layouts = _layouts_of_variables(model, extended)
+    symbol = Symbol(size=rows_)
+    components = [isinstance(leaf, tf.Tensor) for leaf in leaves for _ in _components([leaf])]
     values = []
-    components = [
-        (i in dense, t)
-        for i, leaf in enumerate(leaves)
-        if leaf is not None
-        for t in tf.nest.flatten(leaf, expand_composites=True)
-    ]
-    placeholders = graph.inputs[: len(components)]
-    for placeholder, (is_batch, _) in zip(placeholders, components, strict=True):
+    for placeholder, is_dense in zip(graph.inputs, components, strict=False):
         dims = dims_of(placeholder)
-        if is_batch and dims != ():
+        if is_dense and dims != ():
             known = None if dims is None else (Dim(1, (symbol,)), *dims[1:])
             values.append(Value(rows(), known))
         else:
             values.append(Value(WHOLE, dims))
-    captured = {id(inner): outer for outer, inner in graph.captures}
-    for placeholder in graph.inputs[len(components) :]:
-        outer = captured[id(placeholder)]
-        given.append(outer)
-        values.append(Value(layouts.get(id(outer), WHOLE), dims_of(placeholder)))
-    analysis = Analysis(graph, values, symbol)
-    lane = Lane(_share(extended, own, static), _Communication(extended))
-    outputs = Partition(analysis, lane).add(given, [WHOLE] * len(graph.outputs))
-    result, are_tensors = made
-    flat = iter(outputs)
-    parts = tf.nest.flatten(result, expand_composites=True)
-    parts = [
-        next(flat) if is_tensor else p for p, is_tensor in zip(parts, are_tensors, strict=True)
-    ]
-    return tf.nest.pack_sequence_as(result, parts, expand_composites=True)
+    layouts = _layouts_of_variables(model, extended)
+    outer = {id(inner): outer for outer, inner in graph.captures}
+    captured = [outer[id(placeholder)] for placeholder in graph.inputs[len(components) :]]
+    for value, placeholder in zip(captured, graph.inputs[len(components) :], strict=True):
+        values.append(Value(layouts.get(id(value), WHOLE), dims_of(placeholder)))
+    return _Traced(Analysis(graph, values, symbol), captured, made[0])
+
+
+def explain(model: keras.Model, batch: Any) -> list[Transfer]:
+    """Prints what a training step of a model communicates for a batch, and from which lines.
+
+    Args:
+        model: compiled, created under a tfdist strategy, and built.
+        batch: a global batch as `train_step` takes it, such as a pair of inputs and targets.
+
+    Returns:
+        The values that the workers communicate, besides the number of rows.
+    """
+    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    found: list[list[Transfer]] = []
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        logs = tf.nest.map_structure(tf.convert_to_tensor, model.train_step(whole))
+        return logs, [tf.convert_to_tensor(v) for v in metric_variables(model)]
+
+    def replica_step() -> None:
+        count = next(t.shape[0] for t in tf.nest.flatten(batch))
+        found.append(transfers(_trace(model, program, batch, None).analysis, count))
+
+    strategy = model.distribute_strategy
+    tf.function(lambda: strategy.run(replica_step), autograph=False).get_concrete_function()
+    print(report(found[-1]))
+    return found[-1]
 
 
 def _static_rows(leaves: Sequence[tf.Tensor], extended: Any) -> int | None:
@@ -211,8 +263,8 @@ def _static_rows(leaves: Sequence[tf.Tensor], extended: Any) -> int | None:
     return int(sizes.pop()) * int(extended.replica_count)
 
 
-def _whole_spec(leaf: Any, static: int | None, *, has_rows: bool) -> Any:
-    if not has_rows:
+def _whole_spec(leaf: Any, static: int | None) -> Any:
+    if not isinstance(leaf, tf.Tensor):
         return tf.type_spec_from_value(leaf)
     if leaf.shape.rank is None:
         return tf.TensorSpec(None, leaf.dtype)
@@ -309,5 +361,3 @@ _REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
     "all": tf.reduce_all,
     "any": tf.reduce_any,
 }
-
-__all__ = ["is_partitioned", "run_partitioned_prediction", "run_partitioned_step"]
