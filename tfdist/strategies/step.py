@@ -35,6 +35,7 @@ class Step:
         total: the number of rows of the global batch.
         first_row: the index of this replica's first row.
         share: `rows / total`, a float32 scalar.
+        some_are_empty: whether a replica has no rows, a bool scalar.
         written: the mirrored variables that the replica has assigned so far, in order.
         key: identifies this step among traces.
         scaled_by_rows: whether gradients come out of the backward pass already scaled by rows.
@@ -50,6 +51,7 @@ class Step:
         self, rows: tf.Tensor, total: tf.Tensor, first_row: tf.Tensor, requests: Any = 0
     ) -> None:
         self.requests = requests
+        self.some_are_empty: Any = False
         self.rows = rows
         self.total = total
         self.first_row = first_row

@@ -26,7 +26,6 @@ from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep, GlobalStep, Step
 from tfdist.strategies.variables import SummedVariable
-from tfdist.trainer.fit.empty_replicas import with_a_row
 from tfdist.trainer.fit.replica_step import begin_step, metric_variables
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.late_update import Trial, update_late
@@ -138,7 +137,7 @@ def _run(
 ) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
     extended = model.distribute_strategy.extended
-    batch = with_a_row(batch, own.rows)
+    batch = _with_a_row_of_others(extended, batch, own)
     leaves = tf.nest.flatten(batch)
     dense = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
     static = _static_rows(dense, extended)
@@ -153,6 +152,38 @@ def _run(
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
+
+
+def _with_a_row_of_others(extended: Any, batch: Any, own: Step) -> Any:
+    """The batch, or its first row on a replica without rows, which does not count there.
+
+    Many TensorFlow kernels do not accept empty batches, and made-up values might be invalid.
+    """
+    leaves = tf.nest.flatten(batch)
+    dense = [
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+    ]
+    if tf.get_static_value(own.rows) or not dense:
+        return batch
+    leads = tf.equal(own.first_row, 0) & (own.rows > 0)
+
+    def first_rows() -> list[tf.Tensor]:
+        count = tf.where(leads, 1, 0)
+        return [extended.gather_over_replicas(leaves[i][:count]) for i in dense]
+
+    shared = tf.cond(
+        own.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense]
+    )
+    chosen = tf.cond(
+        has_rows(own.rows), lambda: [leaves[i] for i in dense], lambda: list(shared)
+    )
+    for i, value in zip(dense, chosen, strict=True):
+        if leaves[i].shape.rank is not None:
+            value.set_shape([None, *leaves[i].shape[1:]])
+        leaves[i] = value
+    return tf.nest.pack_sequence_as(batch, leaves)
 
 
 @dataclasses.dataclass

@@ -78,7 +78,9 @@ def begin_step(context: Any, batch: Any) -> Step:
     with overlapping():  # the forward pass needs no number of rows
         sums = reduction.sum_over_replicas(own, "rows")
     ends = tf.cumsum(sums[:replicas])
-    return Step(rows, ends[-1], ends[replica] - rows, requests=sums[replicas])
+    step = Step(rows, ends[-1], ends[replica] - rows, requests=sums[replicas])
+    step.some_are_empty = tf.reduce_any(tf.equal(sums[:replicas], 0))
+    return step
 
 
 def count_rows(batch: Any) -> tf.Tensor:
