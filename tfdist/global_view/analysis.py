@@ -320,7 +320,8 @@ def _joined_contents(first: Any, second: Any, tensor: Any) -> Any:
             return None
         result = np.empty(first.shape, dtype=object)
         for index in np.ndindex(first.shape):
-            a, b = first[index], second[index]
+            a: Any = first[index]
+            b: Any = second[index]
             result[index] = a if a is not None and b is not None and a.is_same(b) else None
         return result
     return None
@@ -382,8 +383,9 @@ def outside(values: Sequence[Value], graph: Any, tensors: Sequence[Any]) -> list
         elif isinstance(content, np.ndarray):
             content = content.copy()
             for index in np.ndindex(content.shape):
-                if content[index] is not None:
-                    content[index] = renamed(content[index])
+                size: Any = content[index]
+                if size is not None:
+                    content[index] = renamed(size)
         if layout.kind == "rows":
             outer, inner = renamed(layout.outer), renamed(layout.inner)
             if outer is None or inner is None:

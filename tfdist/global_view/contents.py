@@ -53,7 +53,7 @@ def array(values: Any) -> np.ndarray:
     flat = np.empty(np.shape(values), dtype=object)
     given = np.array(values, dtype=object)
     for index in np.ndindex(flat.shape):
-        value = given[index]
+        value: Any = given[index]
         flat[index] = Dim(int(value)) if isinstance(value, (int, np.integer)) else value
     return flat
 
@@ -206,7 +206,7 @@ def _range(op: Any, values: Any) -> Any:
 
 @_rule("ReverseV2")
 def _reverse(op: Any, values: Any) -> Any:
-    return np.flip(_known(values[0]), _ints(values[1]))
+    return np.flip(_known(values[0]), tuple(_ints(values[1])))
 
 
 @_rule("Prod")
@@ -293,7 +293,8 @@ def _are_same(first: Sequence[Any], second: Sequence[Any]) -> bool:
 def _concat_offset(op: Any, values: Any) -> Any:
     shapes = [_known(v) for v in values[1:]]
     axis = _ints(values[0])[0] % len(shapes[0])
-    results, offset = [], Dim(0)
+    results = []
+    offset: Dim | None = Dim(0)
     for shape in shapes:
         begin = array([0] * len(shape))
         begin[axis] = offset
@@ -368,7 +369,8 @@ def _arithmetic(
         one, other = np.broadcast_arrays(_known(values[0]), _known(values[1]))
         result = np.empty(one.shape, dtype=object)
         for index in np.ndindex(one.shape):
-            a, b = one[index], other[index]
+            a: Any = one[index]
+            b: Any = other[index]
             result[index] = None if a is None or b is None else both(a, b)
         return result
 
@@ -461,7 +463,7 @@ def _select(op: Any, values: Any) -> Any:
     condition, yes, no = np.broadcast_arrays(*map(_known, values))
     result = np.empty(condition.shape, dtype=object)
     for index in np.ndindex(result.shape):
-        chosen = condition[index]
+        chosen: Any = condition[index]
         if chosen is not None and chosen.value is not None:
             result[index] = yes[index] if chosen.value else no[index]
     return result

@@ -148,7 +148,7 @@ def _broadcast_dims(call: Call) -> tuple[Dim, ...] | None:
     rank = call.out_rank()
     if rank is not None and rank != len(result):
         return None
-    return merged(call.op.outputs[0], result)  # type: ignore[arg-type]
+    return merged(call.op.outputs[0], result)
 
 
 def _of_partials(call: Call) -> Decision | None:
@@ -462,7 +462,7 @@ def _reshaped(call: Call) -> tuple[Dim, ...] | None:
         unknown = after.index(None)
         rest = [d for i, d in enumerate(after) if i != unknown]
         after[unknown] = product(before).divided_by(product(rest))  # type: ignore[arg-type]
-    return merged(output, after)  # type: ignore[arg-type]
+    return merged(output, after)
 
 
 @rule("ExpandDims")
@@ -592,7 +592,7 @@ def tile(call: Call) -> Decision | None:
     factors = list(times.ravel())
     new = merged(
         call.op.outputs[0],
-        [None if f is None else d * f for d, f in zip(dims, factors, strict=True)],  # type: ignore[misc]
+        [None if f is None else d * f for d, f in zip(dims, factors, strict=True)],
     )
     if layout.kind == "rows":
         factor = factors[layout.axis]
@@ -730,7 +730,7 @@ def split(call: Call) -> Decision | None:
             size = sizes.ravel()[i]
         elif call.type == "Split":
             size = dims[at].divided_by(Dim(count))
-        new.append(merged(output, [size if a == at else d for a, d in enumerate(dims)]))  # type: ignore[misc]
+        new.append(merged(output, [size if a == at else d for a, d in enumerate(dims)]))
     if layout.kind != "rows" or layout.axis != at:
         return call.all(WHOLE if layout.kind == "unset" else layout, dims=new)
     # Each piece has some of the repetitions of all rows.
@@ -882,7 +882,8 @@ def _slicing(call: Call, dims: Any, at: int) -> _Slicing | None:
         list(p.ravel()) if p is not None and not isinstance(p, Axes) else [None] * count
         for p in parts
     ]
-    return _Slicing(call.op, len(dims), *lists, dims)
+    begin, end, strides = lists
+    return _Slicing(call.op, len(dims), begin, end, strides, dims)
 
 
 @rule("StridedSlice")
@@ -1518,7 +1519,9 @@ def einsum(call: Call) -> Decision | None:
     return contraction(call, inputs, out)
 
 
-def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any]) -> Any:
+def contraction(
+    call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any]
+) -> Decision | None:
     """A contraction, given a label for each axis; None for an axis that is broadcast."""
     dims: list[Any] = []
     for label in out:
@@ -1553,9 +1556,10 @@ def contraction(call: Call, labels: Sequence[Sequence[Any]], out: Sequence[Any])
             for i in range(len(labels))
         )
     ]
-    _, source, label = (both or [c for c in candidates if c[2] is not None] or [(0, 0, None)])[0]
-    if label is None:
+    labeled = both or [c for c in candidates if c[2] is not None]
+    if not labeled:
         return None
+    _, source, label = labeled[0]
     target = call.layouts[source]
     inputs: list[Layout | None] = []
     for i, layout in enumerate(call.layouts):
@@ -1654,7 +1658,7 @@ def resource_gather(call: Call) -> Decision | None:
     dims = None
     if wanted is not None and call.out_rank() is not None:
         known = [*wanted, *[None] * (call.out_rank() - len(wanted))]  # type: ignore[operator]
-        dims = [merged(call.op.outputs[0], known)]  # type: ignore[arg-type]
+        dims = [merged(call.op.outputs[0], known)]
     return call.all(indices, dims=dims)
 
 
@@ -1945,13 +1949,18 @@ def identities(call: Call) -> Decision | None:
     """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
     if EQUAL in call.op.node_def.attr:
         inputs = [None if is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
-        return Decision(inputs, [WHOLE] * len(inputs))
+        return Decision(inputs, [WHOLE] * len(inputs), emit=as_they_are)
     if CONTRIBUTION in call.op.node_def.attr:
         inputs = [None if v.kind == "local" or v.is_sum else SETTLED_SUM for v in call.layouts]
         return Decision(inputs, [LOCAL] * len(inputs), emit=contribute)
     return Decision(
         [None] * len(call.values), call.layouts, values=call.values, emit=each_by_itself
     )
+
+
+def as_they_are(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Passes on values, each as soon as it is available."""
+    return list(inputs)
 
 
 def contribute(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
