@@ -320,8 +320,8 @@ class F1(m.Metric):
 class RootMean(m.Metric):
     def __init__(self, name="m"):
         super().__init__(name=name)
-        self.total = self.add_weight(name="total")
-        self.count = self.add_weight(name="count")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.count = self.add_weight(name="count", initializer="zeros")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         squares = ops.mean(ops.square(y_true - y_pred), axis=-1)
@@ -339,8 +339,8 @@ class MeanOfBatches(m.Metric):
 
     def __init__(self, name="m"):
         super().__init__(name=name)
-        self.total = self.add_weight(name="total")
-        self.batches = self.add_weight(name="batches", dtype="int32")
+        self.total = self.add_weight(name="total", initializer="zeros")
+        self.batches = self.add_weight(name="batches", initializer="zeros", dtype="int32")
 
     def update_state(self, y_true, y_pred, sample_weight=None):
         self.total.assign_add(rmse(y_true, y_pred))
@@ -480,10 +480,8 @@ PROGRAMS: dict[str, Program] = {
     **_of_classes(),
     **_of_names(),
     **{f"function/{f.__name__}": _with(lambda f=f: f, kind) for f, kind in _FUNCTIONS.items()},
-    **{
-        f"function/{f.__name__}/weighted": _with(lambda f=f: f, kind, True)
-        for f, kind in _FUNCTIONS.items()
-    },
+    # Keras takes weights only for values of rows.
+    "function/row_values/weighted": _with(lambda: row_values, "numbers", True),
     **{f"own/{cls.__name__}": _with(cls, kind) for cls, kind in _OWN.items()},
     **{
         f"own/{cls.__name__}/weighted": _with(cls, kind, True)
@@ -506,7 +504,7 @@ DEFAULT = [
     "PearsonCorrelation",
     "name/pearson_correlation",
     "function/f1",
-    "function/rmse/weighted",
+    "function/rmse",
     "function/median_error",
     "own/MeanOfBatches",
     "Mean",

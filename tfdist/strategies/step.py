@@ -363,7 +363,7 @@ def _marked(values: Sequence[Any], mark: str) -> list[Any]:
         with marking_operations(mark):
             marked = tf.raw_ops.IdentityN(input=[results[i] for i in dense])
         for i, value in zip(dense, marked, strict=True):
-            results[i] = value
+            results[i] = tf.identity(value)  # What waits for one must not wait for all.
     return results
 
 

@@ -110,14 +110,6 @@ def model_outside_of_the_scope(strategy):
     return message(lambda: fit(model, *rows(16)))
 
 
-def stateful_layer(strategy):
-    with strategy.scope():
-        layers = [keras.Input(batch_shape=(4, 5, 8)), keras.layers.LSTM(3, stateful=True)]
-        model = keras.Sequential(layers)
-        model.compile("sgd", "mse")
-    return message(lambda: fit(model, np.zeros((8, 5, 8)), np.zeros((8, 3)), batch_size=4))
-
-
 def different_epochs(strategy):
     model = compile_mlp(strategy)
     return message(lambda: fit(model, *rows(16), epochs=2 + strategy.extended.worker_rank))

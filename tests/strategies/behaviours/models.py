@@ -117,6 +117,18 @@ def lstm_with_masking(strategy):
     return outcome(model, fit(model, tokens, y, batch_size=10))
 
 
+def stateful_lstm(strategy):
+    """A layer that keeps a state for each row of a batch, also from training to prediction."""
+    generator = np.random.default_rng(0)
+    x = generator.normal(size=(12, 5, 3)).astype("float32")
+    with scope(strategy):
+        layers = [keras.Input(batch_shape=(4, 5, 3)), keras.layers.LSTM(3, stateful=True)]
+        model = keras.Sequential([*layers, keras.layers.Dense(2)])
+        model.compile("adam", "mse")
+    history = fit(model, x, x[:, 0, :2], batch_size=4, shuffle=False)
+    return outcome(model, history, predictions=model.predict(x, batch_size=4, verbose=0))
+
+
 def masked_loss_over_time(strategy):
     generator = np.random.default_rng(0)
     tokens = generator.integers(1, 9, (21, 5))

@@ -24,6 +24,7 @@ from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
 from tfdist.trainer.fit.compilation import compilation_of
 from tfdist.trainer.fit.current_data import current_data
+from tfdist.trainer.fit.partitioned_step import is_partitioned
 from tfdist.trainer.patching import patch
 
 # Arguments that must have the same value on all workers.
@@ -176,14 +177,14 @@ def _refuse_keras_distribution() -> None:
 
 
 def _refuse_stateful_layers(model: Any) -> None:
-    if not model.distribute_strategy.extended.communicates:
+    if not model.distribute_strategy.extended.communicates or is_partitioned(model):
         return
     for layer in sublayers_of(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
                 f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
-                "of fixed size, which cannot be split among replicas. Use stateful=False, or train "
-                "with one replica."
+                "of fixed size, which a replicated step cannot split. Use stateful=False, train with "
+                "one replica, or unset TFDIST_STEP."
             )
 
 
