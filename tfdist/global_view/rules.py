@@ -1883,10 +1883,11 @@ def scatter_add_variable(call: Call) -> Decision | None:
     if variable.kind != "partial":
         return None
     # The first axes of indices and updates are the same.
-    if (call.rank(1) or 0) > ("Nd" in call.type) and updates.kind == "rows" and updates.axis == 0:
-        if is_plain(indices) or indices == updates:
-            inputs = [None, None if indices == updates else updates, None]
-            return Decision(inputs, [], emit=scatter_of_own_rows)
+    are_rows = updates.kind == "rows" and updates.axis == 0
+    are_rows = are_rows and (is_plain(indices) or indices == updates)
+    if are_rows and (call.rank(1) or 0) > ("Nd" in call.type):
+        inputs = [None, None if indices == updates else updates, None]
+        return Decision(inputs, [], emit=scatter_of_own_rows)
     return Decision([None, None if is_plain(indices) else WHOLE, SETTLED_SUM], [])
 
 
@@ -2030,12 +2031,18 @@ def group_shape(call: Call) -> Decision | None:
 
 @rule("Assert")
 def assertion(call: Call) -> Decision | None:
-    """Fails on the worker whose rows do not have what is asserted, and so on all."""
+    """Fails on a worker whose rows violate it."""
     condition = call.layouts[0]
-    local = condition.kind in ("rows", "whole") or condition.how == "all"
-    if not local:
-        return None
-    return Decision([None] * len(call.values), [])
+    if condition.kind == "whole":
+        return Decision([None] * len(call.values), [])
+    if condition.how == "all":
+        return Decision([None] * len(call.values), [], emit=assert_of_own_rows)
+    return None
+
+
+def assert_of_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Asserts what holds for own rows, if there are any."""
+    return lane.copy(call.op, [lane.settled(inputs[0], "all"), *inputs[1:]])
 
 
 @rule("NoOp", "Const", "VarHandleOp", "ControlTrigger", "LoopCond")
@@ -2044,9 +2051,14 @@ def nothing(call: Call) -> Decision | None:
     return call.all(WHOLE)
 
 
-@rule("PrintV2", "Print")
+@rule(
+    *names(
+        "Print PrintV2 WriteAudioSummary WriteGraphSummary WriteHistogramSummary WriteImageSummary "
+        "WriteRawProtoSummary WriteScalarSummary WriteSummary"
+    )
+)
 def print_once(call: Call) -> Decision | None:
-    """Prints on one worker."""
+    """Prints or writes on one worker."""
     decision = call.whole("printed")
     decision.emit = on_the_first_worker
     return decision
