@@ -50,7 +50,6 @@ _LOSSES: tuple[Any, ...] = (
     _contrast,
     _deviation,
     lambda: keras.losses.MeanSquaredError(reduction="sum"),
-    lambda: keras.losses.Huber(reduction="none"),
     lambda: keras.losses.LogCosh(reduction="mean_with_sample_weight"),
 )
 _METRICS: tuple[Any, ...] = (
