@@ -129,6 +129,8 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             given = bound.arguments
             if not (trains and _is_entered_again()):
                 compared = compared_arguments(given)
+                if group.options.step == "replicated":
+                    compared["TFDIST_STEP"] = "replicated"
                 if compilation := compilation_of(self):
                     compared["jit_compile"] = compilation
                 group.agree("call", f"{call.__name__} {compared or ''}".strip())
