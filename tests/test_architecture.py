@@ -188,8 +188,9 @@ def test_a_file_says_what_it_is():
     assert not [str(p) for p in FILES if not ast.get_docstring(_parse(p))]
 
 
-def test_files_are_small():
-    assert not [str(p) for p in FILES if len(p.read_text().splitlines()) > 300]
+def test_files_have_one_subject():
+    """A file is as long as its subject; few subjects are as long as this."""
+    assert not [str(p) for p in FILES if len(p.read_text().splitlines()) > 800]
 
 
 def test_no_cycles():
