@@ -76,7 +76,10 @@ FORMS: dict[str, Callable[[], Arguments]] = {
     "one row": lambda: {"x": _x()[:3], "y": _y()[:3], "batch_size": 1},
     "tensors": lambda: {"x": tf.constant(_x()), "y": tf.constant(_y()), "batch_size": BATCH},
     "sample weights": lambda: {
-        "x": _x(), "y": _y(), "sample_weight": row_weights(), "batch_size": BATCH,
+        "x": _x(),
+        "y": _y(),
+        "sample_weight": row_weights(),
+        "batch_size": BATCH,
     },
     "dataset": lambda: {"x": _rows()},
     "dataset with weights": lambda: {"x": _rows(weighted=True)},
@@ -108,9 +111,7 @@ MORE: dict[str, Callable[[], Arguments]] = {
     "class_weight": _validated(class_weight={0: 0.5, 1: 2.0, 2: 1.0}),
     "class_weight of a dataset": lambda: {"x": _rows(), "class_weight": {0: 0.5, 1: 2.0, 2: 1.0}},
     "validation_split": _validated(validation_split=0.3),
-    "validation_split with weights": _validated(
-        validation_split=0.3, sample_weight=row_weights()
-    ),
+    "validation_split with weights": _validated(validation_split=0.3, sample_weight=row_weights()),
     "validation_data": _validated(
         validation_data=(numbers(9, 4, seed=5), integers(3, 9, seed=6)), validation_batch_size=5
     ),
@@ -119,7 +120,9 @@ MORE: dict[str, Callable[[], Arguments]] = {
     ),
     "validation by a dataset": lambda: {"x": _rows(7), "validation_data": _rows(5)},
     "validation_steps": lambda: {
-        "x": _rows(7), "validation_data": _rows(5).repeat(), "validation_steps": 2,
+        "x": _rows(7),
+        "validation_data": _rows(5).repeat(),
+        "validation_steps": 2,
     },
     "validation_freq": _validated(
         validation_data=(numbers(9, 4, seed=5), integers(3, 9, seed=6)),
@@ -264,9 +267,7 @@ _STRUCTURES: dict[str, Program] = {
         lambda: (_x().astype("float64"), numbers(ROWS, 2, seed=1).astype("float64")),
     ),
     "no targets": _of_structure(
-        lambda: keras.Sequential(
-            [keras.Input((4,)), layers.Dense(2, activity_regularizer="l2")]
-        ),
+        lambda: keras.Sequential([keras.Input((4,)), layers.Dense(2, activity_regularizer="l2")]),
         lambda: (_x(),),
         loss=None,
     ),

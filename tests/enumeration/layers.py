@@ -76,7 +76,10 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "Cropping3D": (lambda: k.Cropping3D(1), (3, 4, 3, 2)),
     "Dense": (lambda: k.Dense(3, "relu", kernel_regularizer="l2"), (4,)),
     "Dense/activity": (lambda: k.Dense(3, activity_regularizer="l1"), (4,)),
-    "Dense/constraint": (lambda: k.Dense(3, kernel_constraint=keras.constraints.MaxNorm(0.5)), (4,)),
+    "Dense/constraint": (
+        lambda: k.Dense(3, kernel_constraint=keras.constraints.MaxNorm(0.5)),
+        (4,),
+    ),
     "Dense/lora": (lambda: k.Dense(3, lora_rank=2), (4,)),
     "Dense/sequence": (lambda: k.Dense(3, bias_regularizer="l1"), (4, 2)),
     "DepthwiseConv1D": (lambda: k.DepthwiseConv1D(2, depth_multiplier=2), (5, 2)),
@@ -105,7 +108,11 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "GlobalMaxPooling2D": (k.GlobalMaxPooling2D, (4, 3, 2)),
     "GlobalMaxPooling3D": (k.GlobalMaxPooling3D, (2, 3, 2, 2)),
     "GroupNormalization": (lambda: k.GroupNormalization(2), (3, 4)),
-    "GroupQueryAttention": (lambda: lambda x, y: k.GroupQueryAttention(2, 4, 2)(x, y), (3, 4), (5, 4)),
+    "GroupQueryAttention": (
+        lambda: lambda x, y: k.GroupQueryAttention(2, 4, 2)(x, y),
+        (3, 4),
+        (5, 4),
+    ),
     "Identity": (k.Identity, (3,)),
     "LSTM": (lambda: k.LSTM(3), (4, 2)),
     "LSTM/dropout": (lambda: k.LSTM(3, dropout=0.3, recurrent_dropout=0.2, seed=1), (4, 2)),
@@ -124,7 +131,9 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "Minimum": (k.Minimum, (3,), (3,)),
     "MultiHeadAttention": (lambda: lambda x, y: k.MultiHeadAttention(2, 3)(x, y), (3, 4), (5, 4)),
     "MultiHeadAttention/causal": (
-        lambda: lambda x: k.MultiHeadAttention(2, 3, dropout=0.2, seed=1)(x, x, use_causal_mask=True),
+        lambda: (
+            lambda x: k.MultiHeadAttention(2, 3, dropout=0.2, seed=1)(x, x, use_causal_mask=True)
+        ),
         (4, 4),
     ),
     "Multiply": (k.Multiply, (3,), (3,)),
@@ -162,7 +171,10 @@ DIFFERENTIABLE: dict[str, tuple[Any, ...]] = {
     "ZeroPadding2D": (lambda: k.ZeroPadding2D(1), (2, 1, 3)),
     "ZeroPadding3D": (lambda: k.ZeroPadding3D(1), (1, 1, 2, 3)),
     # Normalization by what is known before the training.
-    "Normalization": (lambda: k.Normalization(mean=[0.5, 0.0, 1.0], variance=[2.0, 1.0, 0.5]), (3,)),
+    "Normalization": (
+        lambda: k.Normalization(mean=[0.5, 0.0, 1.0], variance=[2.0, 1.0, 0.5]),
+        (3,),
+    ),
     "Normalization/adapted": (lambda: _adapted(k.Normalization(), numbers(9, 3, seed=4)), (3,)),
 }
 
@@ -180,9 +192,7 @@ IMAGES: dict[str, Callable[[], Any]] = {
     "RandAugment": lambda: k.RandAugment(value_range=(0, 1), seed=1),
     "RandomBrightness": lambda: k.RandomBrightness(0.4, value_range=(0, 1), seed=1),
     "RandomColorDegeneration": lambda: k.RandomColorDegeneration(0.5, value_range=(0, 1), seed=1),
-    "RandomColorJitter": lambda: k.RandomColorJitter(
-        (0, 1), 0.3, 0.3, (0.2, 0.8), 0.3, seed=1
-    ),
+    "RandomColorJitter": lambda: k.RandomColorJitter((0, 1), 0.3, 0.3, (0.2, 0.8), 0.3, seed=1),
     "RandomContrast": lambda: k.RandomContrast(0.4, value_range=(0, 1), seed=1),
     "RandomElasticTransform": lambda: k.RandomElasticTransform(value_range=(0, 1), seed=1),
     "RandomErasing": lambda: k.RandomErasing(value_range=(0, 1), seed=1),
@@ -218,8 +228,10 @@ INTEGERS: dict[str, tuple[Any, int, Shape]] = {
         (4,),
     ),
     "Embedding/mask of attention": (
-        lambda: lambda x: (lambda e: k.MultiHeadAttention(2, 2)(e, e))(
-            k.Embedding(5, 3, mask_zero=True)(x)
+        lambda: (
+            lambda x: (lambda e: k.MultiHeadAttention(2, 2)(e, e))(
+                k.Embedding(5, 3, mask_zero=True)(x)
+            )
         ),
         5,
         (4,),
@@ -274,8 +286,10 @@ def _targets() -> np.ndarray:
 def _differentiable(create: Any, *shapes: Shape) -> Program:
     def model() -> keras.Model:
         inputs = [keras.Input(shape) for shape in shapes]
-        fronts = [k.Dense(shape[-1], name=f"front_{i}")(x) for i, (x, shape) in
-                  enumerate(zip(inputs, shapes, strict=True))]
+        fronts = [
+            k.Dense(shape[-1], name=f"front_{i}")(x)
+            for i, (x, shape) in enumerate(zip(inputs, shapes, strict=True))
+        ]
         layer = create()
         takes_a_list = isinstance(layer, k.Layer) and len(fronts) > 1
         return _ends(inputs, layer(fronts) if takes_a_list else layer(*fronts))
@@ -396,9 +410,11 @@ PROGRAMS: dict[str, Program] = {
         )
     ),
     "STFTSpectrogram": _spectrogram(
-        lambda: lambda x: k.STFTSpectrogram(
-            frame_length=8, frame_step=8, fft_length=8, trainable=True
-        )(k.Reshape((32, 1))(x))
+        lambda: (
+            lambda x: k.STFTSpectrogram(frame_length=8, frame_step=8, fft_length=8, trainable=True)(
+                k.Reshape((32, 1))(x)
+            )
+        )
     ),
     # Outside of training it does not crop, and the head takes cropped images only.
     "RandomCrop": _of_images(lambda: k.RandomCrop(3, 3, seed=1), steps=()),
@@ -409,10 +425,12 @@ PROGRAMS: dict[str, Program] = {
     ),
     "TextVectorization": Training(
         _text(
-            lambda: lambda x: k.Embedding(6, 3)(
-                k.TextVectorization(
-                    vocabulary=["the", "cat", "dog", "sat"], output_sequence_length=3
-                )(x)
+            lambda: (
+                lambda x: k.Embedding(6, 3)(
+                    k.TextVectorization(
+                        vocabulary=["the", "cat", "dog", "sat"], output_sequence_length=3
+                    )(x)
+                )
             )
         ),
         _words,
@@ -437,4 +455,6 @@ DEFAULT = [
 
 def missing() -> set[str]:
     """The public layers without a program."""
-    return set(public_classes(keras.layers, k.Layer)) - {name.partition("/")[0] for name in PROGRAMS}
+    return set(public_classes(keras.layers, k.Layer)) - {
+        name.partition("/")[0] for name in PROGRAMS
+    }

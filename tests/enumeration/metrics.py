@@ -459,7 +459,9 @@ class Tracking(keras.Model):
         with tf.GradientTape() as tape:
             p = self(x, training=True)
             loss = ops.mean(ops.square(y - p))
-        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        self.optimizer.apply(
+            tape.gradient(loss, self.trainable_variables), self.trainable_variables
+        )
         return self._measure(y, p)
 
     def test_step(self, data):
@@ -491,7 +493,9 @@ PROGRAMS: dict[str, Program] = {
     # The bases and those that take values rather than targets.
     "Metric": _with(RootMean, "numbers"),
     "Mean": Training(
-        _tracking, lambda: (numbers(ROWS, 4), numbers(ROWS, CLASSES, seed=3)), _built_optimizer,
+        _tracking,
+        lambda: (numbers(ROWS, 4), numbers(ROWS, CLASSES, seed=3)),
+        _built_optimizer,
         steps=("evaluate",),
     ),
 }

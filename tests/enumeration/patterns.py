@@ -1037,7 +1037,9 @@ def weighted_step() -> Training:
             with tf.GradientTape() as tape:
                 rows = ops.mean(ops.square(y - self(x, training=True)), axis=-1)
                 loss = ops.sum(rows * w) / ops.sum(w)
-            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            self.optimizer.apply(
+                tape.gradient(loss, self.trainable_variables), self.trainable_variables
+            )
             return {"total": loss, "plain": ops.mean(rows)}
 
     return by_step(Weighting, numbers(ROWS, 4), numbers(ROWS, 3, seed=3), row_weights())
@@ -1411,7 +1413,10 @@ class Block(layers.Layer):
 
     def __init__(self, words=7, length=4, width=4):
         super().__init__()
-        self.tokens, self.positions = layers.Embedding(words, width), layers.Embedding(length, width)
+        self.tokens, self.positions = (
+            layers.Embedding(words, width),
+            layers.Embedding(length, width),
+        )
         self.attention = layers.MultiHeadAttention(2, width // 2, dropout=0.1, seed=1)
         self.norms = [layers.LayerNormalization(epsilon=1e-3) for _ in range(2)]
         self.dense = layers.Dense(width, activation="gelu")

@@ -1,4 +1,4 @@
-"""Random programs: layers, a loss, metrics, an optimizer and data, all of which follow from a seed."""
+"""Random programs: layers, a loss, metrics, an optimizer and data follow from a seed."""
 
 from __future__ import annotations
 
