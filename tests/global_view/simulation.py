@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.global_view.analysis import Analysis, Value, dims_of
+from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
 from tfdist.global_view.partition import Lane, Partition, Share
 

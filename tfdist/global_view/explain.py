@@ -8,7 +8,8 @@ import sysconfig
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tfdist.global_view.analysis import Analysis, Value
+from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.decision import Value
 from tfdist.global_view.layout import Symbol
 
 _PACKAGES = (

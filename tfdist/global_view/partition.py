@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.global_view.analysis import Analysis, Decision, Value
+from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.decision import Decision, Value
 from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout, Symbol
 from tfdist.internals.graphs import copy_operation, keep_functions_of
 from tfdist.jit import is_compiled_here

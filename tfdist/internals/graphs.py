@@ -158,9 +158,7 @@ def called_graph(operation: Any, function: str) -> Any:
             # Values have been added for a gradient, after the function was defined.
             shapes = [tensor.shape for tensor in found.graph.inputs[: len(signature.input_arg)]]
             with found.graph.outer_graph.as_default():
-                return _function_def_to_graph.function_def_to_graph(
-                    found.cached_definition, shapes
-                )
+                return _function_def_to_graph.function_def_to_graph(found.cached_definition, shapes)
         graph = getattr(graph, "outer_graph", None)
     shapes = [tensor.shape for tensor in operation.inputs]
     return _control_flow_util_v2.get_func_graph(operation, shapes, function)

@@ -185,8 +185,8 @@ def _refuse_stateful_layers(model: Any) -> None:
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise UnsupportedError(
                 f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
-                "of fixed size, which a replicated step cannot split. Use stateful=False, train with "
-                "one replica, or unset TFDIST_STEP."
+                "of fixed size, which a replicated step cannot split. Use stateful=False, train "
+                "with one replica, or unset TFDIST_STEP."
             )
 
 

@@ -22,7 +22,7 @@ from tfdist.trainer.patching import patch
 
 def install() -> None:
     """Replaces the step functions of `fit`, `evaluate` and `predict` under a tfdist strategy."""
-    ReplicatedExtended.explain = staticmethod(explain)  # type: ignore[method-assign,assignment]
+    ReplicatedExtended.explain = staticmethod(explain)
     make_train, make_test, make_predict = (
         TensorFlowTrainer.make_train_function,
         TensorFlowTrainer.make_test_function,

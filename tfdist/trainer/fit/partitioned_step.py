@@ -14,7 +14,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.global_view.analysis import Analysis, Value, dims_of
+from tfdist.errors import UnsupportedError
+from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, report, transfers
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol, rows
 from tfdist.global_view.partition import Lane, Partition, Share
@@ -161,9 +163,7 @@ def _with_a_row_of_others(extended: Any, batch: Any, own: Step) -> Any:
     """
     leaves = tf.nest.flatten(batch)
     dense = [
-        i
-        for i, leaf in enumerate(leaves)
-        if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+        i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
     ]
     if tf.get_static_value(own.rows) or not dense:
         return batch
@@ -173,12 +173,8 @@ def _with_a_row_of_others(extended: Any, batch: Any, own: Step) -> Any:
         count = tf.where(leads, 1, 0)
         return [extended.gather_over_replicas(leaves[i][:count]) for i in dense]
 
-    shared = tf.cond(
-        own.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense]
-    )
-    chosen = tf.cond(
-        has_rows(own.rows), lambda: [leaves[i] for i in dense], lambda: list(shared)
-    )
+    shared = tf.cond(own.some_are_empty, first_rows, lambda: [leaves[i][:0] for i in dense])
+    chosen = tf.cond(has_rows(own.rows), lambda: [leaves[i] for i in dense], lambda: list(shared))
     for i, value in zip(dense, chosen, strict=True):
         if leaves[i].shape.rank is not None:
             value.set_shape([None, *leaves[i].shape[1:]])
@@ -235,7 +231,8 @@ def _trace(
     made: list[Any] = []
 
     def traced(*flat: Any) -> Any:
-        with GlobalStep() as step:
+        step = GlobalStep()
+        with step:
             made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))
         parts = tf.nest.flatten(made[0], expand_composites=True)
         return [tf.convert_to_tensor(part) for part in parts if _is_output(part)]
@@ -268,7 +265,16 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
 
     Returns:
         The values that the workers communicate, besides the number of rows.
+
+    Raises:
+        UnsupportedError: the model is a pipeline.
     """
+    if model.distribute_strategy.extended.in_stages:
+        raise UnsupportedError(
+            "The steps of a pipeline are not partitioned. Received: a model under "
+            f"{type(model.distribute_strategy).__name__}. Explain the same model under "
+            "tfdist.MultiWorkerMirroredStrategy."
+        )
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
     found: list[list[Transfer]] = []
 

@@ -1,0 +1,29 @@
+"""How each type of operation is partitioned along the rows of a batch: one table.
+
+A rule takes a `Call` and returns a `Decision`, or None if it does not apply to these operands. Then
+the operands are gathered and the operation acts on the whole batch, which is always right.
+"""
+
+from tfdist.global_view.rules import (
+    contraction,
+    control_flow,
+    elementwise,
+    lookup,
+    rowwise,
+    shapes,
+    state,
+)
+from tfdist.global_view.rules.table import CONTRIBUTION, EQUAL, RULES
+
+__all__ = [
+    "CONTRIBUTION",
+    "EQUAL",
+    "RULES",
+    "contraction",
+    "control_flow",
+    "elementwise",
+    "lookup",
+    "rowwise",
+    "shapes",
+    "state",
+]
