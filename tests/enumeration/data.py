@@ -313,11 +313,6 @@ COVERING = [
 
 DEFAULT = [
     "sample weights/two steps at once",
-    "dataset with a map/default",
     "batches of other sizes/eager",
-    "PyDataset/default",
-    "class_weight/no XLA",
     "validation_split with weights/default",
-    "shuffle/three steps at once",
-    "dicts with weights",
 ]

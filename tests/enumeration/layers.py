@@ -440,16 +440,9 @@ PROGRAMS: dict[str, Program] = {
 
 DEFAULT = [
     "BatchNormalization",
-    "BatchNormalization/mask",
     "Dropout/default seed",
     "Embedding/mask",
-    "Lambda/batch mean",
-    "Layer",
     "MixUp",
-    "MultiHeadAttention/causal",
-    "RandomFlip",
-    "SpectralNormalization",
-    "TextVectorization",
 ]
 
 

@@ -289,15 +289,10 @@ def _covering() -> list[str]:
 COVERING = _covering()
 
 DEFAULT = [
-    "MeanSquaredError/sum_over_batch_size/compile/weighted",
     "SparseCategoricalCrossentropy/none/train_step/weighted",
-    "Huber/mean_with_sample_weight/function/weighted",
     "BinaryCrossentropy/sum/add_loss",
-    "Dice/sum_over_batch_size/compute_loss",
     "Circle/sum/metric",
     "CTC/mean_with_sample_weight/evaluate/weighted",
-    "tversky/function",
-    "cosine_similarity/train_step/weighted",
 ]
 
 

@@ -502,16 +502,9 @@ PROGRAMS: dict[str, Program] = {
 PROGRAMS["Sum"] = PROGRAMS["Mean"]
 
 DEFAULT = [
-    "AUC/weighted",
     "F1Score/macro",
-    "R2Score/columns",
-    "PearsonCorrelation",
-    "name/pearson_correlation",
     "function/f1",
-    "function/rmse",
-    "function/median_error",
     "own/MeanOfBatches",
-    "Mean",
 ]
 
 

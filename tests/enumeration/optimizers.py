@@ -161,13 +161,8 @@ COVERING = [
 
 DEFAULT = [
     "Adam/plain/positions",
-    "Adam/global_clipnorm/both",
     "SGD/accumulation/rows",
-    "AdamW/ema/dense",
-    "RMSprop/clipnorm/positions",
-    "Lamb/scaled/rows",
     "Adafactor/schedule/both",
-    "MultiOptimizer/plain/positions",
 ]
 
 

@@ -1568,18 +1568,12 @@ def scanned_state() -> Training:
 
 
 DEFAULT = [
-    "barlow_twins",
-    "class_weights_of_the_batch",
     "clip",
     "gan",
-    "gpt_block_with_padding",
     "logs_of_each_kind",
     "masked_mean",
     "mixture_of_experts",
-    "mixup",
     "rmse",
-    "semi_hard_triplets",
-    "tied_embeddings",
     "vae_by_add_loss_of_rows",
     "vector_quantizer",
 ]

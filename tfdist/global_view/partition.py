@@ -18,6 +18,7 @@ from tfdist.internals.graphs import copy_operation, keep_functions_of
 from tfdist.jit import is_compiled_here
 
 _UPDATE = "TfdistUpdateBegins"
+_CANNOT_CUT = "A batch of one row is broadcast to another size. Set TFDIST_STEP=replicated. Size:"
 _COLLECTIVES = frozenset(
     {
         "CollectiveGatherV2",
@@ -512,8 +513,14 @@ class Partition:
             if not dims[layout.axis].has(self._analysis.batch) and (
                 dims[layout.axis].value is None
             ):
-                # An axis of unknown size may be broadcast.
-                one = tf.equal(tf.shape(value)[layout.axis], 1)
+                # An axis of unknown size may be broadcast; another size cannot be cut.
+                size = tf.shape(value)[layout.axis]
+                one = tf.equal(size, 1)
+                fits = one | tf.equal(
+                    size, self._lane.all_rows(tf.int32) * self._size(layout.inner)
+                )
+                with tf.control_dependencies([tf.debugging.Assert(fits, [_CANNOT_CUT, size])]):
+                    one = tf.identity(one)
                 first, own = tf.where(one, 0, first), tf.where(one, 1, own)
             result = value[(*before, slice(first, first + own))]
         else:
