@@ -45,11 +45,14 @@ class Leaf:
         name: the name of its part of the batch.
         same_rows: whether it has the same number of rows on all workers.
         same_values: whether it is identical on all workers.
+        is_dense: whether its first dimension is the rows, rather than that of a part of a ragged or
+            sparse tensor.
     """
 
     name: str
     same_rows: bool
     same_values: bool
+    is_dense: bool = True
 
     def seen(self, values: np.ndarray) -> list[Any]:
         """Its name, spec and fingerprint, as far as they are the same on all workers."""
@@ -79,7 +82,8 @@ def leaves_of(dataset: Any) -> list[Leaf]:
                     same = i == 1 and not leaf.dtype.is_floating
                 elif by_python:
                     same = i == 1 or len(parts) == 1
-                leaves.append(Leaf(name, same or component is leaf, same))
+                is_dense = component is leaf
+                leaves.append(Leaf(name, same or is_dense, same, is_dense))
     return leaves
 
 

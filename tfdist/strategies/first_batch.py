@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ProgramMismatchError
+from tfdist.errors import ProgramMismatchError, UnsupportedError
 from tfdist.internals.tensorflow import discard_next, take_next
 from tfdist.strategies.batch_contents import Leaf, difference, leaves_of, values_of
 from tfdist.strategies.group import Group
@@ -41,6 +41,7 @@ class FirstBatch:
         self._begun: Callable[[], Any] = lambda: None
         self._leaves: list[Leaf] = []
         self._seen: list[Any] = []
+        self._rows: list[tuple[str, int]] = []
 
     @property
     def watches(self) -> bool:
@@ -82,10 +83,11 @@ class FirstBatch:
 
         Raises:
             ProgramMismatchError: the workers read different data.
+        UnsupportedError: the components of the batch have different numbers of rows.
         """
         if not self._watches or iterator is self._begun():
             return
-        self._begun, self._seen = weakref.ref(iterator), []
+        self._begun, self._seen, self._rows = weakref.ref(iterator), [], []
         discard_next(iterator)
         self._compare("first", is_new=is_new)
 
@@ -100,7 +102,7 @@ class FirstBatch:
         Raises:
             ProgramMismatchError: as for `compare`.
         """
-        self._seen = []
+        self._seen, self._rows = [], []
         if self._watches and iterator is not None and replay.has_whole:
             parts = [values_of(part) for part in replay.show_next(lambda: take_next(iterator))]
             if parts:
@@ -108,7 +110,9 @@ class FirstBatch:
         self._compare("next", is_new=is_new)
 
     def _see(self, values: Sequence[np.ndarray]) -> None:
-        self._seen = [leaf.seen(v) for leaf, v in zip(self._leaves, values, strict=True)]
+        pairs = list(zip(self._leaves, values, strict=True))
+        self._seen = [leaf.seen(v) for leaf, v in pairs]
+        self._rows = [(leaf.name, len(v)) for leaf, v in pairs if leaf.is_dense and np.ndim(v)]
 
     def _compare(self, which: str, *, is_new: bool) -> None:
         """Compares what the workers see; each that is new, and all others, with the first other."""
@@ -126,6 +130,18 @@ class FirstBatch:
                     per_worker_hint=self._per_worker_hint and not is_new,
                     is_new=is_new,
                 )
+        self._refuse_unlike_rows(which)
+
+    def _refuse_unlike_rows(self, which: str) -> None:
+        """Refuses batches such as graphs of nodes and edges, which cannot be divided by rows."""
+        if len({count for _, count in self._rows}) > 1:
+            found = ", ".join(f"{name} of {count} rows" for name, count in self._rows)
+            raise UnsupportedError(
+                "All components of a batch must have the same number of rows, of which each worker "
+                f"takes a part. Received: a {which} batch of {found}. Pad the components, make them "
+                "ragged, or give each worker its own batches by "
+                "strategy.distribute_datasets_from_function."
+            )
 
     def skip(self, iterator: Any) -> None:
         """Leaves out the comparison of a new iterator, which the other workers have begun before.
