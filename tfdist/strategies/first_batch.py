@@ -138,8 +138,8 @@ class FirstBatch:
             found = ", ".join(f"{name} of {count} rows" for name, count in self._rows)
             raise UnsupportedError(
                 "All components of a batch must have the same number of rows, of which each worker "
-                f"takes a part. Received: a {which} batch of {found}. Pad the components, make them "
-                "ragged, or give each worker its own batches by "
+                f"takes a part. Received: a {which} batch of {found}. Pad the components, make "
+                "them ragged, or give each worker its own batches by "
                 "strategy.distribute_datasets_from_function."
             )
 
