@@ -138,7 +138,7 @@ class Lane:
     def copy(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a copy of an operation."""
         keep_functions_of(op)
-        operation = copy_operation(op, list(inputs), {})
+        operation = copy_operation(op, list(inputs))
         if not operation.outputs:
             self.effects = [operation]
         return list(operation.outputs)
@@ -305,7 +305,6 @@ class Partition:
         self._analysis, self._lane = analysis, lane
         self._values: dict[int, tf.Tensor] = {}
         self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
-        self._sources: dict[int, tf.Tensor] = {}
         self._made: dict[Any, list[Any]] = {}
         self._communicated: list[tf.Tensor] = []
         outputs = {t.op for t in analysis.graph.outputs}
@@ -340,7 +339,6 @@ class Partition:
         graph = self._analysis.graph
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             self._values[id(tensor)] = value
-            self._sources[id(tensor)] = tensor
         wanted = layouts or [v.layout for v in self._analysis.outputs]
         pairs = list(zip(graph.outputs, wanted, strict=True))
         self._run(pairs)
@@ -458,11 +456,10 @@ class Partition:
         for tensor, value in zip(op.outputs, results, strict=True):
             _refine(value, tensor, self._analysis.value_of(tensor).layout)
             self._values[id(tensor)] = value
-            self._sources[id(tensor)] = tensor
 
     def _effect(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         keep_functions_of(op)
-        self._made[op] = [copy_operation(op, list(inputs), {})]
+        self._made[op] = [copy_operation(op, list(inputs))]
         return []
 
     # Layouts.

@@ -164,13 +164,12 @@ def called_graph(operation: Any, function: str) -> Any:
     return _control_flow_util_v2.get_func_graph(operation, shapes, function)
 
 
-def copy_operation(operation: Any, inputs: list[Any], attributes: dict[str, Any]) -> Any:
+def copy_operation(operation: Any, inputs: list[Any]) -> Any:
     """Adds a copy of an operation to the default graph.
 
     Args:
         operation: an operation of any graph.
         inputs: the inputs of the copy.
-        attributes: attributes that differ, as `AttrValue`s.
 
     Returns:
         The new operation. It has no control inputs besides those of the current context.
@@ -181,7 +180,6 @@ def copy_operation(operation: Any, inputs: list[Any], attributes: dict[str, Any]
         for name, value in operation.node_def.attr.items()
         if not name.startswith("_") or name.startswith("_tfdist")
     }
-    given.update(attributes)
     return graph._create_op_internal(
         operation.type, inputs, [t.dtype for t in operation.outputs], None, operation.name, given
     )

@@ -1,12 +1,13 @@
 """Values over the global batch inside a step of `fit` or `evaluate`: totals, means and rows.
 
-With several replicas, the code of a step sees only its replica's rows. Code that couples rows (a
+With TFDIST_STEP=replicated, the code of a step sees only its replica's rows. Code that couples rows (a
 loss that is a ratio of sums, or compares each row with all others), clips gradients or tracks a
 maximum can use these functions to access the global batch. The results are identical on all
 replicas, and their gradients are correct: each replica differentiates its part, and the optimizer
 sums the gradients.
 
-In a single process, and outside of steps, the functions return their arguments unchanged.
+In a single process, outside of steps, and in a step that is traced for the whole batch, the
+functions return their arguments unchanged.
 
 Example:
     >>> def contrastive_loss(labels, embeddings):
