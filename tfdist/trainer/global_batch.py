@@ -1,7 +1,7 @@
 """Values over the global batch inside a step of `fit` or `evaluate`: totals, means and rows.
 
-With TFDIST_STEP=replicated, the code of a step sees only its replica's rows. Code that couples rows (a
-loss that is a ratio of sums, or compares each row with all others), clips gradients or tracks a
+With TFDIST_STEP=replicated, the code of a step sees only its replica's rows. Code that couples rows
+(a loss that is a ratio of sums, or compares each row with all others), clips gradients or tracks a
 maximum can use these functions to access the global batch. The results are identical on all
 replicas, and their gradients are correct: each replica differentiates its part, and the optimizer
 sums the gradients.
