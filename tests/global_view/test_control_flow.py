@@ -238,6 +238,44 @@ def _written(*elements):
     return array
 
 
+def _listed(shape, *elements):
+    array = tf.TensorArray(tf.float32, len(elements), element_shape=shape, infer_shape=False)
+    return array.scatter(range(len(elements)), tf.stack(elements))
+
+
+def _split(axis):
+    def run(x):
+        array = tf.TensorArray(tf.float32, 2, element_shape=[None, None], infer_shape=False)
+        if axis:
+            array = array.split(tf.transpose(x), [1, 3])
+            return tf.reduce_sum(array.read(0), 0) * tf.reduce_sum(array.read(1), 0)
+        array = array.split(tf.concat([x, x @ W], 0), [tf.shape(x)[0]] * 2)
+        return array.read(0) * array.read(1)
+
+    return run
+
+
+def _concat_times(x):
+    array = tf.TensorArray(tf.float32, 2, element_shape=[None, None], infer_shape=False)
+    first = tf.transpose(x)
+    return tf.transpose(array.write(0, first).write(1, tf.tanh(first[:1])).concat())
+
+
+def _rows_and_sums(x):
+    array = _written(x, x * 2.0, x @ W)
+    return array.gather([0, 2]) + tf.reduce_mean(array.read(1), 0) + array.stack()[:2]
+
+
+def _sums_in_a_list(x):
+    array = _written(*(tf.reduce_sum(v, 0, keepdims=True) for v in (x, x * x)))
+    return array.gather([0, 1]) + tf.reduce_mean(array.read(1), 0) + array.stack() * x
+
+
+def _scattered(x):
+    array = _listed([None, 4], x, x * 2.0, x @ W).scatter([2, 0], tf.stack([x * x, x * 3.0]))
+    return array.read(0) + array.stack()[1] * array.gather([2])[0]
+
+
 def _read(x):
     array = tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[4]).unstack(x)
     return array.read(2) + tf.reduce_mean(array.stack(), 0)
@@ -333,6 +371,17 @@ PROGRAMS = {
         ("TensorListSetItem",),
     ),
     "list of rows": (_read, ("TensorListFromTensor",)),
+    # In the backward pass the number of elements is unknown.
+    "joined list": (
+        lambda x: _written(x, x * 2.0, x @ W).concat(),
+        ("Mul", "TensorListSplit", "TensorListSetItem"),
+    ),
+    "joined list of times": (_concat_times, ()),
+    "split": (_split(0), ()),
+    "split times": (_split(1), ()),
+    "rows and sums": (_rows_and_sums, ()),
+    "sums in a list": (_sums_in_a_list, ()),
+    "scattered list": (_scattered, ()),
     "asserts": (_asserted, ()),
 }
 _USUAL = [
@@ -347,6 +396,11 @@ _USUAL = [
     "remat",
     "penalty",
     "mixed list",
+    "joined list",
+    "split times",
+    "rows and sums",
+    "sums in a list",
+    "scattered list",
     "asserts",
 ]
 
@@ -360,9 +414,10 @@ def test_control_flow(name, shares, static):
     assert set(gathers(analysis)) <= set(coupled)
 
 
+@pytest.mark.parametrize("static", [False, True])
 @pytest.mark.parametrize("shares", some(SHARES, always=[[11, 0]]))
-def test_scans_over_time_gather_nothing(shares):
-    _, analysis = check(with_gradients(_scan_over_time), [TIMES], shares)
+def test_scans_over_time_gather_nothing(shares, static):
+    _, analysis = check(with_gradients(_scan_over_time), [TIMES], shares, static=static)
     assert gathers(analysis) == []
 
 

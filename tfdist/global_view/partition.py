@@ -15,6 +15,7 @@ from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Decision, Value
 from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout, Symbol
 from tfdist.internals.graphs import copy_operation, keep_functions_of
+from tfdist.internals.tensorflow import element_type
 from tfdist.jit import is_compiled_here
 
 _UPDATE = "TfdistUpdateBegins"
@@ -134,6 +135,13 @@ class Lane:
     def is_first(self) -> tf.Tensor:
         """Whether this is the first of all workers."""
         return self.share.is_first
+
+    def sum_now(self, value: tf.Tensor) -> tf.Tensor:
+        """The sum of all workers' values, communicated where the operation is added."""
+        (total,) = self.communication.reduce([value], ["sum"])
+        total.set_shape(value.shape)
+        self.partitions[-1].communicates(total)
+        return total
 
     def copy(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Adds a copy of an operation."""
@@ -283,6 +291,11 @@ def _in_optional(tensor: tf.Tensor) -> tf.Tensor | None:
     return None
 
 
+def _list_of(stacked: tf.Tensor) -> tf.Tensor:
+    """A list of the slices of a tensor along its first axis."""
+    return tf.raw_ops.TensorListFromTensor(tensor=stacked, element_shape=-1)
+
+
 def _with_shapes(call: _Emitted, results: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     for tensor, value, layout in zip(call.op.outputs, results, call.decision.outputs, strict=True):
         if layout.kind != "rows":
@@ -307,6 +320,7 @@ class Partition:
         self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
         self._made: dict[Any, list[Any]] = {}
         self._communicated: list[tf.Tensor] = []
+        self._stacks: dict[int, tf.Tensor] = {}  # the elements of lists, whole
         outputs = {t.op for t in analysis.graph.outputs}
         self._results = {op for op in outputs if op.type == "Identity"}
 
@@ -327,6 +341,10 @@ class Partition:
             return self._add_all(inputs, layouts)
         finally:
             self._lane.partitions.pop()
+
+    def communicates(self, value: tf.Tensor) -> None:
+        """Tells that a value has been communicated, for which an update waits."""
+        self._communicated.append(value)
 
     def effects(self) -> list[tf.Operation]:
         """The operations without results that the graph's callers wait for."""
@@ -420,7 +438,7 @@ class Partition:
             return False
         if _in_optional(tensor) is not None:
             return self._waits_for(_in_optional(tensor), layout)
-        if tensor.dtype in (tf.variant, tf.resource):
+        if tensor.dtype in (tf.variant, tf.resource) and not self._is_stackable(tensor):
             return False  # Cannot be converted.
         if own.is_sum and layout.is_sum:
             return False
@@ -480,6 +498,8 @@ class Partition:
     ) -> tf.Tensor:
         if _in_optional(tensor) is not None:
             return tf.raw_ops.OptionalFromValue(components=[self._as(_in_optional(tensor), layout)])
+        if "local" not in (own.kind, layout.kind) and self._is_stackable(tensor):
+            return self._convert_list(tensor, own, value, layout)
         if tensor.dtype in (tf.variant, tf.resource) or "local" in (own.kind, layout.kind):
             if layout.kind == "local" or (own.kind == "local" and layout.is_sum):
                 return value
@@ -496,12 +516,60 @@ class Partition:
             return value
         if layout.is_sum:
             return self._lane.contribution_of_whole(value)
-        return self._own_rows_of(tensor, value, layout)
-
-    def _own_rows_of(self, tensor: tf.Tensor, value: tf.Tensor, layout: Layout) -> tf.Tensor:
-        """This worker's rows of a value that it has as a whole."""
         dims = self._analysis.value_of(tensor).dims
         assert dims is not None
+        return self._own_rows_of(dims, value, layout)
+
+    def _convert_list(
+        self, tensor: tf.Tensor, own: Layout, value: tf.Tensor, layout: Layout
+    ) -> tf.Tensor:
+        """A list in another layout: its elements are stacked, converted and taken apart again."""
+        if own.is_sum and layout.is_sum:
+            return value
+        whole = self._held(tensor)[0] if own.kind == "whole" else self._stacks[id(tensor)]
+        if layout.is_sum:
+            return _list_of(self._lane.contribution_of_whole(whole))
+        if layout.kind == "rows":
+            dims = self._analysis.value_of(tensor).content.dims
+            moved = layout.moved_to(layout.axis + 1)
+            return _list_of(self._own_rows_of((Dim(1, (Symbol(),)), *dims), whole, moved))
+        return self._converted[id(tensor), WHOLE]
+
+    def _is_stackable(self, tensor: tf.Tensor) -> bool:
+        """Returns whether a tensor is a list of tensors of one shape."""
+        element = self._analysis.value_of(tensor).content
+        if tensor.dtype != tf.variant or not isinstance(element, Value) or element.dims is None:
+            return False
+        differ = any(symbol.source is tensor for dim in element.dims for symbol in dim.symbols)
+        return not differ and element_type(tensor) not in (None, tf.variant)
+
+    def _held(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Layout]:
+        """What this worker holds of a tensor and how; the elements of a list are stacked."""
+        value, layout = self._values[id(tensor)], self._analysis.value_of(tensor).layout
+        if tensor.dtype != tf.variant:
+            return value, layout
+        dims = self._analysis.value_of(tensor).content.dims
+        sizes = [self._own_size(axis, dim, layout) for axis, dim in enumerate(dims)]
+        shape = tf.stack(sizes) if sizes else tf.zeros([0], tf.int32)
+        stacked = tf.raw_ops.TensorListStack(
+            input_handle=value, element_shape=shape, element_dtype=element_type(tensor)
+        )
+        stacked.set_shape([None] * (len(dims) + 1))
+        return stacked, layout.moved_to(layout.axis + 1) if layout.kind == "rows" else layout
+
+    def _own_size(self, axis: int, dim: Dim, layout: Layout) -> tf.Tensor:
+        """The size of an axis of an element of a list, or -1 if it is unknown."""
+        rest = layout.outer * layout.inner
+        if layout.kind == "rows" and axis == layout.axis and rest.value is not None:
+            return self._lane.own_rows(tf.int32, rest.value)
+        unit = dim.divided_by(Dim(1, (self._analysis.batch,)))
+        if unit is not None and unit.value is not None and dim.value is None:
+            return self._lane.all_rows(tf.int32, unit.value)
+        is_cut = layout.kind == "rows" and axis == layout.axis
+        return tf.constant(-1 if is_cut or dim.value is None else dim.value)
+
+    def _own_rows_of(self, dims: Sequence[Dim], value: tf.Tensor, layout: Layout) -> tf.Tensor:
+        """This worker's rows of a value that it has as a whole."""
         if value.shape.rank is None:
             value.set_shape([None] * len(dims))
         before = (slice(None),) * layout.axis
@@ -611,36 +679,43 @@ class Partition:
 
     def _communicate(self, tensors: Sequence[tf.Tensor]) -> None:
         """Makes tensors of the graph whole on all workers."""
-        held = [t if _in_optional(t) is None else _in_optional(t) for t in tensors]
+        optional = [(t, _in_optional(t)) for t in tensors]
+        held = [t if value is None else value for t, value in optional]
         unique = list({id(t): t for t in held}.values())
         unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
         layouts = [self._analysis.value_of(t).layout for t in unique]
         parts = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "partial"]
-        held = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "rows"]
+        of_rows = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "rows"]
         if parts:
-            hows = [self._analysis.value_of(t).layout.how for t in parts]
-            values = [self._contribution(t) for t in parts]
-            for tensor, total in zip(
-                parts, self._lane.communication.reduce(values, hows), strict=True
-            ):
-                total.set_shape(self._values[id(tensor)].shape)
+            given = [self._held(t) for t in parts]
+            hows = [layout.how for _, layout in given]
+            values = [self._contribution(*pair) for pair in given]
+            totals = self._lane.communication.reduce(values, hows)
+            for tensor, (value, _), total in zip(parts, given, totals, strict=True):
+                total.set_shape(value.shape)
                 self._keep(tensor, total)
-        if held:
-            moved = [self._rows_first(t) for t in held]
-            for tensor, whole in zip(held, self._lane.communication.gather(moved), strict=True):
-                self._keep(tensor, self._from_rows_first(tensor, whole))
+        if of_rows:
+            given = [self._held(t) for t in of_rows]
+            moved = [self._rows_first(*pair) for pair in given]
+            wholes = self._lane.communication.gather(moved)
+            for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
+                result = self._from_rows_first(*pair, whole)
+                if tensor.dtype != tf.variant:
+                    result.set_shape(tensor.shape)
+                self._keep(tensor, result)
 
     def _keep(self, tensor: tf.Tensor, whole: tf.Tensor) -> None:
-        self._converted[id(tensor), WHOLE] = whole
         self._communicated.append(whole)
+        if tensor.dtype == tf.variant:
+            self._stacks[id(tensor)] = whole
+            whole = _list_of(whole)
+        self._converted[id(tensor), WHOLE] = whole
 
-    def _contribution(self, tensor: tf.Tensor) -> tf.Tensor:
-        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
+    def _contribution(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
         return value if layout.settled else self._lane.settled(value, layout.how)
 
-    def _rows_first(self, tensor: tf.Tensor) -> tf.Tensor:
+    def _rows_first(self, value: tf.Tensor, layout: Layout) -> tf.Tensor:
         """A tensor's rows as the first axis, those that count."""
-        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
         lane = self._lane
         axis = layout.axis
         if layout.outer != ONE:
@@ -655,8 +730,7 @@ class Partition:
             value = value[: tf.where(counts, size, 0)]
         return value
 
-    def _from_rows_first(self, tensor: tf.Tensor, whole: tf.Tensor) -> tf.Tensor:
-        layout, value = self._analysis.value_of(tensor).layout, self._values[id(tensor)]
+    def _from_rows_first(self, value: tf.Tensor, layout: Layout, whole: tf.Tensor) -> tf.Tensor:
         axis = layout.axis
         rank = value.shape.rank
         if layout.outer != ONE:
@@ -666,5 +740,4 @@ class Partition:
             whole = tf.transpose(tf.ensure_shape(whole, [None] * rank), order)
         if layout.outer != ONE:
             whole = self._together(whole, layout, value.shape)
-        whole.set_shape(tensor.shape)
         return whole

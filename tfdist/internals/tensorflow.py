@@ -29,7 +29,9 @@ from tensorflow.python.eager import context as _context
 from tensorflow.python.eager.polymorphic_function import function_context
 from tensorflow.python.eager.polymorphic_function.polymorphic_function import Function
 from tensorflow.python.framework import auto_control_deps_utils as _control_dependencies
+from tensorflow.python.framework import dtypes as _dtypes
 from tensorflow.python.framework import ops as _ops
+from tensorflow.python.ops import handle_data_util as _handle_data
 from tensorflow.python.ops.op_selector import UnliftableError
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
@@ -207,6 +209,14 @@ def traced_stack() -> list[tuple[str, int]]:
 def global_seed() -> Any:
     """The seed passed to `tf.random.set_seed`, or None."""
     return _context.global_seed()
+
+
+def element_type(tensor: Any) -> Any:
+    """Returns the type of the elements of a list of tensors; None if the tensor is no list."""
+    known = _handle_data.get_resource_handle_data(tensor)
+    if not known.is_set or len(known.shape_and_type) != 1:
+        return None
+    return _dtypes.as_dtype(known.shape_and_type[0].dtype)
 
 
 def are_results_watched() -> bool:

@@ -254,21 +254,42 @@ def _without_content(element: Any) -> Value | None:
 @rule("TensorListFromTensor")
 def list_from_tensor(call: Call) -> Decision | None:
     """Takes a tensor apart along its first axis."""
-    layout, dims = call.layouts[0], call.dims(0)
-    inputs: list[Layout | None] = [None, None if is_plain(call.layouts[1]) else WHOLE]
+    return _of_slices(call, 1)
+
+
+@rule("TensorListScatter", "TensorListScatterV2")
+def list_of_scattered(call: Call) -> Decision | None:
+    """Makes a list of the slices of a tensor along its first axis, at several places."""
+    decision = _of_slices(call, 2)
+    if decision is not None and decision.values is not None:
+        (value,) = decision.values
+        decision.values = [_list_of(value.layout, _without_content(value.content))]
+    return decision
+
+
+def _of_slices(call: Call, shape_at: int) -> Decision | None:
+    """A list of the slices of the first operand along its first axis."""
     if call.has("local"):
         return None
-    if layout.kind == "rows":
-        if layout.axis == 0 or dims is None:
-            inputs[0], layout = WHOLE, WHOLE
-        else:
-            layout = layout.moved_to(layout.axis - 1)
-    elif layout.kind == "partial":
-        layout = SETTLED_SUM if layout.is_sum else WHOLE
-        inputs[0] = None if call.layouts[0] == layout else layout
+    wanted, layout = _layout_of_slices(call, 0)
+    inputs: list[Layout | None] = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs[0] = None if wanted == call.layouts[0] else wanted
+    dims = call.dims(0)
     element = Value(layout, None if dims is None else dims[1:])
-    emit = any_shape_at(1) if layout.kind == "rows" else None
+    emit = any_shape_at(shape_at) if layout.kind == "rows" else None
     return Decision(inputs, [layout], values=[_list_of(layout, element)], emit=emit)
+
+
+def _layout_of_slices(call: Call, at: int) -> tuple[Layout, Layout]:
+    """The layout that an operand must have to be taken apart, and that of its slices."""
+    layout = call.layouts[at]
+    if layout.kind == "rows":
+        if layout.axis == 0 or call.dims(at) is None:
+            return WHOLE, WHOLE
+        return layout, layout.moved_to(layout.axis - 1)
+    if layout.kind == "partial":
+        layout = SETTLED_SUM if layout.is_sum else WHOLE
+    return layout, layout
 
 
 def _element(call: Call, at: int, shape_at: int, output: int) -> Decision | None:
@@ -396,36 +417,145 @@ def list_push(call: Call) -> Decision | None:
     return _with_element(call, 1)
 
 
-def _with_element(call: Call, item: int) -> Decision | None:
+@rule("TensorListScatterIntoExistingList")
+def list_scatter(call: Call) -> Decision | None:
+    """A list with other elements, which are the slices of a tensor along its first axis."""
+    return _with_element(call, 1, stacked=True)
+
+
+def _with_element(call: Call, item: int, *, stacked: bool = False) -> Decision | None:
     held, given = call.values[0], call.values[item]
     if call.has("local"):
         return None
-    if held.layout.kind == "unset":
+    if stacked:
+        _, slices = _layout_of_slices(call, item)
+        given = Value(slices, None if given.dims is None else given.dims[1:], given.content)
+    known = held.content if isinstance(held.content, Value) else None
+    layout = held.layout  # The elements follow the list.
+    if layout.kind == "unset":
         layout = given.layout
         if layout.kind == "partial":
             layout = SETTLED_SUM if layout.is_sum else WHOLE
-    else:
-        layout = held.layout  # A list cannot be converted, but its elements can.
-    inputs: list[Layout | None] = [
-        None if is_plain(v) or i == 0 else WHOLE for i, v in enumerate(call.layouts)
-    ]
-    inputs[item] = None if given.layout == layout else layout
+    elif layout.kind == "rows" and not _has_rows(given, layout, known):
+        layout = WHOLE
+    elif layout.kind == "whole" and given.layout.kind == "rows" and known is not None:
+        layout = given.layout if _has_rows(known, given.layout, given) else WHOLE
+    wanted = layout.moved_to(layout.axis + 1) if stacked and layout.kind == "rows" else layout
+    inputs: list[Layout | None] = [None if is_plain(v) else WHOLE for v in call.layouts]
+    inputs[0] = None if held.layout.kind == "unset" or held.layout == layout else layout
+    inputs[item] = None if call.layouts[item] == wanted else wanted
     element = dataclasses.replace(given, layout=layout)
-    known = held.content if isinstance(held.content, Value) else None
-    if layout.kind == "rows" and given.layout != layout:
-        dims = None if known is None else known.dims
-        if (
-            dims is None
-            or given.dims is None
-            or not dims[layout.axis].is_same(given.dims[layout.axis])
-        ):
-            inputs[0] = WHOLE  # The error names the list.
     if held.layout.kind != "unset" and known is not None:
-        element = joined_values(known, element, call.op.outputs[0])
+        before = dataclasses.replace(known, layout=layout)
+        element = joined_values(before, element, call.op.outputs[0])
     elif held.layout.kind != "unset":
         element = Value(layout)
     kept = element if call.type == "TensorListPushBack" else _without_content(element)
     return Decision(inputs, [layout], values=[_list_of(layout, kept)])
+
+
+def _has_rows(given: Value, layout: Layout, known: Value | None) -> bool:
+    """Whether a value has the same rows as the elements of a list, so that it can be cut so."""
+    if given.layout == layout:
+        return True
+    dims = None if known is None else known.dims
+    if dims is None or given.dims is None or len(dims) != len(given.dims):
+        return False
+    return dims[layout.axis].is_same(given.dims[layout.axis])
+
+
+@rule("TensorListConcatV2")
+def list_concat(call: Call) -> Decision | None:
+    """Joins the elements of a list along their first axis; also gives their lengths."""
+    layout, element = call.layouts[0], call.content(0)
+    joined_, lengths = call.op.outputs
+    if call.has("local") or layout.kind not in ("rows", "partial"):
+        return None
+    inputs = [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])]
+    count = Value(WHOLE, dims_of(lengths))
+    if layout.is_sum:
+        return Decision(inputs, [layout, WHOLE], values=[Value(layout, dims_of(joined_)), count])
+    dims = element.dims if isinstance(element, Value) else None
+    if layout.kind != "rows" or dims is None or _is_of_list(dims[layout.axis]):
+        return None
+    sizes = [None, *(None if _is_of_list(dim) else dim for dim in dims[1:])]
+    made = layout
+    if layout.axis == 0:
+        assert count.dims is not None
+        (times,) = count.dims
+        made = dataclasses.replace(layout, outer=times * layout.outer)
+        sizes[0] = times * dims[0]
+    value = Value(made, merged(joined_, sizes))
+    return Decision(inputs, [made, WHOLE], values=[value, count], emit=concat_own_rows)
+
+
+def concat_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Joins elements with own rows; their lengths are those for the whole batch."""
+    elements, shape, lengths = inputs
+    made, tensor = call.decision.outputs[0], call.op.outputs[0]
+    along = call.layouts[0].axis == 0  # The rows are joined.
+    own, whole = lane.own_rows(tf.int64), lane.all_rows(tf.int64)
+    if along:
+        lengths = lengths // whole * own
+    result, found = lane.copy(call.op, [elements, tf.constant(-1, shape.dtype), lengths])
+    if tensor.shape.rank is not None:
+        sizes = tensor.shape.as_list()
+        sizes[made.axis] = None
+        result = tf.ensure_shape(result, sizes)
+    return [result, found // own * whole if along else found]
+
+
+@rule("TensorListSplit")
+def list_split(call: Call) -> Decision | None:
+    """Takes a tensor apart along its first axis, in parts of several lengths."""
+    layout, dims, lengths = call.layouts[0], call.dims(0), call.content(2)
+    if call.has("local") or dims is None:
+        return None
+    if layout.kind not in ("rows", "partial"):
+        return call.all(WHOLE) if all(map(is_plain, call.layouts)) else None
+    inputs: list[Layout | None] = [
+        None,
+        *(None if is_plain(v) else WHOLE for v in call.layouts[1:]),
+    ]
+    if layout.kind == "partial":
+        wanted = SETTLED_SUM if layout.is_sum else WHOLE
+        inputs[0] = None if layout == wanted else wanted
+        return Decision(inputs, [wanted], values=[_list_of(wanted, None)])
+    if layout.axis:
+        element = Value(layout, (Dim(1, (Symbol(call.op.outputs[0], 0),)), *dims[1:]))
+        return Decision(inputs, [layout], values=[_list_of(layout, element)], emit=any_shape_at(1))
+    # Parts that are repetitions of all rows.
+    times = _number_of_parts(call, lengths, dims[0])
+    outer = None if times is None else layout.outer.divided_by(times)
+    size = None if times is None else dims[0].divided_by(times)
+    if outer is None or size is None:
+        return None
+    made = dataclasses.replace(layout, outer=outer)
+    element = Value(made, (size, *dims[1:]))
+    return Decision(inputs, [made], values=[_list_of(made, element)], emit=split_own_rows)
+
+
+def _number_of_parts(call: Call, lengths: Any, size: Dim) -> Dim | None:
+    """The number of parts if they are known to be equally long."""
+    if lengths is None:
+        # The gradient of a concatenation of such elements.
+        source = call.op.inputs[2]
+        symbols = [s for s in size.symbols if s.source is source]
+        if symbols:
+            return Dim(1, (symbols[0],))
+        return None
+    sizes = list(lengths.ravel())
+    times = Dim(len(sizes))
+    one = size.divided_by(times)
+    same = one is not None and all(n is not None and n.is_same(one) for n in sizes)
+    return times if same else None
+
+
+def split_own_rows(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Takes own rows apart."""
+    tensor, shape, lengths = inputs
+    own, whole = lane.own_rows(lengths.dtype), lane.all_rows(lengths.dtype)
+    return lane.copy(call.op, [tensor, tf.constant(-1, shape.dtype), lengths // whole * own])
 
 
 @rule("TensorListLength", "TensorListElementShape")
@@ -454,19 +584,37 @@ def of_lists(call: Call) -> Decision | None:
     """Passes on a list or an optional value, adds lists, or makes one of zeros."""
     if call.has("local"):
         return None
-    layouts = {v for v in call.layouts if v.kind != "unset"}
-    layout = layouts.pop() if layouts else UNSET
+    values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
+    layout = _of_all_lists(values)
     inputs: list[Layout | None] = [
         None if v.kind == "unset" or v == layout else layout for v in call.layouts
     ]
-    values = [v for v in call.values if v.layout.kind != "unset"] or list(call.values)
-    result = values[0]
-    for value in values[1:]:
-        result = joined_values(result, value, call.op.outputs[0])
-    element = result.content
+    contents = [
+        dataclasses.replace(v.content, layout=layout) if isinstance(v.content, Value) else None
+        for v in values
+    ]
+    element = contents[0]
+    for other in contents[1:]:
+        if element is not None:
+            same = joined_values(element, other, call.op.outputs[0]) if other is not None else None
+            element = same
     if call.type not in ("Identity", "StopGradient", "PreventGradient"):
         element = _without_content(element)
     return Decision(inputs, [layout], values=[_list_of(layout, element)])
+
+
+def _of_all_lists(values: Sequence[Value]) -> Layout:
+    """The layout of lists that are added: that of rows, if all elements can be cut so."""
+    layouts = [v.layout for v in values]
+    if all(v == layouts[0] for v in layouts):
+        return layouts[0]
+    cut = next((v for v in values if v.layout.kind == "rows"), None)
+    if cut is None:
+        return SETTLED_SUM if all(v.kind == "whole" or v.is_sum for v in layouts) else WHOLE
+    elements = [v.content if isinstance(v.content, Value) else Value(v.layout) for v in values]
+    known = cut.content if isinstance(cut.content, Value) else None
+    same = all(_has_rows(element, cut.layout, known) for element in elements)
+    return cut.layout if same else WHOLE
 
 
 @rule("OptionalFromValue")

@@ -92,6 +92,20 @@ def resource_gather(call: Call) -> Decision | None:
     return call.all(indices, dims=dims)
 
 
+@rule("ResourceGatherNd")
+def resource_gather_nd(call: Call) -> Decision | None:
+    """Looks up elements or slices of a variable at several indices."""
+    variable, indices = call.layouts
+    if variable.kind == "local":
+        return None
+    if variable.kind == "partial":
+        return Decision([None, None if is_plain(indices) else WHOLE], [variable])
+    rank = call.rank(1)
+    if indices.kind != "rows" or rank is None or indices.axis >= rank - 1:
+        return call.all(WHOLE) if is_plain(indices) else None
+    return call.all(indices)
+
+
 _SEGMENTS = {
     "UnsortedSegmentSum": "sum",
     "UnsortedSegmentMax": "max",

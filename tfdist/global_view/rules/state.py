@@ -134,12 +134,55 @@ def scatter_variable(call: Call) -> Decision | None:
     return Decision([None, None if is_plain(call.layouts[1]) else WHOLE, SETTLED_SUM], [])
 
 
+@rule("ResourceStridedSliceAssign")
+def assign_slice(call: Call) -> Decision | None:
+    """Sets a slice of a variable."""
+    if call.layouts[0].kind != "partial":
+        return None
+    return Decision(
+        [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:4]), SETTLED_SUM], []
+    )
+
+
 @rule("ResourceScatterMul", "ResourceScatterDiv")
 def scale_variable(call: Call) -> Decision | None:
     """Multiplies elements of a variable."""
     if call.layouts[0].kind != "partial":
         return None
     return Decision([None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])], [])
+
+
+_EXTREMES = {
+    "ResourceScatterMax": tf.tensor_scatter_nd_max,
+    "ResourceScatterMin": tf.tensor_scatter_nd_min,
+    "ResourceScatterNdMax": tf.tensor_scatter_nd_max,
+    "ResourceScatterNdMin": tf.tensor_scatter_nd_min,
+}
+
+
+@rule(*_EXTREMES)
+def scatter_extremes(call: Call) -> Decision | None:
+    """Sets elements of a variable to the larger or smaller of two numbers."""
+    if call.layouts[0].kind != "partial":
+        return None
+    inputs = [None, *(None if is_plain(v) else WHOLE for v in call.layouts[1:])]
+    return Decision(inputs, [], emit=scatter_into_the_sum)
+
+
+def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Changes the sum of all parts of a variable, which the first worker holds afterwards."""
+    variable, indices, updates = inputs
+    part = tf.raw_ops.ReadVariableOp(resource=variable, dtype=updates.dtype)
+    total = lane.sum_now(part)
+    if "Nd" not in call.op.type:
+        updates = tf.broadcast_to(
+            updates, tf.concat([tf.shape(indices), tf.shape(total)[1:]], axis=0)
+        )
+        indices = indices[..., tf.newaxis]
+    changed = _EXTREMES[call.op.type](total, indices, updates)
+    own = tf.where(lane.is_first(), changed, tf.zeros_like(changed))
+    lane.effects = [tf.raw_ops.AssignVariableOp(resource=variable, value=own)]
+    return []
 
 
 # Collectives of the traced program, such as those of an optimizer.
