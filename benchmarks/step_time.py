@@ -7,6 +7,8 @@ The backends:
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
   tfdist_partitioned the same with TFDIST_STEP=partitioned, and
   tfdist_replicated  with TFDIST_STEP=replicated; several workers only
+  tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
+                     workers only
   tfdist_xla         the same with jit_compile=True
   tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
   tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
@@ -26,7 +28,8 @@ others sleep. So a disturbance of the machine hits all alike, and what counts is
 same round. All is done with several sets of processes, since two processes that run the same
 program differ by some percent; and another backend's are started first in each set, since those
 compute 1 to 2 % slower than the same ones started later. Backends that cannot run are reported
-with the reason.
+with the reason. With --rate each worker is on a host of its own, a network namespace, which may
+send so much a second; that takes root and iproute2.
 """
 
 from __future__ import annotations
@@ -38,6 +41,7 @@ import time
 from collections.abc import Iterator
 
 from absl import app, flags
+from reducing.hosts import HERE, Hosts, make_hosts
 from reducing.job import MissingError
 from stepping.backends import BACKENDS, limit, peer, possible
 from stepping.figures import format_table, make_rows
@@ -56,6 +60,12 @@ flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "with the defaults of Ke
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)
 flags.DEFINE_integer("rounds", 6, "rounds with each set", lower_bound=2)
 flags.DEFINE_integer("steps", None, "steps in a round; by default the model's own number")
+flags.DEFINE_string(
+    "rate",
+    "",
+    "what each worker may send, each on a host of its own, as tc writes it: 1gbit; empty for "
+    "workers on this host",
+)
 flags.DEFINE_string("torch_python", sys.executable, "a Python that has torch, for ddp")
 flags.DEFINE_string("jax_python", sys.executable, "a Python that has jax and keras, for jax")
 flags.DEFINE_string("json", None, "file to write the rows to")
@@ -81,7 +91,8 @@ def main(_: list[str]) -> None:
         limits = {b: limit(b, workers) for b in backends}
         peers = {b: peer(b, workers) for b in backends}
         for model in FLAGS.models:
-            times, missing = measure(model, workers, backends)
+            with make_hosts(workers if FLAGS.rate else 0, FLAGS.rate) as hosts:
+                times, missing = measure(model, workers, backends, hosts)
             group = make_rows(model, workers, times, missing, limits, peers)
             print(format_table(group), end="\n\n", flush=True)
             rows += group
@@ -91,7 +102,7 @@ def main(_: list[str]) -> None:
 
 
 def measure(
-    model: str, workers: int, backends: list[str]
+    model: str, workers: int, backends: list[str], hosts: Hosts = HERE
 ) -> tuple[dict[str, list[float]], dict[str, str]]:
     """Runs some backends in turns.
 
@@ -109,7 +120,8 @@ def measure(
             for backend in [b for b in order if b not in missing]:
                 with noting(backend, missing):
                     pythons = {"torch": FLAGS.torch_python, "jax": FLAGS.jax_python}
-                    teams[backend] = Team(backend, model, workers, FLAGS.optimizer, pythons)
+                    optimizer = FLAGS.optimizer
+                    teams[backend] = Team(backend, model, workers, optimizer, pythons, hosts=hosts)
                     teams[backend].steps(steps)  # Compiles and warms up.
             for turn in range(FLAGS.rounds):
                 for backend in order[:: -1 if turn % 2 else 1]:

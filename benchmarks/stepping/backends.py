@@ -32,6 +32,7 @@ BACKENDS = {
     "tfdist": Backend("keras", connected=True),
     "tfdist_partitioned": Backend("keras", connected=True, alone=False),
     "tfdist_replicated": Backend("keras", connected=True, alone=False),
+    "tfdist_replica_statistics": Backend("keras", connected=True, alone=False),
     "tfdist_xla": Backend("keras", compiled=True, connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
     "tfdist_sharded": Backend("keras", connected=True, alone=False),
@@ -72,7 +73,7 @@ def peer(backend: str, workers: int) -> str:
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
         return "tfdist"
-    if backend == "tfdist_partitioned":
+    if backend in ("tfdist_partitioned", "tfdist_replica_statistics"):
         return "tfdist_replicated"
     if BACKENDS[backend].framework == "jax":
         return "tfdist_xla" if BACKENDS[backend].connected else "unconnected_xla"

@@ -17,18 +17,32 @@ def mlp() -> keras.Model:
     return keras.Sequential([keras.Input([2048]), *hidden, layers.Dense(10)])
 
 
+def convolve(x: keras.KerasTensor, filters: int, stride: int = 1) -> keras.KerasTensor:
+    """Convolution, batch normalisation, ReLU."""
+    x = layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
+    return layers.ReLU()(layers.BatchNormalization()(x))
+
+
 def cnn() -> keras.Model:
     """A residual network of seven convolutions for images of 32x32, with batch normalisation."""
-
-    def convolve(x: keras.KerasTensor, filters: int, stride: int = 1) -> keras.KerasTensor:
-        x = layers.Conv2D(filters, 3, stride, padding="same", use_bias=False)(x)
-        return layers.ReLU()(layers.BatchNormalization()(x))
 
     images = keras.Input([32, 32, 3])
     x = convolve(images, 32)
     for filters in (32, 64, 128):
         short = layers.Conv2D(filters, 1, 2)(x)
         x = short + convolve(convolve(x, filters, 2), filters)
+    return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
+
+
+def resnet() -> keras.Model:
+    """ResNet-20 for images of 32x32: 19 convolutions of 3x3 with batch normalisation each."""
+    images = keras.Input([32, 32, 3])
+    x = convolve(images, 16)
+    for filters in (16, 32, 64):
+        for block in range(3):
+            stride = 2 if filters > 16 and not block else 1
+            short = layers.Conv2D(filters, 1, stride)(x) if stride > 1 else x
+            x = short + convolve(convolve(x, filters, stride), filters)
     return keras.Model(images, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
@@ -52,4 +66,4 @@ def lstm() -> keras.Model:
     return keras.Model(tokens, layers.Dense(1000)(layers.LSTM(256)(x)))
 
 
-BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": gpt, "lstm": lstm}
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": gpt, "lstm": lstm}

@@ -42,6 +42,14 @@ def tfdist_replicated(workload: Workload, rank: int, addresses: list[str], clock
     tfdist_native(workload, rank, addresses, clock)
 
 
+def tfdist_replica_statistics(
+    workload: Workload, rank: int, addresses: list[str], clock: Clock
+) -> None:
+    """Partitioned steps that normalize with the statistics of each worker's rows."""
+    os.environ["TFDIST_BATCH_STATISTICS"] = "replica"
+    tfdist_partitioned(workload, rank, addresses, clock)
+
+
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
     """`fit` under tfdist's strategy, compiled."""
     import tfdist
@@ -161,6 +169,7 @@ TRAINING = {
     "tfdist": tfdist_native,
     "tfdist_partitioned": tfdist_partitioned,
     "tfdist_replicated": tfdist_replicated,
+    "tfdist_replica_statistics": tfdist_replica_statistics,
     "tfdist_xla": tfdist_xla,
     "tfdist_tensorflow": tfdist_tensorflow,
     "tfdist_sharded": tfdist_sharded,

@@ -39,6 +39,7 @@ MODELS = {
         Workload("tiny", (8,), (), 4, rows=4, steps=3),
         Workload("mlp", (2048,), (), 10, rows=32, steps=40),
         Workload("cnn", (32, 32, 3), (), 10, rows=64, steps=20),
+        Workload("resnet", (32, 32, 3), (), 10, rows=32, steps=10),
         Workload("gpt", (128,), (128,), 256, rows=8, steps=5, integers=True),
         Workload("lstm", (64,), (), 1000, rows=32, steps=10, integers=True),
     )

@@ -6,6 +6,8 @@ import socket
 from collections.abc import Mapping
 from types import MappingProxyType
 
+from reducing.hosts import HERE, Hosts
+
 from stepping.backends import BACKENDS, find_python
 from stepping.members import Members, TeamError
 
@@ -22,6 +24,7 @@ class Team(Members):
         optimizer: one of `OPTIMIZERS`.
         pythons: as for `find_python`.
         timeout: seconds to wait for an answer.
+        hosts: for each worker its own; by default all are on this host.
 
     Raises:
         MissingError: the backend cannot run here.
@@ -35,13 +38,17 @@ class Team(Members):
         optimizer: str = "sgd",
         pythons: Mapping[str, str] = MappingProxyType({}),
         timeout: float = 180.0,
+        hosts: Hosts = HERE,
     ) -> None:
         python = find_python(backend, pythons)
         connected = BACKENDS[backend].connected and workers > 1
         addresses = free_addresses(workers) if connected else []
+        if connected and hosts.namespaces:
+            ports = [address.partition(":")[2] for address in addresses]
+            addresses = [f"{h}:{port}" for h, port in zip(hosts.addresses, ports, strict=True)]
         order = {"backend": backend, "model": model, "optimizer": optimizer}
         super().__init__(
-            [[python, "-m", "stepping.worker"]] * workers,
+            [[*hosts.prefix(rank), python, "-m", "stepping.worker"] for rank in range(workers)],
             [{**order, "rank": rank, "addresses": addresses} for rank in range(workers)],
             timeout,
         )

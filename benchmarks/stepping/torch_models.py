@@ -28,12 +28,12 @@ def convolve(before: int, filters: int, stride: int = 1) -> nn.Module:
 
 
 class Residual(nn.Module):
-    """Two convolutions beside one of 1x1; halves the image."""
+    """Two convolutions beside one of 1x1, which halves the image, or beside nothing."""
 
-    def __init__(self, before: int, filters: int) -> None:
+    def __init__(self, before: int, filters: int, stride: int = 2) -> None:
         super().__init__()
-        self.short = nn.Conv2d(before, filters, 1, 2)
-        self.long = nn.Sequential(convolve(before, filters, 2), convolve(filters, filters))
+        self.short = nn.Conv2d(before, filters, 1, stride) if stride > 1 else nn.Identity()
+        self.long = nn.Sequential(convolve(before, filters, stride), convolve(filters, filters))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.short(x) + self.long(x)
@@ -44,6 +44,15 @@ def cnn() -> nn.Module:
     blocks = [Residual(before, filters) for before, filters in ((32, 32), (32, 64), (64, 128))]
     head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)]
     return nn.Sequential(convolve(3, 32), *blocks, *head)
+
+
+def resnet() -> nn.Module:
+    """ResNet-20 for images of 32x32: 19 convolutions of 3x3 with batch normalisation each."""
+    blocks = [Residual(16, 16, 1) for _ in range(3)]
+    for filters in (32, 64):
+        blocks += [Residual(filters // 2, filters), *(Residual(filters, filters, 1) for _ in "12")]
+    head = [nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10)]
+    return nn.Sequential(convolve(3, 16), *blocks, *head)
 
 
 class Block(nn.Module):
@@ -99,4 +108,4 @@ class LSTM(nn.Module):
         return self.head(states[:, -1])  # type: ignore[no-any-return]
 
 
-BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "gpt": GPT, "lstm": LSTM}
+BUILDERS = {"tiny": tiny, "mlp": mlp, "cnn": cnn, "resnet": resnet, "gpt": GPT, "lstm": LSTM}

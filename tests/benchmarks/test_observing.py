@@ -71,7 +71,7 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
         "observing.py",
         {
             "--workers=0": "positive",
-            "--models=pigeons": "any of tiny, mlp, cnn, gpt, lstm",
+            "--models=pigeons": "any of tiny, mlp, cnn, resnet, gpt, lstm",
             "--watch=birds": "any of none, none_again, recorder",
         },
     )
