@@ -67,7 +67,16 @@ PARTS = {
         "registry",
         "compressor",
     ],
-    "trainer": ["patching", "optimizers", "global_batch", "older_keras", "losses", "saving", "fit"],
+    "trainer": [
+        "patching",
+        "optimizers",
+        "global_batch",
+        "older_keras",
+        "batch_statistics",
+        "losses",
+        "saving",
+        "fit",
+    ],
     "pipeline": [
         "plan",
         "schedules",

@@ -324,7 +324,18 @@ def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
         def call(self, *x: Any, training: bool | None = None) -> Any:
             return call(self.layer, *x)
 
-    called = Called()
+    class Training(layers.Layer):
+        """Passes `training` on; `stateless_call` tells it only the layer that it is called on."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = Called()
+            self.built = True
+
+        def call(self, *x: Any, training: bool | None = None) -> Any:
+            return self.layer(*x, training=training)
+
+    called = Training()
     called(*map(tf.constant, inputs), training=False)
     differentiable = [x.dtype == np.float32 for x in inputs]
 

@@ -5,7 +5,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import exhaustive
+from tests.tiers import exhaustive, some
 
 GROUPS_OF_DEVICES = ["2", *(pytest.param(group, marks=exhaustive) for group in ("3", "2x2", "1x2"))]
 
@@ -26,6 +26,21 @@ def test_what_a_step_communicates():
         gathered = [(size, where) for kind, size, where in found["rows"] if kind == "gather"]
         # The targets of all rows, for the products of each with its own.
         assert any(size == 6 * 3 * 4 and "partitioned.py:" in where for size, where in gathered)
+        # Of each worker, the number of its rows, and the mean and variance of three features.
+        assert [size for kind, size, _ in found["statistics"] if kind == "gather"] == [2 * 7 * 4]
+        moments = ("moments", (2, 7), "statistics of each replica")
+        assert moments in found["statistics, reasons"]
+
+
+@pytest.mark.parametrize(
+    ("group", "replicas", "jit_compile"),
+    some(
+        [("2", 2, False), ("3", 3, True), ("2x2", 4, False), ("1x2", 2, False), ("2x2", 4, True)],
+        always=[("2", 2, False)],
+    ),
+)
+def test_replicas_normalize_their_rows(group, replicas, jit_compile):
+    check_same_as_alone(group, "partitioned:statistics_of_replicas", replicas, jit_compile)
 
 
 def test_effects_happen_once():

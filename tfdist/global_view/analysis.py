@@ -9,7 +9,7 @@ from typing import Any
 from tfdist.global_view.contents import contents_of
 from tfdist.global_view.decision import Call, Decision, Value, dims_of, merged
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol
-from tfdist.global_view.rules import RULES
+from tfdist.global_view.rules import OF_OWN_VALUES, RULES
 from tfdist.internals.graphs import called_graph, is_call
 
 
@@ -133,6 +133,8 @@ def decide(call: Call) -> Decision:
     rule = RULES.get(call.type)
     if rule is None and is_call(call.op):
         rule = RULES["PartitionedCall"]
+    elif call.has("local") and call.type not in OF_OWN_VALUES:
+        rule = None
     if rule is not None:
         decision = rule(call)
         if decision is not None:

@@ -25,11 +25,11 @@ class Transfer:
 
     Attributes:
         kind: "reduce" or "gather".
-        operation: the type of the operation that needs it.
+        operation: the type of the operation that needs it; "moments" for statistics of the batch.
         size: the bytes of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
         where: the file and line of the user's code, or the name of the operation.
-        reason: why rows are gathered; "" for a reduction.
+        reason: why values are gathered; "" for a reduction.
     """
 
     kind: str
@@ -46,14 +46,28 @@ class Transfer:
         return f"{self.kind} {size} [{shape}] for {self.operation} at {self.where}{why}"
 
 
-def transfers(analysis: Analysis, batch: int | None = None) -> list[Transfer]:
+def transfers(
+    analysis: Analysis, batch: int | None = None, replicas: int | None = None
+) -> list[Transfer]:
     """The values that a partitioned graph communicates.
 
     Args:
         analysis: the graph and its layouts.
         batch: the number of rows of the batch, for the sizes.
+        replicas: the number of replicas, for the sizes.
     """
-    return list(_transfers(analysis, analysis.batch, batch, set()))
+    found = list(_transfers(analysis, analysis.batch, batch, set()))
+    return [_of_replicas(t, replicas) if t.operation == _MOMENTS else t for t in found]
+
+
+_MOMENTS = "moments"
+
+
+def _of_replicas(transfer: Transfer, count: int | None) -> Transfer:
+    """A transfer of what each replica has computed, with the number of replicas."""
+    one = transfer.size
+    size = None if one is None or count is None else one * count
+    return dataclasses.replace(transfer, size=size, shape=(count, *transfer.shape[1:]))
 
 
 def _transfers(
@@ -101,12 +115,16 @@ def _transfer(
     kind: str = "",
 ) -> Transfer:
     shape = _sizes(value, symbol, batch)
+    operation = op.type
+    if value.layout.how == "stack":
+        shape, operation = (1, *shape[1:]), _MOMENTS
+        kind, reason = "gather", "statistics of each replica"
     count: int | None = 1
     for size in shape:
         count = None if count is None or size is None else count * size
     bytes_ = None if count is None or not tensor.dtype.size else count * tensor.dtype.size
     kind = kind or ("gather" if value.layout.kind == "rows" else "reduce")
-    return Transfer(kind, op.type, bytes_, shape, where(op), reason if kind == "gather" else "")
+    return Transfer(kind, operation, bytes_, shape, where(op), reason if kind == "gather" else "")
 
 
 def _sizes(value: Value, symbol: Symbol, batch: int | None) -> tuple[int | None, ...]:

@@ -108,7 +108,8 @@ class Layout:
         axis: the axis of the rows.
         outer: the rows' axis has size `outer * rows * inner`: this many repetitions of all rows,
         inner: and this many elements for each row.
-        how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any".
+        how: the reduction of a partial value: "sum", "min", "max", "product", "all" or "any"; or
+            "stack" if the value is that of all workers along the first axis.
         settled: whether workers without rows of their own, which compute with a substitute,
             contribute nothing to a partial sum.
     """

@@ -247,6 +247,7 @@ _NEUTRAL: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
     "min": lambda x: tf.fill(tf.shape(x), _extreme(x.dtype, 1)),
     "all": tf.ones_like,
     "any": tf.zeros_like,
+    "stack": tf.zeros_like,
 }
 _FEW = 1024
 

@@ -90,6 +90,11 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         for name in ("MixUp", "CutMix")
         if hasattr(keras.layers, name)  # Missing from the oldest Keras.
     ),
+    (
+        "BatchNormalization",
+        keras.layers.BatchNormalization,
+        {"call": "self, inputs, training, mask", "_moments": "self, inputs, mask"},
+    ),
     ("tf.compat.v1", tf.compat.v1, {"reset_default_graph": ""}),
     ("function_context", function_context, {"make_function_context": "scope_type"}),
     (

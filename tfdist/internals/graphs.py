@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import tensorflow as tf
 from tensorflow.core.framework import attr_value_pb2
+from tensorflow.python.eager import record as _record
 from tensorflow.python.framework import func_graph as _func_graph
 from tensorflow.python.framework import function_def_to_graph as _function_def_to_graph
 from tensorflow.python.framework import ops as _ops
@@ -109,15 +111,41 @@ def mark_what_is_only_read(conditional: Any, branches: tuple[Any, Any]) -> None:
 
 
 @contextlib.contextmanager
-def marking_operations(name: str) -> Iterator[None]:
-    """Operations that are added to the default graph in this context have a boolean attribute.
+def marking_operations(name: str, numbers: Sequence[int] | None = None) -> Iterator[None]:
+    """Operations that are added to the default graph in this context have another attribute.
 
     Args:
         name: the attribute's name, which begins with an underscore.
+        numbers: the attribute's value; True by default.
     """
     mark = attr_value_pb2.AttrValue(b=True)
+    if numbers is not None:
+        mark = attr_value_pb2.AttrValue(list=attr_value_pb2.AttrValue.ListValue(i=numbers))
     with _ops.get_default_graph()._attr_scope({name: mark}):
         yield
+
+
+def identities(values: Sequence[Any], gradient: str) -> list[Any]:
+    """Adds an `IdentityN` operation with a gradient of its own to the default graph.
+
+    Unlike those of `tf.custom_gradient`, it keeps no graph alive.
+
+    Args:
+        values: tensors of the default graph.
+        gradient: the name under which the gradient was registered by `tf.RegisterGradient`.
+    """
+    function = _ops.gradient_registry.lookup(gradient)
+    overriding = _ops.get_default_graph().gradient_override_map({"IdentityN": gradient})
+    with _record.stop_recording(), overriding:
+        results: list[Any] = tf.raw_ops.IdentityN(input=list(values))
+    operation = results[0].op
+
+    def backward(*gradients: Any) -> Any:
+        return function(operation, *gradients)
+
+    # A tape asks for what has been recorded; a graph's gradient, for the registered function.
+    _record.record_operation(gradient, results, list(values), backward)
+    return results
 
 
 def keep_functions(graph: Any, of: Any) -> None:

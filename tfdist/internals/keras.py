@@ -22,6 +22,7 @@ from keras.src.backend import compute_output_spec
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
+from keras.src.backend.common.variables import AutocastScope
 from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
@@ -63,6 +64,7 @@ __all__ = [
     "data_adapters",
     "dataset_of",
     "dropout_shape",
+    "exact_value",
     "get_keras_mask",
     "graph_of",
     "in_callers_state",
@@ -127,6 +129,12 @@ def dropout_shape(inputs: Any, noise_shape: Any) -> Any:
 def seed_for_draw(seed: Any) -> Any:
     """The next two numbers of a seed, an integer or `SeedGenerator`, as TensorFlow expects them."""
     return random._cast_seed(random.draw_seed(seed))
+
+
+def exact_value(variable: Any) -> tf.Tensor:
+    """The value of a Keras variable in the variable's own type, also under mixed precision."""
+    with AutocastScope(None):
+        return tf.convert_to_tensor(variable.value)
 
 
 def checkpoint_path(callback: Any, epoch: int, batch: int | None, logs: Any) -> Any:

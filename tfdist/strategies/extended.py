@@ -54,6 +54,8 @@ class ReplicatedExtended(PlacedExtended):
 
     Attributes:
         progress: which training step stands on this worker.
+        batch_statistics: "global" if batch normalization uses the statistics of the whole batch in
+            partitioned steps, "replica" for those of each replica's rows.
     """
 
     explain: Callable[[Any, Any], Any]  # Prints what a model's step communicates for a batch.
@@ -71,6 +73,7 @@ class ReplicatedExtended(PlacedExtended):
         super().__init__(container, devices, workers)
         self._replicas = tuple(replicas)
         self.group = group
+        self.batch_statistics = group.options.batch_statistics
         self.compressor: Compressor | None = None
         self.progress = Progress()
         self._created: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()

@@ -9,6 +9,11 @@ import tensorflow as tf
 
 from tfdist.cluster import Found
 from tfdist.collective.communicator_interface import Alone
+from tfdist.strategies.batch_statistics import (
+    BatchStatistics,
+    agreed_batch_statistics,
+    check_batch_statistics,
+)
 from tfdist.strategies.communication import (
     check_communication,
     local_devices,
@@ -28,9 +33,13 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         communication: `"native"` for tfdist's collectives, which on GPUs need NVIDIA's driver
             alone and use NCCL if it is there; `"tensorflow"` for TensorFlow's; `"auto"`, the
             default, is `"tensorflow"`.
+        batch_statistics: the rows by whose statistics `BatchNormalization` layers normalize in
+            training: `"global"`, those of the whole batch as in one process, or `"replica"`, those
+            of each replica, which communicate nothing; layers with `synchronized=True` always use
+            the whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
 
     Raises:
-        ValueError: `communication` is none of these.
+        ValueError: `communication` or `batch_statistics` is none of these.
         NativeUnavailableError: the native collectives were requested and are unavailable.
 
     Example:
@@ -45,9 +54,12 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         cross_device_ops: Any = None,
         *,
         communication: Literal["auto", "native", "tensorflow"] = "auto",
+        batch_statistics: BatchStatistics | None = None,
     ) -> None:
         check_communication(communication)
+        check_batch_statistics(batch_statistics)
         group = join(Found())
+        statistics = agreed_batch_statistics(group, batch_statistics)
         names = [_full_name(d) for d in devices] if devices else local_devices(group)
         native = communication == "native"
         if native:
@@ -56,6 +68,7 @@ class MirroredStrategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
         workers = Alone()
         replicas = replica_communicators(group, names, workers, options, native=native)
         extended = ReplicatedExtended(self, names, replicas, workers, group, cross_device_ops)
+        extended.batch_statistics = statistics
         tf.distribute.Strategy.__init__(self, extended)
 
     def explain(self, model: Any, batch: Any) -> Any:

@@ -12,6 +12,11 @@ from tfdist.cluster.net.wait_messages import say
 from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
+from tfdist.strategies.batch_statistics import (
+    BatchStatistics,
+    agreed_batch_statistics,
+    check_batch_statistics,
+)
 from tfdist.strategies.communication import (
     check_communication,
     choose,
@@ -45,8 +50,13 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
             of `tfdist.compression`, or a `tfdist.compression.Policy`. None sends them exactly.
         shard_optimizer: whether to shard the optimizer state (ZeRO-1), so that each worker keeps
             the state, and updates the weights, of an equal share of the elements.
+        batch_statistics: the rows by whose statistics `BatchNormalization` layers normalize in
+            training: `"global"`, those of the whole batch as in one process, or `"replica"`, those
+            of each replica, which communicate nothing; layers with `synchronized=True` always use
+            the whole batch. By default `TFDIST_BATCH_STATISTICS`, or else `"global"`.
 
     Raises:
+        ValueError: `communication` or `batch_statistics` is none of the above.
         ClusterError: the description of the cluster is invalid.
         RendezvousError: not all workers connected within `TFDIST_START_TIMEOUT` seconds.
         NativeUnavailableError: `communication="native"`, and the core cannot be compiled or
@@ -74,13 +84,16 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         communication: Literal["auto", "native", "tensorflow"] = "auto",
         compression: CompressionLike = None,
         shard_optimizer: bool = False,
+        batch_statistics: BatchStatistics | None = None,
     ) -> None:
         check_communication(communication)
+        check_batch_statistics(batch_statistics)
         found = read_cluster(cluster_resolver)
         policy = compression_policy(compression)
         options = communication_options or tf.distribute.experimental.CommunicationOptions()
         group = join(found)
         group.agree("shard_optimizer", str(bool(shard_optimizer)))
+        statistics = agreed_batch_statistics(group, batch_statistics)
         share_randomness(group)
         native = choose(group, communication) == "native"
         if native:
@@ -98,6 +111,7 @@ class MultiWorkerMirroredStrategy(tf.distribute.MultiWorkerMirroredStrategy):  #
         extended = ReplicatedExtended(self, devices, replicas, workers, group)
         extended.cluster_resolver = cluster_resolver or resolver_of(group, found)
         extended.shards_optimizers = bool(shard_optimizer) and extended.spans_workers
+        extended.batch_statistics = statistics
         extended.compressor = make_compressor(group, policy, devices, workers, replicas, options)
         tf.distribute.Strategy.__init__(self, extended)
 

@@ -275,12 +275,36 @@ class GlobalStep(Step):
 
     Losses, metrics and noise need no correction. What an optimizer sums is marked by
     `contributions`.
+
+    Args:
+        static_rows: the number of rows of the batch, if the program knows it.
+        own_statistics: whether each replica normalizes with the statistics of its own rows.
+        assigns_own_statistics: whether it also keeps those in its moving statistics.
+        gathers_statistics: whether the statistics of the whole batch are computed from those of the
+            replicas, which are gathered.
+
+    Attributes:
+        static_rows: as given.
+        own_statistics: as given.
+        assigns_own_statistics: as given.
+        gathers_statistics: as given.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        static_rows: int | None = None,
+        *,
+        own_statistics: bool = False,
+        assigns_own_statistics: bool = False,
+        gathers_statistics: bool = False,
+    ) -> None:
         one = tf.ones([], tf.int32)
         super().__init__(one, one, tf.zeros([], tf.int32))
         self.scaled_by_rows = True
+        self.static_rows = static_rows
+        self.own_statistics = own_statistics
+        self.assigns_own_statistics = assigns_own_statistics
+        self.gathers_statistics = gathers_statistics
 
     @contextlib.contextmanager
     def of_one_loss(self, *, scaled: bool = False) -> Iterator[None]:

@@ -25,6 +25,7 @@ LAYERS = (
     "losses.random_streams",
     "losses.batch_noise",
     "older_keras",
+    "batch_statistics",
     "optimizers.repeated_slices",
     "optimizers.sharded_optimizers",
     "optimizers.sharded_averages",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pathlib
 import tempfile
@@ -10,7 +11,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tests.strategies.behaviours.common import fit, outcome, rows, scope
+import tfdist
+from tests.strategies.behaviours.common import cross_entropy, fit, outcome, rows, scope
 
 
 def _root_mean_square(y, p):
@@ -18,7 +20,7 @@ def _root_mean_square(y, p):
 
 
 def explained(strategy):
-    """What a step with a loss of sums communicates, and one that compares rows."""
+    """What a step with a loss of sums communicates, one that compares rows, and a normalization."""
 
     def negatives(y, p):
         scores = keras.ops.matmul(p, keras.ops.transpose(y))
@@ -26,12 +28,16 @@ def explained(strategy):
 
     found = {}
     x = np.zeros((6, 4), "float32")
-    for name, loss in {"sums": _root_mean_square, "rows": negatives}.items():
+    steps = {"sums": _root_mean_square, "rows": negatives, "statistics": "mse"}
+    for name, loss in steps.items():
         with scope(strategy):
             model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3)])
+            if name == "statistics":
+                model.add(keras.layers.BatchNormalization())
             model.compile("sgd", loss)
         transfers = strategy.explain(model, (x, x[:, :3]))
         found[name] = [(t.kind, t.size, t.where) for t in transfers]
+        found[f"{name}, reasons"] = [(t.operation, t.shape, t.reason) for t in transfers]
     return found
 
 
@@ -94,3 +100,62 @@ def eagerly_on_the_whole_batch(strategy):
     history = fit(model, x, x[:, :1], batch_size=7)
     evaluated = model.evaluate(x, x[:, :1], batch_size=7, verbose=0)
     return outcome(model, history, evaluated=evaluated, predictions=model.predict(x, verbose=0))
+
+
+class ByShares(keras.layers.BatchNormalization):
+    """Normalizes the rows of each share of a batch by themselves, in one process."""
+
+    def __init__(self, shares: int, **settings):
+        super().__init__(**settings)
+        self.shares = shares
+
+    def call(self, inputs, training=None, mask=None):
+        if not training or self.synchronized:
+            return super().call(inputs, training=training, mask=mask)
+        count, rest = divmod(len(inputs), self.shares)
+        own = [count + (share < rest) for share in range(self.shares)]
+        outputs, mean, variance = [], 0.0, 0.0
+        for part in tf.split(inputs, own):
+            if len(part):
+                weight = len(part) / len(inputs)
+                its_mean, its_variance = tf.nn.moments(part, [0])
+                scale = self.gamma * tf.math.rsqrt(its_variance + self.epsilon)
+                outputs.append((part - its_mean) * scale + self.beta)
+                mean += weight * its_mean
+                variance += weight * its_variance
+        for variable, value in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            variable.assign(variable * self.momentum + value * (1 - self.momentum))
+        return tf.concat(outputs, 0)
+
+
+def statistics_of_replicas(strategy, replicas, jit_compile=False):
+    """Layers that normalize each replica's rows, and one that normalizes the whole batch."""
+    if strategy is not None and len(strategy.extended.worker_devices) == replicas:
+        strategy = tfdist.MirroredStrategy(batch_statistics="replica")
+    elif strategy is not None:
+        strategy = tfdist.MultiWorkerMirroredStrategy(batch_statistics="replica")
+    own = functools.partial(ByShares, replicas) if strategy is None else _normalization
+    x, y = rows(31)
+    with scope(strategy):
+        model = keras.Sequential(
+            [
+                keras.Input((8,)),
+                keras.layers.Dense(6, activation="tanh"),
+                own(momentum=0.5, epsilon=0.1),
+                keras.layers.Dense(5),
+                _normalization(synchronized=True),
+                keras.layers.Dense(3),
+            ]
+        )
+        model.compile(
+            keras.optimizers.SGD(0.1, momentum=0.9),
+            cross_entropy(),
+            jit_compile=jit_compile and strategy is not None,
+            run_eagerly=strategy is None,
+        )
+    history = fit(model, x, y, batch_size=15, shuffle=False, epochs=3)
+    evaluated = model.evaluate(x, y, batch_size=15, verbose=0)
+    return outcome(model, history, evaluated=evaluated, predictions=model.predict(x, verbose=0))
+
+
+_normalization = keras.layers.BatchNormalization

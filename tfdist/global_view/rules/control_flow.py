@@ -26,7 +26,7 @@ from tfdist.global_view.rules.table import RULES, is_plain, rule
 # Functions.
 
 
-@rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall")
+@rule("PartitionedCall", "StatefulPartitionedCall", "RemoteCall", own_values=True)
 def function_call(call: Call) -> Decision | None:
     """Calls a function, whose operations are partitioned in its place."""
     name = call.attr("f").name if call.type in RULES else call.type
@@ -51,7 +51,7 @@ def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return lane.inline(part, inputs, wanted)
 
 
-@rule("If", "StatelessIf", "Case", "StatelessCase")
+@rule("If", "StatelessIf", "Case", "StatelessCase", own_values=True)
 def conditional(call: Call) -> Decision | None:
     """Chooses a function by a condition that is the same on all workers."""
     if call.type.endswith("Case"):
@@ -89,7 +89,7 @@ def branch(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 _ROUNDS = 8
 
 
-@rule("While", "StatelessWhile")
+@rule("While", "StatelessWhile", own_values=True)
 def loop(call: Call) -> Decision | None:
     """Repeats a function; the layouts of its variables are those of a fixed point."""
     body = call.attr("body").name

@@ -25,9 +25,11 @@ from tfdist.global_view.rules.table import is_plain, rule, same_rows, sums
 # Shapes.
 
 
-@rule("Shape", "ShapeN", "Size", "Rank")
+@rule("Shape", "ShapeN", "Size", "Rank", own_values=True)
 def shape_of(call: Call) -> Decision | None:
     """The shape for the whole batch."""
+    if call.has("local") and not all(t.shape.is_fully_defined() for t in call.op.inputs):
+        return None
     if not call.has("rows") or call.type == "Rank":
         return call.all(WHOLE)
     return call.all(WHOLE, emit=whole_shapes)
@@ -190,6 +192,9 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
         changed[axis] = dims[layout.axis]
         return call.all(layout.moved_to(axis), dims=[tuple(changed)], local_shapes={shape_at: axis})
     axis_of_rows = _axis_with_rows(call, new)
+    inputs: list[Layout | None] = [None, None]
+    if layout.kind == "partial" and _repeats_for_rows(call, dims, new):
+        inputs[given], layout = WHOLE, WHOLE
     if axis_of_rows is not None and layout.kind == "whole":
         at = axis_of_rows - rank
         missing = -at > len(dims) or dims[at] == ONE
@@ -197,8 +202,18 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
             inner = new[axis_of_rows].divided_by(Dim(1, (call.batch,)))
             assert inner is not None
             result = rows(axis_of_rows, inner=inner)
-            return call.all(result, dims=[new], local_shapes={shape_at: axis_of_rows})
-    return call.all(WHOLE if layout.kind == "unset" else layout, dims=[new])
+            return Decision(inputs, [result], dims=[new], local_shapes={shape_at: axis_of_rows})
+    return Decision(inputs, [WHOLE if layout.kind == "unset" else layout], dims=[new])
+
+
+def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
+    """Whether a value is repeated for each row. A sum is then communicated before."""
+    count = call.batch.size
+    old = [ONE] * (len(after) - len(before)) + list(before)
+    grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
+    return any(
+        dim.has(call.batch) or (count and dim.value and dim.value % count == 0) for dim in grown
+    )
 
 
 def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
@@ -228,6 +243,9 @@ def tile(call: Call) -> Decision | None:
         if factor is None or factor.has(call.batch):
             return None
         return call.all(rows(layout.axis, layout.outer * factor, layout.inner), dims=[new])
+    inputs: list[Layout | None] = [None, None]
+    if layout.kind == "partial" and _repeats_for_rows(call, dims, new):
+        inputs[0], layout = WHOLE, WHOLE
     for axis, factor in enumerate(factors):
         if layout.kind == "whole" and factor is not None and factor.has(call.batch):
             if dims[axis] != ONE:
@@ -235,8 +253,8 @@ def tile(call: Call) -> Decision | None:
             inner = factor.divided_by(Dim(1, (call.batch,)))
             if inner is None:
                 continue
-            return call.all(rows(axis, inner=inner), dims=[new], local_shapes={1: axis})
-    return call.all(layout, dims=[new])
+            return Decision(inputs, [rows(axis, inner=inner)], dims=[new], local_shapes={1: axis})
+    return Decision(inputs, [layout], dims=[new])
 
 
 @rule("Pack")

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.global_view.decision import Call, Decision, merged
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, rows
+from tfdist.global_view.rules.own_values import border
 from tfdist.global_view.rules.table import CONTRIBUTION, EQUAL, is_plain, names, rule
 
 # Random numbers.
@@ -82,19 +83,19 @@ def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 # Variables.
 
 
-@rule("ReadVariableOp")
+@rule("ReadVariableOp", own_values=True)
 def read_variable(call: Call) -> Decision | None:
     """Reads a variable, which is held as it was declared."""
     return call.all(call.layouts[0])
 
 
-@rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead")
+@rule("VarIsInitializedOp", "VariableShape", "DisableCopyOnRead", own_values=True)
 def about_variable(call: Call) -> Decision | None:
     """Asks something about a variable, or changes nothing of its value."""
     return call.all(WHOLE)
 
 
-@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+@rule("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp", own_values=True)
 def assign_variable(call: Call) -> Decision | None:
     """Writes a variable."""
     variable, value = call.layouts
@@ -194,6 +195,7 @@ def scatter_into_the_sum(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     "TfdistReduceScatter",
     "CollectiveReduceV2",
     "CollectiveReduceV3",
+    own_values=True,
 )
 def all_reduce(call: Call) -> Decision | None:
     """Sums partial values, or values of each worker's own, over all workers or some of them."""
@@ -217,9 +219,12 @@ def _reduced_operands(call: Call) -> list[int]:
     return [i for i, dtype in enumerate(dtypes) if dtype != tf.resource]
 
 
-@rule("IdentityN")
+@rule("IdentityN", own_values=True)
 def identities(call: Call) -> Decision | None:
     """Passes values on, or marks them as what a worker contributes to sums, or as the sums."""
+    decision = border(call)
+    if decision is not None:
+        return decision
     if EQUAL in call.op.node_def.attr:
         inputs = [None if is_plain(v) or v.kind == "local" else WHOLE for v in call.layouts]
         return Decision(inputs, [WHOLE] * len(inputs), emit=as_they_are)
@@ -250,7 +255,7 @@ def each_by_itself(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return [tf.identity(x) for x in inputs]
 
 
-@rule("TfdistAllGather", "CollectiveGatherV2")
+@rule("TfdistAllGather", "CollectiveGatherV2", own_values=True)
 def all_gather(call: Call) -> Decision | None:
     """Joins the parts of all workers along the first axis."""
     (index,) = _reduced_operands(call)
@@ -266,7 +271,7 @@ def pass_on(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     return [inputs[0] if call.op.type.startswith("Collective") else inputs[-1]]
 
 
-@rule("TfdistAwait")
+@rule("TfdistAwait", own_values=True)
 def await_launched(call: Call) -> Decision | None:
     """Waits for collectives."""
     return call.all(LOCAL if call.has("local") else WHOLE)
@@ -280,19 +285,20 @@ def await_launched(call: Call) -> Decision | None:
     "TfdistKeep",
     "TfdistPrepares",
     "TfdistConfirms",
+    own_values=True,
 )
 def mark(call: Call) -> Decision | None:
     """Marks a point of the step."""
     return call.all(WHOLE)
 
 
-@rule("TfdistUpdateBegins")
+@rule("TfdistUpdateBegins", own_values=True)
 def update_begins(call: Call) -> Decision | None:
     """Marks the point behind which nothing is communicated."""
     return call.all(WHOLE)
 
 
-@rule("TfdistGroupShape")
+@rule("TfdistGroupShape", own_values=True)
 def group_shape(call: Call) -> Decision | None:
     """This worker's rank, and the number of workers."""
     return call.all(LOCAL)
@@ -327,11 +333,16 @@ def nothing(call: Call) -> Decision | None:
     *names(
         "Print PrintV2 WriteAudioSummary WriteGraphSummary WriteHistogramSummary WriteImageSummary "
         "WriteRawProtoSummary WriteScalarSummary WriteSummary"
-    )
+    ),
+    own_values=True,
 )
 def print_once(call: Call) -> Decision | None:
     """Prints or writes on one worker."""
     decision = call.whole("printed")
+    decision.inputs = [
+        None if v.kind == "local" else wanted
+        for v, wanted in zip(call.layouts, decision.inputs, strict=True)
+    ]
     decision.emit = on_the_first_worker
     return decision
 

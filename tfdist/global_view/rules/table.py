@@ -14,17 +14,40 @@ CONTRIBUTION = "_tfdist_contribution"
 EQUAL = "_tfdist_equal"
 """Marks operations whose results are equal on all workers, such as those sums."""
 
+ENTER = "_tfdist_enter"
+"""Marks operations from which on each worker computes by itself, with the axes that it may cut."""
+
+LEAVE = "_tfdist_leave"
+"""Marks operations behind which values that workers have computed by themselves are their rows."""
+
+SUM = "_tfdist_sum"
+"""Marks operations whose results are the sums of values that workers have computed themselves."""
+
+AVERAGE = "_tfdist_average"
+"""Marks operations whose results are the means of such values, weighted by rows."""
+
+STACK = "_tfdist_stack"
+"""Marks operations whose results are such values of all workers, along the first axis."""
+
 Rule = Callable[[Call], "Decision | None"]
 RULES: dict[str, Rule] = {}
+OF_OWN_VALUES: set[str] = set()
+"""Types of operations whose rules know values of a worker's own; others are copied as they are."""
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Registers the rule of types of operations."""
+def rule(*types: str, own_values: bool = False) -> Callable[[Rule], Rule]:
+    """Registers the rule of types of operations.
+
+    Args:
+        types: the types.
+        own_values: whether the rule applies if an operand is a value of a worker's own.
+    """
 
     def register(function: Rule) -> Rule:
         for name in types:
             assert name not in RULES, name
             RULES[name] = function
+        OF_OWN_VALUES.update(types if own_values else ())
         return function
 
     return register

@@ -214,6 +214,10 @@ def _components(leaves: Sequence[Any]) -> list[Any]:
     return [t for leaf in present for t in tf.nest.flatten(leaf, expand_composites=True)]
 
 
+# With more replicas, two sums of the statistics of a batch are less than those of each replica.
+_MOST_GATHERED = 16
+
+
 def _trace(
     model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, rows_: int | None
 ) -> _Traced:
@@ -231,7 +235,12 @@ def _trace(
     made: list[Any] = []
 
     def traced(*flat: Any) -> Any:
-        step = GlobalStep()
+        elastic = extended.group.elastic
+        step = GlobalStep(
+            rows_,
+            own_statistics=extended.batch_statistics == "replica",
+            gathers_statistics=elastic or extended.replica_count <= _MOST_GATHERED,
+        )
         with step:
             made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))
         parts = tf.nest.flatten(made[0], expand_composites=True)
@@ -284,7 +293,9 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
 
     def replica_step() -> None:
         count = next(t.shape[0] for t in tf.nest.flatten(batch))
-        found.append(transfers(_trace(model, program, batch, None).analysis, count))
+        analysis = _trace(model, program, batch, None).analysis
+        extended = model.distribute_strategy.extended
+        found.append(transfers(analysis, count, extended.replica_count))
 
     strategy = model.distribute_strategy
     tf.function(lambda: strategy.run(replica_step), autograph=False).get_concrete_function()
@@ -369,10 +380,20 @@ class _Communication:
 
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
         results = list(tensors)
+        extended = self._extended
+        stacked = [i for i, how in enumerate(hows) if how == "stack"]
+        if extended.group.elastic:
+            for i in stacked:
+                results[i] = self._gather(tensors[i])
+        else:  # Summed together with others, which is faster.
+            place, replicas = extended.place_here()[0], extended.replica_count
+            for i in stacked:
+                results[i] = _placed(tensors[i], place, replicas)
+            hows = ["sum" if how == "stack" else how for how in hows]
         sums = [i for i, how in enumerate(hows) if how == "sum"]
-        others = [i for i, how in enumerate(hows) if how != "sum"]
+        others = [i for i, how in enumerate(hows) if how not in ("sum", "stack")]
         if sums:
-            totals = reduction.sum_over_replicas([tensors[i] for i in sums], "metrics")
+            totals = reduction.sum_over_replicas([results[i] for i in sums], "metrics")
             for i, total in zip(sums, totals, strict=True):
                 results[i] = total
         for i in others:
@@ -389,6 +410,13 @@ class _Communication:
 
     def begin(self) -> None:
         self._extended.await_other_replicas()
+
+
+def _placed(part: tf.Tensor, place: Any, count: int) -> tf.Tensor:
+    """A tensor that has a part in its place along the first axis, and zeros in the other places."""
+    is_here = tf.equal(tf.range(count), place)
+    shape = [count] + [1] * (part.shape.rank - 1)
+    return tf.where(tf.reshape(is_here, shape), part, tf.zeros([], part.dtype))
 
 
 _REDUCTIONS: dict[str, Callable[..., tf.Tensor]] = {
