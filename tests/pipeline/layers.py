@@ -74,7 +74,7 @@ class Block(keras.Model):
     def __init__(self, units, **kwargs):
         super().__init__(**kwargs)
         self.up = keras.layers.Dense(2 * units, activation="relu")
-        self.norm = keras.layers.BatchNormalization()
+        self.norm = keras.layers.LayerNormalization(epsilon=0.1)
         self.down = keras.layers.Dense(units)
 
     def build(self, shape):
@@ -83,7 +83,7 @@ class Block(keras.Model):
         self.down.build((*shape[:-1], self.up.units))
 
     def call(self, x, training=None):
-        return x + self.down(self.norm(self.up(x), training=training))
+        return x + self.down(self.norm(self.up(x)))
 
     def get_config(self):
         return {**super().get_config(), "units": self.down.units}

@@ -4,31 +4,65 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+from keras import ops
 
 import tfdist
 
 
-def coupling_loss(strategy):
-    return _said(keras.losses.Dice())
+class _Centering(keras.layers.Layer):
+    """Subtracts the mean of the batch."""
+
+    def call(self, x):
+        return x - ops.mean(x, axis=0)
+
+
+class _Discrepancy(keras.layers.Layer):
+    """Adds a loss that is no mean over rows."""
+
+    def call(self, x):
+        self.add_loss(ops.sum(ops.square(ops.mean(x, axis=0))))
+        return x
+
+
+def _stages(dtype=None, between=None):
+    def build():
+        x = inputs = keras.Input((16,))
+        x = keras.layers.Dense(16, use_bias=False, dtype=dtype, name="hidden")(x)
+        if between is not None:
+            x = between(name="between")(x)
+        return keras.Model(inputs, keras.layers.Dense(3)(x))
+
+    return tfdist.PipelineModel(build, balance="parameters")
+
+
+def centering(strategy):
+    return _said(lambda: _stages(between=_Centering))
+
+
+def a_penalty_that_couples_rows(strategy):
+    return _said(lambda: _stages(between=_Discrepancy))
+
+
+def statistics_of_all_replicas(strategy):
+    normalization = keras.layers.BatchNormalization
+    return _said(lambda: _stages(between=lambda name: normalization(synchronized=True)))
 
 
 def float8(strategy):
-    return _said("mse", dtype="float8_from_float32")
+    return _said(lambda: _stages(dtype="float8_from_float32"))
 
 
-def _said(loss, dtype=None):
-    """What `fit` says of the model."""
+def a_model_in_one_piece(strategy):
+    return _said(lambda: keras.Sequential([keras.Input((16,)), keras.layers.Dense(3)]))
 
-    def build():
-        inputs = keras.Input((16,))
-        hidden = keras.layers.Dense(16, use_bias=False, dtype=dtype)(inputs)
-        return keras.Model(inputs, keras.layers.Dense(3, activation="sigmoid")(hidden))
 
+def _said(make):
+    """What `fit` says of a model."""
     strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
     try:
         with strategy.scope():
-            model = tfdist.PipelineModel(build, balance="parameters")
-            model.compile("sgd", loss)
+            model = make()
+            model.compile("sgd", "mse")
         model.fit(np.ones((8, 16), "float32"), np.ones((8, 3), "float32"), verbose=0)
     except Exception as error:
         return str(error)

@@ -61,7 +61,7 @@ def unet():
         x = layers.UpSampling2D()(x)
         x = layers.Concatenate()([x, skip])
         x = layers.Conv2D(skip.shape[-1], 3, padding="same", activation="relu")(x)
-        x = layers.BatchNormalization()(x)
+        x = layers.GroupNormalization(2)(x)
     return keras.Model(inputs, layers.Conv2D(1, 1)(x))
 
 

@@ -11,6 +11,9 @@ from tests.strategies.comparison import PACKAGE, check_same_as_alone
     [
         ("2", "contrastive_loss"),
         ("2", "clipped_in_the_train_step"),
+        ("2", "in_a_loop_by_hand"),
+        pytest.param("2x2", "in_a_loop_by_hand", marks=pytest.mark.exhaustive),
+        pytest.param("2 by TensorFlow", "in_a_loop_by_hand", marks=pytest.mark.exhaustive),
         pytest.param("2", "ratio_of_sums", marks=pytest.mark.exhaustive),
         pytest.param("2x2", "contrastive_loss", marks=pytest.mark.exhaustive),
         pytest.param("2 by TensorFlow", "contrastive_loss", marks=pytest.mark.exhaustive),
@@ -20,7 +23,7 @@ def test_same_as_alone(group, behaviour):
     check_same_as_alone(group, f"global_batch:{behaviour}")
 
 
-def test_a_loop_by_hand_is_told():
-    for kept, said in GROUPS["2"].run(f"{PACKAGE}.global_batch:in_a_loop_by_hand"):
-        assert kept == [[1, 1], [1, 1]]
-        assert "strategy.run" in said
+def test_means_in_a_loop_by_hand():
+    for kept, means in GROUPS["2"].run(f"{PACKAGE}.global_batch:means_by_hand"):
+        assert kept == [[1, 1], [1, 1], [1, 1]]
+        assert means == [0.5]

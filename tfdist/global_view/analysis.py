@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import heapq
 from collections.abc import Sequence
 from typing import Any
@@ -25,7 +26,8 @@ class Analysis:
         operations: what has to run of the graph, in an order in which it can.
         decisions: for each of these, how it is partitioned.
         values: what is known of each tensor, by its id.
-        outputs: what is known of the graph's outputs.
+        results: the tensors that are computed: the graph's outputs.
+        outputs: what is known of the results.
     """
 
     def __init__(self, graph: Any, inputs: Sequence[Value], batch: Symbol) -> None:
@@ -38,7 +40,41 @@ class Analysis:
         self.operations = needed_operations(graph)
         for op in self.operations:
             self._decide(op)
-        self.outputs = [self.values[id(t)] for t in graph.outputs]
+        self.results = list(graph.outputs)
+        self.outputs = [self.values[id(t)] for t in self.results]
+
+    def up_to(self, tensors: Sequence[Any]) -> Analysis:
+        """The analysis of the part of the graph that computes some tensors, without its effects."""
+        part = copy.copy(self)
+        needed = ancestors(tensors)
+        part.operations = [op for op in self.operations if op in needed]
+        part.results = list(tensors)
+        part.outputs = [self.values[id(t)] for t in tensors]
+        return part
+
+    def communicated(self, layouts: Sequence[Layout]) -> list[tuple[Any, Any]]:
+        """The values that workers have to communicate.
+
+        Args:
+            layouts: the layouts in which the results are needed.
+
+        Returns:
+            Pairs of a tensor, of this graph or of a function that it calls, and the operation that
+            needs it.
+        """
+        found: dict[int, tuple[Any, Any]] = {}
+        for op in self.operations:
+            decision = self.decisions[op]
+            for tensor, layout in zip(op.inputs, decision.inputs, strict=True):
+                if layout is not None and needs_others(self.values[id(tensor)].layout, layout):
+                    found.setdefault(id(tensor), (tensor, op))
+            for part in decision.parts:
+                inside = part.communicated([v.layout for v in part.outputs])
+                found.update((id(tensor), (tensor, by)) for tensor, by in inside)
+        for tensor, value, layout in zip(self.results, self.outputs, layouts, strict=True):
+            if needs_others(value.layout, layout):
+                found.setdefault(id(tensor), (tensor, tensor.op))
+        return list(found.values())
 
     def _decide(self, op: Any) -> None:
         values = [self.values[id(t)] for t in op.inputs]
@@ -84,6 +120,25 @@ def _called(op: Any, function: str) -> Any:
     if (op.name, function) not in known:
         known[op.name, function] = called_graph(op, function)
     return known[op.name, function]
+
+
+def needs_others(own: Layout, wanted: Layout) -> bool:
+    """Whether a value of one layout is communicated for another."""
+    if own == wanted or own.kind not in ("rows", "partial"):
+        return False
+    return not (own.is_sum and wanted.is_sum)
+
+
+def ancestors(tensors: Sequence[Any]) -> set[Any]:
+    """The operations from which tensors are computed, their own included."""
+    found: set[Any] = set()
+    wanted = [t.op for t in tensors]
+    while wanted:
+        op = wanted.pop()
+        if op not in found:
+            found.add(op)
+            wanted += [t.op for t in op.inputs]
+    return found
 
 
 def needed_operations(graph: Any) -> list[Any]:

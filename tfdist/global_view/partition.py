@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
-from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.analysis import Analysis, needs_others
 from tfdist.global_view.decision import Decision, Value
 from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout, Symbol
 from tfdist.internals.graphs import copy_operation, keep_functions_of
@@ -313,16 +313,21 @@ class Partition:
     Args:
         analysis: the graph and its layouts.
         lane: the worker.
+        known: the values for the whole batch of some tensors, by their `ref()`s.
     """
 
-    def __init__(self, analysis: Analysis, lane: Lane) -> None:
+    def __init__(
+        self, analysis: Analysis, lane: Lane, known: Mapping[Any, tf.Tensor] | None = None
+    ) -> None:
         self._analysis, self._lane = analysis, lane
         self._values: dict[int, tf.Tensor] = {}
         self._converted: dict[tuple[int, Layout], tf.Tensor] = {}
+        for tensor, whole in (known or {}).items():
+            self._converted[id(tensor.deref()), WHOLE] = whole
         self._made: dict[Any, list[Any]] = {}
         self._communicated: list[tf.Tensor] = []
         self._stacks: dict[int, tf.Tensor] = {}  # the elements of lists, whole
-        outputs = {t.op for t in analysis.graph.outputs}
+        outputs = {t.op for t in analysis.results}
         self._results = {op for op in outputs if op.type == "Identity"}
 
     def add(
@@ -335,7 +340,7 @@ class Partition:
             layouts: the layouts of the results; by default those that they have.
 
         Returns:
-            The graph's outputs.
+            The results of the analysis.
         """
         self._lane.partitions.append(self)
         try:
@@ -352,6 +357,10 @@ class Partition:
         graph = self._analysis.graph
         return [op for control in graph.control_outputs for op in self._made.get(control, ())]
 
+    def made(self, op: Any) -> list[Any]:
+        """What has been added for an operation of the graph."""
+        return list(self._made.get(op, ()))
+
     def _add_all(
         self, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None
     ) -> list[tf.Tensor]:
@@ -359,7 +368,7 @@ class Partition:
         for tensor, value in zip(graph.inputs, inputs, strict=True):
             self._values[id(tensor)] = value
         wanted = layouts or [v.layout for v in self._analysis.outputs]
-        pairs = list(zip(graph.outputs, wanted, strict=True))
+        pairs = list(zip(self._analysis.results, wanted, strict=True))
         self._run(pairs)
         missing = [t for t, layout in pairs if self._waits_for(t, layout)]
         self._communicate(missing)
@@ -435,14 +444,12 @@ class Partition:
 
     def _waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
         own = self._analysis.value_of(tensor).layout
-        if own == layout or own.kind not in ("rows", "partial"):
+        if not needs_others(own, layout):
             return False
         if _in_optional(tensor) is not None:
             return self._waits_for(_in_optional(tensor), layout)
         if tensor.dtype in (tf.variant, tf.resource) and not self._is_stackable(tensor):
             return False  # Cannot be converted.
-        if own.is_sum and layout.is_sum:
-            return False
         return (id(tensor), WHOLE) not in self._converted
 
     def _add(self, op: Any, after: Sequence[Any] = ()) -> None:
@@ -632,7 +639,8 @@ class Partition:
         size = tf.shape(partition._values[id(symbol.source)])[symbol.axis]
         layout = partition._analysis.value_of(symbol.source).layout
         if layout.kind == "rows" and layout.axis == symbol.axis:
-            size = size // self._lane.own_rows(tf.int32) * self._lane.all_rows(tf.int32)
+            own = tf.maximum(self._lane.own_rows(tf.int32), 1)
+            size = size // own * self._lane.all_rows(tf.int32)
         return size
 
     def _apart(self, value: tf.Tensor, layout: Layout, count: tf.Tensor) -> tf.Tensor:

@@ -24,6 +24,7 @@ from tfdist.pipeline.state.saving import Files, compile_arguments
 from tfdist.trainer.fit.call_checks import check_variables
 from tfdist.trainer.fit.compilation import is_compiled
 from tfdist.trainer.fit.current_data import batches_done
+from tfdist.trainer.fit.partitioned_step import layouts_of_variables
 from tfdist.trainer.losses.metrics import take_over_metrics
 
 
@@ -219,6 +220,7 @@ class PipelineModel(FullModel):
             self.partition,
             self._loss_of,
             self._update_metrics,
+            lambda: layouts_of_variables(self, self.distribute_strategy.extended),
             remat=self._untracked.remat,
             jit=is_compiled(self),
         )

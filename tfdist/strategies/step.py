@@ -44,7 +44,6 @@ class Step:
         late: the update that has been put off, of the layer that does it.
     """
 
-    knows_all_rows = True  # Whether values of the other parts of the batch are available.
     clips_together = False  # Whether workers communicate to clip by the global norm.
 
     def __init__(

@@ -9,6 +9,10 @@ sums the gradients.
 In a single process, outside of steps, and in a step that is traced for the whole batch, the
 functions return their arguments unchanged.
 
+In a custom `strategy.run`, TensorFlow's contract holds: the objective is the sum of the replicas'
+losses. The functions have the gradient of this sum, so a loss that a replica computes from the rows
+of all must count its own rows only.
+
 Example:
     >>> def contrastive_loss(labels, embeddings):
     ...     labels, embeddings = tfdist.global_batch.rows((labels, embeddings))
@@ -22,7 +26,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
+from tfdist.strategies import reduction
 from tfdist.strategies.step import Step, current_step, in_global_step
 from tfdist.trainer.optimizers.gradient_sync import in_replica
 
@@ -38,15 +42,16 @@ def total(parts: Any) -> Any:
     Returns:
         The same nest, with sums over the rows of the global batch.
 
-    Raises:
-        UnsupportedError: the other rows are unknown here: in a microbatch of a pipeline, or in a
-            custom `strategy.run`.
     """
+    if _is_in_custom_loop():
+        return _map(_total, parts)
     return _sum_over_replicas(parts, lambda step, part: part)
 
 
 def mean(values: Any) -> Any:
     """Computes means over the global batch, of gradients or a loss in a `train_step` for example.
+
+    In a custom `strategy.run`, all replicas have the same weight, since their rows are unknown.
 
     Args:
         values: a nest of tensors, each a mean over the replica's rows. Sparse gradients
@@ -55,15 +60,14 @@ def mean(values: Any) -> Any:
     Returns:
         The same nest, with means over the rows of the global batch.
 
-    Raises:
-        UnsupportedError: as for `total`.
-
     Example:
         >>> gradients = tape.gradient(loss, self.trainable_variables)
         >>> gradients = tfdist.global_batch.mean(gradients)
         >>> gradients = [tf.clip_by_norm(g, 1.0) for g in gradients]
         >>> self.optimizer.apply(gradients, self.trainable_variables)
     """
+    if _is_in_custom_loop():
+        return _map(_mean, values)
     return _sum_over_replicas(values, _scale_by_rows)
 
 
@@ -75,10 +79,9 @@ def rows(parts: Any) -> Any:
 
     Returns:
         The same nest, with the rows of the global batch.
-
-    Raises:
-        UnsupportedError: as for `total`.
     """
+    if _is_in_custom_loop():
+        return _map(_rows, parts)
     return _sum_over_replicas(parts, _padded_to_global_batch)
 
 
@@ -97,22 +100,46 @@ def _sum_over_replicas(parts: Any, contribution: Callable[[Step, tf.Tensor], tf.
 
 
 def _step() -> Step | None:
-    if in_global_step():
-        return None
-    step = current_step()
-    if step is None and in_replica():
-        raise UnsupportedError(
-            "tfdist.global_batch is available only in the steps of `fit`, `evaluate` and the like. "
-            "Received: a call inside a custom `strategy.run`. Use "
-            "`tf.distribute.get_replica_context().all_reduce` or `all_gather` there."
-        )
-    if step is not None and not step.knows_all_rows:
-        raise UnsupportedError(
-            "A pipeline cannot train with a loss that couples the rows of a batch, such as Dice, "
-            "Tversky or Circle, as each microbatch is processed independently. Use data "
-            "parallelism only, or a loss that is a mean over the rows."
-        )
-    return step
+    return None if in_global_step() else current_step()
+
+
+def _is_in_custom_loop() -> bool:
+    return current_step() is None and in_replica() and _extended().replica_count > 1
+
+
+def _extended() -> Any:
+    return tf.distribute.get_strategy().extended
+
+
+def _map(function: Callable[[tf.Tensor], tf.Tensor], parts: Any) -> Any:
+    return tf.nest.map_structure(
+        lambda part: None if part is None else function(tf.convert_to_tensor(part)), parts
+    )
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _total(part: tf.Tensor) -> Any:
+    return reduction.sum_over_replicas(part), reduction.sum_over_replicas
+
+
+def _mean(part: tf.Tensor) -> tf.Tensor:
+    part = part if part.dtype.is_floating else tf.cast(part, tf.float32)
+    return _total(part) / tf.cast(_extended().replica_count, part.dtype)
+
+
+@tf.custom_gradient  # type: ignore[untyped-decorator]
+def _rows(part: tf.Tensor) -> Any:
+    extended = _extended()
+    own = tf.shape(part)[:1]
+    counts = extended.gather_over_replicas(own)
+    place, _ = extended.place_here()
+    first = tf.reduce_sum(counts[:place])
+
+    def gradient(of_all: tf.Tensor) -> tf.Tensor:
+        # What the other replicas make of these rows counts, too.
+        return reduction.sum_over_replicas(of_all)[first : first + own[0]]
+
+    return extended.gather_over_replicas(part), gradient
 
 
 def _with_gradient(step: Step, value: tf.Tensor, own: tf.Tensor) -> tf.Tensor:

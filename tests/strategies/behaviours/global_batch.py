@@ -66,12 +66,62 @@ def clipped_in_the_train_step(strategy):
 
 
 def in_a_loop_by_hand(strategy):
-    """What is said in a `strategy.run`; outside of it values stay as they are."""
-    ones = tf.ones([2])
-    functions = (tfdist.global_batch.total, tfdist.global_batch.rows)
-    kept = [function(ones).numpy().tolist() for function in functions]
-    try:
-        strategy.run(lambda: tfdist.global_batch.total(ones))
-    except tfdist.errors.UnsupportedError as error:
-        return [kept, str(error)]
-    return [kept, "no error"]
+    """Own rows are compared with those of all replicas, and with a total; losses are summed."""
+    x, _ = rows(21)
+    with scope(strategy):
+        model, other = mlp(), mlp()
+        optimizer = keras.optimizers.SGD(0.1)
+    variables = [*model.trainable_variables, *other.trainable_variables]
+
+    def step(features):
+        with tf.GradientTape() as tape:
+            queries, keys = model(features, training=True), other(features, training=True)
+            first = _first_row(tf.shape(features)[0])
+            everyone = tfdist.global_batch.rows(keys)
+            similar = tf.matmul(queries, everyone, transpose_b=True)
+            places = first + tf.range(tf.shape(features)[0])
+            terms = tf.nn.sparse_softmax_cross_entropy_with_logits(places, similar)
+            loss = tf.reduce_sum(terms) / 7.0
+            spread = tfdist.global_batch.total(tf.reduce_sum(queries, axis=0))
+            # Each replica has the same penalty, of which it counts its share.
+            loss += tf.reduce_sum(spread**2) / 100 / _replicas()
+        gradients = tape.gradient(loss, variables)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        return loss
+
+    dataset, losses = tf.data.Dataset.from_tensor_slices(x).batch(7), []
+    if strategy is None:
+        losses = [float(step(batch)) for batch in dataset]
+    else:
+
+        @tf.function
+        def distributed(batch):
+            return strategy.reduce("SUM", strategy.run(step, args=(batch,)), axis=None)
+
+        for batch in strategy.experimental_distribute_dataset(dataset):
+            losses.append(float(distributed(batch)))
+    return {"weights": [v.numpy() for v in variables], "losses": losses}
+
+
+def _first_row(own):
+    if not tf.distribute.in_cross_replica_context() and tf.distribute.has_strategy():
+        context = tf.distribute.get_replica_context()
+        counts = context.all_gather(own[tf.newaxis], axis=0)
+        return tf.reduce_sum(counts[: context.replica_id_in_sync_group])
+    return 0
+
+
+def _replicas():
+    return float(tf.distribute.get_strategy().num_replicas_in_sync)
+
+
+def means_by_hand(strategy):
+    """In a `strategy.run` all replicas have the same weight; outside values stay as they are."""
+    functions = (tfdist.global_batch.total, tfdist.global_batch.rows, tfdist.global_batch.mean)
+    kept = [function(tf.ones([2])).numpy().tolist() for function in functions]
+
+    def replica():
+        rank = tf.distribute.get_replica_context().replica_id_in_sync_group
+        return tfdist.global_batch.mean({"rank": rank, "none": None})["rank"]
+
+    return kept, [float(v) for v in strategy.experimental_local_results(strategy.run(replica))]

@@ -10,7 +10,7 @@ from tfdist.pipeline.partition.cut import Edge, Partition, SharedVariable, cut
 from tfdist.pipeline.partition.graph import Call, Graph, Key, Spec
 from tfdist.pipeline.partition.linearize import linearize
 from tfdist.pipeline.partition.named_cuts import boundaries_after
-from tfdist.pipeline.partition.packing import pack, specs, unpack
+from tfdist.pipeline.partition.packing import masks_of, pack, specs, unpack
 from tfdist.pipeline.partition.profiler import measure
 from tfdist.pipeline.partition.stage import Stage
 from tfdist.pipeline.partition.summary import summary
@@ -32,6 +32,7 @@ __all__ = [
     "decide",
     "estimate",
     "linearize",
+    "masks_of",
     "measure",
     "pack",
     "partition",

@@ -27,8 +27,24 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
     Raises:
         PartitionError: a value lacks a mask that it has in the model's graph.
     """
-    masks = [get_keras_mask(values[key]) for key in edge.masked]
-    for key, mask in zip(edge.masked, masks, strict=True):
+    return [values[key] for key in edge.keys] + masks_of(partition, edge.masked, values)
+
+
+def masks_of(
+    partition: Partition, keys: Sequence[Key], values: Mapping[Key, Any]
+) -> list[tf.Tensor]:
+    """The Keras masks of values.
+
+    Args:
+        partition: the stages.
+        keys: those that have a mask in the model's graph.
+        values: at least these.
+
+    Raises:
+        PartitionError: a value lacks its mask.
+    """
+    masks = [get_keras_mask(values[key]) for key in keys]
+    for key, mask in zip(keys, masks, strict=True):
         if mask is None:
             maker = next(c for c in partition.graph.calls if key in c.outputs)
             raise PartitionError(
@@ -36,7 +52,7 @@ def pack(partition: Partition, edge: Edge, values: Mapping[Key, Any]) -> list[tf
                 f"Received: no mask from '{maker.name}'. Set it in every call, or cut the model "
                 "elsewhere."
             )
-    return [values[key] for key in edge.keys] + masks
+    return masks
 
 
 def unpack(edge: Edge, tensors: Sequence[tf.Tensor]) -> dict[Key, tf.Tensor]:

@@ -70,6 +70,20 @@ class Schedule:
             tuple(tuple(a for a in actions if a.kind is Kind.FORWARD) for actions in self.actions),
         )
 
+    def forward_first(self) -> Schedule:
+        """A schedule of the same stages in which all forward passes precede the backward passes.
+
+        Breadth-first: all microbatches pass through a stage before they pass through the next one.
+        """
+
+        def passes(rank: int) -> tuple[Action, ...]:
+            mine, all_ = self.stages_of(rank), range(self.microbatches)
+            forward = [Action(Kind.FORWARD, stage, m) for stage in mine for m in all_]
+            backward = [Action(Kind.BACKWARD, stage, m) for stage in reversed(mine) for m in all_]
+            return (*forward, *backward)
+
+        return Schedule(self.name, tuple(passes(rank) for rank in range(self.ranks)))
+
     @functools.cached_property
     def _placement(self) -> Mapping[int, int]:
         return {a.stage: rank for rank, actions in enumerate(self.actions) for a in actions}

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdist.cluster.net.wait_messages import say
+from tfdist.global_view.layout import Layout
 from tfdist.jit import compiled_between_collectives
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Key
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.plan.lowering import Send, lower
-from tfdist.pipeline.runtime.batch_totals import BatchTotals
 from tfdist.pipeline.runtime.channels import Channel, Pair, open_channels
 from tfdist.pipeline.runtime.microbatch_executor import MicrobatchExecutor
+from tfdist.pipeline.runtime.output_masks import OutputMasks
+from tfdist.pipeline.runtime.outputs import OutputPrograms
 from tfdist.pipeline.runtime.shared_variables import SharedVariables
 from tfdist.pipeline.stages.accumulators import GradientSums
-from tfdist.pipeline.stages.heads import Head, LossHead, PredictionHead
 from tfdist.pipeline.stages.stage_functions import StageFunctions
 from tfdist.pipeline.stages.value_specs import ValueSpecs
 
@@ -32,6 +34,7 @@ class Engine:
         partition: the model's partition.
         compute_loss: computes the loss from targets, predictions and sample weights.
         update_metrics: updates the metrics from the same arguments.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         remat: whether backward passes recompute the forward pass.
         jit: whether XLA compiles the stages' passes and the update.
 
@@ -46,6 +49,7 @@ class Engine:
         partition: Partition,
         compute_loss: Callable[[Any, Any, Any], Any],
         update_metrics: Callable[[Any, Any, Any], None],
+        layouts_of_variables: Callable[[], Mapping[int, Layout]],
         *,
         remat: bool = False,
         jit: bool = False,
@@ -54,11 +58,14 @@ class Engine:
         self._partition = partition
         self._compute_loss = compute_loss
         self._update_metrics = update_metrics
+        self._layouts_of_variables = layouts_of_variables
         self._remat = remat
         self.jit = jit
         self.sums = GradientSums(strategy.extended.worker_devices[0])
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
-        self._totals: dict[str, BatchTotals] = {}
+        self._outputs: dict[Any, OutputPrograms] = {}
+        # The line that needs the outputs of all rows before the backward passes; "" if none does.
+        self._couples = self._found_coupling = ""
         # Values that depend on trainable variables, but for which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
@@ -69,18 +76,31 @@ class Engine:
         """The specs of the values that pass between stages."""
         return ValueSpecs(self._partition)
 
-    def totals(self, targets: Any) -> BatchTotals:
-        """The totals over the whole batch that the loss needs.
+    def outputs(self, mode: str, targets: Any) -> OutputPrograms:
+        """What is computed from the model's outputs, on the rank with the last stage.
 
         Args:
+            mode: `"train"` or `"test"`.
             targets: the specs of targets and sample weights, in their structure.
         """
-        key = repr(targets)
-        if key not in self._totals:
-            self._totals[key] = BatchTotals(
-                self._partition, self.value_specs, targets, self._compute_loss
+        key = (mode, repr(targets))
+        if key not in self._outputs:
+            self._outputs[key] = OutputPrograms(
+                self._partition,
+                self.value_specs,
+                self._masks,
+                targets,
+                self._compute_loss,
+                self._update_metrics,
+                self._trained if mode == "train" else frozenset(),
+                self._layouts_of_variables,
+                jit=self.jit,
             )
-        return self._totals[key]
+        return self._outputs[key]
+
+    @functools.cached_property
+    def _masks(self) -> OutputMasks:
+        return OutputMasks(self._partition, self.value_specs)
 
     @functools.cached_property
     def shared_variables(self) -> SharedVariables:
@@ -189,6 +209,8 @@ class Engine:
         schedule = self._strategy.schedule_for(microbatches)
         if mode != "train":
             schedule = schedule.forward_only()
+        elif self._couples:
+            schedule = schedule.forward_first()
         edges = [(e.source, e.target) for e in self._partition.edges]
         back = self._with_gradient(mode)
         backward = [(e.source, e.target) for e in self._partition.edges if set(e.keys) & back]
@@ -211,6 +233,7 @@ class Engine:
         """What building a program revealed about this rank's gradients, for all ranks."""
         stages = program.stages.values()
         return {
+            "couples": self._found_coupling,
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
             "gradient_kinds": self.shared_variables.gradient_kinds(stages),
         }
@@ -218,6 +241,15 @@ class Engine:
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
         """Records the findings of all ranks; returns whether programs must be rebuilt."""
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
+        couples = next((found["couples"] for found in findings if found["couples"]), "")
+        reorders = bool(couples) and not self._couples
+        self._couples = self._couples or couples
+        if reorders and self._strategy.extended.group.topology.is_chief:
+            say(
+                f"tfdist: The loss ({couples}) needs the outputs of all microbatches at once. So "
+                "all forward passes precede the backward passes: workers keep the activations of "
+                "all microbatches."
+            )
         stopped = {tuple(pair) for found in findings for pair in found["stopped"]}
         consumers: dict[Key, set[int]] = {}
         for edge in self._partition.edges:
@@ -225,7 +257,7 @@ class Engine:
                 consumers.setdefault(key, set()).add(edge.target)
         new = {key for _, key in stopped if {(t, key) for t in consumers[key]} <= stopped}
         if not new:
-            return False
+            return reorders
         self._stopped |= new
         self._stages.clear()
         return True
@@ -254,9 +286,11 @@ class Engine:
                     self.value_specs,
                     self._with_gradient(mode),
                     self._partition.stages[index].trainable_variables if mode == "train" else [],
-                    self._head(mode, index, targets),
                     self.sums,
+                    self._layouts_of_variables,
                     training=mode == "train",
+                    has_loss=mode != "predict",
+                    ends=self._ends(mode, targets) if index == self.last else None,
                     split=split,
                     remat=self._remat,
                     jit=self.jit,
@@ -265,31 +299,32 @@ class Engine:
             }
         return self._stages[key]
 
-    def _head(self, mode: str, index: int, targets: Any) -> Head:
-        if index != self.last:
-            return Head(has_loss=mode != "predict")
-        if mode == "predict":
-            return PredictionHead(self._partition.graph)
-        return LossHead(
-            self._partition.graph,
-            self.totals(targets).specs,
-            targets,
-            self._compute_loss,
-            self._update_metrics,
-        )
+    def _ends(self, mode: str, targets: Any) -> list[Key]:
+        """The model's outputs with a gradient."""
+        if mode != "train":
+            return []
+        programs = self.outputs(mode, targets)
+        if programs.loss is not None:
+            self._found_coupling = programs.loss.couples
+        return programs.gradients
 
     def _with_gradient(self, mode: str) -> frozenset[Key]:
         return self._differentiable - self._stopped if mode == "train" else frozenset()
 
     @functools.cached_property
     def _differentiable(self) -> frozenset[Key]:
-        """The values that depend on trainable variables."""
+        """The values between stages that depend on trainable variables."""
+        between = {key for edge in self._partition.edges for key in edge.differentiable}
+        return self._trained & between
+
+    @functools.cached_property
+    def _trained(self) -> frozenset[Key]:
+        """The floating-point values that depend on trainable variables."""
         found: set[Key] = set()
         for stage in self._partition.stages:
             for call in stage.calls:
                 trained = any(v.trainable for v in call.variables)
                 if trained or found & set(call.inputs):
                     found.update(call.outputs)
-        return frozenset(
-            found.intersection(key for edge in self._partition.edges for key in edge.differentiable)
-        )
+        specs = self._partition.graph.specs
+        return frozenset(key for key in found if specs[key].is_floating)

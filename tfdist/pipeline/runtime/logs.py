@@ -13,7 +13,6 @@ import tensorflow as tf
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.microbatch_executor import Outcome
-from tfdist.strategies.shares import share_of_rows
 
 
 @dataclass(frozen=True)
@@ -48,25 +47,24 @@ def collect_layer_results(partition: Partition, strategy: HybridStrategy) -> dic
 
 
 def mean_loss(
-    strategy: HybridStrategy, outcome: Outcome, microbatches: int, rows: tf.Tensor
+    strategy: HybridStrategy, outcome: Outcome, rows: tf.Tensor, total: tf.Tensor
 ) -> tf.Tensor:
-    """The mean loss over this replica's rows, on all ranks of its pipeline.
+    """This replica's loss, on all ranks of its pipeline.
+
+    Weighted by the replicas' rows, its mean is the loss of the batch.
 
     Args:
         strategy: the pipeline's strategy.
         outcome: the step on this rank.
-        microbatches: the number of microbatches.
         rows: the number of rows of this replica.
+        total: the number of rows of the batch.
     """
-    loss = tf.zeros([])
-    for m, losses in outcome.losses.items():
-        start, stop = share_of_rows(rows, m, microbatches)
-        share = tf.cast(stop - start, tf.float32) / tf.cast(tf.maximum(rows, 1), tf.float32)
-        loss += tf.where(share > 0, tf.add_n(losses) * share, 0.0)
+    weight = tf.math.divide_no_nan(tf.cast(total, tf.float32), tf.cast(rows, tf.float32))
+    loss = tf.where(rows > 0, tf.add_n([tf.zeros([]), *outcome.losses]) * weight, 0.0)
     # A rank without losses has its zero at once, and would seem to wait in here meanwhile.
     with tf.control_dependencies(outcome.last):
-        total: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
-    return total
+        sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
+    return sum_
 
 
 def share_logs(

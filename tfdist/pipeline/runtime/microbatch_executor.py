@@ -12,6 +12,7 @@ from tfdist.pipeline.partition import Edge, Partition, pack, unpack
 from tfdist.pipeline.plan.action import Action, Kind
 from tfdist.pipeline.plan.lowering import Receive, Send, Step
 from tfdist.pipeline.runtime.channels import Channel, Pair
+from tfdist.pipeline.runtime.outputs import Outputs
 from tfdist.pipeline.stages.stage_functions import Ran, StageFunctions, Tensors
 from tfdist.pipeline.stages.value_specs import ValueSpecs
 
@@ -23,14 +24,16 @@ class Feed:
     Attributes:
         rows: the number of rows.
         inputs: the model's inputs, by key.
-        extra: the extra inputs of a stage's head, by stage and microbatch.
-        seed: the gradient with respect to the stages' loss terms.
+        place: its number of rows, that of the batch, and the index of its first row in the batch.
+        seed: the gradient with respect to the losses of stages' layers.
+        outputs: the model's outputs, on the rank with the last stage.
     """
 
     rows: Callable[[int], tf.Tensor]
     inputs: Callable[[int], Tensors]
-    extra: Callable[[int, int], Sequence[tf.Tensor]]
-    seed: Callable[[int], tf.Tensor]
+    place: Callable[[int], Sequence[tf.Tensor]]
+    seed: tf.Tensor
+    outputs: Outputs | None = None
 
 
 # An action with its start and end times in seconds, as tensors.
@@ -42,15 +45,13 @@ class Outcome:
     """The results of a step on a rank.
 
     Attributes:
-        losses: the loss terms of the rank's stages, by microbatch.
-        results: the results of each stage's head, by stage and microbatch.
+        losses: what the stages' layers contribute to the loss of the batch.
         times: each action's start and end, if recorded.
         last: what exists once all actions have run.
         sends: the operations that send.
     """
 
-    losses: dict[int, list[tf.Tensor]] = field(default_factory=dict)
-    results: dict[tuple[int, int], list[tf.Tensor]] = field(default_factory=dict)
+    losses: list[tf.Tensor] = field(default_factory=list)
     times: list[Times] = field(default_factory=list)
     last: list[tf.Tensor] = field(default_factory=list)
     sends: list[tf.Operation] = field(default_factory=list)
@@ -103,7 +104,7 @@ class MicrobatchExecutor:
         run = _Run(self, feed)
         for step in self.steps:
             run.add(step)
-        run.outcome.last = run.last
+        run.finish()
         return run.outcome
 
     def edges_into(self, stage: int) -> list[Edge]:
@@ -122,6 +123,8 @@ class _Run:
         self.outcome = Outcome()
         self._program = program
         self._feed = feed
+        forward = [s for s in program.steps if isinstance(s, Action) and s.kind is Kind.FORWARD]
+        self._last_forward = {action.stage: action for action in forward}
         # Control inputs: all outputs of the last action, and those that may be sent already.
         self.last: list[tf.Tensor] = []
         self._ready: list[tf.Tensor] = []
@@ -144,6 +147,18 @@ class _Run:
             else:
                 self._compute(step)
 
+    def finish(self) -> None:
+        """Adds what follows all actions."""
+        if self._feed.outputs is not None:
+            with tf.control_dependencies(self.last):
+                self._feed.outputs.finish()
+            self.outcome.losses += self._feed.outputs.losses
+        self.outcome.last = self.last
+
+    def _ends_with(self, action: Action) -> bool:
+        """Whether an action's stage is the last of the model."""
+        return action.stage == len(self._program.partition.stages) - 1
+
     def _compute(self, action: Action) -> None:
         self._ready = []
         if action.kind is Kind.FORWARD:
@@ -164,14 +179,17 @@ class _Run:
                 values |= {key: ran.values[key] for key in edge.keys}
             else:
                 values |= self._received_values.pop((edge.source, edge.target, microbatch))
-        extra = self._feed.extra(action.stage, microbatch)
-        with self._timing(action, [*values.values(), *extra]):
-            ran = stage.forward(values, extra)
+        is_last = action == self._last_forward[action.stage]
+        place = [*self._feed.place(microbatch), tf.constant(is_last)]
+        with self._timing(action, [*values.values(), *place]):
+            ran = stage.forward(values, place)
             self.last = stage.done
+            if self._ends_with(action):
+                assert self._feed.outputs is not None
+                self.last = [*self.last, *self._feed.outputs.add(microbatch, ran.values)]
         self._ran[action.stage, microbatch] = ran
-        self.outcome.results[action.stage, microbatch] = ran.results
         if ran.loss is not None:
-            self.outcome.losses.setdefault(microbatch, []).append(ran.loss)
+            self.outcome.losses.append(ran.loss)
 
     def _backward(self, action: Action) -> None:
         stage, microbatch = self._program.stages[action.stage], action.microbatch
@@ -185,10 +203,15 @@ class _Run:
                 gradients = self._received_gradients.pop((edge.source, edge.target, microbatch))
             for key in self._program.gradients_of(edge):
                 parts[key].append(gradients[key])
+        if self._ends_with(action):
+            assert self._feed.outputs is not None
+            with tf.control_dependencies(self.last):
+                for key, gradient in self._feed.outputs.gradients(microbatch).items():
+                    parts[key].append(gradient)
         sums = {key: tf.add_n(tensors) for key, tensors in parts.items()}
         ran = self._ran.pop((action.stage, microbatch))
         with self._timing(action, list(sums.values())):
-            given, kept = stage.backward(ran.kept, sums, self._feed.seed(microbatch))
+            given, kept = stage.backward(ran.kept, sums, self._feed.seed)
             self.last = stage.done or self.last
             self._input_gradients[action.stage, microbatch] = given
             self._saved[action.stage, microbatch] = kept

@@ -33,7 +33,7 @@ class PipelineStep(Step):
         engine: Engine,
     ) -> None:
         super().__init__(rows, total, first_row)
-        self.scaled_by_rows = True  # The backward pass of each microbatch begins with its weight.
+        self.scaled_by_rows = True  # Each microbatch has computed its contributions to sums.
         self._strategy = strategy
         self._engine = engine
         self.clips_together = strategy.pipeline_size > 1

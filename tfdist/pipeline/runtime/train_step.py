@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.global_view.partition import Share
 from tfdist.internals.keras import loss_tracker_of
 from tfdist.monitoring.training import record
 from tfdist.pipeline.placement.strategy import HybridStrategy
@@ -18,17 +19,19 @@ from tfdist.pipeline.runtime.error_propagation import propagating_errors
 from tfdist.pipeline.runtime.frozen_rank import loss_scale
 from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spec_of
 from tfdist.pipeline.runtime.logs import collect_layer_results, mean_loss, share_logs
-from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor, Outcome
+from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor
+from tfdist.pipeline.runtime.outputs import Outputs
 from tfdist.pipeline.runtime.program_agreement import agree_on_program, agree_on_update
 from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
 from tfdist.pipeline.runtime.update import prepare_update
-from tfdist.strategies import reduction
+from tfdist.pipeline.stages.apart import Single
 from tfdist.strategies.shares import share_of_rows, take_share
 from tfdist.strategies.step import Step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.metric_totals import totals_of
+from tfdist.trainer.fit.partitioned_step import ReplicaCommunication
 from tfdist.trainer.fit.replica_step import (
     forget_without_rows,
     metric_values,
@@ -126,6 +129,7 @@ class StepRunner:
         fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
         microbatches = min(self._strategy.microbatches, fewest)
         self._microbatches = microbatches
+        x, targets = self._with_rows_of_others((x, targets), all_rows.numpy().tolist())
         specs = keras.tree.map_structure(spec_of, targets)
         elastic = atomic and self._strategy.extended.group.elastic
         key = (mode, microbatches, batch.spec_hash, self._timed, atomic, elastic)
@@ -136,6 +140,26 @@ class StepRunner:
             self._functions[key] = self._make(mode, microbatches, given, atomic=atomic)
         with propagating_errors(self._strategy):
             return self._functions[key](x, targets, all_rows)
+
+    def _with_rows_of_others(self, data: Any, all_rows: list[int]) -> Any:
+        """The data; on a replica without rows, for each microbatch a row of another replica.
+
+        It does not count there. Many kernels do not accept empty tensors.
+        """
+        if all(all_rows) or not any(all_rows):
+            return data
+        extended = self._strategy.extended
+        own = all_rows[extended.worker_rank]
+        leads = own > 0 and not any(all_rows[: extended.worker_rank])
+        copies = [1 if own else self._microbatches]
+
+        def fill(leaf: Any) -> Any:
+            if leaf is None or not leaf.shape.rank:
+                return leaf
+            row = extended.gather_rows([leaf[: int(leads)]])
+            return leaf if own else tf.tile(row, copies + [1] * (leaf.shape.rank - 1))
+
+        return keras.tree.map_structure(fill, data)
 
     def _make(self, mode: str, microbatches: int, given: tuple[Any, ...], *, atomic: bool) -> Any:
         with self._in_replica():
@@ -210,10 +234,10 @@ class StepRunner:
             before = metric_values(self._model)
             outcome = program.run(feed)
             if mode == "predict":
-                return self._outputs(outcome, microbatches)
+                return self._outputs(feed.outputs, microbatches, rows)
             if self._strategy.extended.communicates:
                 forget_without_rows(self._model, step, before)
-            loss = mean_loss(self._strategy, outcome, microbatches, rows)
+            loss = mean_loss(self._strategy, outcome, rows, total)
             step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
             if mode != "train":
                 return *self._logs(mode, loss, rows, step), outcome.spans
@@ -236,41 +260,60 @@ class StepRunner:
         all_rows: tf.Tensor,
         scale: tf.Tensor,
     ) -> Feed:
-        rank = self._strategy.extended.worker_rank
-        total = tf.reduce_sum(all_rows)
-        bounds = [
-            [share_of_rows(all_rows[r], m, microbatches) for m in range(microbatches)]
-            for r in range(rank + 1)
-        ]
-        counts = [[stop - start for start, stop in of_rank] for of_rank in bounds]
-        totals: list[tf.Tensor] = []
-        if mode != "predict" and self._engine.holds_last:
-            totals = self._totals(inputs, targets)
+        share = self._share(all_rows, microbatches)
+        bounds = [share_of_rows(share.rows, m, microbatches) for m in range(microbatches)]
 
-        def extra(stage: int, m: int) -> Sequence[tf.Tensor]:
-            first = tf.add_n([tf.zeros([], tf.int32), *(counts[r][m] for r in range(rank))])
-            place = [counts[rank][m], total, first]
-            if stage != self._engine.last or mode == "predict":
-                return place
-            own = take_share(targets, m, microbatches, microbatches)
-            return [*place, *totals, *(t for t in keras.tree.flatten(own) if t is not None)]
+        def place(m: int) -> Sequence[tf.Tensor]:
+            start, stop = bounds[m]
+            first = tf.minimum(share.first + start, share.total - 1)
+            return [stop - start, share.total, first]
 
         return Feed(
-            rows=lambda m: counts[rank][m],
+            rows=lambda m: bounds[m][1] - bounds[m][0],
             inputs=lambda m: take_share(inputs, m, microbatches, microbatches),
-            extra=extra,
-            seed=lambda m: (
-                scale * tf.cast(counts[rank][m], tf.float32) / tf.cast(total, tf.float32)
-            ),
+            place=place,
+            seed=scale,
+            outputs=self._outputs_of(mode, microbatches, inputs, targets, share, scale),
         )
 
-    def _totals(self, inputs: dict[int, Any], targets: Any) -> list[tf.Tensor]:
-        """The totals over the global batch that the loss needs."""
-        compute = self._engine.totals(keras.tree.map_structure(spec_of, targets))
-        totals = compute(list(inputs.values()), targets)
-        if not totals or not self._strategy.extended.communicates:
-            return totals
-        return list(reduction.sum_over_replicas(totals))
+    def _share(self, all_rows: tf.Tensor, microbatches: int) -> Share:
+        """The rows with which this replica computes."""
+        rank = self._strategy.extended.worker_rank
+        own, first = all_rows[rank], tf.reduce_sum(all_rows[:rank])
+        counts = own > 0
+        return Share(
+            rows=tf.where(counts, own, microbatches),
+            total=tf.reduce_sum(all_rows),
+            first=first,
+            counts=counts,
+            leads=tf.equal(first, 0) & counts,
+            is_first=tf.constant(rank == 0),
+        )
+
+    def _outputs_of(
+        self,
+        mode: str,
+        microbatches: int,
+        inputs: dict[int, Any],
+        targets: Any,
+        share: Share,
+        scale: tf.Tensor,
+    ) -> Outputs | None:
+        if not self._engine.holds_last:
+            return None
+        if mode == "predict":
+            return Outputs(None, microbatches)
+        extended = self._strategy.extended
+        together = extended.communicates
+        return Outputs(
+            self._engine.outputs(mode, keras.tree.map_structure(spec_of, targets)),
+            microbatches,
+            list(inputs.values()),
+            targets,
+            share,
+            ReplicaCommunication(extended) if together else Single(),
+            scale,
+        )
 
     def _logs(self, mode: str, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
         loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
@@ -284,13 +327,15 @@ class StepRunner:
             kept.keep(totals or list(metric_values(self._model).values()))
         return share_logs(self._strategy, results, self._layer_results), totals
 
-    def _outputs(self, outcome: Outcome, microbatches: int) -> Any:
-        last = self._engine.last
-        specs = self._engine.output_specs
-        if self._engine.holds_last:
-            parts = [outcome.results[last, m] for m in range(microbatches)]
-            outputs = [tf.concat(rows, axis=0) for rows in zip(*parts, strict=True)]
+    def _outputs(self, made: Outputs | None, microbatches: int, rows: tf.Tensor) -> Any:
+        graph = self._model.partition.graph
+        if made is not None:
+            parts = [[made.values[m][key] for key in graph.outputs] for m in range(microbatches)]
+            outputs = [tf.concat(some, axis=0) for some in zip(*parts, strict=True)]
+            if self._strategy.extended.communicates:
+                outputs = [tf.cond(rows > 0, lambda t=t: t, lambda t=t: t[:0]) for t in outputs]
         else:
+            specs = self._engine.output_specs
             outputs = [tf.zeros([0, *spec.shape[1:]], spec.dtype) for spec in specs]
         pipeline = self._strategy.pipeline_communicator
         gathered = [pipeline.all_gather(t) for t in outputs]

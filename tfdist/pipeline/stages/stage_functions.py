@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import tensorflow as tf
 
+from tfdist.global_view.layout import Layout
 from tfdist.internals.keras import get_keras_mask, set_keras_mask
-from tfdist.pipeline.partition import Key, Partition, pack
+from tfdist.pipeline.partition import Key, Partition, Stage, masks_of, pack
 from tfdist.pipeline.stages.accumulators import GradientSums
-from tfdist.pipeline.stages.heads import Head
 from tfdist.pipeline.stages.split_backward import Part, cut, flatten
 from tfdist.pipeline.stages.subgraph import make_function
-from tfdist.pipeline.stages.trace import Forward, trace
-from tfdist.pipeline.stages.value_specs import ValueSpecs
+from tfdist.pipeline.stages.trace import Forward, trace_for_microbatches
+from tfdist.pipeline.stages.value_specs import ValueSpec, ValueSpecs
 
 # Values between stages by key; tensors carry Keras masks.
 Tensors = dict[Key, tf.Tensor]
@@ -26,15 +27,13 @@ class Ran:
     """The result of a microbatch's forward pass.
 
     Attributes:
-        values: the values that later stages consume.
-        loss: the stage's contribution to the loss of the microbatch, or None.
-        results: the other results of the stage's head.
+        values: the values that later stages consume; of the last stage, the model's outputs.
+        loss: the losses of the stage's layers for the microbatch, or None.
         kept: tensors of the stage's graph, by name, for the backward pass.
     """
 
     values: Tensors
     loss: Any
-    results: list[tf.Tensor]
     kept: dict[str, tf.Tensor]
 
 
@@ -47,9 +46,11 @@ class StageFunctions:
         specs: the specs of the values between stages.
         differentiable: the values that have a gradient; empty if nothing is trained.
         variables: the variables to differentiate.
-        head: what follows the stage's calls.
         sums: the sums to which the variables' gradients are added.
+        layouts_of_variables: returns the layouts of variables, by the ids of their resources.
         training: as for Keras layers.
+        has_loss: whether the losses of its layers count.
+        ends: of the last stage, the model's outputs with a gradient.
         split: whether the variables' gradients are computed separately.
         remat: whether the backward pass reruns the forward pass.
         jit: whether XLA compiles the passes.
@@ -61,7 +62,7 @@ class StageFunctions:
         gives_gradients: the inputs whose gradients it sends back.
         without_gradient: those of `gives_gradients` on which nothing differentiable depends.
         split: whether the variables' gradients are computed separately.
-        written: the strategy's variables that the forward pass assigns.
+        written: the variables that each microbatch assigns from its own rows.
         summed: the variables with a dense gradient.
         looked_up: the variables with a sparse gradient.
         done: tensors of the latest call to wait for; empty if nothing had to run.
@@ -74,10 +75,12 @@ class StageFunctions:
         specs: ValueSpecs,
         differentiable: frozenset[Key],
         variables: Sequence[Any],
-        head: Head,
         sums: GradientSums,
+        layouts_of_variables: Callable[[], Mapping[int, Layout]],
         *,
         training: bool,
+        has_loss: bool,
+        ends: Sequence[Key] | None = None,
         split: bool = False,
         remat: bool = False,
         jit: bool = False,
@@ -85,30 +88,36 @@ class StageFunctions:
         self.stage = partition.stages[index]
         self.variables = list(variables)
         self.done: list[tf.Tensor] = []
-        self.written: list[Any] = []
-        self._head = head
+        self.written = _statistics(partition.stages[index]) if training else []
+        self._has_loss = has_loss
         self._sums = sums
         self._training = training
         self._has_objective = False
-        self._reports_mean = False
         into = [edge for edge in partition.edges if edge.target == index]
         out = [edge for edge in partition.edges if edge.source == index]
         self._partition, self._out = partition, out
         self._masked = sorted({key for edge in into for key in edge.masked})
-        sent = sorted({key for edge in out for key in edge.keys})
+        sent = {key for edge in out for key in edge.keys}
         self._gives_masks = sorted({key for edge in out for key in edge.masked})
-        self.takes_gradients = [key for key in sent if key in differentiable]
-        self._others = [key for key in sent if key not in differentiable]
+        self.takes_gradients = sorted(sent & differentiable)
+        if ends is not None:
+            sent = set(self.stage.outputs)
+            self._gives_masks = [key for key in self.stage.outputs if specs.has_mask(key)]
+            self.takes_gradients = sorted(ends)
+        self._others = sorted(sent.difference(self.takes_gradients))
         crossing = {key for edge in into for key in edge.keys}
         self.gives_gradients = sorted(crossing & differentiable)
-        inputs = [specs.of(key).spec for key in self.stage.inputs]
-        inputs += [specs.mask_of(key).spec for key in self._masked]
+        inputs = [specs.of(key) for key in self.stage.inputs]
+        inputs += [specs.mask_of(key) for key in self._masked]
         wanted = [key in self.gives_gradients for key in self.stage.inputs]
-        self._trace = trace(
+        self._trace = trace_for_microbatches(
             self._forward,
-            [*inputs, *head.extra],
-            wanted + [False] * (len(self._masked) + len(head.extra)),
+            inputs,
+            wanted + [False] * len(self._masked),
+            lambda: self._result_specs(specs),
             [v.value for v in self.variables],
+            layouts_of_variables,
+            _statistics(self.stage) if training else [],
             backward=bool(self.variables or self.gives_gradients),
         )
         self._parts = cut(self._trace, split=split, remat=remat)
@@ -141,15 +150,15 @@ class StageFunctions:
         if self._parts.weight_gradient is not None:
             self._kept_for_variables |= {t.name for t in self._parts.weight_gradient.feeds}
 
-    def forward(self, values: Tensors, extra: Sequence[tf.Tensor]) -> Ran:
+    def forward(self, values: Tensors, place: Sequence[tf.Tensor]) -> Ran:
         """Runs the forward pass of a microbatch.
 
         Args:
             values: the stage's inputs.
-            extra: the head's additional inputs.
+            place: its rows, a tensor for each of `PLACE`.
         """
         given = [values[key] for key in self.stage.inputs]
-        given += [*(get_keras_mask(values[key]) for key in self._masked), *extra]
+        given += [*(get_keras_mask(values[key]) for key in self._masked), *place]
         named = dict(zip((t.name for t in self._trace.inputs), given, strict=True))
         made = self._call("forward", named)
         outputs = [made[t.name] for t in self._trace.outputs]
@@ -159,8 +168,7 @@ class StageFunctions:
         result.update((key, next(others)) for key in self._others)
         for key in self._gives_masks:
             set_keras_mask(result[key], next(others))
-        loss = next(others) if self._reports_mean else objective
-        return Ran(result, loss, list(others), {**named, **made})
+        return Ran(result, objective, {**named, **made})
 
     def backward(
         self, kept: dict[str, tf.Tensor], gradients: Tensors, seed: tf.Tensor
@@ -225,27 +233,32 @@ class StageFunctions:
         values = {key: next(rest) for key in self.stage.inputs}
         for key in self._masked:
             set_keras_mask(values[key], next(rest))
-        extra = list(rest)
-        with self._head.step(extra) as step:
-            made = self.stage(values, training=self._training)
-            steps, self.stage.steps = self.stage.steps, []
-            losses = self.stage.losses() if self._head.has_loss else []
-            objective, results = self._head.finish(made, extra)
-        self.written = list(step.written.values())
-        self._reports_mean = objective is not None and objective.shape.rank != 0
-        if self._reports_mean:
-            # An unreduced loss is differentiated as its sum, but reported as its mean.
-            results = [_sum([tf.reduce_mean(step.scale_by_rows(objective)), *losses]), *results]
-        terms = [t for t in [objective, *losses] if t is not None]
-        self._has_objective = bool(terms)
+        made = self.stage(values, training=self._training)
+        steps, self.stage.steps = self.stage.steps, []
+        losses = self.stage.losses() if self._has_loss else []
+        self._has_objective = bool(losses)
         outputs = [made[key] for key in self.takes_gradients]
-        if terms:
-            outputs.append(_sum(terms))
+        if losses:
+            outputs.append(_sum(losses))
         others = [made[key] for key in self._others]
         for edge in self._out:
             pack(self._partition, edge, made)  # Raises if a mask is missing.
-        masks = [get_keras_mask(made[key]) for key in self._gives_masks]
-        return Forward(outputs, [*others, *masks, *results], steps)
+        masks = masks_of(self._partition, self._gives_masks, made)
+        return Forward(outputs, [*others, *masks], steps)
+
+    def _result_specs(self, specs: ValueSpecs) -> tuple[list[ValueSpec | None], list[ValueSpec]]:
+        """The specs of what `_forward` returns."""
+        outputs: list[ValueSpec | None] = [specs.of(key) for key in self.takes_gradients]
+        others = [specs.of(key) for key in self._others]
+        others += [specs.mask_of(key) for key in self._gives_masks]
+        return outputs + ([None] if self._has_objective else []), others
+
+
+def _statistics(stage: Stage) -> list[Any]:
+    """The statistics of batches in a stage, which are those of microbatches."""
+    layers = [one for layer in stage.layers for one in layer._flatten_layers()]
+    normalizing = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
+    return [v.value for one in normalizing for v in one.non_trainable_variables]
 
 
 def _sum(terms: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -11,6 +11,8 @@ import tensorflow as tf
 
 from tfdist.collective.native_ops import TYPES
 from tfdist.errors import UnsupportedError
+from tfdist.global_view.decision import Value
+from tfdist.global_view.layout import WHOLE, Dim, Symbol, rows
 from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.cut import Edge, Partition
 from tfdist.pipeline.partition.graph import Call, Key
@@ -43,6 +45,25 @@ class ValueSpec:
         """The shape for a number of rows."""
         rows = tf.cast(rows, tf.int64)
         return tf.stack([size + per_row * rows for size, per_row in self.shape])
+
+    def value(self, batch: Symbol) -> Value:
+        """What is known of such a value.
+
+        Args:
+            batch: the number of rows of the batch.
+        """
+        axes = [axis for axis, (_, per_row) in enumerate(self.shape) if per_row]
+        of_rows = len(axes) == 1 and not self.shape[axes[0]][0]
+        dims = [
+            Dim(size)
+            if not per_row
+            else Dim(per_row, (batch,))
+            if of_rows
+            else Dim(1, (Symbol(self, axis),))
+            for axis, (size, per_row) in enumerate(self.shape)
+        ]
+        layout = rows(axes[0], inner=Dim(self.shape[axes[0]][1])) if of_rows else WHOLE
+        return Value(layout, tuple(dims))
 
 
 class ValueSpecs:
@@ -77,7 +98,9 @@ class ValueSpecs:
             crossing = {key for edge in partition.edges for key in edge.keys}
             for key in sorted({*crossing, *graph.inputs, *graph.outputs}):
                 self._tensors[key] = _value_spec(values[key], graph.specs[key].shape)
-            for key in {key for edge in partition.edges for key in edge.masked}:
+            masked = {key for edge in partition.edges for key in edge.masked}
+            masked.update(key for key in graph.outputs if get_keras_mask(values[key]) is not None)
+            for key in masked:
                 self._masks[key] = _value_spec(get_keras_mask(values[key]))
             return []
 
@@ -100,6 +123,10 @@ class ValueSpecs:
             UnsupportedError: its shape depends on the data.
         """
         return _value_spec(self._made[key], self._specs[key].shape)
+
+    def has_mask(self, key: Key) -> bool:
+        """Whether a value between stages, or a model output, has a mask."""
+        return key in self._masks
 
     def mask_of(self, key: Key) -> ValueSpec:
         """The spec of a value's mask."""

@@ -26,6 +26,7 @@ from tfdist.trainer.fit.compilation import compilation_of
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.partitioned_step import is_partitioned
 from tfdist.trainer.patching import patch
+from tfdist.trainer.saving.files import in_stages
 
 # Arguments that must have the same value on all workers.
 _IDENTICAL = (
@@ -90,6 +91,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train)
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
+        _refuse_in_one_piece(self, train.__name__)
         return train(self, *args, **kwargs)
 
     return train_in_scope
@@ -116,6 +118,24 @@ def _refuse_outside(model: Any, call: str) -> None:
     )
 
 
+def _refuse_in_one_piece(model: Any, call: str) -> None:
+    """Refuses to train a model that is not cut into stages under a strategy of pipelines.
+
+    Raises:
+        UnsupportedError: each worker would train all of the model.
+    """
+    strategy = made_under(model)
+    if strategy is None or not getattr(strategy.extended, "in_stages", False):
+        return
+    if strategy.pipeline_size > 1 and not in_stages(model):
+        raise UnsupportedError(
+            f"`{call}` under a {type(strategy).__name__} of {strategy.pipeline_size} workers per "
+            f"pipeline requires a model in stages. Received: the model {model.name!r}, of which "
+            "each worker would train a separate copy. Create it by "
+            "`tfdist.PipelineModel(build_model)`, or use tfdist.MultiWorkerMirroredStrategy."
+        )
+
+
 def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[..., Any]:
     signature = inspect.signature(call)
 
@@ -123,6 +143,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if trains:
             _refuse_outside(self, call.__name__)
+            _refuse_in_one_piece(self, call.__name__)
         if is_ours(self):
             group = self.distribute_strategy.extended.group
             bound = signature.bind(self, *args, **kwargs)

@@ -1,9 +1,8 @@
-"""The totals over the whole batch that a loss needs, computed before the microbatches run.
+"""The masks of a model's outputs for all rows, computed before the microbatches run.
 
-A masked loss is divided by the number of unmasked entries in the batch, one with the reduction
-"mean_with_sample_weight" by the sum of the weights, so the first microbatch needs the masks and
-weights of the last. A few operations compute these totals from the inputs and targets: the loss is
-traced once behind the full model, and those operations are cut out.
+A masked loss is divided by the number of unmasked entries in the batch, so the first microbatch
+needs the masks of the last. A few operations compute them from the inputs: the full model is
+traced, and those operations are cut out.
 """
 
 from __future__ import annotations
@@ -16,106 +15,72 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
+from tfdist.internals.keras import get_keras_mask
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Call, Key, copy
-from tfdist.pipeline.stages.heads import MicrobatchStep
 from tfdist.pipeline.stages.split_backward import cut_before
 from tfdist.pipeline.stages.subgraph import make_function
 from tfdist.pipeline.stages.trace import Forward, trace
 from tfdist.pipeline.stages.value_specs import ValueSpec, ValueSpecs
+from tfdist.strategies.step import GlobalStep
 
 
-class BatchTotals:
-    """This replica's terms of the denominators in the loss of a whole batch.
+class OutputMasks:
+    """The masks of a model's outputs, from its inputs.
 
     Args:
         partition: the model's partition.
         value_specs: the specs of the model's values.
-        targets: the specs of targets and sample weights, in their structure.
-        compute_loss: computes the loss from targets, predictions and sample weights.
 
     Attributes:
-        specs: the specs of the totals, in the order in which the loss requests them.
-
-    Raises:
-        UnsupportedError: a total depends on the model's variables.
+        are_known: whether the inputs alone determine the masks, and not the model's variables.
     """
 
-    def __init__(
-        self,
-        partition: Partition,
-        value_specs: ValueSpecs,
-        targets: Any,
-        compute_loss: Callable[[Any, Any, Any], Any],
-    ) -> None:
+    def __init__(self, partition: Partition, value_specs: ValueSpecs) -> None:
         graph = partition.graph
+        masked = [key for key in dict.fromkeys(graph.outputs) if value_specs.has_mask(key)]
         outputs = _CallOutputs()
+        self.are_known = True
+        self._feeds: list[Callable[[Sequence[tf.Tensor]], tf.Tensor]] = []
+        self._order: list[str] = []
+        if not masked:
+            return
 
         def forward(*tensors: tf.Tensor) -> Forward:
-            given = iter(tensors)
-            values: dict[Key, Any] = {key: next(given) for key in graph.inputs}
-            y, sample_weight = keras.tree.map_structure(
-                lambda spec: None if spec is None else next(given), targets
-            )
-            with _PlaceholderScope(), _TracingStep() as step:
+            values: dict[Key, Any] = dict(zip(graph.inputs, tensors, strict=True))
+            with _PlaceholderScope(), GlobalStep():
                 for stage in partition.stages:
                     values.update(stage(values, training=False, after=outputs.record))
-                compute_loss(y, graph.pack_outputs(values), sample_weight)
-            return Forward([], step.requested)
+            return Forward([], [tf.identity(get_keras_mask(values[key])) for key in masked])
 
-        target_specs = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
-        specs = [*(graph.specs[key].form for key in graph.inputs), *target_specs]
+        specs = [graph.specs[key].form for key in graph.inputs]
         traced = trace(forward, specs, [False] * len(specs), [], backward=False)
-        self.specs = [tf.TensorSpec([], t.dtype) for t in traced.others]
-        self._order = [t.name for t in traced.others]
-        self._part = cut_before(traced, outputs.is_shape)
+        part = cut_before(traced, outputs.is_shape)
         given = {t.name: i for i, t in enumerate(traced.inputs)}
-        self._feeds: list[Callable[[Sequence[tf.Tensor]], tf.Tensor]] = []
-        for feed in self._part.feeds:
+        for feed in part.feeds:
             if feed.name in given:
                 self._feeds.append(operator.itemgetter(given[feed.name]))
             elif outputs.is_shape(feed.op):
                 value_spec = value_specs.anywhere(outputs.key_of(feed.op))
                 self._feeds.append(functools.partial(_apply_to_shape, feed, value_spec))
             else:
-                raise UnsupportedError(
-                    "In a pipeline, the denominator of a loss must depend only on the model's "
-                    "inputs, the targets and the sample weights. Received: a mask or a weight that "
-                    "depends on a variable of the model. Mask with sample weights instead."
-                )
-        self._run = make_function(traced, self._part, "totals", {})
+                self.are_known = False
+                return
+        self._part = part
+        self._order = [t.name for t in traced.others]
+        self._run = make_function(traced, part, "masks", {})
 
-    def __call__(self, inputs: Sequence[Any], targets: Any) -> list[tf.Tensor]:
-        """Computes the totals.
+    def __call__(self, inputs: Sequence[Any]) -> list[tf.Tensor]:
+        """Computes the masks of the outputs that have one, each once.
 
         Args:
             inputs: the model's inputs for this replica's rows, flat.
-            targets: targets and sample weights of the same rows, in their structure.
         """
-        if not self.specs:
+        if not self._order:
             return []
-        given = [*inputs, *(leaf for leaf in keras.tree.flatten(targets) if leaf is not None)]
-        *made, _ = self._run([feed(given) for feed in self._feeds])
+        *made, _ = self._run([feed(inputs) for feed in self._feeds])
         by_name = dict(zip((t.name for t in self._part.fetches), made, strict=True))
         return [by_name[name] for name in self._order]
-
-
-class _TracingStep(MicrobatchStep):
-    """The step in which a loss is traced to record the totals that it requests."""
-
-    def __init__(self) -> None:
-        one = tf.constant(1)
-        super().__init__(one, one, tf.constant(0))
-        self.requested: list[tf.Tensor] = []
-
-    def totals(self, values: list[tf.Tensor]) -> Any:
-        self.requested += values
-        return values
-
-    def __enter__(self) -> _TracingStep:
-        super().__enter__()
-        return self
 
 
 class _PlaceholderScope(keras.StatelessScope):  # type: ignore[misc]
