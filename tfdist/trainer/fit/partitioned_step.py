@@ -150,7 +150,7 @@ def _run(
         elif isinstance(leaf, tf.SparseTensor):
             leaves[i] = _gather_sparse(extended, leaf, own)
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), static)
-    lane = Lane(_share(extended, own, static), _Communication(extended))
+    lane = Lane(_share(extended, own, static), ReplicaCommunication(extended))
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
@@ -257,7 +257,7 @@ def _trace(
             values.append(Value(rows(), known))
         else:
             values.append(Value(WHOLE, dims))
-    layouts = _layouts_of_variables(model, extended)
+    layouts = layouts_of_variables(model, extended)
     outer = {id(inner): outer for outer, inner in graph.captures}
     captured = [outer[id(placeholder)] for placeholder in graph.inputs[len(components) :]]
     for value, placeholder in zip(captured, graph.inputs[len(components) :], strict=True):
@@ -280,9 +280,9 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
     """
     if model.distribute_strategy.extended.in_stages:
         raise UnsupportedError(
-            "The steps of a pipeline are not partitioned. Received: a model under "
-            f"{type(model.distribute_strategy).__name__}. Explain the same model under "
-            "tfdist.MultiWorkerMirroredStrategy."
+            "`explain` is for models without stages. Received: a model under "
+            f"{type(model.distribute_strategy).__name__}. Use its `timeline_on_batch`, or explain "
+            "the same model under tfdist.MultiWorkerMirroredStrategy."
         )
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
     found: list[list[Transfer]] = []
@@ -328,7 +328,7 @@ def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: Step) -> tf.Sparse
     return tf.SparseTensor(gather(leaf.indices + shift), gather(leaf.values), shape)
 
 
-def _layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
+def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:
     """The layouts of variables that are not whole, by the ids of their resources."""
     found: dict[int, Layout] = {}
 
@@ -372,7 +372,7 @@ def _share(extended: Any, own: Step, static: int | None) -> Share:
     )
 
 
-class _Communication:
+class ReplicaCommunication:
     """How the replicas of a strategy combine values."""
 
     def __init__(self, extended: Any) -> None:
