@@ -59,6 +59,10 @@ class ExchangeLog:
         kind = b"stall" if is_waiting else b"waited"
         self._core.tfd_flight_ask(kind, NAME, message.encode())
 
+    def show(self) -> None:
+        """Tells the core again, after it has forgotten."""
+        self._show({})
+
     def _show(self, changed: dict[bool, dict[str, Any]]) -> None:
         with self._lock:
             self._records |= changed

@@ -23,6 +23,11 @@ from tfdist.options import Options
 _lock = threading.Lock()
 _started = False
 _session: Session | None = None  # whose exchanges the log shows
+_exchanges: ExchangeLog | None = None  # those
+_folder = Path()
+# The values that training steps communicate, by the names of their models, the newest last.
+_steps: dict[str, dict[str, Any]] = {}
+_MOST_MODELS = 4
 # Why there is no log; "" where there is one.
 _none_because = (
     "its log begins with its native collectives, which it does not use, or not yet (`tfdist "
@@ -62,7 +67,7 @@ def start(session: Session, options: Options) -> None:
         session: the job's control connections, whose exchanges the log shows.
         options: the settings.
     """
-    global _started, _session, _none_because
+    global _started, _session, _exchanges, _folder, _none_because
     topology = session.topology
     if topology.size == 1:
         return  # A worker that has not joined the others yet must not write over the log of one.
@@ -88,8 +93,9 @@ def start(session: Session, options: Options) -> None:
         _none_because = core.tfd_error().decode(errors="replace").removesuffix(".")
         say(f"tfdist: there will be no flight log: {_none_because}.")
         return
-    _none_because, _session = "", session
-    session.record_exchanges(ExchangeLog(core, topology))
+    _exchanges = ExchangeLog(core, topology)
+    _none_because, _folder, _session = "", folder, session
+    session.record_exchanges(_exchanges)
     serve = threading.Thread(target=_serve, args=(core,), name="tfdist-stacks", daemon=True)
     serve.start()
 
@@ -100,13 +106,38 @@ def move(session: Session, options: Options) -> None:
     What was written so far stays as it is, until another process takes the rank over. Does nothing
     where there is no log.
     """
-    global _session
+    global _session, _exchanges, _folder
     if _session is None:
         return
-    _session = session
-    core = native.load().library
-    core.tfd_flight_move(*_place(Path(options.flight_dir).absolute(), session.topology))
-    session.record_exchanges(ExchangeLog(core, session.topology))
+    with _lock:
+        _session, _folder = session, Path(options.flight_dir).absolute()
+        core = native.load().library
+        core.tfd_flight_move(*_place(_folder, session.topology))
+        _exchanges = ExchangeLog(core, session.topology)
+    session.record_exchanges(_exchanges)
+
+
+def note_step(model: str, step: dict[str, Any]) -> None:
+    """Adds the values that a training step communicates to the log, also if it starts later.
+
+    Replaces an earlier step of a model of the same name. The log forgets why it was written so
+    far, unless nothing has changed.
+
+    Args:
+        model: the model's name.
+        step: the members of a JSON object.
+    """
+    step = json.loads(json.dumps(step))  # What cannot be written must not be kept.
+    with _lock:
+        if _steps.get(model) == step:
+            return
+        _steps.pop(model, None)
+        _steps[model] = step
+        if len(_steps) > _MOST_MODELS:
+            del _steps[next(iter(_steps))]
+        if _session is not None and _exchanges is not None:
+            native.load().library.tfd_flight_move(*_place(_folder, _session.topology))
+            _exchanges.show()
 
 
 def _place(folder: Path, topology: Topology) -> tuple[bytes, bytes]:
@@ -124,6 +155,7 @@ def _header(topology: Topology) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "program": sys.argv[0] if sys.argv else "",
+        "step_communication": [{"model": name, **step} for name, step in _steps.items()],
     }
 
 

@@ -10,40 +10,21 @@ from typing import Any
 
 from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value
-from tfdist.global_view.layout import Symbol
+from tfdist.global_view.layout import WHOLE, Layout, Symbol
+from tfdist.global_view.transfer import SPARSE_GRADIENT, STATISTICS, Transfer, report
 
 _PACKAGES = (
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep,
     sysconfig.get_paths()["stdlib"] + os.sep,
 )
-_COLLECTIVES = ("TfdistAllReduce", "TfdistCompressedAllReduce", "TfdistReduceScatter")
-
-
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-    """A value that a step communicates.
-
-    Attributes:
-        kind: "reduce" or "gather".
-        operation: the type of the operation that needs it; "moments" for statistics of the batch.
-        size: the bytes of the whole value; None if a dimension is unknown.
-        shape: the shape of the whole value, with None for unknown dimensions.
-        where: the file and line of the user's code, or the name of the operation.
-        reason: why values are gathered; "" for a reduction.
-    """
-
-    kind: str
-    operation: str
-    size: int | None
-    shape: tuple[int | None, ...]
-    where: str
-    reason: str
-
-    def __str__(self) -> str:
-        size = "unknown size" if self.size is None else _bytes(self.size)
-        shape = "x".join("?" if n is None else str(n) for n in self.shape) or "scalar"
-        why = f" ({self.reason})" if self.reason else ""
-        return f"{self.kind} {size} [{shape}] for {self.operation} at {self.where}{why}"
+_COLLECTIVES = (
+    "TfdistAllReduce",
+    "TfdistCompressedAllReduce",
+    "TfdistReduceScatter",
+    "CollectiveReduceV2",
+    "CollectiveReduceV3",
+)
+_OPTIMIZERS = os.path.join("keras", "src", "optimizers", "")
 
 
 def transfers(
@@ -56,7 +37,8 @@ def transfers(
         batch: the number of rows of the batch, for the sizes.
         replicas: the number of replicas, for the sizes.
     """
-    found = list(_transfers(analysis, analysis.batch, batch, set()))
+    layouts = [WHOLE] * len(analysis.outputs)
+    found = list(_transfers(analysis, layouts, analysis.batch, batch, set()))
     return [_of_replicas(t, replicas) if t.operation == _MOMENTS else t for t in found]
 
 
@@ -71,7 +53,12 @@ def _of_replicas(transfer: Transfer, count: int | None) -> Transfer:
 
 
 def _transfers(
-    analysis: Analysis, symbol: Symbol, batch: int | None, seen: set[int]
+    analysis: Analysis,
+    layouts: Sequence[Layout],
+    symbol: Symbol,
+    batch: int | None,
+    seen: set[int],
+    why: str = "a result for all rows",
 ) -> Iterator[Transfer]:
     for op, decision in analysis.decisions.items():
         for tensor, layout in zip(op.inputs, decision.inputs, strict=True):
@@ -89,11 +76,16 @@ def _transfers(
                     value, source = analysis.value_of(tensor), _source(tensor)
                     yield _transfer(source, tensor, value, "", symbol, batch, kind="reduce")
         for part in decision.parts:
-            yield from _transfers(part, symbol, batch, seen)
-    for tensor, value in zip(analysis.graph.outputs, analysis.outputs, strict=True):
-        if value.layout.kind in ("rows", "partial") and id(tensor) not in seen:
+            inside = decision.outputs
+            if len(inside) != len(part.outputs):  # The condition of a loop.
+                inside = [value.layout for value in part.outputs]
+            yield from _transfers(part, inside, symbol, batch, seen, "rows are coupled")
+    results = zip(analysis.graph.outputs, analysis.outputs, layouts, strict=True)
+    for tensor, value, layout in results:
+        is_apart = layout == WHOLE and value.layout.kind in ("rows", "partial")
+        if is_apart and id(tensor) not in seen:
             seen.add(id(tensor))
-            reason = "a result for all rows" if value.layout.kind == "rows" else ""
+            reason = why if value.layout.kind == "rows" else ""
             yield _transfer(tensor.op, tensor, value, reason, symbol, batch)
 
 
@@ -118,13 +110,17 @@ def _transfer(
     operation = op.type
     if value.layout.how == "stack":
         shape, operation = (1, *shape[1:]), _MOMENTS
-        kind, reason = "gather", "statistics of each replica"
+        kind, reason = "gather", STATISTICS
+    elif value.layout.kind == "rows" and _is_of_optimizer(op):
+        reason = SPARSE_GRADIENT
     count: int | None = 1
     for size in shape:
         count = None if count is None or size is None else count * size
-    bytes_ = None if count is None or not tensor.dtype.size else count * tensor.dtype.size
+    element = tensor.dtype.size or 0
+    bytes_ = count * element if count is not None and element else None
     kind = kind or ("gather" if value.layout.kind == "rows" else "reduce")
-    return Transfer(kind, operation, bytes_, shape, where(op), reason if kind == "gather" else "")
+    reason = reason if kind == "gather" else ""
+    return Transfer(kind, operation, bytes_, shape, where(op), reason, element)
 
 
 def _sizes(value: Value, symbol: Symbol, batch: int | None) -> tuple[int | None, ...]:
@@ -138,6 +134,11 @@ def _sizes(value: Value, symbol: Symbol, batch: int | None) -> tuple[int | None,
     return tuple(sizes)
 
 
+def _is_of_optimizer(op: Any) -> bool:
+    """Whether an operation belongs to an optimizer, which uses only sparse gradients by rows."""
+    return any(_OPTIMIZERS in frame.filename for frame in op.traceback or ())
+
+
 def where(op: Any) -> str:
     """The line of the user's code that an operation comes from, or the operation's name."""
     for frame in reversed(op.traceback or ()):
@@ -146,25 +147,6 @@ def where(op: Any) -> str:
         if outside and os.path.exists(path):
             return f"{os.path.basename(path)}:{frame.lineno}"
     return str(op.name)
-
-
-def report(found: Sequence[Transfer]) -> str:
-    """A table of what a step communicates, the largest first."""
-    if not found:
-        return "The step communicates nothing but the number of rows."
-    gathered = sum(t.size or 0 for t in found if t.kind == "gather")
-    reduced = sum(t.size or 0 for t in found if t.kind == "reduce")
-    ordered = sorted(found, key=lambda t: -(t.size or 0))
-    lines = [f"The step reduces {_bytes(reduced)} and gathers {_bytes(gathered)}:"]
-    lines += [f"  {transfer}" for transfer in ordered]
-    return "\n".join(lines)
-
-
-def _bytes(count: int) -> str:
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if count >= size:
-            return f"{count / size:.1f} {unit}"
-    return f"{count} B"
 
 
 __all__ = ["Transfer", "report", "transfers", "where"]

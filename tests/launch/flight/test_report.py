@@ -171,6 +171,7 @@ def test_the_command(tmp_path, capsys):
         "without_log",
         "findings",
         "totals",
+        "step_communication",
         "workers",
     ]
     assert found["without_log"] == names(0)

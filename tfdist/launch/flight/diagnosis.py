@@ -24,6 +24,7 @@ from tfdist.launch.flight.merge import Group, Job
 from tfdist.launch.flight.mismatches import find_mismatch
 from tfdist.launch.flight.stacks import user_frames
 from tfdist.launch.flight.states import last, states
+from tfdist.launch.flight.step_communication import communicated
 from tfdist.launch.flight.totals import add_up
 from tfdist.launch.flight.waiting import Wait, find_waits
 
@@ -52,7 +53,14 @@ def diagnose(job: Job) -> Diagnosis:
         *(_transfer(wait) for wait in waits if _all_joined(wait) and wait.group not in mismatches),
         *(_unclear(wait) for wait in waits if wait.unclear),
     ]
-    return Diagnosis(job.size, job.without_log(), tuple(findings), add_up(job), states(job))
+    return Diagnosis(
+        job.size,
+        job.without_log(),
+        tuple(findings),
+        add_up(job),
+        communicated(job),
+        states(job),
+    )
 
 
 def _operation(wait: Wait) -> Operation:

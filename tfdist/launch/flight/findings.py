@@ -276,6 +276,56 @@ class State:
 
 
 @dataclass(frozen=True)
+class Communicated:
+    """A value that a training step communicates.
+
+    Attributes:
+        kind: "reduce" or "gather".
+        operation: the type of the operation that needs it.
+        bytes: those of the whole value; None if unknown.
+        shape: the shape of the whole value, with None for unknown dimensions.
+        where: a line of the user's code, or the name of the operation.
+        reason: why it is gathered; "" for a reduction.
+        remedy: how to avoid that; "" if unknown.
+    """
+
+    kind: str
+    operation: str
+    bytes: int | None
+    shape: tuple[int | None, ...]
+    where: str
+    reason: str
+    remedy: str
+
+
+@dataclass(frozen=True)
+class StepCommunication:
+    """The values that the training step of a model communicates.
+
+    Attributes:
+        model: the model's name.
+        workers: those that have traced this step, the newest of the model.
+        differs: whether the step of most workers is another one.
+        rows: the number of rows of the whole batch; None if unknown.
+        reduced_bytes: the known sizes of values that are reduced, in total.
+        gathered_bytes: those of values that are gathered.
+        unknown: the number of values of unknown size.
+        transfers: the largest values.
+        more: the number of the others.
+    """
+
+    model: str
+    workers: tuple[str, ...]
+    differs: bool
+    rows: int | None
+    reduced_bytes: int
+    gathered_bytes: int
+    unknown: int
+    transfers: tuple[Communicated, ...]
+    more: int
+
+
+@dataclass(frozen=True)
 class Diagnosis:
     """What the logs of a job tell.
 
@@ -284,6 +334,8 @@ class Diagnosis:
         without_log: those whose log is missing.
         findings: the most important first.
         totals: of the workers that waited or were waited for, the longest waited for first.
+        step_communication: for each model, the values that its training step communicates; if
+            the workers differ, once for each step, that of the most workers first.
         workers: those whose logs are there.
     """
 
@@ -291,4 +343,5 @@ class Diagnosis:
     without_log: tuple[str, ...]
     findings: tuple[Finding, ...]
     totals: tuple[Total, ...]
+    step_communication: tuple[StepCommunication, ...]
     workers: tuple[State, ...]

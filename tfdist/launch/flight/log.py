@@ -6,10 +6,11 @@ import functools
 import json
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_origin, get_type_hints
 
 FORMAT = 1
 MESSAGES = ("send", "receive")
+_STEPS = "step_communication"
 
 T = TypeVar("T", bound=NamedTuple)
 
@@ -114,6 +115,51 @@ class Reason(NamedTuple):
     message: str
 
 
+class Moved(NamedTuple):
+    """A value that a training step communicates, as `Transfer` has it.
+
+    Attributes:
+        kind: "reduce" or "gather".
+        operation: the type of the operation that needs it.
+        bytes: those of the whole value; None if a dimension is unknown.
+        shape: the shape of the whole value, with None for unknown dimensions.
+        where: a line of the user's code, or the name of the operation.
+        reason: why it is gathered; "" for a reduction.
+    """
+
+    kind: str
+    operation: str
+    bytes: int | None
+    shape: list[int | None]
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Step:
+    """The training step of a model that the worker traced last.
+
+    Attributes:
+        model: the model's name.
+        program: a hash, equal for equal programs.
+        rows: the number of rows of the whole batch; None if unknown.
+        reduced_bytes: the known sizes of values that are reduced, in total.
+        gathered_bytes: those of values that are gathered.
+        unknown: the number of values of unknown size.
+        transfers: the largest values.
+        more: the number of the others.
+    """
+
+    model: str
+    program: str
+    rows: int | None
+    reduced_bytes: int
+    gathered_bytes: int
+    unknown: int
+    transfers: tuple[Moved, ...]
+    more: int
+
+
 @dataclass(frozen=True)
 class Communicator:
     """One communicator of the worker.
@@ -158,6 +204,7 @@ class Log:
         input_since_ns: when the wait for the next batch began that still lasted; 0 for none.
         communicators: those that were open, and at last the session with its exchanges.
         stacks: Python's stacks, as by faulthandler; "" if there are none.
+        training_steps: those of the models that it trained last.
     """
 
     rank: int
@@ -174,6 +221,7 @@ class Log:
     input_since_ns: int
     communicators: tuple[Communicator, ...]
     stacks: str
+    training_steps: tuple[Step, ...]
 
     @property
     def input_seconds(self) -> float | None:
@@ -220,7 +268,23 @@ def _log(raw: Any) -> Log:
         input_since_ns=_checked({"input_since_ns": 0, **raw}, "input_since_ns", int),
         reasons=_rows(raw, "reasons", Reason),
         communicators=tuple(map(_communicator, _groups(raw))),
+        # Logs of earlier versions have none.
+        training_steps=tuple(map(_step, _checked({_STEPS: [], **raw}, _STEPS, list))),
     )
+
+
+def _step(raw: Any) -> Step:
+    read = Step(
+        **{key: _checked(raw, key, str) for key in ("model", "program")},
+        **{key: _checked(raw, key, int) for key in ("reduced_bytes", "gathered_bytes")},
+        **{key: _checked(raw, key, int) for key in ("unknown", "more")},
+        rows=_checked(raw, "rows", (int, type(None))),
+        transfers=_rows(raw, "transfers", Moved),
+    )
+    sizes = [size for one in read.transfers for size in one.shape]
+    if not all(isinstance(size, (int, type(None))) for size in sizes):
+        raise TypeError(f"a shape in the step of {read.model!r} has a wrong type")
+    return read
 
 
 def _groups(raw: Any) -> list[Any]:
@@ -280,4 +344,5 @@ def _rows(raw: Any, key: str, kind: type[T]) -> tuple[T, ...]:
 def _columns(kind: type[NamedTuple]) -> tuple[tuple[str, ...], tuple[Any, ...]]:
     """The keys and types of a row. `in` cannot be the name of an attribute."""
     hints = get_type_hints(kind)
-    return tuple("in" if name == "inside" else name for name in hints), tuple(hints.values())
+    types = (list if get_origin(hint) is list else hint for hint in hints.values())
+    return tuple("in" if name == "inside" else name for name in hints), tuple(types)

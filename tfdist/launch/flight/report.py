@@ -9,6 +9,7 @@ from dataclasses import asdict
 from tfdist.launch.flight.findings import Diagnosis, Last, State
 from tfdist.launch.flight.folder import Folder
 from tfdist.launch.flight.sentences import frames, operation, sentences
+from tfdist.launch.flight.step_communication import describe
 from tfdist.launch.flight.words import date, moment, seconds, workers
 
 _MOST_ROWS = 16
@@ -25,6 +26,7 @@ def to_text(diagnosis: Diagnosis, folder: Folder) -> str:
             *_head(diagnosis, folder),
             *_findings(diagnosis),
             *_totals(diagnosis),
+            *describe(diagnosis.step_communication),
             *_workers(diagnosis),
         ]
     )

@@ -29,6 +29,7 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep, GlobalStep, Step
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.replica_step import begin_step, metric_variables
+from tfdist.trainer.fit.traffic_notes import note_trace
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.late_update import Trial, update_late
 from tfdist.trainer.optimizers.of_model import optimizers_of
@@ -77,7 +78,7 @@ def run_partitioned_step(
         update_late(step, late)
         return logs, totals
 
-    logs, totals = _run(model, program, batch, own)
+    logs, totals = _run(model, program, batch, own, trains=step_function == model.train_step)
     return logs, totals, tf.stack([own.total, own.requests])
 
 
@@ -135,7 +136,12 @@ def _is_first(extended: Any) -> tf.Tensor:
 
 
 def _run(
-    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, own: Step
+    model: keras.Model,
+    program: Callable[[Any, GlobalStep], Any],
+    batch: Any,
+    own: Step,
+    *,
+    trains: bool = False,
 ) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
     extended = model.distribute_strategy.extended
@@ -150,6 +156,8 @@ def _run(
         elif isinstance(leaf, tf.SparseTensor):
             leaves[i] = _gather_sparse(extended, leaf, own)
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), static)
+    if trains:
+        note_trace(model, traced.analysis, static)
     lane = Lane(_share(extended, own, static), ReplicaCommunication(extended))
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)

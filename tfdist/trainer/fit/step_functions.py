@@ -27,6 +27,7 @@ from tfdist.trainer.fit.partitioned_step import (
 from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
+from tfdist.trainer.fit.traffic_notes import note_rows
 from tfdist.trainer.losses.metrics import take_over_metrics
 from tfdist.trainer.optimizers.late_update import Trial
 
@@ -109,6 +110,7 @@ def make_step_function(
         if trains:
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
+            note_rows(model, everyone // max(1, int(steps)))
             requests.grant(requests.code if alone else asked)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):

@@ -1,0 +1,127 @@
+"""The values that a step communicates, as data and as text. The launcher uses it, too."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+# Stands for an unknown dimension in estimates.
+_NOMINAL = 32
+STATISTICS = "statistics of each replica"
+SPARSE_GRADIENT = "a sparse gradient"
+# Reason of a gather -> how to avoid it; "" if it replaces a reduction.
+REMEDIES = {
+    "pairs of rows": "Compare smaller values, such as embeddings instead of features: each row is "
+    "compared with all others.",
+    "rows are coupled": "Replace operations that mix rows, such as sorts, cumulative sums and "
+    "diagonals, by sums or means over the rows, and `tf.boolean_mask` by a mask.",
+    "no rule": "Replace the operation, or the Python function, by TensorFlow or Keras operations "
+    "that tfdist can divide by rows.",
+    "numbers are drawn for the whole batch": "Draw the numbers by `keras.random` or "
+    "`tf.random.stateless_*`.",
+    "printed": "Print or write a sum or a mean over the rows.",
+    "a result for all rows": "Return the mean over the rows as the log.",
+    STATISTICS: "",
+    SPARSE_GRADIENT: "",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """A value that a step communicates.
+
+    Attributes:
+        kind: "reduce" or "gather".
+        operation: the type of the operation that needs it; "moments" for statistics of the batch.
+        size: the bytes of the whole value; None if a dimension is unknown.
+        shape: the shape of the whole value, with None for unknown dimensions.
+        where: the file and line of the user's code, or the name of the operation.
+        reason: why values are gathered; "" for a reduction.
+        element_size: the bytes of an element; 0 if they vary.
+    """
+
+    kind: str
+    operation: str
+    size: int | None
+    shape: tuple[int | None, ...]
+    where: str
+    reason: str
+    element_size: int = 0
+
+    def __str__(self) -> str:
+        size = "unknown size" if self.size is None else bytes_text(self.size)
+        shape = "x".join("?" if n is None else str(n) for n in self.shape) or "scalar"
+        why = f" ({self.reason})" if self.reason else ""
+        return f"{self.kind} {size} [{shape}] for {self.operation} at {self.where}{why}"
+
+    def estimate(self, unknown: int | None = None) -> int:
+        """The bytes of the whole value.
+
+        Args:
+            unknown: stands for each unknown dimension; 32 by default.
+        """
+        if self.size is not None:
+            return self.size
+        count = self.element_size
+        for size in self.shape:
+            count *= (unknown or _NOMINAL) if size is None else size
+        return count
+
+    @property
+    def replaces_reduction(self) -> bool:
+        """Whether it is a gather that takes the place of a reduction."""
+        return REMEDIES.get(self.reason) == ""
+
+
+def largest_first(found: Sequence[Transfer]) -> list[Transfer]:
+    """Transfers by their size; by an estimate where it is unknown."""
+    return sorted(found, key=lambda one: -one.estimate())
+
+
+def total(found: Sequence[Transfer], kind: str) -> int:
+    """The bytes that a step reduces or gathers, as far as they are known."""
+    return sum(one.size or 0 for one in found if one.kind == kind)
+
+
+def remedies(found: Sequence[Transfer]) -> list[str]:
+    """Lines on how to avoid gathers, one for each reason."""
+    reasons = dict.fromkeys(one.reason for one in found if one.kind == "gather")
+    known = [(reason, REMEDIES.get(reason)) for reason in reasons]
+    return [f"To gather less ({reason}): {remedy}" for reason, remedy in known if remedy]
+
+
+def report(found: Sequence[Transfer]) -> str:
+    """A table of the values that a step communicates, the largest first."""
+    if not found:
+        return "The step communicates nothing but the number of rows."
+    unknown = sum(one.size is None for one in found)
+    totals = totals_text(total(found, "reduce"), total(found, "gather"), unknown)
+    lines = [f"The step {totals}:"]
+    ordered = largest_first(found)
+    lines += [f"  {transfer}" for transfer in ordered]
+    lines += remedies(ordered)
+    return "\n".join(lines)
+
+
+def totals_text(reduced: int, gathered: int, unknown: int) -> str:
+    """The bytes that a step communicates, as the end of a sentence.
+
+    Example:
+        >>> totals_text(2048, 0, 1)
+        'reduces 2.0 KiB and gathers 0 B, besides 1 value of unknown size'
+    """
+    rest = f", besides {unknown} value{'s' * (unknown > 1)} of unknown size" if unknown else ""
+    return f"reduces {bytes_text(reduced)} and gathers {bytes_text(gathered)}{rest}"
+
+
+def bytes_text(count: int) -> str:
+    """A number of bytes with a unit.
+
+    Example:
+        >>> bytes_text(1536)
+        '1.5 KiB'
+    """
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if count >= size:
+            return f"{count / size:.1f} {unit}"
+    return f"{count} B"
