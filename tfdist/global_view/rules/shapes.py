@@ -208,12 +208,9 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
     """Whether a value is repeated for each row. A sum is then communicated before."""
-    count = call.batch.size
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
-    return any(
-        dim.has(call.batch) or (count and dim.value and dim.value % count == 0) for dim in grown
-    )
+    return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)
 
 
 def _axis_with_rows(call: Call, dims: Sequence[Dim]) -> int | None:
