@@ -95,7 +95,13 @@ class Lane:
         self.partitions: list[Partition] = []  # that are being added, the innermost one last
         self.effects: list[tf.Operation] = []  # of functions that are being added
 
-    def _once(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+    def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
+        """A value that is computed once in a graph, from no operand.
+
+        Args:
+            key: names the value.
+            make: computes it.
+        """
         key = (id(tf.compat.v1.get_default_graph()), key)
         if key not in self._made:
             with tf.control_dependencies(None):
@@ -104,21 +110,39 @@ class Lane:
 
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of rows that this worker computes with, times an integer."""
-        return self._once(
+        return self.constant(
             ("own", dtype, times), lambda: tf.cast(self.share.rows, dtype) * tf.cast(times, dtype)
         )
 
     def all_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of rows of the batch, times an integer."""
-        return self._once(
+        return self.constant(
             ("all", dtype, times), lambda: tf.cast(self.share.total, dtype) * tf.cast(times, dtype)
         )
 
     def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of this worker's first row, times an integer."""
-        return self._once(
+        return self.constant(
             ("first", dtype, times),
             lambda: tf.cast(self.share.first, dtype) * tf.cast(times, dtype),
+        )
+
+    def own_shape(
+        self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
+    ) -> tf.Tensor:
+        """A shape with the number of own rows, times an integer, on an axis."""
+        return self.constant(
+            ("own shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
+            lambda: _shape_with(self.own_rows(dtype, times), sizes, axis),
+        )
+
+    def whole_shape(
+        self, dtype: Any, sizes: tuple[int | None, ...], axis: int, times: int
+    ) -> tf.Tensor:
+        """The same with the number of all rows."""
+        return self.constant(
+            ("whole shape", dtype, sizes[:axis], sizes[axis + 1 :], times),
+            lambda: _shape_with(self.all_rows(dtype, times), sizes, axis),
         )
 
     def fraction(self, dtype: Any) -> tf.Tensor:
@@ -130,7 +154,7 @@ class Lane:
                 own *= tf.cast(self.share.counts, tf.float64)
             return tf.cast(own / tf.cast(self.share.total, tf.float64), dtype)
 
-        return self._once(("fraction", dtype), divide)
+        return self.constant(("fraction", dtype), divide)
 
     def is_first(self) -> tf.Tensor:
         """Whether this is the first of all workers."""
@@ -153,13 +177,26 @@ class Lane:
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
         """What this worker contributes to a sum that is to be a value which all workers hold."""
-        return _where(self.share.leads, value, tf.zeros_like)
+        return self._chosen(self.share.leads, value, "sum")
 
     def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
         """What this worker contributes to a reduction: nothing if it has no rows."""
         if self.share.counts is None:
             return value
-        return _where(self.share.counts, value, _NEUTRAL[how])
+        return self._chosen(self.share.counts, value, how)
+
+    def _chosen(self, condition: tf.Tensor, value: tf.Tensor, how: str) -> tf.Tensor:
+        """A value, or what changes nothing in a reduction."""
+        neutral = _NEUTRAL[how]
+        count = value.shape.num_elements()
+        if is_compiled_here() or (count is not None and count <= _FEW):
+            dtype = value.dtype
+            number = self.constant(("neutral", how, dtype), lambda: neutral(tf.zeros([], dtype)))
+            return tf.where(condition, value, number)
+        # A conditional copies nothing.
+        chosen = tf.cond(condition, lambda: value, lambda: neutral(value))
+        chosen.set_shape(value.shape)
+        return chosen
 
     def all_settled(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The same for sums, with one conditional for all."""
@@ -259,14 +296,9 @@ def _extreme(dtype: Any, sign: int) -> tf.Tensor:
     return tf.constant(dtype.min if sign < 0 else dtype.max, dtype)
 
 
-def _where(condition: tf.Tensor, value: tf.Tensor, other: Callable[[tf.Tensor], Any]) -> tf.Tensor:
-    count = value.shape.num_elements()
-    if is_compiled_here() or (count is not None and count <= _FEW):
-        return tf.where(condition, value, other(value))
-    # A conditional copies nothing.
-    chosen = tf.cond(condition, lambda: value, lambda: other(value))
-    chosen.set_shape(value.shape)
-    return chosen
+def _shape_with(size: tf.Tensor, sizes: Sequence[int | None], axis: int) -> tf.Tensor:
+    parts = [size if k == axis else tf.constant(n, size.dtype) for k, n in enumerate(sizes)]
+    return tf.stack(parts)
 
 
 def _invariant(tensor: tf.Tensor, layout: Layout) -> tf.TensorShape:
@@ -670,12 +702,16 @@ class Partition:
         if op.type == "Reshape" and all(
             n is not None and n >= 0 for k, n in enumerate(others) if k != element
         ):
-            sizes = [-1 if k == element else n for k, n in enumerate(others)]
-            return tf.constant(sizes, given.dtype)
+            sizes = tuple(-1 if k == element else n for k, n in enumerate(others))
+            key = ("constant", given.dtype, sizes)
+            return lane.constant(key, lambda: tf.constant(sizes, given.dtype))
         if dim is not None:
             rest = dim.divided_by(Dim(1, (batch,)))
             if rest is not None and rest.value is not None:
-                own = lane.own_rows(given.dtype, rest.value)
+                times = rest.value
+                if all(n is not None for k, n in enumerate(others) if k != element):
+                    return lane.own_shape(given.dtype, tuple(others), element, times)
+                own = lane.own_rows(given.dtype, times)
         if own is None:
             own = given[element] // lane.all_rows(given.dtype) * lane.own_rows(given.dtype)
         parts = [

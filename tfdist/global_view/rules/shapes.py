@@ -37,24 +37,32 @@ def shape_of(call: Call) -> Decision | None:
 
 def whole_shapes(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
     """The shapes of tensors with own rows, with the number of all rows."""
-    own = lane.copy(call.op, inputs)
     if call.op.type == "Size":
-        return [own[0] // lane.own_rows(own[0].dtype) * lane.all_rows(own[0].dtype)]
+        (own,) = lane.copy(call.op, inputs)
+        return [own // lane.own_rows(own.dtype) * lane.all_rows(own.dtype)]
     return [
-        _whole_shape(lane, shape, tensor.shape, layout) if layout.kind == "rows" else shape
-        for shape, tensor, layout in zip(own, inputs, call.layouts, strict=True)
+        _whole_shape(lane, tensor, layout, result.dtype)
+        for tensor, layout, result in zip(inputs, call.layouts, call.op.outputs, strict=True)
     ]
 
 
-def _whole_shape(lane: Any, own: Any, static: Any, layout: Layout) -> Any:
-    axis, rank = layout.axis, own.shape[0]
-    size = lane.all_rows(own.dtype)
+def _whole_shape(lane: Any, tensor: Any, layout: Layout, dtype: Any) -> Any:
+    if layout.kind != "rows":
+        return tf.shape(tensor, dtype)
+    axis, sizes = layout.axis, tensor.shape
+    times = (layout.outer * layout.inner).value
+    if sizes.rank is not None:
+        others = tuple(size for k, size in enumerate(sizes) if k != axis)
+        if times is not None and None not in others:
+            return lane.whole_shape(dtype, tuple(sizes), axis, times)
+    own = tf.shape(tensor, dtype)
+    size = lane.all_rows(dtype)
     if not layout.is_plain:
-        size = own[axis] // lane.own_rows(own.dtype) * size
-    if rank is None:
+        size = own[axis] // lane.own_rows(dtype) * size
+    if sizes.rank is None:
         return tf.tensor_scatter_nd_update(own, [[axis]], [size])
-    parts = [size if i == axis else own[i] if static[i] is None else static[i] for i in range(rank)]
-    return tf.stack([tf.cast(part, own.dtype) for part in parts])
+    parts = [size if k == axis else own[k] if n is None else n for k, n in enumerate(sizes)]
+    return tf.stack([tf.cast(part, dtype) for part in parts])
 
 
 @rule("Reshape")
@@ -207,7 +215,7 @@ def _spread(call: Call, shape_at: int, given: int) -> Decision | None:
 
 
 def _repeats_for_rows(call: Call, before: Sequence[Dim], after: Sequence[Dim]) -> bool:
-    """Whether a value is repeated for each row. A sum is then communicated before."""
+    """Whether a value is repeated once for each row. A sum is then communicated before."""
     old = [ONE] * (len(after) - len(before)) + list(before)
     grown = [new for was, new in zip(old, after, strict=True) if was == ONE and new != ONE]
     return any(dim.is_same(Dim(1, (call.batch,))) for dim in grown)

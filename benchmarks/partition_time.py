@@ -1,0 +1,137 @@
+"""Measures how long it takes to partition a training step, which happens once per trace.
+
+    python benchmarks/partition_time.py --blocks=9
+
+Keras's `train_step` of a GPT with Adam is traced in one process. Its graph is then analyzed and
+partitioned for a worker that communicates nothing. The rounds repeat all three. Times are those of
+this process's processors; the table has the smallest, and what they are for 10,000 operations.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
+from keras import layers
+
+from tfdist.global_view.analysis import Analysis
+from tfdist.global_view.decision import Value, dims_of
+from tfdist.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
+from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.internals.graphs import trace_into_graph
+
+_BLOCKS = flags.DEFINE_integer("blocks", 9, "blocks of the transformer", lower_bound=1)
+_ROUNDS = flags.DEFINE_integer("rounds", 5, "how often each phase is measured", lower_bound=1)
+
+_WIDTH, _TIMES, _CLASSES = 16, 8, 32
+_BATCH = tuple([tf.TensorSpec([None, _TIMES], tf.int32)] * 2)
+
+
+class Silent:
+    """The communication of a worker that hears nothing of others."""
+
+    def reduce(self, tensors: Sequence[Any], hows: Sequence[str]) -> list[Any]:
+        """Takes the worker's own values for those of all."""
+        return [tf.identity(tensor) for tensor in tensors]
+
+    def gather(self, tensors: Sequence[Any]) -> list[Any]:
+        """Takes the worker's own rows for all rows."""
+        return [tf.identity(tensor) for tensor in tensors]
+
+    def begin(self) -> None:
+        """Does nothing."""
+
+
+def transformer(blocks: int) -> keras.Model:
+    """A narrow causal transformer: the sizes of tensors do not matter here."""
+    tokens = keras.Input([_TIMES], dtype="int32")
+    x = layers.Embedding(_CLASSES, _WIDTH)(tokens)
+    for _ in range(blocks):
+        y = layers.LayerNormalization()(x)
+        x = x + layers.MultiHeadAttention(2, 8)(y, y, use_causal_mask=True)
+        y = layers.Dense(4 * _WIDTH, "gelu")(layers.LayerNormalization()(x))
+        x = x + layers.Dense(_WIDTH)(y)
+    model = keras.Model(tokens, layers.Dense(_CLASSES)(x))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("adam", loss, metrics=["accuracy"], run_eagerly=True)
+    return model
+
+
+def trace(model: keras.Model) -> Any:
+    """The graph of a step for a batch of any size."""
+
+    def step(*given: Any) -> list[Any]:
+        return [tf.convert_to_tensor(v) for v in tf.nest.flatten(model.train_step(given))]
+
+    return trace_into_graph("step", step, _BATCH)
+
+
+def analyze(model: keras.Model, graph: Any) -> Analysis:
+    """The layouts of the graph of a step."""
+    batch = Symbol()
+    held = {id(v.value.handle) for m in model.metrics for v in m.variables}
+    values = [Value(rows(), (Dim(1, (batch,)), Dim(_TIMES)))] * len(_BATCH)
+    values += [
+        Value(SETTLED_SUM if id(outer) in held else WHOLE, dims_of(inner))
+        for outer, inner in graph.captures
+    ]
+    return Analysis(graph, values, batch)
+
+
+def partition(analysis: Analysis) -> None:
+    """Adds a worker's part to a new graph."""
+    graph = analysis.graph
+    outer = [value for value, _ in graph.captures]
+
+    def part(*given: Any) -> list[Any]:
+        share = Share(
+            rows=tf.shape(given[0])[0],
+            total=tf.constant(2),
+            first=tf.constant(0),
+            counts=tf.constant(True),
+            leads=tf.constant(True),
+            is_first=tf.constant(True),
+        )
+        added = Partition(analysis, Lane(share, Silent()))
+        return added.add([*given, *outer], [WHOLE] * len(graph.outputs))
+
+    trace_into_graph("part", part, _BATCH)
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+    gc.collect()
+    start = time.process_time()
+    function()
+    return time.process_time() - start
+
+
+def main(_: Sequence[str]) -> None:
+    """Prints the times of the three phases."""
+    model = transformer(_BLOCKS.value)
+    model.train_on_batch(*[np.zeros([2, _TIMES], "int32")] * 2)  # Makes all variables.
+    graph = trace(model)
+    analysis = analyze(model, graph)
+    count = len(analysis.operations)
+    phases = {
+        "trace": lambda: trace(model),
+        "analyze": lambda: analyze(model, graph),
+        "partition": lambda: partition(analysis),
+    }
+    found: dict[str, list[float]] = {name: [] for name in phases}
+    for _ in range(_ROUNDS.value):
+        for name, run in phases.items():
+            found[name].append(_seconds(run))
+    print(f"{_BLOCKS.value} blocks, {count} operations")
+    for name, times in found.items():
+        seconds = min(times)
+        print(f"{name:10} {seconds:6.2f} s {seconds / count * 1e4:6.2f} s for 10,000 operations")
+
+
+if __name__ == "__main__":
+    app.run(main)
