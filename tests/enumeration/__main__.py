@@ -2,6 +2,7 @@
 
 python -m tests.enumeration "layers:Dense" "losses:*/compile*"
 python -m tests.enumeration --covering losses optimizers
+python -m tests.enumeration --simulated losses
 python -m tests.enumeration --random 500 --seed 7 --workers 2
 """
 
@@ -26,10 +27,14 @@ def main() -> int:
     for name in _chosen(arguments):
         count += 1
         before = time.monotonic()
-        differs = _outcome(name, arguments.workers)
+        if arguments.simulated:
+            differs = _simulated(name, arguments.workers)
+        else:
+            differs = _outcome(name, arguments.workers)
         different += bool(differs)
         seconds = time.monotonic() - before
-        print(f"{'DIFFERS' if differs else 'same'} {name} ({seconds:.1f} s)", flush=True)
+        found = "skipped" if differs is None else "DIFFERS" if differs else "same"
+        print(f"{found} {name} ({seconds:.1f} s)", flush=True)
         if differs:
             print(_indented(differs if arguments.full else _brief(differs)), flush=True)
     seconds = time.monotonic() - started
@@ -49,6 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--covering", action="store_true", help="each symbol and each option once")
     parser.add_argument("--default", action="store_true", help="those of the default tests")
     parser.add_argument("--workers", type=int, default=2, help="0 runs them in one process only")
+    parser.add_argument(
+        "--simulated", action="store_true", help="training steps on workers of one process"
+    )
     parser.add_argument("--full", action="store_true", help="all of each difference")
     return parser
 
@@ -80,6 +88,15 @@ def _outcome(name: str, workers: int) -> str:
     except (AssertionError, ValueError) as error:
         return f"In one process: {error}"
     return ""
+
+
+def _simulated(name: str, workers: int) -> str | None:
+    from tests.enumeration.simulated import simulated_difference
+
+    try:
+        return simulated_difference(name, workers)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
 
 
 def _brief(difference: str) -> str:

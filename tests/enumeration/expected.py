@@ -6,7 +6,9 @@ import fnmatch
 
 # By pattern of programs' names: why their result may differ from that of one process, or why they
 # are refused. A program that does not differ must not be here.
-DIFFERENCES: dict[str, str] = {}
+DIFFERENCES: dict[str, str] = {
+    "layers:AugMix": "chooses by Python's `random` while it is traced, in one process twice",
+}
 
 # By part: the public classes and functions of Keras without a program, and why.
 WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {

@@ -40,6 +40,13 @@ _OF_INTEGERS = (
 )
 
 
+_GENERALIZED = keras.losses.categorical_generalized_cross_entropy
+
+
+def _generalized(y_true, y_pred):
+    return _GENERALIZED(y_true, y_pred, q=0.5)
+
+
 class Loss(keras.losses.Loss):
     """A subclass, as users write them."""
 
@@ -87,7 +94,8 @@ class Use:
     def loss(self) -> Any:
         """What `compile` takes."""
         if self.reduction is None:
-            return getattr(keras.losses, self.name)
+            function = getattr(keras.losses, self.name)
+            return _generalized if function is _GENERALIZED else function
         create = Loss if self.name == "Loss" else getattr(keras.losses, self.name)
         return create(reduction=self.reduction)
 

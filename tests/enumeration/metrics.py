@@ -136,7 +136,7 @@ def _of_classes() -> dict[str, Program]:
 
 def _of_names() -> dict[str, Program]:
     programs = {}
-    names = [*public_functions(m), "accuracy", "acc", "crossentropy", "mse", "mape", "cosine"]
+    names = [*public_functions(m), "accuracy", "acc", "mse", "mape"]
     for name in dict.fromkeys(names):
         kind = "sparse" if "sparse" in name else "probabilities"
         if name.startswith(("binary", "mean", "mse", "huber", "log_cosh", "hinge")):
