@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pathlib
 import signal
 
 import pytest
 
 from tests import references
+from tests.durations import Recorder
 
 # A job in a shell's background, or under nohup, ignores some signals, and so would the processes
 # that tests start.
@@ -16,9 +18,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-durations",
+        metavar="FILE",
+        help="write how long tests take, as tests/durations.json has it of an idle machine",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     controls = not hasattr(config, "workerinput")  # rather than being one of pytest-xdist's
     references.keep_in(config.cache.mkdir("references"), tidy=controls)
+    file = config.getoption("--record-durations")
+    if controls and file:
+        config.pluginmanager.register(Recorder(pathlib.Path(file)))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
