@@ -7,7 +7,6 @@ import fnmatch
 # By pattern of programs' names: why their result may differ from that of one process, or why they
 # are refused. A program that does not differ must not be here.
 DIFFERENCES: dict[str, str] = {
-    "layers:Conv1D/dilated": "has no gradient on CPUs without XLA, as it is grouped",
     "layers:AugMix": "chooses by Python's `random` while it is traced, in one process twice",
 }
 

@@ -128,6 +128,7 @@ CASES: dict[str, Case] = {
     "Conv1DTranspose": case(lambda: layers.Conv1DTranspose(3, 3, strides=2), L),
     "Conv2D": case(lambda: layers.Conv2D(4, 3, strides=2, padding="same"), IMAGE),
     "Conv2D, dilated": case(lambda: layers.Conv2D(4, 2, dilation_rate=2), IMAGE),
+    "Conv2D, grouped": case(lambda: layers.Conv2D(6, 2, groups=3), IMAGE),
     "Conv2DTranspose": case(lambda: layers.Conv2DTranspose(2, 3, strides=2, padding="same"), IMAGE),
     "Conv3D": case(lambda: layers.Conv3D(3, 2), T),
     "Conv3DTranspose": case(lambda: layers.Conv3DTranspose(3, 2), T),
@@ -363,7 +364,7 @@ def training_step(example: Case, inputs: list[Any]) -> Callable[..., Any]:
 # Those that the default tests train, of different kinds.
 _DEFAULT = [
     "AdaptiveMaxPooling2D", "Add of other ranks", "Attention, causal", "BatchNormalization",
-    "CategoryEncoding of counts", "Concatenate", "Conv1D", "Conv2D, dilated", "Conv2DTranspose",
+    "CategoryEncoding of counts", "Concatenate", "Conv1D", "Conv2D, dilated", "Conv2D, grouped", "Conv2DTranspose",
     "Dot", "Dropout of steps", "EinsumDense of heads", "Embedding", "GroupNormalization",
     "LSTMCell", "MultiHeadAttention", "STFTSpectrogram", "StringLookup", "UpSampling1D",
 ]  # fmt: skip

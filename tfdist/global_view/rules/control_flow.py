@@ -48,6 +48,12 @@ def inline(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
         inner.layout if inner.layout.kind == outer.kind else outer
         for inner, outer in zip(part.outputs, call.decision.outputs, strict=True)
     ]
+    if call.op.node_def.attr["_XlaMustCompile"].b and not part.communicated(wanted):
+        # TensorFlow has no kernels for some of what XLA compiles, such as grouped convolutions.
+        def run(*given: tf.Tensor) -> list[tf.Tensor]:
+            return list(lane.inline(part, given, wanted))
+
+        return list(tf.function(run, autograph=False, jit_compile=True)(*inputs))
     return lane.inline(part, inputs, wanted)
 
 
