@@ -366,7 +366,8 @@ _DEFAULT = [
     "AdaptiveMaxPooling2D", "Add of other ranks", "Attention, causal", "BatchNormalization",
     "CategoryEncoding of counts", "Concatenate", "Conv1D", "Conv2D, dilated", "Conv2D, grouped",
     "Conv2DTranspose", "Dot", "Dropout of steps", "EinsumDense of heads", "Embedding",
-    "GroupNormalization", "LSTMCell", "MultiHeadAttention", "STFTSpectrogram", "StringLookup", "UpSampling1D",
+    "GroupNormalization", "LSTMCell", "MultiHeadAttention", "STFTSpectrogram", "StringLookup",
+    "UpSampling1D",
 ]  # fmt: skip
 _SETTINGS = [(shares, static) for shares in SHARES for static in (False, True)]
 
