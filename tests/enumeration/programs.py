@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 
 PARTS = ("layers", "losses", "metrics", "optimizers", "patterns", "data", "random_programs")
+HUB = ("keras_hub", "keras_rs")
+if all(importlib.util.find_spec(package) for package in HUB):
+    PARTS = (*PARTS, "hub")
 RUN = f"{__name__}:run"
 
 

@@ -7,7 +7,7 @@ import importlib
 import pytest
 
 from tests.enumeration import expected
-from tests.enumeration.programs import PARTS, difference, names
+from tests.enumeration.programs import HUB, PARTS, difference, names
 from tests.tiers import some
 
 _ALL = [name for part in PARTS for name in names(part)]
@@ -27,3 +27,11 @@ def test_as_in_one_process(program):
 def test_everything_public_has_a_program(part):
     missing = importlib.import_module(f"tests.enumeration.{part}").missing()
     assert missing == set(expected.WITHOUT_A_PROGRAM[part])
+
+
+@pytest.mark.exhaustive
+def test_everything_public_of_keras_hub_has_a_program():
+    for package in HUB:
+        pytest.importorskip(package)
+    hub = importlib.import_module("tests.enumeration.hub")
+    assert not [name for name in hub.missing() if hub.reason(name) is None]
