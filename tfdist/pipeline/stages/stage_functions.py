@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.global_view.layout import Layout
-from tfdist.internals.keras import get_keras_mask, set_keras_mask
+from tfdist.internals.keras import get_keras_mask, set_keras_mask, sublayers_of
 from tfdist.pipeline.partition import Key, Partition, Stage, masks_of, pack
 from tfdist.pipeline.stages.accumulators import GradientSums
 from tfdist.pipeline.stages.split_backward import Part, cut, flatten
@@ -256,7 +256,7 @@ class StageFunctions:
 
 def _statistics(stage: Stage) -> list[Any]:
     """The statistics of batches in a stage, which are those of microbatches."""
-    layers = [one for layer in stage.layers for one in layer._flatten_layers()]
+    layers = [one for layer in stage.layers for one in sublayers_of(layer)]
     normalizing = [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
     return [v.value for one in normalizing for v in one.non_trainable_variables]
 
