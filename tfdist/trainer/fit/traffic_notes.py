@@ -40,7 +40,9 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
 
     def note(count: int | None) -> None:
         nonlocal program
-        found = transfers(analysis, count, extended.replica_count)
+        # A trace that has asked for the number of replicas does not outlast a change of the group.
+        replicas = None if extended.group.elastic else extended.replica_count
+        found = transfers(analysis, count, replicas)
         program = program or _hash_of(found)
         flight_log.note_step(name, _described(found, count, program))
         if count is not None and extended.group.topology.is_chief:
