@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--record-durations",
         metavar="FILE",
-        help="write how long tests take, as tests/durations.json has it of an idle machine",
+        help="write how long tests take",
     )
 
 

@@ -1,18 +1,12 @@
-"""How long tests take on an idle machine of two cores, as `tests/durations.json` has it."""
+"""How long tests take."""
 
 from __future__ import annotations
 
 import collections
 import json
 import pathlib
-from collections.abc import Iterable
 
 import pytest
-
-RECORDED = pathlib.Path(__file__).with_name("durations.json")
-
-# What a test counts that has not been recorded.
-UNKNOWN_SECONDS = 2.0
 
 
 class Recorder:
@@ -42,8 +36,3 @@ class Recorder:
 def function_of(nodeid: str) -> str:
     """The test function of a case, as `tests/test_x.py::test_y`."""
     return nodeid.partition("[")[0]
-
-
-def expected(nodeids: Iterable[str], recorded: dict[str, float]) -> float:
-    """The seconds that tests take, one after the other."""
-    return sum(recorded.get(function_of(nodeid), UNKNOWN_SECONDS) for nodeid in nodeids)
