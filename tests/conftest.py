@@ -19,11 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption(
-        "--record-durations",
-        metavar="FILE",
-        help="write how long tests take",
-    )
+    parser.addoption("--record-durations", metavar="FILE", help="write how long tests take")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -23,7 +23,7 @@ from tfdist.options import Options
 _lock = threading.Lock()
 _started = False
 _session: Session | None = None  # whose exchanges the log shows
-_exchanges: ExchangeLog | None = None  # those
+_exchanges: ExchangeLog | None = None  # tells the core of the session's exchanges
 _folder = Path()
 # The values that training steps communicate, by the names of their models, the newest last.
 _steps: dict[str, dict[str, Any]] = {}

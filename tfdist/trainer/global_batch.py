@@ -41,7 +41,6 @@ def total(parts: Any) -> Any:
 
     Returns:
         The same nest, with sums over the rows of the global batch.
-
     """
     if _is_in_custom_loop():
         return _map(_total, parts)

@@ -115,7 +115,7 @@ class Reason(NamedTuple):
     message: str
 
 
-class Moved(NamedTuple):
+class LoggedTransfer(NamedTuple):
     """A value that a training step communicates, as `Transfer` has it.
 
     Attributes:
@@ -156,7 +156,7 @@ class Step:
     reduced_bytes: int
     gathered_bytes: int
     unknown: int
-    transfers: tuple[Moved, ...]
+    transfers: tuple[LoggedTransfer, ...]
     more: int
 
 
@@ -279,7 +279,7 @@ def _step(raw: Any) -> Step:
         **{key: _checked(raw, key, int) for key in ("reduced_bytes", "gathered_bytes")},
         **{key: _checked(raw, key, int) for key in ("unknown", "more")},
         rows=_checked(raw, "rows", (int, type(None))),
-        transfers=_rows(raw, "transfers", Moved),
+        transfers=_rows(raw, "transfers", LoggedTransfer),
     )
     sizes = [size for one in read.transfers for size in one.shape]
     if not all(isinstance(size, (int, type(None))) for size in sizes):

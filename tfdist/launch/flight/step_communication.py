@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from tfdist.global_view.transfer import REMEDIES, Transfer, remedies, totals_text
 from tfdist.launch.flight.findings import Communicated, StepCommunication
-from tfdist.launch.flight.log import Moved, Step
+from tfdist.launch.flight.log import LoggedTransfer, Step
 from tfdist.launch.flight.merge import Job
 from tfdist.launch.flight.words import workers
 
@@ -44,7 +44,7 @@ def _step(same: Sequence[tuple[str, Step]], *, differs: bool) -> StepCommunicati
     )
 
 
-def _value(one: Moved) -> Communicated:
+def _value(one: LoggedTransfer) -> Communicated:
     remedy = REMEDIES.get(one.reason, "")
     return Communicated(
         one.kind, one.operation, one.bytes, tuple(one.shape), one.where, one.reason, remedy

@@ -65,7 +65,7 @@ class Engine:
         self._stages: dict[Any, dict[int, StageFunctions]] = {}
         self._outputs: dict[Any, OutputPrograms] = {}
         # The line that needs the outputs of all rows before the backward passes; "" if none does.
-        self._couples = self._found_coupling = ""
+        self._couples = ""
         # Values that depend on trainable variables, but for which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
@@ -233,7 +233,7 @@ class Engine:
         """What building a program revealed about this rank's gradients, for all ranks."""
         stages = program.stages.values()
         return {
-            "couples": self._found_coupling,
+            "couples": self._found_coupling(),
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
             "gradient_kinds": self.shared_variables.gradient_kinds(stages),
         }
@@ -303,10 +303,12 @@ class Engine:
         """The model's outputs with a gradient."""
         if mode != "train":
             return []
-        programs = self.outputs(mode, targets)
-        if programs.loss is not None:
-            self._found_coupling = programs.loss.couples
-        return programs.gradients
+        return self.outputs(mode, targets).gradients
+
+    def _found_coupling(self) -> str:
+        """The line of a loss that needs the outputs of all rows to train; "" if none does."""
+        losses = [p.loss for (mode, _), p in self._outputs.items() if mode == "train"]
+        return next((loss.couples for loss in losses if loss is not None and loss.couples), "")
 
     def _with_gradient(self, mode: str) -> frozenset[Key]:
         return self._differentiable - self._stopped if mode == "train" else frozenset()

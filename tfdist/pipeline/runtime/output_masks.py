@@ -20,7 +20,7 @@ from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Call, Key, copy
 from tfdist.pipeline.stages.split_backward import cut_before
 from tfdist.pipeline.stages.subgraph import make_function
-from tfdist.pipeline.stages.trace import Forward, trace
+from tfdist.pipeline.stages.trace import Forward, trace_forward
 from tfdist.pipeline.stages.value_specs import ValueSpec, ValueSpecs
 from tfdist.strategies.step import GlobalStep
 
@@ -54,7 +54,7 @@ class OutputMasks:
             return Forward([], [tf.identity(get_keras_mask(values[key])) for key in masked])
 
         specs = [graph.specs[key].form for key in graph.inputs]
-        traced = trace(forward, specs, [False] * len(specs), [], backward=False)
+        traced = trace_forward(forward, specs)
         part = cut_before(traced, outputs.is_shape)
         given = {t.name: i for i, t in enumerate(traced.inputs)}
         for feed in part.feeds:

@@ -177,12 +177,15 @@ class Outputs:
         self._lane = Lane(share, communication)
         self._leaves = [leaf for leaf in keras.tree.flatten(targets) if leaf is not None]
         masks = programs.masks(inputs) if self._each or self._each_metrics else []
-        early_of = [p for p in (self._each, self._each_metrics) if p is not None]
-        others = {id(self._each): [self._scale]}
-        self._early = {
-            id(p): p.compute_early(self._lane, masks, self._leaves, others.get(id(p), []))
-            for p in early_of
-        }
+        # What all microbatches need to know of all rows.
+        if self._each is not None:
+            self._early_loss = self._each.compute_early(
+                self._lane, masks, self._leaves, [self._scale]
+            )
+        if self._each_metrics is not None:
+            self._early_metrics = self._each_metrics.compute_early(
+                self._lane, masks, self._leaves, []
+            )
 
     @property
     def _each(self) -> OutputProgram | None:
@@ -211,14 +214,14 @@ class Outputs:
         leaves = take_share(self._leaves, microbatch, self._microbatches, self._microbatches)
         if self._each is not None:
             *results, ended = self._each.microbatch(
-                share, self._early[id(self._each)], outputs, masks, leaves, [self._scale]
+                share, self._early_loss, outputs, masks, leaves, [self._scale]
             )
             self.losses.append(results[0])
             self._gradients[microbatch] = dict(zip(programs.gradients, results[1:], strict=True))
             done.append(ended)
         if self._each_metrics is not None:
             *_, ended = self._each_metrics.microbatch(
-                share, self._early[id(self._each_metrics)], outputs, masks, leaves, []
+                share, self._early_metrics, outputs, masks, leaves, []
             )
             done.append(ended)
         waits = programs.metrics.couples or (programs.loss is not None and programs.loss.couples)
@@ -233,19 +236,13 @@ class Outputs:
         self._compute_loss()
         return self._gradients[microbatch]
 
-    def finish(self) -> list[tf.Tensor]:
-        """Computes what is left, once all microbatches have run.
-
-        Returns:
-            What exists when it has been computed.
-        """
+    def finish(self) -> None:
+        """Computes what is left, once all microbatches have run."""
         self._compute_loss()
         programs = self._programs
-        if programs is None or not programs.metrics.couples:
-            return []
-        outputs, masks = self._of_all()
-        programs.metrics.whole(self._lane, outputs, masks, self._leaves, [])
-        return []
+        if programs is not None and programs.metrics.couples:
+            outputs, masks = self._of_all()
+            programs.metrics.whole(self._lane, outputs, masks, self._leaves, [])
 
     def _compute_loss(self) -> None:
         programs = self._programs
@@ -279,7 +276,7 @@ class Outputs:
         assert programs is not None
         outputs = []
         for key in programs.keys:
-            parts, place = [self.values[m][key] for m in range(self._microbatches)], None
+            parts = [self.values[m][key] for m in range(self._microbatches)]
             place = programs.rows[key]
             outputs.append(parts[0] if place is None else tf.concat(parts, axis=place[0]))
         masks = []

@@ -25,7 +25,6 @@ from tfdist.pipeline.runtime.program_agreement import agree_on_program, agree_on
 from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
 from tfdist.pipeline.runtime.update import prepare_update
-from tfdist.pipeline.stages.apart import Single
 from tfdist.strategies.shares import share_of_rows, take_share
 from tfdist.strategies.step import Step
 from tfdist.trainer.fit import atomic_step
@@ -151,13 +150,12 @@ class StepRunner:
         extended = self._strategy.extended
         own = all_rows[extended.worker_rank]
         leads = own > 0 and not any(all_rows[: extended.worker_rank])
-        copies = [1 if own else self._microbatches]
 
         def fill(leaf: Any) -> Any:
             if leaf is None or not leaf.shape.rank:
                 return leaf
             row = extended.gather_rows([leaf[: int(leads)]])
-            return leaf if own else tf.tile(row, copies + [1] * (leaf.shape.rank - 1))
+            return leaf if own else tf.repeat(row, self._microbatches, axis=0)
 
         return keras.tree.map_structure(fill, data)
 
@@ -234,7 +232,7 @@ class StepRunner:
             before = metric_values(self._model)
             outcome = program.run(feed)
             if mode == "predict":
-                return self._outputs(feed.outputs, microbatches, rows)
+                return self._predictions(feed.outputs, microbatches, rows)
             if self._strategy.extended.communicates:
                 forget_without_rows(self._model, step, before)
             loss = mean_loss(self._strategy, outcome, rows, total)
@@ -304,14 +302,13 @@ class StepRunner:
         if mode == "predict":
             return Outputs(None, microbatches)
         extended = self._strategy.extended
-        together = extended.communicates
         return Outputs(
             self._engine.outputs(mode, keras.tree.map_structure(spec_of, targets)),
             microbatches,
             list(inputs.values()),
             targets,
             share,
-            ReplicaCommunication(extended) if together else Single(),
+            ReplicaCommunication(extended) if extended.communicates else _OneReplica(),
             scale,
         )
 
@@ -327,7 +324,7 @@ class StepRunner:
             kept.keep(totals or list(metric_values(self._model).values()))
         return share_logs(self._strategy, results, self._layer_results), totals
 
-    def _outputs(self, made: Outputs | None, microbatches: int, rows: tf.Tensor) -> Any:
+    def _predictions(self, made: Outputs | None, microbatches: int, rows: tf.Tensor) -> Any:
         graph = self._model.partition.graph
         if made is not None:
             parts = [[made.values[m][key] for key in graph.outputs] for m in range(microbatches)]
@@ -342,3 +339,16 @@ class StepRunner:
         if self._strategy.extended.communicates:
             gathered = [self._strategy.extended.gather_rows([t]) for t in gathered]
         return self._engine.pack_outputs(gathered)
+
+
+class _OneReplica:
+    """The communication of the only replica, which has all rows."""
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def begin(self) -> None:
+        pass

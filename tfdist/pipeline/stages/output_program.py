@@ -19,11 +19,9 @@ from tfdist.global_view.layout import WHOLE, Dim, Layout, Symbol, rows
 from tfdist.global_view.partition import Lane, Partition, Share
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.jit import compiled_between_collectives
-from tfdist.pipeline.stages.apart import Apart
+from tfdist.pipeline.stages.trace import NoPeers, writes
 from tfdist.pipeline.stages.value_specs import ValueSpec
 from tfdist.strategies.step import GlobalStep
-
-_WRITES = ("Assign", "ResourceScatter", "ResourceApply", "ResourceSparseApply")
 
 
 class OutputProgram:
@@ -94,9 +92,8 @@ class OutputProgram:
         self._function: Any = None
 
     def _find_coupling(self, communicated: Sequence[Any], late: set[Any]) -> str:
-        for op in self._analysis.operations:
-            writes = op.type.startswith(_WRITES) and op.inputs[0].dtype == tf.resource
-            if writes and self._analysis.value_of(op.inputs[0]).layout.kind == "whole":
+        for resource, op in writes(self._analysis.operations):
+            if self._analysis.value_of(resource).layout.kind == "whole":
                 return where(op)
         inside = {id(t) for op in self._analysis.operations for t in op.outputs}
         for tensor, op in communicated:
@@ -180,7 +177,7 @@ class OutputProgram:
             early = tensors[5 : 5 + len(self.early)]
             share = Share(own, total, first, counts, tf.equal(first, 0) & counts, is_first)
             known = dict(zip((t.ref() for t in self.early), early, strict=True))
-            partition = Partition(self._analysis, Lane(share, Apart()), known)
+            partition = Partition(self._analysis, Lane(share, NoPeers()), known)
             given = [*tensors[5 + len(self.early) :], *self._captured]
             results = partition.add(given, self._layouts)
             with tf.control_dependencies(partition.effects()):

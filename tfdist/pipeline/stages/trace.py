@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,6 @@ from tfdist.global_view.partition import Lane, Partition, Share
 from tfdist.internals.extended import copy_here
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.internals.tensorflow import element_type
-from tfdist.pipeline.stages.apart import Apart
 from tfdist.pipeline.stages.value_specs import ValueSpec
 from tfdist.strategies.step import GlobalStep
 
@@ -68,45 +67,31 @@ class Trace:
     effects: list[tf.Operation]
 
 
-def trace(
-    forward: Callable[..., Forward],
-    inputs: Sequence[tf.TensorSpec],
-    differentiable: Sequence[bool],
-    variables: Sequence[Any],
-    *,
-    backward: bool = True,
-) -> Trace:
-    """Traces a forward pass and its gradients.
+def trace_forward(forward: Callable[..., Forward], inputs: Sequence[tf.TensorSpec]) -> Trace:
+    """Traces a forward pass without its gradients.
 
     Args:
         forward: a function of one tensor for each of `inputs`.
         inputs: the specs of the inputs.
-        differentiable: for each input, whether its gradient is computed.
-        variables: the variables to differentiate.
-        backward: False for the forward pass only.
     """
     made: dict[str, Any] = {}
-    both = _both(forward, differentiable, variables, made, backward=backward)
+    both = _both(forward, [False] * len(inputs), [], made, backward=False)
 
     def traced(*tensors: tf.Tensor) -> list[tf.Tensor]:
         both(*tensors)
         return [tf.identity(t) for t in made["result"].outputs]
 
     concrete = tf.function(traced, autograph=False).get_concrete_function(*inputs)
-    of_inputs, of_steps, of_variables = made.get("gradients", ([], [], []))
-    gradient = iter(of_inputs)
     return Trace(
         graph=concrete.graph,
         captured=_captured(concrete, len(inputs)),
         inputs=list(concrete.inputs[: len(inputs)]),
         outputs=list(made["result"].outputs),
         others=list(made["result"].others),
-        seeds=made.get("seeds", []),
-        input_gradients=[
-            next(gradient) if wanted and backward else None for wanted in differentiable
-        ],
-        step_gradients=[g for g in of_steps if g is not None],
-        variable_gradients=list(of_variables),
+        seeds=[],
+        input_gradients=[None] * len(inputs),
+        step_gradients=[],
+        variable_gradients=[],
         effects=made["effects"],
     )
 
@@ -277,12 +262,7 @@ class _WholeTrace:
     def _of_captures(
         self, layouts: Mapping[int, Layout], own_state: Sequence[Any]
     ) -> Iterator[Value]:
-        written = {
-            id(tensor)
-            for op in self._graph.get_operations()
-            for tensor in op.inputs
-            if tensor.dtype == tf.resource and op.type not in _READ
-        }
+        written = {id(tensor) for tensor, _ in writes(self._graph.get_operations())}
         own = {id(_handle(v)) for v in own_state}
         trained = {id(_handle(v)) for v in self._variables}
         # The resources and types of variables that all microbatches would change alike.
@@ -322,7 +302,7 @@ class _WholeTrace:
             own, total, first, is_last = tensors[count:]
             leads = tf.equal(first, 0) & (own > 0)
             share = Share(own, total, first, None, leads, leads)
-            partition = Partition(self._analysis, Lane(share, Apart()))
+            partition = Partition(self._analysis, Lane(share, NoPeers()))
             made["seeds"] = [tf.compat.v1.placeholder(t.dtype, t.shape) for t in self._seeds]
             outside = [outer for outer, _ in self._captures]
             given = [*tensors[:count], *outside, *made["seeds"]]
@@ -403,6 +383,29 @@ def _handle(variable: Any) -> Any:
 
 def _read(resource: Any, dtype: Any) -> tf.Tensor:
     return tf.raw_ops.ReadVariableOp(resource=resource, dtype=dtype)
+
+
+class NoPeers:
+    """The communication of a microbatch, which knows nothing of the others."""
+
+    def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch reduces {tensors}.")
+
+    def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch gathers {tensors}.")
+
+    def begin(self) -> None:
+        raise AssertionError("A microbatch communicates.")
+
+
+def writes(operations: Iterable[tf.Operation]) -> list[tuple[tf.Tensor, tf.Operation]]:
+    """The resources that operations may write, each with its operation."""
+    return [
+        (tensor, op)
+        for op in operations
+        for tensor in op.inputs
+        if tensor.dtype == tf.resource and op.type not in _READ
+    ]
 
 
 _READ = ("ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableShape", "Placeholder")

@@ -54,14 +54,10 @@ class ValueSpec:
         """
         axes = [axis for axis, (_, per_row) in enumerate(self.shape) if per_row]
         of_rows = len(axes) == 1 and not self.shape[axes[0]][0]
-        dims = [
-            Dim(size)
-            if not per_row
-            else Dim(per_row, (batch,))
-            if of_rows
-            else Dim(1, (Symbol(self, axis),))
-            for axis, (size, per_row) in enumerate(self.shape)
-        ]
+        dims = [Dim(size) for size, _ in self.shape]
+        for axis in axes:
+            per_row = self.shape[axis][1]
+            dims[axis] = Dim(per_row, (batch,)) if of_rows else Dim(1, (Symbol(self, axis),))
         layout = rows(axes[0], inner=Dim(self.shape[axes[0]][1])) if of_rows else WHOLE
         return Value(layout, tuple(dims))
 
