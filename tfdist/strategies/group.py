@@ -6,7 +6,7 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -42,6 +42,8 @@ class Group:
             worker has communicators then, and models see no static number of rows.
         joiner: waits to be admitted to the running job that this process has found; None otherwise.
         membership: decides who belongs to the group; None until that is needed.
+        role_of: what the worker with a rank does that others do not, as a clause for messages about
+            its loss; None where all do the same.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Group:
         self.elastic = elastic
         self.joiner = joiner
         self.membership: Membership | None = None
+        self.role_of: Callable[[int], str] | None = None
         self._communicators = Communicators(options, label)
         self._compressors: list[Compressor] = []
         self._fixed_because = ""
@@ -227,7 +230,7 @@ class Group:
             yield
         except _FAILURES as error:
             if not self._serves_tensorflow:
-                raise type(error)(None, None, plain(error)) from error
+                raise type(error)(None, None, self._with_roles(plain(error))) from error
             # TensorFlow may notice the loss just before the control connection does.
             if self.topology.size > 1 and self._lost.wait(_LOSS_REPORT_SECONDS):
                 raise tf.errors.UnavailableError(None, None, self._loss) from error
@@ -235,6 +238,20 @@ class Group:
         finally:
             self._step_began = None
             self._here.in_step = outer
+
+    def _with_roles(self, message: str) -> str:
+        if self.role_of is None:
+            return message
+        for rank, worker in enumerate(self.topology.workers):
+            if f"{worker} is lost" in message:
+                message = message.replace(str(worker), self.described(rank))
+        return message
+
+    def described(self, rank: int) -> str:
+        """The worker with a rank, and its role if it has one."""
+        # A single process has no cluster.
+        worker = str(self.topology.workers[rank]) if self.topology.workers else "this process"
+        return worker if self.role_of is None else f"{worker}, {self.role_of(rank)},"
 
     @property
     def in_any_step(self) -> bool:

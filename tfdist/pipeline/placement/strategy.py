@@ -204,6 +204,11 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         )
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)
+        group.role_of = self._role_of
+
+    def _role_of(self, rank: int) -> str:
+        stages = self.stages_of(self.extended.mesh.pipeline_rank_of(rank))
+        return f"which holds stage {', '.join(map(str, stages))}"
 
     def _connect(self, group: Group, mesh: RankGrid) -> tuple[Communicator, Communicator]:
         """Connects the workers of each pipeline; returns the communicators of one's data group."""

@@ -47,11 +47,10 @@ def propagating_errors(strategy: HybridStrategy) -> Iterator[None]:
         raise failure.error from failure.error.__cause__
     except tf.errors.UnavailableError as error:
         # Ranks that have no link to that worker may not know about it.
-        message = _with_stages(strategy, str(error.message))
-        _abort(message)
-        raise tf.errors.UnavailableError(None, None, message) from error
+        _abort(str(error.message))
+        raise
     except Exception as error:
-        _abort(f"{_describe(strategy, group.topology.rank)} failed: {cause(error)}")
+        _abort(f"{group.described(group.topology.rank)} failed: {cause(error)}")
         raise
 
 
@@ -60,17 +59,3 @@ def _abort(message: str) -> None:
     for communicator in registry.every():
         if isinstance(communicator, NativeCommunicator):
             communicator.abort(message)
-
-
-def _with_stages(strategy: HybridStrategy, message: str) -> str:
-    for rank, worker in enumerate(strategy.extended.group.topology.workers):
-        message = message.replace(f"{worker} is lost", f"{_describe(strategy, rank)} is lost")
-    return message
-
-
-def _describe(strategy: HybridStrategy, rank: int) -> str:
-    pipeline_rank = strategy.extended.mesh.pipeline_rank_of(rank)
-    stages = ", ".join(map(str, strategy.stages_of(pipeline_rank)))
-    workers = strategy.extended.group.topology.workers
-    # A single process has no cluster.
-    return f"{workers[rank] if workers else 'this process'}, which holds stage {stages},"
