@@ -5,8 +5,7 @@
 The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
-  tfdist_partitioned the same with TFDIST_STEP=partitioned, and
-  tfdist_replicated  with TFDIST_STEP=replicated; several workers only
+  tfdist_loop        a loop of one's own under that strategy; several workers only
   tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
                      workers only
   tfdist_xla         the same with jit_compile=True

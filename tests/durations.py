@@ -5,8 +5,14 @@ from __future__ import annotations
 import collections
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 
 import pytest
+
+
+# Of a test that is not recorded.
+UNKNOWN_SECONDS = 2.0
+RECORDED = pathlib.Path(__file__).with_name("durations.json")
 
 
 class Recorder:
@@ -31,6 +37,16 @@ class Recorder:
         means = {name: round(s / len(self._cases[name]), 2) for name, s in self._seconds.items()}
         text = json.dumps({**before, **means}, indent=0, sort_keys=True)
         self._file.write_text(text + "\n")
+
+
+def expected(nodeids: Sequence[str], recorded: Mapping[str, float]) -> float:
+    """How many seconds some tests take, one after the other.
+
+    Args:
+        nodeids: the tests' names.
+        recorded: the mean seconds of the cases of test functions.
+    """
+    return sum(recorded.get(function_of(one), UNKNOWN_SECONDS) for one in nodeids)
 
 
 def function_of(nodeid: str) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
 _DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
-_STEPS = ("auto", "partitioned", "replicated")
 _BATCH_STATISTICS = ("global", "replica")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
@@ -55,8 +54,6 @@ class Options:
         metrics_host: the address on which metrics are served (`TFDIST_METRICS_HOST`).
         xla: whether XLA may compile the steps of models (`TFDIST_XLA`, 1 or 0); if not,
             `jit_compile` counts as False.
-        step: how a step of a model is run (`TFDIST_STEP`): partitioned, from its program for the
-            whole batch; replicated, on each worker's rows; or auto, partitioned where possible.
         batch_statistics: the rows by whose statistics `BatchNormalization` normalizes in training
             (`TFDIST_BATCH_STATISTICS`), where a strategy does not say: global, those of the whole
             batch, or replica, each replica's own.
@@ -94,7 +91,6 @@ class Options:
     metrics_port: int = 0
     metrics_host: str = "127.0.0.1"
     xla: bool = True
-    step: str = "auto"
     batch_statistics: str = "global"
     generation: int = 0
     elastic: bool = False
@@ -105,7 +101,6 @@ class Options:
 
     def __post_init__(self) -> None:
         _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
-        _check_choice("TFDIST_STEP", self.step, _STEPS)
         _check_choice("TFDIST_BATCH_STATISTICS", self.batch_statistics, _BATCH_STATISTICS)
         _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
         _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))

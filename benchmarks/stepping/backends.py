@@ -30,8 +30,7 @@ class Backend:
 
 BACKENDS = {
     "tfdist": Backend("keras", connected=True),
-    "tfdist_partitioned": Backend("keras", connected=True, alone=False),
-    "tfdist_replicated": Backend("keras", connected=True, alone=False),
+    "tfdist_loop": Backend("keras", connected=True, alone=False),
     "tfdist_replica_statistics": Backend("keras", connected=True, alone=False),
     "tfdist_xla": Backend("keras", compiled=True, connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
@@ -73,8 +72,8 @@ def peer(backend: str, workers: int) -> str:
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
         return "tfdist"
-    if backend in ("tfdist_partitioned", "tfdist_replica_statistics"):
-        return "tfdist_replicated"
+    if backend == "tfdist_replica_statistics":
+        return "tfdist_loop"
     if BACKENDS[backend].framework == "jax":
         return "tfdist_xla" if BACKENDS[backend].connected else "unconnected_xla"
     return "keras" if workers == 1 else "stock"

@@ -30,24 +30,24 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
     fit(workload, workload.rows * max(1, len(addresses)), strategy, clock)
 
 
-def tfdist_partitioned(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` whose steps are partitioned from a program for the whole batch."""
-    os.environ["TFDIST_STEP"] = "partitioned"
-    tfdist_native(workload, rank, addresses, clock)
+def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """A training loop of one's own under tfdist's strategy, of which each worker has its rows."""
+    import tfdist
 
-
-def tfdist_replicated(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """`fit` whose steps run on each worker's rows."""
-    os.environ["TFDIST_STEP"] = "replicated"
-    tfdist_native(workload, rank, addresses, clock)
+    loop(
+        workload,
+        workload.rows * max(1, len(addresses)),
+        tfdist.MultiWorkerMirroredStrategy(),
+        clock,
+    )
 
 
 def tfdist_replica_statistics(
     workload: Workload, rank: int, addresses: list[str], clock: Clock
 ) -> None:
-    """Partitioned steps that normalize with the statistics of each worker's rows."""
+    """`fit` under tfdist's strategy that normalizes with the statistics of each worker's rows."""
     os.environ["TFDIST_BATCH_STATISTICS"] = "replica"
-    tfdist_partitioned(workload, rank, addresses, clock)
+    tfdist_native(workload, rank, addresses, clock)
 
 
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
@@ -120,7 +120,11 @@ def stock_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock
         implementation=tf.distribute.experimental.CommunicationImplementation.RING
     )
     strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
-    rows = workload.rows * len(addresses)
+    loop(workload, workload.rows * len(addresses), strategy, clock)
+
+
+def loop(workload: Workload, rows: int, strategy: Any, clock: Clock) -> None:
+    """Trains by `strategy.run`, as TensorFlow's guides do; see `fit`."""
     with strategy.scope():
         model = BUILDERS[workload.name]()
         optimizer = keras.optimizers.get(workload.optimizer)
@@ -167,8 +171,7 @@ def endless(workload: Workload, rows: int) -> tf.data.Dataset:
 
 TRAINING = {
     "tfdist": tfdist_native,
-    "tfdist_partitioned": tfdist_partitioned,
-    "tfdist_replicated": tfdist_replicated,
+    "tfdist_loop": tfdist_loop,
     "tfdist_replica_statistics": tfdist_replica_statistics,
     "tfdist_xla": tfdist_xla,
     "tfdist_tensorflow": tfdist_tensorflow,

@@ -131,7 +131,7 @@ def test_wrong_flags_are_refused_with_the_rule() -> None:
         {
             "--workers=0": "a number from 1",
             "--models=pigeons": "any of tiny, mlp, cnn, resnet, gpt, lstm",
-            "--backends=pigeons": "any of tfdist, tfdist_partitioned",
+            "--backends=pigeons": "any of tfdist, tfdist_loop",
         },
     )
 

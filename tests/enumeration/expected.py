@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import fnmatch
-
-# By pattern of programs' names: why their result may differ from that of one process, or why they
-# are refused. A program that does not differ must not be here.
-DIFFERENCES: dict[str, str] = {
-    "layers:AugMix": "chooses by Python's `random` while it is traced, in one process twice",
-}
+import functools
+import pathlib
+import re
 
 # By part: the public classes and functions of Keras without a program, and why.
 WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
@@ -24,10 +21,30 @@ WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
     "optimizers": {},
 }
 
+_DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "keras.md"
+_HEADING = "## Where several workers differ from one process"
+
 
 def reason(name: str) -> str | None:
     """Why a program may differ; None if it may not."""
-    for pattern, why in DIFFERENCES.items():
+    for pattern, why in differences().items():
         if fnmatch.fnmatchcase(name, pattern):
             return why
     return None
+
+
+@functools.cache
+def differences() -> dict[str, str]:
+    """By pattern of programs' names: why they differ from one process, or are refused.
+
+    The source is the documentation's table: what its first column names as `keras.layers.X` and its
+    second one does not call exact.
+    """
+    section = _DOCUMENTED.read_text().partition(_HEADING)[2].partition("\n## ")[0]
+    found = {}
+    for row in re.findall(r"^\| (.*) \|$", section, re.MULTILINE):
+        what, why, *_ = row.split(" | ")
+        for part, symbol in re.findall(r"`keras\.(\w+)\.(\w+)`", what):
+            if not why.startswith("exact"):
+                found[f"{part}:{symbol}*"] = why
+    return found

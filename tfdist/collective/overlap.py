@@ -13,8 +13,6 @@ import tensorflow as tf
 from tfdist.collective import marks
 
 _here = threading.local()
-# The collection with a graph's marks of collectives that overlap.
-_BESIDE = "tfdist_collectives_beside"
 
 
 @contextlib.contextmanager
@@ -79,23 +77,7 @@ def marked_buckets(
         if notes and (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):
                 made.append(marks.ready(communicator, part, stalls=not beside))
-            if beside:
-                tf.compat.v1.get_default_graph().add_to_collection(_BESIDE, made[-1])
         yield Bucket(part, members, beside, made)
-
-
-def mark_stall(communicator: str, value: tf.Tensor) -> None:
-    """Records, in a graph, that a step which has this value waits for an overlapping collective.
-
-    Args:
-        communicator: the communicator's name.
-        value: the last thing that the step can compute without the collective.
-    """
-    if not tf.executing_eagerly():
-        # A short step may have the value before the collective's mark has been made.
-        begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
-        with _after([value, *begun]):
-            marks.ready(communicator)
 
 
 def _after(elements: Sequence[Any]) -> Any:

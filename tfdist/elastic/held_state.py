@@ -21,7 +21,7 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers, wrappe
 from tfdist.sharding.full_state import FullSlot, FullState
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.variables import SummedVariable
-from tfdist.trainer.fit.metric_totals import totals_of
+from tfdist.trainer.fit.metric_state import totals_of
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.of_model import optimizers_of
 from tfdist.trainer.saving.files import in_stages

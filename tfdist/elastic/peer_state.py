@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.elastic.held_state import held_by
-from tfdist.trainer.fit.metric_totals import MetricTotals
+from tfdist.trainer.fit.metric_state import MetricTotals
 
 Broadcast = Callable[[tf.Tensor, int], tf.Tensor]
 

@@ -30,7 +30,7 @@ from tfdist.errors import GroupLostError, TfdistError
 from tfdist.internals.iterators import set_initial_epoch
 from tfdist.monitoring.training import record
 from tfdist.trainer.fit.added_callbacks import Entries
-from tfdist.trainer.fit.metric_totals import keep_totals
+from tfdist.trainer.fit.metric_state import keep_totals
 from tfdist.trainer.optimizers.accumulation import accumulate_sums
 
 _MOST_CHANGES = 8

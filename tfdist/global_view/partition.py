@@ -19,7 +19,7 @@ from tfdist.internals.tensorflow import element_type
 from tfdist.jit import is_compiled_here
 
 _UPDATE = "TfdistUpdateBegins"
-_CANNOT_CUT = "A batch of one row is broadcast to another size. Set TFDIST_STEP=replicated. Size:"
+_CANNOT_CUT = "A batch of one row is broadcast to another size. Use batches of more rows. Size:"
 _COLLECTIVES = frozenset(
     {
         "CollectiveGatherV2",
@@ -545,8 +545,8 @@ class Partition:
                 return value
             raise UnsupportedError(
                 "A step combines values that differ between the workers. Received: the operation "
-                f"{tensor.op.name!r} of type {tensor.op.type}, {own} where {layout} is needed. Set "
-                "TFDIST_STEP=replicated."
+                f"{tensor.op.name!r} of type {tensor.op.type}, {own} where {layout} is needed. "
+                "Compute it in a custom loop, by `strategy.run`."
             )
         if own.is_sum and layout.is_sum:
             return self._lane.settled(value)
@@ -666,7 +666,7 @@ class Partition:
         else:
             raise UnsupportedError(
                 "A step computes with a size that is unknown where rows are put together. "
-                "Set TFDIST_STEP=replicated."
+                "Put them together by `tf.concat`, or in a custom loop, by `strategy.run`."
             )
         size = tf.shape(partition._values[id(symbol.source)])[symbol.axis]
         layout = partition._analysis.value_of(symbol.source).layout

@@ -28,8 +28,6 @@ from tfdist.internals.keras import (
     Variable,
     data_adapters,
     legacy_h5_format,
-    losses,
-    random,
     saving_lib,
 )
 from tfdist.internals.tensorflow import function_context
@@ -57,39 +55,7 @@ class Target:
 
 _CALLBACKS = keras.callbacks
 _WRITES: dict[str, str | tuple[str, ...]] = {"_save_checkpoint": "self, step, logs"}
-_MIXES: dict[str, str | tuple[str, ...]] = {"call": "self, data, training"}
 _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
-    (
-        "losses",
-        losses,
-        {
-            "scale_loss_for_distribution": "value",
-            "unscale_loss_for_distribution": "value",
-            "apply_mask": "sample_weight, mask, dtype, reduction",
-            "reduce_values": "values, sample_weight, reduction",
-        },
-    ),
-    (
-        "tf.nn",
-        tf.nn,
-        {
-            "compute_average_loss": "per_example_loss, sample_weight, global_batch_size",
-            "scale_regularization_loss": "regularization_loss",
-        },
-    ),
-    ("Loss", losses.Loss, {"__call__": "self, y_true, y_pred, sample_weight"}),
-    (
-        "keras.losses",
-        keras.losses,
-        {"dice": "y_true, y_pred, axis", "tversky": "y_true, y_pred, alpha, beta, axis"},
-    ),
-    ("Mean", keras.metrics.Mean, {"update_state": "self, values, sample_weight"}),
-    ("Sum", keras.metrics.Sum, {"update_state": "self, values, sample_weight"}),
-    *(
-        (name, getattr(keras.layers, name), _MIXES)
-        for name in ("MixUp", "CutMix")
-        if hasattr(keras.layers, name)  # Missing from the oldest Keras.
-    ),
     (
         "BatchNormalization",
         keras.layers.BatchNormalization,
@@ -97,29 +63,12 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
     ),
     ("tf.compat.v1", tf.compat.v1, {"reset_default_graph": ""}),
     ("function_context", function_context, {"make_function_context": "scope_type"}),
-    (
-        "random",
-        random,
-        {
-            "dropout": "inputs, rate, noise_shape, seed",
-            "uniform": "shape, minval, maxval, dtype, seed",
-            "normal": "shape, mean, stddev, dtype, seed",
-            "randint": "shape, minval, maxval, dtype, seed",
-            "truncated_normal": "shape, mean, stddev, dtype, seed",
-            "gamma": "shape, alpha, dtype, seed",
-            "beta": "shape, alpha, beta, dtype, seed",
-            "binomial": "shape, counts, probabilities, dtype, seed",
-            "categorical": "logits, num_samples, dtype, seed",
-            "shuffle": "x, axis, seed",
-        },
-    ),
     ("data_adapters", data_adapters, {"is_tf_dataset": "x"}),
     ("Variable", Variable, {"_initialize": "self, value"}),
     (
         "BaseOptimizer",
         BaseOptimizer,
         {
-            "scale_loss": "self, loss",
             "apply": "self, grads, trainable_variables",
             "_overwrite_variables_directly_with_gradients": "self, grads, vars",
             "_backend_apply_gradients": "self, grads, trainable_variables",
@@ -146,7 +95,6 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         "LossScaleOptimizer",
         LossScaleOptimizer,
         {
-            "scale_loss": "self, loss",
             "apply": "self, grads, trainable_variables",
             "_tf_apply": "self, grads, trainable_variables",
         },

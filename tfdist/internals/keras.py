@@ -23,13 +23,10 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 from keras.src.backend.common.symbolic_scope import in_symbolic_scope
 from keras.src.backend.common.variables import AutocastScope
-from keras.src.backend.tensorflow import random
 from keras.src.backend.tensorflow.core import Variable
 from keras.src.backend.tensorflow.optimizer import TFOptimizer as TensorFlowOptimizer
 from keras.src.backend.tensorflow.trainer import TensorFlowTrainer, TFEpochIterator
 from keras.src.legacy.saving import legacy_h5_format
-from keras.src.losses import loss as losses
-from keras.src.losses.losses import LossFunctionWrapper
 from keras.src.models.functional import Functional, operation_fn
 from keras.src.models.model import Model
 from keras.src.models.sequential import Sequential
@@ -63,7 +60,6 @@ __all__ = [
     "compute_output_spec",
     "data_adapters",
     "dataset_of",
-    "dropout_shape",
     "exact_value",
     "get_keras_mask",
     "graph_of",
@@ -72,17 +68,13 @@ __all__ = [
     "is_seed_state",
     "is_transparent",
     "legacy_h5_format",
-    "loss_function_of",
     "loss_tracker_of",
-    "losses",
     "made_under",
     "metrics_of",
     "model_supports_jit",
     "nodes_of",
     "own_losses",
-    "random",
     "saving_lib",
-    "seed_for_draw",
     "set_keras_mask",
     "standardize_inputs",
     "sublayers_of",
@@ -119,16 +111,6 @@ def compiled_metrics_of(model: Any) -> Any:
 def loss_tracker_of(model: Any) -> Any:
     """The metric that a compiled model reports as its loss."""
     return model._loss_tracker
-
-
-def dropout_shape(inputs: Any, noise_shape: Any) -> Any:
-    """The shape of dropout's noise, with the unknown dimensions of `noise_shape` filled in."""
-    return random._get_concrete_noise_shape(inputs, noise_shape)
-
-
-def seed_for_draw(seed: Any) -> Any:
-    """The next two numbers of a seed, an integer or `SeedGenerator`, as TensorFlow expects them."""
-    return random._cast_seed(random.draw_seed(seed))
 
 
 def exact_value(variable: Any) -> tf.Tensor:
@@ -204,13 +186,6 @@ def own_losses(layers: Iterable[Any]) -> list[Any]:
     """The losses of `add_loss` and activity regularizers, without those of variables."""
     unique = {id(sub): sub for layer in layers for sub in sublayers_of(layer)}
     return [loss for layer in unique.values() for loss in layer._get_own_losses()]
-
-
-def loss_function_of(loss: Any) -> tuple[Any, dict[str, Any]]:
-    """The function that a Keras loss wraps, and its arguments; None for other kinds of losses."""
-    if isinstance(loss, LossFunctionWrapper) and type(loss).call is LossFunctionWrapper.call:
-        return loss.fn, loss._fn_kwargs
-    return None, {}
 
 
 def metrics_of(model: Any) -> list[Any]:

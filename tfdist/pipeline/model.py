@@ -24,8 +24,8 @@ from tfdist.pipeline.state.saving import Files, compile_arguments
 from tfdist.trainer.fit.call_checks import check_variables
 from tfdist.trainer.fit.compilation import is_compiled
 from tfdist.trainer.fit.current_data import batches_done
+from tfdist.trainer.fit.metric_state import take_over_metrics
 from tfdist.trainer.fit.partitioned_step import layouts_of_variables
-from tfdist.trainer.losses.metrics import take_over_metrics
 
 
 class PipelineModel(FullModel):

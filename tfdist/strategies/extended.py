@@ -14,10 +14,6 @@ import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.device_communicator import DeviceCommunicator
-from tfdist.collective.gpu_communicator import GpuCommunicator
-from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import await_other_replicas
 from tfdist.internals.keras import in_callers_state
@@ -159,7 +155,7 @@ class ReplicatedExtended(PlacedExtended):
             return value  # As in a program of one replica.
         called = call_site.of_tensorflow_call("all_reduce")
         if step is not None:
-            flat = step.zero_without_rows(tf.nest.flatten(value))
+            flat = step.contributions(tf.nest.flatten(value))
             value = tf.nest.pack_sequence_as(value, flat)
         return self.reduce_over_replicas(reduce_op, value, options, called)
 
@@ -195,19 +191,6 @@ class ReplicatedExtended(PlacedExtended):
         """Traces this process's other replicas up to the same call, before a collective."""
         if len(self._devices) > 1:
             await_other_replicas()
-
-    def note_stall(self, value: tf.Tensor) -> None:
-        """Records that a replica which has this value waits for the sum that it has begun."""
-        if self._use_merge_call():
-            return
-        communicator = self._replicas[get_current_replica_id_as_int()]
-        if isinstance(communicator, (DeviceCommunicator, GpuCommunicator)):
-            communicators = communicator.across_workers
-        else:
-            communicators = (communicator,)
-        for one in communicators:
-            if isinstance(one, NativeCommunicator):
-                mark_stall(one.name, value)
 
     def gather_rows(self, parts: Sequence[Any]) -> Any:
         """Concatenates the rows of this worker's replicas, then those of all workers.

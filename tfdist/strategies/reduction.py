@@ -65,11 +65,6 @@ def sum_over_replicas(value: Any, name: str = "") -> Any:
     return extended.reduce_over_replicas(tf.distribute.ReduceOp.SUM, value, called=name)
 
 
-def wait_for_sums(value: Any) -> None:
-    """Records that a step which has this value goes on only with a sum that was begun before."""
-    tf.distribute.get_strategy().extended.note_stall(value)
-
-
 def all_gather_slices(
     communicator: Communicator, slices: tf.IndexedSlices, key: str = ""
 ) -> tf.IndexedSlices:

@@ -8,10 +8,7 @@ import tensorflow as tf
 
 from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
-from tfdist.strategies import reduction
-from tfdist.strategies.increments import is_replacement
-from tfdist.strategies.step import GlobalStep, current_step, replicated_step
-from tfdist.strategies.warn_once import warn_once
+from tfdist.strategies.step import current_step, in_global_step
 
 
 class _Variable:
@@ -45,28 +42,20 @@ class _Variable:
 
 
 class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
-    """A mirrored variable that can be assigned inside `tf.cond` and reports this to the step.
+    """A mirrored variable that can be assigned inside `tf.cond`.
 
     A replica's assignment to a variable without aggregation changes that replica's copy only, as in
-    TensorFlow; the current step averages such variables when it ends. With ONLY_FIRST_REPLICA each
-    replica uses its local value, since replicas run the same program.
+    TensorFlow. With ONLY_FIRST_REPLICA each replica uses its local value, since replicas run the
+    same program.
     """
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
-        step = current_step()
-        if step is not None:
-            step.written[id(self)] = self
-        local = copy_here(self)
-        if self.aggregation in (
+        is_own = self.aggregation in (
             tf.VariableAggregation.NONE,
             tf.VariableAggregation.ONLY_FIRST_REPLICA,
-        ):
-            return update_fn(local, value, **kwargs)
-        if isinstance(step, GlobalStep):
-            return update_fn(local, value, **kwargs)
-        if self.aggregation == tf.VariableAggregation.MEAN and step is not None:
-            value = step.scale_by_rows(tf.convert_to_tensor(value, local.dtype))
-            return update_fn(local, reduction.sum_over_replicas(value), **kwargs)
+        )
+        if is_own or in_global_step():
+            return update_fn(copy_here(self), value, **kwargs)
         return super()._update_replica(update_fn, value, **kwargs)
 
 
@@ -102,8 +91,6 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None
-        if replicated_step() is not None and self.aggregation == tf.VariableAggregation.SUM:
-            self._check_sum(value)
         if not _outside_of_replicas() or self.aggregation != tf.VariableAggregation.SUM:
             return super().assign(value, *args, **kwargs)
         # One replica holds the full value, since dividing it may be inexact.
@@ -113,17 +100,6 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             with tf.device(copy.device):
                 copy.assign(full if first and i == 0 else tf.zeros_like(full))
         return self
-
-    def _check_sum(self, value: Any) -> None:
-        copy = copy_here(self)
-        if tf.is_symbolic_tensor(value) and is_replacement(value, copy):
-            warn_once(
-                f"The metric variable {self.name!r} is assigned a value other than its old value "
-                "plus an increment, such as a maximum or a last value. With several replicas it "
-                "becomes the sum of what each replica assigns. Compute the value from all rows, "
-                "with tfdist.global_batch.rows, total or mean, and create the variable with "
-                "aggregation='only_first_replica'."
-            )
 
 
 def _outside_of_replicas() -> bool:

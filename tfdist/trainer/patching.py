@@ -16,14 +16,8 @@ from tfdist.internals.contract import TARGETS, Target
 
 # The modules of `tfdist.trainer` that patch anything, from the innermost to the outermost.
 LAYERS = (
-    "losses.reductions",
-    "losses.coupled_losses",
-    "losses.metrics",
-    "losses.row_mixing",
     "fit.nested_functions",
     "fit.clear_session",
-    "losses.random_streams",
-    "losses.batch_noise",
     "older_keras",
     "batch_statistics",
     "optimizers.repeated_slices",

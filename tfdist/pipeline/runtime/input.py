@@ -20,7 +20,7 @@ from tfdist.errors import ProgramMismatchError, UnsupportedError
 from tfdist.internals.keras import unpack_x_y_sample_weight
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
-from tfdist.trainer.fit.replica_step import count_rows
+from tfdist.trainer.fit.own_rows import count_rows
 from tfdist.trainer.fit.step_functions import shard_batch, without_optionals
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for

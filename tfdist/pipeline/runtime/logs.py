@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.microbatch_executor import Outcome
+from tfdist.strategies import reduction
+from tfdist.trainer.fit.metric_state import metric_variables
 
 
 @dataclass(frozen=True)
@@ -65,6 +67,45 @@ def mean_loss(
     with tf.control_dependencies(outcome.last):
         sum_: tf.Tensor = strategy.pipeline_communicator.all_reduce([loss])[0]
     return sum_
+
+
+def sum_over_pipelines(
+    model: keras.Model, statistics: Sequence[Any], rows: tf.Tensor, total: tf.Tensor
+) -> tuple[dict[str, Any], list[tf.Tensor]]:
+    """Sums metrics over the pipelines, and averages moving statistics by rows.
+
+    Args:
+        model: the model with the metrics.
+        statistics: the variables that this pipeline has assigned from its own rows.
+        rows: the number of rows of this pipeline.
+        total: the number of rows of the batch.
+
+    Returns:
+        The results of the metrics, and the totals of `metric_variables(model)`.
+    """
+    extended = model.distribute_strategy.extended
+    share = tf.math.divide_no_nan(tf.cast(rows, tf.float32), tf.cast(total, tf.float32))
+    is_first = tf.equal(extended.place_here()[0], 0)
+
+    def part(variable: Any, aggregation: tf.VariableAggregation) -> tf.Tensor:
+        value = tf.convert_to_tensor(variable)
+        if aggregation == tf.VariableAggregation.SUM:
+            return value
+        is_mean = aggregation != tf.VariableAggregation.ONLY_FIRST_REPLICA
+        if is_mean and (value.dtype.is_floating or value.dtype.is_complex):
+            return tf.where(rows > 0, value * tf.cast(share, value.dtype), tf.zeros_like(value))
+        return tf.where(is_first, value, tf.zeros_like(value))
+
+    metrics = metric_variables(model)
+    parts = [part(v, v.value.aggregation) for v in metrics]
+    parts += [part(v, tf.VariableAggregation.MEAN) for v in statistics]
+    sums = reduction.sum_over_replicas(parts, "metrics")
+    totals, means = sums[: len(metrics)], sums[len(metrics) :]
+    for variable, mean in zip(statistics, means, strict=True):
+        variable.assign(mean)
+    with keras.StatelessScope(list(zip(metrics, totals, strict=True))):
+        results = tf.nest.map_structure(tf.convert_to_tensor, model.get_metrics_result())
+    return results, totals
 
 
 def share_logs(

@@ -18,7 +18,12 @@ from tfdist.pipeline.runtime.engine import Engine
 from tfdist.pipeline.runtime.error_propagation import propagating_errors
 from tfdist.pipeline.runtime.frozen_rank import loss_scale
 from tfdist.pipeline.runtime.input import Batch, agree_on_batch, next_batch, spec_of
-from tfdist.pipeline.runtime.logs import collect_layer_results, mean_loss, share_logs
+from tfdist.pipeline.runtime.logs import (
+    collect_layer_results,
+    mean_loss,
+    share_logs,
+    sum_over_pipelines,
+)
 from tfdist.pipeline.runtime.microbatch_executor import Feed, MicrobatchExecutor
 from tfdist.pipeline.runtime.outputs import Outputs
 from tfdist.pipeline.runtime.program_agreement import agree_on_program, agree_on_update
@@ -26,17 +31,10 @@ from tfdist.pipeline.runtime.recording import Recorded
 from tfdist.pipeline.runtime.step_context import PipelineStep
 from tfdist.pipeline.runtime.update import prepare_update
 from tfdist.strategies.shares import share_of_rows, take_share
-from tfdist.strategies.step import Step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
-from tfdist.trainer.fit.metric_totals import totals_of
+from tfdist.trainer.fit.metric_state import metric_variables, totals_of
 from tfdist.trainer.fit.partitioned_step import ReplicaCommunication
-from tfdist.trainer.fit.replica_step import (
-    forget_without_rows,
-    metric_values,
-    metric_variables,
-    sync_step_state,
-)
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.optimizers.late_update import Trial, update_late
 
@@ -219,32 +217,30 @@ class StepRunner:
         rank = self._strategy.extended.worker_rank
         rows, total = all_rows[rank], tf.reduce_sum(all_rows)
         inputs = {} if x is None else self._engine.inputs(x)
-        first_row = tf.reduce_sum(all_rows[:rank])
         scale = tf.constant(1.0)
         if mode == "train":
-            # Outside the step, which would scale it by this replica's share of the rows.
             scale = loss_scale(self._model.optimizer, self._strategy, self._engine)
-        with PipelineStep(rows, total, first_row, self._strategy, self._engine) as step:
+        with PipelineStep(rows, self._strategy, self._engine) as step:
             feed = self._feed(mode, microbatches, inputs, targets, all_rows, scale)
             if mode == "train":
                 self._engine.shared_variables.save_states()
                 self._engine.sums.begin(v for s in program.stages.values() for v in s.summed)
-            before = metric_values(self._model)
+            before = [tf.convert_to_tensor(v) for v in metric_variables(self._model)]
             outcome = program.run(feed)
             if mode == "predict":
                 return self._predictions(feed.outputs, microbatches, rows)
             if self._strategy.extended.communicates:
-                forget_without_rows(self._model, step, before)
+                self._forget_without_rows(before, rows)
             loss = mean_loss(self._strategy, outcome, rows, total)
-            step.written.update((id(v), v) for s in program.stages.values() for v in s.written)
+            statistics = [v for s in program.stages.values() for v in s.written]
             if mode != "train":
-                return *self._logs(mode, loss, rows, step), outcome.spans
+                return *self._logs(mode, loss, rows, total, statistics), outcome.spans
             update = prepare_update(self._model, self._strategy, self._engine, step)
             if trial is None:
                 update.apply()
-                return *self._logs(mode, loss, rows, step), outcome.spans
+                return *self._logs(mode, loss, rows, total, statistics), outcome.spans
             step.late_in, step.late = tf.compat.v1.get_default_graph(), update
-            results = *self._logs(mode, loss, rows, step), outcome.spans
+            results = *self._logs(mode, loss, rows, total, statistics), outcome.spans
             update.communicated += [*outcome.sends, *outcome.last, *tf.nest.flatten(results)]
             update_late(step, trial)
             return results
@@ -312,16 +308,30 @@ class StepRunner:
             scale,
         )
 
-    def _logs(self, mode: str, loss: tf.Tensor, rows: tf.Tensor, step: Step) -> tuple[Any, Any]:
+    def _forget_without_rows(self, before: Sequence[tf.Tensor], rows: tf.Tensor) -> None:
+        """Restores the metrics of a replica without rows, whose updates may be NaN."""
+        variables = metric_variables(self._model)
+        # A metric that was built during the step starts from zero.
+        known = [*before, *(tf.zeros_like(v) for v in variables[len(before) :])]
+        for variable, value in zip(variables, known, strict=True):
+            variable.assign(tf.where(rows > 0, variable, value))
+
+    def _logs(
+        self,
+        mode: str,
+        loss: tf.Tensor,
+        rows: tf.Tensor,
+        total: tf.Tensor,
+        statistics: Sequence[Any],
+    ) -> tuple[Any, Any]:
         loss_tracker_of(self._model).update_state(loss, sample_weight=rows)
         results = self._model.get_metrics_result()
         totals: list[Any] = []
         if self._strategy.extended.communicates:
-            context = tf.distribute.get_replica_context()
-            results, totals = sync_step_state(context, self._model, step, results)
+            results, totals = sum_over_pipelines(self._model, statistics, rows, total)
         kept = totals_of(self._model)
         if mode == "train" and kept is not None:
-            kept.keep(totals or list(metric_values(self._model).values()))
+            kept.keep(totals or [tf.convert_to_tensor(v) for v in metric_variables(self._model)])
         return share_logs(self._strategy, results, self._layer_results), totals
 
     def _predictions(self, made: Outputs | None, microbatches: int, rows: tf.Tensor) -> Any:

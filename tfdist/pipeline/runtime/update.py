@@ -37,7 +37,7 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
             total = strategy.pipeline_communicator.all_reduce([value])[0]
             return reduction.sum_over_replicas(total)
 
-        gradients = step.zero_without_rows(gradients)
+        gradients = step.own_parts(gradients)
         overflowed = not_finite_anywhere(gradients, add_up)
         gradients = with_nan(gradients, overflowed)
         step.agreed_on_overflow = True
@@ -57,6 +57,5 @@ def prepare_update(model: Any, strategy: HybridStrategy, engine: Engine, step: S
         optimizer,
         gradients=(),  # The step has waited for them already.
         operations=len(tf.compat.v1.get_default_graph().get_operations()),
-        scaled=True,
         communicated=list(changes),
     )

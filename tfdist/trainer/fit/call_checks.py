@@ -14,7 +14,7 @@ from typing import Any
 import keras
 
 from tfdist.errors import UnsupportedError
-from tfdist.internals.keras import TensorFlowTrainer, made_under, sublayers_of
+from tfdist.internals.keras import TensorFlowTrainer, made_under
 from tfdist.internals.optimizer import strategy_of
 from tfdist.sharding.elementwise import check_elementwise
 from tfdist.sharding.sharded import is_sharded
@@ -24,7 +24,6 @@ from tfdist.strategies.joining import joined_group
 from tfdist.strategies.random_state import share_randomness
 from tfdist.trainer.fit.compilation import compilation_of
 from tfdist.trainer.fit.current_data import current_data
-from tfdist.trainer.fit.partitioned_step import is_partitioned
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.files import in_stages
 
@@ -150,13 +149,10 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             given = bound.arguments
             if not (trains and _is_entered_again()):
                 compared = compared_arguments(given)
-                if group.options.step == "replicated":
-                    compared["TFDIST_STEP"] = "replicated"
                 if compilation := compilation_of(self):
                     compared["jit_compile"] = compilation
                 group.agree("call", f"{call.__name__} {compared or ''}".strip())
                 share_randomness(group)
-            _refuse_stateful_layers(self)
             _refuse_keras_distribution()
             # One progress bar is enough, and logs are better off without.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
@@ -197,18 +193,6 @@ def _refuse_keras_distribution() -> None:
             f"a {type(distribution).__name__} by keras.distribution.set_distribution. Remove that "
             "call, or undo it with `keras.distribution.set_distribution(None)`."
         )
-
-
-def _refuse_stateful_layers(model: Any) -> None:
-    if not model.distribute_strategy.extended.communicates or is_partitioned(model):
-        return
-    for layer in sublayers_of(model):
-        if isinstance(layer, keras.layers.RNN) and layer.stateful:
-            raise UnsupportedError(
-                f"The layer {layer.name!r} is stateful: it keeps a state for each row of a batch "
-                "of fixed size, which a replicated step cannot split. Use stateful=False, train "
-                "with one replica, or unset TFDIST_STEP."
-            )
 
 
 def _in_scope(compile_model: Callable[..., Any]) -> Callable[..., Any]:

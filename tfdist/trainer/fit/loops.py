@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.collective import traces
 from tfdist.errors import TfdistError
 from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
@@ -83,7 +84,8 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         if type(self).call is Model.call:
             return  # Only its custom steps know what to call; they build it.
         try:
-            with self.distribute_strategy.scope():
+            # Keras computes losses in a graph that never runs.
+            with self.distribute_strategy.scope(), traces.unnoted():
                 build_by_spec(self, data_batch)
         except TfdistError:
             raise

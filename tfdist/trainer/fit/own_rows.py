@@ -1,4 +1,4 @@
-"""How many rows of a batch this worker has."""
+"""How many rows of a batch this worker has, and which ones they are."""
 
 from __future__ import annotations
 
@@ -6,7 +6,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.trainer.fit.replica_step import count_rows
+from tfdist.collective.overlap import overlapping
+from tfdist.strategies import reduction
+from tfdist.strategies.step import OwnRows
+from tfdist.trainer.fit.step_requests import requests
+
+
+def count_rows(batch: Any) -> tf.Tensor:
+    """The number of rows of a batch: the first dimension of its first component."""
+    for component in tf.nest.flatten(batch):
+        if component is None or isinstance(component, tf.experimental.Optional):
+            continue
+        if isinstance(component, tf.RaggedTensor):
+            return tf.cast(component.nrows(), tf.int32)
+        if isinstance(component, tf.SparseTensor):
+            return tf.cast(component.dense_shape[0], tf.int32)
+        known = component.shape[0]
+        return tf.shape(component)[0] if known is None else tf.constant(known, tf.int32)
+    raise ValueError("A batch must contain at least one tensor. Received: an empty structure.")
 
 
 def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
@@ -22,6 +39,28 @@ def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
         if parts:
             return tf.add_n([count_rows(part) for part in parts])
     return tf.constant(0)
+
+
+def exchange_rows(batch: Any) -> OwnRows:
+    """Counts the rows of all replicas, which hold the batch's rows in order; called by each.
+
+    Args:
+        batch: the replica's rows.
+    """
+    rows = count_rows(batch)
+    replica, replicas = tf.distribute.get_strategy().extended.place_here()
+    own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
+    own = tf.concat([own, [requests.in_graph()]], axis=0)
+    with overlapping():  # the forward pass needs no number of rows
+        sums = reduction.sum_over_replicas(own, "rows")
+    ends = tf.cumsum(sums[:replicas])
+    return OwnRows(
+        rows=rows,
+        total=ends[-1],
+        first_row=ends[replica] - rows,
+        some_are_empty=tf.reduce_any(tf.equal(sums[:replicas], 0)),
+        requests=sums[replicas],
+    )
 
 
 def _has_rows(component: Any) -> bool:

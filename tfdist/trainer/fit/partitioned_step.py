@@ -26,26 +26,14 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
-from tfdist.strategies.step import EagerGlobalStep, GlobalStep, Step
+from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
-from tfdist.trainer.fit.replica_step import begin_step, metric_variables
+from tfdist.trainer.fit.metric_state import metric_variables
+from tfdist.trainer.fit.own_rows import exchange_rows
 from tfdist.trainer.fit.traffic_notes import note_trace
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.late_update import Trial, update_late
 from tfdist.trainer.optimizers.of_model import optimizers_of
-
-
-def is_partitioned(model: keras.Model) -> bool:
-    """Returns whether the steps of a model are partitioned, rather than run on each replica's rows.
-
-    Args:
-        model: compiled under a tfdist strategy.
-    """
-    extended = model.distribute_strategy.extended
-    if extended.group.options.step == "replicated" or not extended.communicates:
-        return False
-    # Eager replicas of one process run one after another.
-    return not (model.run_eagerly and len(extended.worker_devices) > 1)
 
 
 def run_partitioned_step(
@@ -55,7 +43,7 @@ def run_partitioned_step(
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Runs `train_step` or `test_step` on the whole batch, of which a replica computes its rows.
+    """Adds `train_step` or `test_step` of the whole batch, of which a replica computes its rows.
 
     Args:
         model: the model.
@@ -64,11 +52,9 @@ def run_partitioned_step(
         late: given if an update may be deferred to the end of the step.
 
     Returns:
-        The same as `run_replica_step`.
+        The logs of the step, equal on all replicas, the totals of `metric_variables(model)`, and
+        the number of rows of the global batch and of requests.
     """
-    own = begin_step(tf.distribute.get_replica_context(), batch)
-    if tf.executing_eagerly():
-        return _run_eagerly(model, step_function, batch, own)
 
     def program(whole: Any, step: GlobalStep) -> Any:
         if late is not None:
@@ -78,56 +64,19 @@ def run_partitioned_step(
         update_late(step, late)
         return logs, totals
 
+    own = exchange_rows(batch)
     logs, totals = _run(model, program, batch, own, trains=step_function == model.train_step)
     return logs, totals, tf.stack([own.total, own.requests])
 
 
 def run_partitioned_prediction(model: keras.Model, batch: Any) -> Any:
-    """Runs `predict_step` on the whole batch, of which a replica computes its rows.
+    """Adds `predict_step` of the whole batch, of which a replica computes its rows.
 
     Returns:
         The outputs for all rows.
     """
-    own = begin_step(tf.distribute.get_replica_context(), batch)
-    if tf.executing_eagerly():
-        extended = model.distribute_strategy.extended
-        with EagerGlobalStep(_is_first(extended)):
-            return model.predict_step(_gathered(extended, batch, own))
+    own = exchange_rows(batch)
     return _run(model, lambda whole, _: model.predict_step(whole), batch, own)
-
-
-def _run_eagerly(
-    model: keras.Model, step_function: Callable[[Any], Any], batch: Any, own: Step
-) -> tuple[Any, Any, Any]:
-    """Runs a step on the whole batch, on each replica."""
-    extended = model.distribute_strategy.extended
-    whole = _gathered(extended, batch, own)
-    leads = _is_first(extended)
-    before = metric_variables(model)
-    if before:
-        totals = reduction.sum_over_replicas([tf.convert_to_tensor(v) for v in before], "metrics")
-        for variable, total in zip(before, totals, strict=True):
-            variable.assign(total)
-    with EagerGlobalStep(leads):
-        logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
-        totals = [tf.identity(tf.convert_to_tensor(v)) for v in metric_variables(model)]
-        if not leads:  # The state of metrics is a sum over the replicas.
-            for variable in metric_variables(model):
-                variable.assign(tf.zeros_like(variable))
-    return logs, totals, tf.stack([own.total, own.requests])
-
-
-def _gathered(extended: Any, batch: Any, own: Step) -> Any:
-    """The batch with the rows of all replicas."""
-
-    def gather(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
-            return _gather_sparse(extended, leaf, own)
-        if leaf is None or not (isinstance(leaf, tf.RaggedTensor) or leaf.shape.rank):
-            return leaf
-        return extended.gather_over_replicas(leaf)
-
-    return tf.nest.map_structure(gather, batch)
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -139,7 +88,7 @@ def _run(
     model: keras.Model,
     program: Callable[[Any, GlobalStep], Any],
     batch: Any,
-    own: Step,
+    own: OwnRows,
     *,
     trains: bool = False,
 ) -> Any:
@@ -164,7 +113,7 @@ def _run(
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
 
 
-def _with_a_row_of_others(extended: Any, batch: Any, own: Step) -> Any:
+def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows) -> Any:
     """The batch, or its first row on a replica without rows, which does not count there.
 
     Many TensorFlow kernels do not accept empty batches, and made-up values might be invalid.
@@ -327,7 +276,7 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
     return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
 
 
-def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: Step) -> tf.SparseTensor:
+def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: OwnRows) -> tf.SparseTensor:
     """The rows of all replicas, as the indices of the whole batch number them."""
     first = tf.cast(own.first_row, tf.int64)
     shift = tf.concat([[first], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
@@ -368,7 +317,7 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
     return found
 
 
-def _share(extended: Any, own: Step, static: int | None) -> Share:
+def _share(extended: Any, own: OwnRows, static: int | None) -> Share:
     counts = None if static is not None else has_rows(own.rows)
     return Share(
         rows=own.rows if static is not None else tf.maximum(own.rows, 1),

@@ -16,19 +16,13 @@ from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
-from tfdist.trainer.fit.empty_replicas import with_a_row, without_added_row
-from tfdist.trainer.fit.metric_totals import totals_of
+from tfdist.trainer.fit.eager_step import run_eager_prediction, run_eager_step
+from tfdist.trainer.fit.metric_state import metric_variables, take_over_metrics, totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
-from tfdist.trainer.fit.partitioned_step import (
-    is_partitioned,
-    run_partitioned_prediction,
-    run_partitioned_step,
-)
-from tfdist.trainer.fit.replica_step import count_rows, metric_variables, run_replica_step
+from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_partitioned_step
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
-from tfdist.trainer.losses.metrics import take_over_metrics
 from tfdist.trainer.optimizers.late_update import Trial
 
 
@@ -44,12 +38,17 @@ def make_step_function(
     """
     strategy = model.distribute_strategy
     take_over_metrics(model)
+    alone = not strategy.extended.communicates
 
     def one_step(batch: Any, fixed: bool, late: Trial | None) -> Any:
-        run_step = run_partitioned_step if is_partitioned(model) else run_replica_step
+        if tf.executing_eagerly() and not alone:
+            return run_eager_step(model, step_function, without_optionals(batch))
 
         def replica_step(shard: Any) -> Any:
-            return run_step(model, step_function, _as_traced(shard, fixed), late=late)
+            shard = _as_traced(shard, fixed)
+            if alone:
+                return step_function(shard), [], tf.constant([0, 0])
+            return run_partitioned_step(model, step_function, shard, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -64,7 +63,6 @@ def make_step_function(
     atomic = trains and atomic_step.applies(strategy)
     run_step = AtomicStep(model, compile_step) if atomic else compile_step()
     several = max(1, model.steps_per_execution)
-    alone = not strategy.extended.communicates
     kept = totals_of(model) if trains else None
 
     def run_one(batch: Any, fixed: bool = True) -> Any:
@@ -125,29 +123,19 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     strategy = model.distribute_strategy
 
     def one_step(batch: Any, fixed: bool) -> Any:
-        partitioned = is_partitioned(model)
+        alone = not strategy.extended.communicates
+        if tf.executing_eagerly() and not alone:
+            return run_eager_prediction(model, without_optionals(batch))
 
         def replica_step(shard: Any) -> Any:
             shard = _as_traced(shard, fixed)
-            if partitioned:
-                return run_partitioned_prediction(model, shard)
-            if not strategy.extended.communicates:
-                return model.predict_step(shard)
-            rows = count_rows(shard)
-            return without_added_row(model.predict_step(with_a_row(shard, rows)), rows)
+            return model.predict_step(shard) if alone else run_partitioned_prediction(model, shard)
 
         outputs = strategy.run(replica_step, (batch,))
-        if not strategy.extended.communicates:
+        if alone:
             return outputs
-        if partitioned:
-            return tf.nest.map_structure(
-                lambda output: strategy.experimental_local_results(output)[0], outputs
-            )
         return tf.nest.map_structure(
-            lambda output: strategy.extended.gather_rows(
-                strategy.experimental_local_results(output)
-            ),
-            outputs,
+            lambda output: strategy.experimental_local_results(output)[0], outputs
         )
 
     run_one = make_function(model, one_step)
@@ -191,14 +179,9 @@ def _local_shards(model: keras.Model, batch: Any) -> tuple[Any, bool]:
     shards = shard_batch(strategy, batch)
     if not strategy.extended.communicates:
         return shards, True
-    if strategy.extended.group.elastic:
-        return shards, False
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    if shards is batch and is_partitioned(model):
+    if strategy.extended.group.elastic or shards is batch:
         return shards, False  # Other replicas may have another number of rows.
-    if shards is batch:
-        local = [v for leaf in leaves for v in strategy.experimental_local_results(leaf)]
-        return shards, all(_rows(v) is None or _rows(v) > 1 for v in local)
+    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
     return shards, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
 
 

@@ -83,20 +83,6 @@ def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:
         )
 
 
-@contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
-    """Within this context, the step records no writes, as they are identical on all replicas."""
-    step = current_step()
-    if step is None:
-        yield
-        return
-    written = dict(step.written)
-    try:
-        yield
-    finally:
-        step.written = written
-
-
 def prepare(optimizer: Any, grads: Sequence[Any], trainable_variables: Any) -> None:
     """Creates the state of compression, as an optimizer's conditionals cannot create variables.
 

@@ -1,19 +1,7 @@
-"""The gradients of replicas: weighted by rows, summed, and checked for overflow together.
+"""The gradients of replicas: summed, and checked for overflow together.
 
-A replica's gradients are those of the mean over its rows, so they are weighted by its share of all
-rows and summed. The weight is applied in one of three ways (`Step.scaled_by_rows`), regardless of
-which optimizers a loss has passed through:
-
-- In Keras's `train_step` all gradients come from a single loss, which passes through the
-  optimizer's `scale_loss`. That loss is weighted, before the backward pass. This is free, and the
-  backward pass sees the values of a single process: float16 overflows occur at the same loss scale,
-  and operations that are not linear in it (float8 layers, clipping in a custom gradient) are exact.
-- In a custom `train_step` it is unknown which losses an optimizer's gradients come from, or whether
-  those were scaled, so the gradients are weighted when they are passed to an optimizer.
-- The gradients of a pipeline are already weighted by the rows of each microbatch.
-
-Gradients are weighted before accumulation, since the shares differ from step to step, and summed
-after it, so that they cross the network once per update; `accumulation.py` tells when not.
+Gradients are summed after their accumulation, so that they cross the network once per update;
+`accumulation.py` tells when not.
 """
 
 from __future__ import annotations
@@ -34,7 +22,6 @@ from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.step import (
     EagerGlobalStep,
     GlobalStep,
-    contributions,
     current_step,
     equal_everywhere,
 )
@@ -45,7 +32,6 @@ class _Progress(threading.local):
     """What has been done to the gradients passed to this thread's optimizers."""
 
     applying = 0  # The nesting depth of optimizers being applied.
-    scaled = False
     summed = False
     sums = 0  # The number of summations so far.
 
@@ -77,16 +63,20 @@ def compressor_in_use() -> Any:
 
 
 @contextlib.contextmanager
-def gradients_are(*, scaled: bool = False, summed: bool = False) -> Iterator[None]:
-    """Within this context, gradients passed to this thread's optimizers are scaled or summed."""
-    before = _progress.scaled, _progress.summed
-    _progress.scaled, _progress.summed = before[0] or scaled or summed, before[1] or summed
+def applying(*, summed: bool = False) -> Iterator[None]:
+    """Within this context, this thread applies an optimizer.
+
+    Args:
+        summed: whether its gradients are summed already.
+    """
+    before = _progress.summed
+    _progress.summed = before or summed
     _progress.applying += 1
     try:
         yield
     finally:
         _progress.applying -= 1
-        _progress.scaled, _progress.summed = before
+        _progress.summed = before
 
 
 def are_summed() -> bool:
@@ -98,7 +88,7 @@ def note_summed() -> None:
     """Records that the gradients of this thread's optimizer have now been summed."""
     _progress.sums += 1
     if _progress.applying:
-        _progress.scaled = _progress.summed = True
+        _progress.summed = True
 
 
 @contextlib.contextmanager
@@ -125,16 +115,16 @@ def must_sum(optimizer: Any, variables: Any) -> Iterator[None]:
         )
 
 
-def scale_by_rows(gradients: Sequence[Any]) -> list[Any]:
-    """Scales an optimizer's gradients by the replica's share of the rows; None stays None."""
+def own_parts(gradients: Sequence[Any]) -> list[Any]:
+    """What a replica contributes to the sums of an optimizer's gradients; None stays None."""
     step = current_step()
-    if step is None or _progress.scaled or all(g is None for g in gradients):
+    if step is None or _progress.summed:
         return list(gradients)
-    return step.scale_gradients_by_rows(gradients)
+    return step.own_parts(gradients)
 
 
 def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[Any]:
-    """Sums an optimizer's gradients over all replicas, weighted by rows; None stays None.
+    """Sums an optimizer's gradients over all replicas; None stays None.
 
     Args:
         optimizer: the optimizer.
@@ -142,17 +132,18 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
         variables: the variable of each gradient, if the gradients may be compressed or belong to
             variables shared by stages.
     """
-    scaled = scale_by_rows(grads)
-    present = [g for g in scaled if g is not None]
+    given = list(grads)
+    present = [g for g in given if g is not None]
     if not present:
-        return scaled
+        return given
     step = current_step()
+    if step is not None:
+        present = step.contributions(present)
     exact = functools.partial(reduction.sum_over_replicas, name="gradients")
     compressor = compressor_in_use()
 
     if isinstance(step, GlobalStep) and not isinstance(step, EagerGlobalStep):
         # Slices are whole where they are used: gathered, or reduced if they are of constant rows.
-        present = contributions(present)
         exact = functools.partial(_exactly_but_slices, exact)
 
     def add_up(gradients: Sequence[Any], owners: Sequence[Any]) -> list[Any]:
@@ -163,12 +154,12 @@ def sum_over_replicas(optimizer: Any, grads: Any, variables: Any = ()) -> list[A
     if not variables:
         sums = iter(exact(present))
     else:
-        owners = [v for g, v in zip(scaled, variables, strict=True) if g is not None]
+        owners = [v for g, v in zip(given, variables, strict=True) if g is not None]
         by_step = add_up if step is None else functools.partial(step.sum_over_replicas, add_up)
         sums = iter(by_step(present, owners))
     if isinstance(step, GlobalStep):
         sums = iter(equal_everywhere(list(sums)))
-    results = [None if g is None else next(sums) for g in scaled]
+    results = [None if g is None else next(sums) for g in given]
     clips_later = step is not None and step.clips_together and optimizer.global_clipnorm
     if not (is_sharded(optimizer) or clips_later):
         announce_update(results)
@@ -207,12 +198,12 @@ def combine_overwriting(grads: Any, variables: Any) -> tuple[list[Any], list[int
     if not indices:
         return results, []
     step = current_step()
-    if step is None or not step.scaled_by_rows:
+    if step is None:
         raise UnsupportedError(
             "A float8 layer records the largest gradients of the backward pass, which are those of "
-            "the global batch only in Keras's `train_step`. Received: "
-            f"{variables[indices[0]].path!r}, trained by several replicas in a custom loop or "
-            "`train_step`. Use Keras's `train_step`, or another dtype policy."
+            "the global batch only in a `train_step`. Received: "
+            f"{variables[indices[0]].path!r}, trained by several replicas in a custom loop. Use "
+            "`fit`, or another dtype policy."
         )
     largest = step.largest_over_replicas([results[i] for i in indices])
     for i, value in zip(indices, largest, strict=True):

@@ -20,7 +20,6 @@ from tfdist.collective import step_ops
 from tfdist.internals.extended import copy_here
 from tfdist.internals.optimizer import variables_written_by
 from tfdist.sharding.sharded import sharded_by, trained_by
-from tfdist.strategies import reduction
 from tfdist.strategies.step import Step, current_step
 
 
@@ -45,7 +44,6 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: what it applies.
         operations: the number of operations in the step's graph when the update was put off.
-        scaled: `Step.scaled_by_rows` at that time.
         communicated: what the step has communicated besides what `announce_update` is told of.
         running: whether it is being traced.
     """
@@ -54,7 +52,6 @@ class LateUpdate:
     optimizer: Any
     gradients: Sequence[Any]
     operations: int
-    scaled: bool
     communicated: list[Any] = field(default_factory=list)
     running: bool = False
 
@@ -110,7 +107,6 @@ def _put_off(
             optimizer,
             [g for g, _ in given] if paired else given,
             len(graph.get_operations()),
-            step.scaled_by_rows,
         )
         return None
 
@@ -132,12 +128,8 @@ def update_late(step: Step, trial: Trial | None) -> None:
     outside = {id(resource) for resource in late.resources}
     inside = {id(i) for o, i in step.late_in.captures if id(o) in outside}
     trial.fails |= any(id(v) in inside for operation in later for v in operation.inputs)
-    first = next((g for g in late.gradients if tf.is_tensor(g)), None)
-    if first is not None:
-        reduction.wait_for_sums(first)
     late.running = True
-    with step.of_one_loss(scaled=late.scaled):
-        late.apply()
+    late.apply()
     step.late = None
 
 

@@ -1,9 +1,8 @@
-"""Optimizers that weight gradients by rows and sum them over the replicas before clipping.
+"""Optimizers that sum gradients over the replicas before clipping.
 
 Keras clips each replica's gradients and sums them afterwards, unlike a single process. Here the sum
 comes first: just before clipping, so that accumulated gradients cross the network once per update,
 and, with loss scaling, before the check for overflow, so that all replicas skip a step together.
-`gradient_sync.py` describes the weighting.
 """
 
 from __future__ import annotations
@@ -22,21 +21,20 @@ from tfdist.trainer.optimizers.applying import (
     begin_update,
     check_alone,
     prepare,
-    unrecorded,
     updated_now,
     updating,
     variables_of,
 )
 from tfdist.trainer.optimizers.gradient_sync import (
+    applying,
     are_summed,
     combine_overwriting,
     compressor_in_use,
-    gradients_are,
     in_replica,
     must_sum,
     not_finite_anywhere,
     note_summed,
-    scale_by_rows,
+    own_parts,
     sum_or_combine,
     sum_over_replicas,
     with_nan,
@@ -49,13 +47,11 @@ Method = Callable[..., Any]
 
 
 def install() -> None:
-    """Replaces how Keras's optimizers weight and sum gradients in a tfdist replica."""
-    patch("TensorFlowTrainer.train_step", _with_one_loss)
-    patch("BaseOptimizer.scale_loss", _scaling_loss)
-    patch("LossScaleOptimizer.scale_loss", _scaling_loss)
+    """Replaces how Keras's optimizers sum gradients in a tfdist replica."""
+    patch("TensorFlowTrainer.train_step", _with_late_update)
     patch("BaseOptimizer.apply", _applying)
     patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
-    patch("BaseOptimizer._backend_apply_gradients", _scaling_by_rows)
+    patch("BaseOptimizer._backend_apply_gradients", _summing_accumulated)
     patch("BaseOptimizer._clip_gradients", _summing_before)
     patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
     patch("TFOptimizer._backend_increment_gradient_accumulators", _announcing)
@@ -63,24 +59,16 @@ def install() -> None:
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
 
 
-def _with_one_loss(train_step: Method) -> Method:
+def _with_late_update(train_step: Method) -> Method:
     # Keras's `train_step`, including calls of it from a model's override.
-    def train_step_with_one_loss(self: Any, data: Any) -> Any:
+    def train_step_with_late_update(self: Any, data: Any) -> Any:
         step = current_step()
         if step is None:
             return train_step(self, data)
-        with step.of_one_loss(), putting_off(self.optimizer, step):
+        with putting_off(self.optimizer, step):
             return train_step(self, data)
 
-    return train_step_with_one_loss
-
-
-def _scaling_loss(scale_loss: Method) -> Method:
-    def scale_loss_by_rows(self: Any, loss: Any) -> Any:
-        step = current_step()
-        return scale_loss(self, loss if step is None else step.scale_loss_by_rows(loss))
-
-    return scale_loss_by_rows
+    return train_step_with_late_update
 
 
 def _applying(apply: Method) -> Method:
@@ -93,7 +81,7 @@ def _applying(apply: Method) -> Method:
         prepare(self, grads, trainable_variables)
         if not grads:
             return apply(self, grads, trainable_variables)
-        with must_sum(self, variables), unrecorded():
+        with must_sum(self, variables):
             return apply(self, grads, trainable_variables)
 
     return apply_in_replica
@@ -108,10 +96,10 @@ def _combining(overwrite: Method) -> Method:
     return overwrite_combined
 
 
-def _scaling_by_rows(apply_gradients: Method) -> Method:
-    def apply_scaled_by_rows(self: Any, grads: Any, trainable_variables: Any) -> Any:
-        grads = scale_by_rows(grads) if in_replica() else grads
-        with updating(trainable_variables) as update, gradients_are(scaled=True):
+def _summing_accumulated(apply_gradients: Method) -> Method:
+    def apply_own_parts(self: Any, grads: Any, trainable_variables: Any) -> Any:
+        grads = own_parts(grads) if in_replica() else grads
+        with updating(trainable_variables) as update, applying():
             if in_replica() and accumulates_sums(self) and not are_summed():
                 grads = sum_over_replicas(self, grads, trainable_variables)
                 note_summed()
@@ -119,7 +107,7 @@ def _scaling_by_rows(apply_gradients: Method) -> Method:
             update.end()
             return result
 
-    return apply_scaled_by_rows
+    return apply_own_parts
 
 
 def _summing_before(clip: Method) -> Method:
@@ -176,19 +164,18 @@ def _applying_scaled(apply: Method) -> Method:
             return apply(self, grads, trainable_variables)
         prepare(self, grads, trainable_variables)
         step = current_step()
-        with unrecorded():
-            if are_summed() or (step is not None and step.agreed_on_overflow):
+        if are_summed() or (step is not None and step.agreed_on_overflow):
+            return apply(self, grads, trainable_variables)
+        if compressor_in_use() is None and not is_sharded(self):
+            grads = sum_or_combine(self, grads, variables, exactly=True)
+            with applying(summed=True):
                 return apply(self, grads, trainable_variables)
-            if compressor_in_use() is None and not is_sharded(self):
-                grads = sum_or_combine(self, grads, variables, exactly=True)
-                with gradients_are(summed=True):
-                    return apply(self, grads, trainable_variables)
-            # Compression errors must not contain the varying loss scale, nor come from a skipped
-            # step; so all replicas first agree on skipping, then sum the unscaled gradients.
-            if step is not None:
-                grads = step.zero_without_rows(grads)
-            overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
-            return apply(self, with_nan(grads, overflowed), trainable_variables)
+        # Compression errors must not contain the varying loss scale, nor come from a skipped
+        # step; so all replicas first agree on skipping, then sum the unscaled gradients.
+        if step is not None:
+            grads = step.contributions(grads)
+        overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
+        return apply(self, with_nan(grads, overflowed), trainable_variables)
 
     return apply_sums
 

@@ -40,10 +40,10 @@ from tfdist.sharding.sharded import (
 )
 from tfdist.strategies.step import clip_by_norm, current_step, sum_of_squares
 from tfdist.trainer.optimizers.gradient_sync import (
+    applying,
     compressor_in_use,
-    gradients_are,
     note_summed,
-    scale_by_rows,
+    own_parts,
     sum_over_replicas,
 )
 from tfdist.trainer.optimizers.late_update import announce_update, resources_of
@@ -131,13 +131,13 @@ def _apply(
         check_known(self, variables)  # Raises.
     given: list[Any] = [None] * len(sharded.variables)
     full = compressor_in_use() is not None
-    grads = sum_over_replicas(self, grads, variables) if full else scale_by_rows(grads)
+    grads = sum_over_replicas(self, grads, variables) if full else own_parts(grads)
     for gradient, variable in zip(grads, variables, strict=True):
         given[numbers[key_of(self, variable)]] = gradient
     own = sharded.of(given) if full else sharded.reduce(given)
     sharded.refresh()
     pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
-    with gradients_are():
+    with applying():
         note_summed()
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])

@@ -1,4 +1,4 @@
-"""The totals of the metrics' state over all workers, after the last step that stands."""
+"""The state of metrics, of which each replica holds a part: their sum is its value."""
 
 from __future__ import annotations
 
@@ -9,11 +9,37 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.trainer.fit.replica_step import metric_variables
+from tfdist.internals.keras import metrics_of
+from tfdist.internals.tensorflow import DistributedValues
+from tfdist.internals.variables import replace_value
+from tfdist.strategies.variables import SummedVariable
+
+
+def metric_variables(model: keras.Model) -> list[Any]:
+    """The metric variables of a model that each replica updates separately, without duplicates."""
+    variables = {id(v): v for m in model.metrics for v in m.variables}.values()
+    return [v for v in variables if isinstance(v.value, SummedVariable)]
+
+
+def take_over_metrics(model: keras.Model) -> None:
+    """Replicates the state of metrics that were created outside the scope.
+
+    Collective over all workers.
+
+    Args:
+        model: a model under a tfdist strategy.
+    """
+    strategy = model.distribute_strategy
+    if not strategy.extended.communicates:
+        return
+    for variable in {id(v): v for m in metrics_of(model) for v in m.variables}.values():
+        if not isinstance(variable.value, DistributedValues):
+            with strategy.scope():
+                replace_value(variable)
 
 
 class MetricTotals:
-    """Keeps what each worker knows of the totals, since what one alone has added is lost with it.
+    """Keeps the totals after a step, since what one worker alone has added is lost with it.
 
     Args:
         model: the model in training.

@@ -1,0 +1,109 @@
+"""Steps that run eagerly: every replica runs them on the whole batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdist.strategies import reduction
+from tfdist.strategies.step import EagerGlobalStep
+from tfdist.trainer.fit.metric_state import metric_variables
+from tfdist.trainer.fit.own_rows import count_rows
+from tfdist.trainer.fit.step_requests import requests
+
+
+def run_eager_step(
+    model: keras.Model, step_function: Callable[[Any], Any], batch: Any
+) -> tuple[Any, Any, Any]:
+    """Runs `train_step` or `test_step` on the whole batch, on each replica.
+
+    Args:
+        model: the model.
+        step_function: `model.train_step` or `model.test_step`.
+        batch: the rows of the local replicas.
+
+    Returns:
+        The same as `run_partitioned_step`.
+    """
+    strategy = model.distribute_strategy
+    extended = strategy.extended
+    whole = _gathered(strategy, batch)
+    summed = _summed(model)
+    copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]
+    *totals, asked = reduction.sum_values(extended.workers, [*copies, requests.in_graph()])
+
+    def replica_step(whole: Any) -> Any:
+        leads = _leads(extended)
+        for variable, total in zip(summed, totals, strict=True):
+            variable.assign(total)
+        with EagerGlobalStep(leads):
+            logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+            state = [tf.identity(tf.convert_to_tensor(v)) for v in metric_variables(model)]
+            if not leads:
+                for variable in _summed(model):
+                    variable.assign(tf.zeros_like(variable))
+        return logs, state
+
+    logs, state = _of_first(strategy, strategy.run(replica_step, (whole,)))
+    return logs, state, tf.stack([count_rows(whole), asked])
+
+
+def run_eager_prediction(model: keras.Model, batch: Any) -> Any:
+    """Runs `predict_step` on the whole batch, on each replica.
+
+    Returns:
+        The outputs for all rows.
+    """
+    strategy = model.distribute_strategy
+
+    def replica_step(whole: Any) -> Any:
+        with EagerGlobalStep(_leads(strategy.extended)):
+            return model.predict_step(whole)
+
+    return _of_first(strategy, strategy.run(replica_step, (_gathered(strategy, batch),)))
+
+
+def _leads(extended: Any) -> bool:
+    replica, _ = extended.place_here()
+    return int(replica) == 0
+
+
+def _of_first(strategy: tf.distribute.Strategy, results: Any) -> Any:
+    return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
+
+
+def _summed(model: keras.Model) -> list[Any]:
+    """The metric variables whose value is the sum of the replicas' copies."""
+    summed = tf.VariableAggregation.SUM
+    return [v for v in metric_variables(model) if v.value.aggregation == summed]
+
+
+def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
+    """The batch with the rows of all replicas."""
+
+    def gather(leaf: Any) -> Any:
+        if leaf is None:
+            return None
+        parts = strategy.experimental_local_results(leaf)
+        if isinstance(parts[0], tf.SparseTensor):
+            return _gathered_sparse(strategy.extended, parts)
+        if not isinstance(parts[0], tf.RaggedTensor) and not parts[0].shape.rank:
+            return parts[0]
+        return strategy.extended.gather_rows(parts)
+
+    return tf.nest.map_structure(gather, batch)
+
+
+def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
+    """The rows of all replicas, as the indices of the whole batch number them."""
+    local = tf.sparse.concat(0, parts)
+    rank, _ = extended.workers.place()
+    rows = extended.gather_rows([local.dense_shape[:1]])
+    first = tf.reduce_sum(rows[:rank])
+    shift = tf.concat([[first], tf.zeros_like(local.dense_shape[1:])], axis=0)
+    shape = tf.concat([[tf.reduce_sum(rows)], local.dense_shape[1:]], axis=0)
+    indices = extended.gather_rows([local.indices + shift])
+    return tf.SparseTensor(indices, extended.gather_rows([local.values]), shape)

@@ -1,1 +1,0 @@
-"""Losses, metrics and random numbers with the values of a single process."""
