@@ -15,8 +15,9 @@ def test_no_value_is_made_up(group):
     check_same_as_alone(group, "partitioned:lookup_of_one_row")
 
 
-def test_eagerly():
-    check_same_as_alone("2", "partitioned:eagerly_on_the_whole_batch")
+@pytest.mark.parametrize("group", GROUPS_OF_DEVICES)
+def test_eagerly(group):
+    check_same_as_alone(group, "partitioned:eagerly_on_the_whole_batch")
 
 
 def test_what_a_step_communicates():

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import count_rows
+from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.step_requests import requests
 
 
@@ -30,10 +30,12 @@ def run_eager_step(
     """
     strategy = model.distribute_strategy
     extended = strategy.extended
+    own = tf.stack([count_own_rows(strategy, batch), requests.in_graph()])
+    counted = reduction.sum_values(extended.workers, [own], "rows")[0]
     whole = _gathered(strategy, batch)
     summed = _summed(model)
     copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]
-    *totals, asked = reduction.sum_values(extended.workers, [*copies, requests.in_graph()])
+    totals = reduction.sum_values(extended.workers, copies, "metrics")
 
     def replica_step(whole: Any) -> Any:
         leads = _leads(extended)
@@ -48,7 +50,7 @@ def run_eager_step(
         return logs, state
 
     logs, state = _of_first(strategy, strategy.run(replica_step, (whole,)))
-    return logs, state, tf.stack([count_rows(whole), asked])
+    return logs, state, counted
 
 
 def run_eager_prediction(model: keras.Model, batch: Any) -> Any:
