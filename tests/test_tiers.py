@@ -2,20 +2,42 @@
 
 from __future__ import annotations
 
+import json
+import types
+
 import pytest
 
+from tests import durations
 from tests.tiers import rotating, some
 
-# Default tests in these folders; most of the time is that of tests of workers, which the last two
-# have. Whoever adds one takes another one out. Cheap checks of long lists are loops in one test.
-MOST = {"tests": 2252, "tests/pipeline": 440, "tests/strategies": 206}
+# Of the default tests on two idle cores. Whoever adds one that takes long takes another one out.
+# Cheap checks of long lists are loops in one test.
+MOST_SECONDS = 8 * 60
+CORES = 2
 
 
-@pytest.mark.parametrize("folder", MOST)
-def test_the_default_tier_is_no_longer_than_it_may_be(request, folder):
-    items = [item for item in request.session.items if item.nodeid.startswith(f"{folder}/")]
-    found = sum(item.get_closest_marker("exhaustive") is None for item in items)
-    assert found <= MOST[folder]
+def test_the_default_tier_takes_no_longer_than_it_may(request):
+    items = request.session.items
+    default = [i.nodeid for i in items if i.get_closest_marker("exhaustive") is None]
+    found = durations.expected(default, json.loads(durations.RECORDED.read_text()))
+    assert found <= MOST_SECONDS * CORES, "pytest --record-durations tests/durations.json"
+
+
+def test_durations_are_means_over_the_cases_of_a_test(tmp_path):
+    file = tmp_path / "durations.json"
+    file.write_text('{"tests/a.py::test_kept": 3.0}')
+    recorder = durations.Recorder(file, speed=0.5)
+    for name, seconds in [("test_x[1]", 1.0), ("test_x[1]", 0.5), ("test_x[2-[b]]", 2.5)]:
+        recorder.pytest_runtest_logreport(
+            types.SimpleNamespace(nodeid=f"tests/a.py::{name}", duration=seconds)
+        )
+    recorder.pytest_sessionfinish()
+    recorded = json.loads(file.read_text())
+    assert recorded == {"tests/a.py::test_kept": 3.0, "tests/a.py::test_x": 1.0}
+    seconds = durations.expected(
+        ["tests/a.py::test_x[3]", "tests/a.py::test_x[4]", "tests/b.py::test_new"], recorded
+    )
+    assert seconds == 2 * 1.0 + durations.UNKNOWN_SECONDS
 
 
 def default(cases):

@@ -155,7 +155,7 @@ def go_on(group, folder, kind="plain", data="seeded_dataset", every=4, **options
             ("2", "4", "sharded hybrid"),
             ("3", "2", "pipeline"),
         ],
-        always=[("3", "2", "sharded")],
+        always=[],
     ),
 )
 def test_another_number_of_workers_takes_what_has_a_meaning(tmp_path, before, after, kind):
@@ -276,7 +276,7 @@ def test_a_training_that_begins_at_a_later_epoch(tmp_path, data):
     check("2", tmp_path, data=data, at=3, begins=1)
 
 
-@pytest.mark.parametrize("damage", some(["cut", "spoiled", "gone", "position"], always=["cut"]))
+@pytest.mark.parametrize("damage", some(["cut", "spoiled", "gone", "position"], always=[]))
 def test_a_damaged_snapshot_costs_a_warning_and_the_one_before_is_taken(tmp_path, damage):
     stop("2", tmp_path / "a", at=11)
     newest = max((tmp_path / "a" / "snapshots").glob("step-*"))

@@ -141,23 +141,33 @@ RUNS = {
         "state": ((),),
     },
 }
-# Of the plain ones; all those with sanitizers are exhaustive.
+# Of the plain ones, exhaustive as those with sanitizers: it takes seconds to compile each of them.
+OF_GPUS = {
+    "device_choices",
+    "device_faults",
+    "device_gpus",
+    "device_kernels",
+    "device_obstacles",
+    "device_orders",
+    "device_processes",
+    "device_rounds",
+    "device_selection",
+    "device_stream_waits",
+    "nccl_endings",
+    "nccl_library",
+}
+# Of the plain ones, too.
 LONG = {
     ("collectives", ("processes",)),
     ("collectives", ("many",)),
     ("compressed", ()),
     ("device_codecs", ()),
     ("device_compressed", ()),
-    ("device_orders", ()),
-    ("device_processes", ()),
     ("device_rounds", ("60",)),
-    ("device_selection", ()),
-    ("device_stream_waits", ()),
     ("endings", ()),
     ("losses", ("kill",)),
     ("losses", ("stop",)),
     ("mismatches", ()),
-    ("nccl_endings", ()),
     ("rounds", ("60",)),
 }
 CASES = [
@@ -166,7 +176,7 @@ CASES = [
         name,
         run,
         id="-".join((variant, name, *run)),
-        marks=exhaustive if variant != "plain" or (name, run) in LONG else (),
+        marks=exhaustive if variant != "plain" or name in OF_GPUS or (name, run) in LONG else (),
     )
     for variant, tests in RUNS.items()
     for name, runs in tests.items()

@@ -51,6 +51,7 @@ def lose(start, workers, faults, settings=None, tolerance=1e-5, alike=ALIKE, **g
     return results
 
 
+@exhaustive
 def test_a_worker_is_killed_in_the_middle_of_a_step(start):
     for result in lose(start, 3, {2: ("backward", 9, "kill")}).values():
         assert result["changes"] == [(3, 2)]

@@ -317,5 +317,4 @@ COVERING = [
 DEFAULT = [
     "sample weights/two steps at once",
     "batches of other sizes/eager",
-    "validation_split with weights/default",
 ]

@@ -440,9 +440,7 @@ PROGRAMS: dict[str, Program] = {
 
 DEFAULT = [
     "BatchNormalization",
-    "Dropout/default seed",
     "Embedding/mask",
-    "MixUp",
 ]
 
 

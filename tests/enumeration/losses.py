@@ -299,8 +299,6 @@ COVERING = _covering()
 DEFAULT = [
     "SparseCategoricalCrossentropy/none/train_step/weighted",
     "BinaryCrossentropy/sum/add_loss",
-    "Circle/sum/metric",
-    "CTC/mean_with_sample_weight/evaluate/weighted",
 ]
 
 

@@ -502,9 +502,7 @@ PROGRAMS: dict[str, Program] = {
 PROGRAMS["Sum"] = PROGRAMS["Mean"]
 
 DEFAULT = [
-    "F1Score/macro",
     "function/f1",
-    "own/MeanOfBatches",
 ]
 
 

@@ -162,7 +162,6 @@ COVERING = [
 DEFAULT = [
     "Adam/plain/positions",
     "SGD/accumulation/rows",
-    "Adafactor/schedule/both",
 ]
 
 

@@ -1569,11 +1569,8 @@ def scanned_state() -> Training:
 
 DEFAULT = [
     "clip",
-    "gan",
     "logs_of_each_kind",
     "masked_mean",
     "mixture_of_experts",
     "rmse",
-    "vae_by_add_loss_of_rows",
-    "vector_quantizer",
 ]

@@ -184,4 +184,4 @@ class _BySeed(Mapping[str, Program]):
 
 PROGRAMS = _BySeed()
 
-DEFAULT = ["0", "1"]
+DEFAULT = ["0"]

@@ -19,7 +19,9 @@ _DEFAULT = [name for part in PARTS for name in names(part, only_default=True)]
 def test_as_in_one_process(program):
     differs = difference(program)
     if reason := expected.reason(program):
-        assert differs, f"It does not differ any more. Remove it from the table of docs/keras.md: {reason}"
+        assert differs, (
+            f"It does not differ any more. Remove it from the table of docs/keras.md: {reason}"
+        )
         return
     assert not differs, f"{differs}\n\npython -m tests.enumeration {program!r}"
 

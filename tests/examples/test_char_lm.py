@@ -21,6 +21,7 @@ SHORT = ["--epochs=2", "--steps=8", "--batch_size=15"]
 SMALL = {"LENGTH": 16, "WIDTH": 32, "BLOCKS": 1}
 
 
+@exhaustive
 def test_a_small_one_trains_as_in_one_process() -> None:
     arguments = ("tests.examples.behaviours:fit_of", SCRIPT, SMALL, *SHORT, "--steps=4")
     (alone,) = GROUPS["alone"].run(*arguments)

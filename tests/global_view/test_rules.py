@@ -301,7 +301,7 @@ def test_operations_act_on_rows_as_on_the_whole_batch(name, shares, static):
     assert_gathers(name, analysis, coupling)
 
 
-@pytest.mark.parametrize("static", some([False, True], always=[False]))
+@pytest.mark.parametrize("static", some([False, True], always=[]))
 def test_only_coupled_rows_are_gathered(static):
     for name, (shapes, program, *coupling) in {**ROWWISE, **COUPLED}.items():
         inputs = inputs_of(shapes)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.tiers import exhaustive
 from tfdist.jit import compiled_between_collectives, left_out, left_to_tensorflow, program
 from tfdist.native import load_ops
 
@@ -270,6 +271,7 @@ def test_what_only_own_operations_use_is_compiled_with_them(monkeypatch):
     assert "AssignSubVariableOp" in update and update.count("MatMul") == 4
 
 
+@exhaustive
 def test_other_rows_are_compiled_once_they_come_often(monkeypatch):
     def squares(x, count):
         return heavy(tf.transpose(x) @ x), count + tf.shape(x)[0]

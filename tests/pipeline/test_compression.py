@@ -35,7 +35,7 @@ def check_equal(results):
     ("codec", "tied"),
     some(
         itertools.product(["int8", "fp16", "onebit", "topk", "powersgd"], [False, True]),
-        always=[("powersgd", True)],
+        always=[],
     ),
 )
 def test_two_pipelines(codec, tied):

@@ -21,7 +21,6 @@ BEHAVIOURS = [
 ]
 # By default.
 USUAL = [
-    "class_weights_and_validation",
     "accumulating_gradients",
     "overflow",
 ]

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.groups import GROUPS
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist.pipeline.schedules import make_schedule
 
 
@@ -33,6 +33,7 @@ def test_a_step_is_recorded(schedule, frozen):
         assert times[f"F0.{m}"][1] <= times[f"F1.{m}"][0]
 
 
+@exhaustive
 def test_both_pipelines_are_recorded_by_themselves():
     results = GROUPS["4"].run("tests.pipeline.recording:record", "1f1b")
     assert [result["ranks"] for result in results] == [2, 2, 2, 2]

@@ -16,7 +16,6 @@ PLACE = "tests.pipeline.script_behaviours"
 
 # By default.
 USUAL = [
-    "shared_lookups_clipped",
     "stopped_gradients",
 ]
 

@@ -46,7 +46,7 @@ def test_training(group, name, pipeline):
     "behaviour",
     some(
         ["clipping_and_averaging", "overflow", "sample_weights"],
-        always=["overflow"],
+        always=[],
     ),
 )
 def test_keras(behaviour):

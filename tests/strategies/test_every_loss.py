@@ -10,7 +10,7 @@ from tests.tiers import exhaustive
     ("reduction", "weighted"),
     [
         pytest.param("sum_over_batch_size", False, marks=pytest.mark.exhaustive),
-        ("mean_with_sample_weight", True),
+        pytest.param("mean_with_sample_weight", True, marks=pytest.mark.exhaustive),
         pytest.param("sum_over_batch_size", True, marks=pytest.mark.exhaustive),
         pytest.param("sum", True, marks=pytest.mark.exhaustive),
         pytest.param("none", True, marks=pytest.mark.exhaustive),
@@ -35,5 +35,6 @@ def test_rows_that_two_workers_cannot_share(group):
     check_same_as_alone(group, "every_loss:rows_that_two_workers_cannot_share")
 
 
+@exhaustive
 def test_unreduced_circle():
     check_same_as_alone("2", "every_loss:unreduced_circle")

@@ -26,7 +26,6 @@ def _check(group, behaviour, tmp_path):
 USUAL = [
     "files:save_and_load_weights",
     "files:export_for_serving",
-    "files:metrics_read_by_the_chief_alone",
     "files:saved_by_the_chief_alone",
 ]
 

@@ -10,7 +10,7 @@ from tests.strategies.comparison import PACKAGE, check_same_as_alone
     ("group", "behaviour"),
     [
         ("2", "contrastive_loss"),
-        ("2", "clipped_in_the_train_step"),
+        pytest.param("2", "clipped_in_the_train_step", marks=pytest.mark.exhaustive),
         ("2", "in_a_loop_by_hand"),
         pytest.param("2x2", "in_a_loop_by_hand", marks=pytest.mark.exhaustive),
         pytest.param("2 by TensorFlow", "in_a_loop_by_hand", marks=pytest.mark.exhaustive),

@@ -57,7 +57,7 @@ SOME = [
         + list(itertools.product([group for group in TRANSPORTS if group != OWN], SOME))
         + [("1x2 GPUs", "execution:eagerly"), ("2x2 GPUs", "execution:eagerly")]
         + [("2 GPUs with TLS", "optimizers:momentum_and_schedule")],
-        always=[(OWN, "optimizers:momentum_and_schedule")],
+        always=[],
     ),
 )
 def test_two_workers(group, behaviour):

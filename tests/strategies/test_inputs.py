@@ -19,15 +19,11 @@ ON_GROUPS = [
 # By default.
 USUAL = [
     "inputs:last_batch_does_not_divide",
-    "inputs:sample_weight",
-    "inputs:dataset_of_dicts_with_weights",
     "inputs:shuffled_py_dataset",
-    "inputs:generator_that_ends",
     "inputs:datasets_from_function",
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
     "inputs:predictions_from_files_keep_their_order",
-    "inputs:string_predictions",
 ]
 
 

@@ -20,11 +20,8 @@ ON_GROUPS = [
 # By default.
 USUAL = [
     "models:custom_train_step_with_other_logs",
-    "models:masked_loss_over_time",
     "models:synchronized_batch_normalization",
-    "models:counters_agree",
     "models:variables_assigned_in_call",
-    "losses:adversaries_without_a_call",
 ]
 
 

@@ -17,14 +17,11 @@ LATE = [
 # By default.
 USUAL = [
     "made_in_the_first_step",
-    "batches_that_only_the_step_knows",
     "metrics_built_in_the_first_step",
 ]
 
 
-@pytest.mark.parametrize(
-    "behaviour", some(["save_in_scope", "callbacks_in_scope"], always=["callbacks_in_scope"])
-)
+@pytest.mark.parametrize("behaviour", some(["save_in_scope", "callbacks_in_scope"], always=[]))
 def test_files(behaviour, tmp_path):
     results = []
     for group in ("alone", "2"):

@@ -104,7 +104,6 @@ def test_two_workers(behaviour):
         [(own,) for own in OWN],
         always=[
             (("lookups_clipped",),),
-            (("some_without_gradients",),),
         ],
     ),
     ids=str,
@@ -148,7 +147,7 @@ def test_each_has_its_share(workers):
 
 @pytest.mark.parametrize(
     "behaviour",
-    some(FILES, always=["files:backup_and_restore"]),
+    some(FILES, always=[]),
 )
 def test_files_as_elsewhere(behaviour, tmp_path):
     for group in ("alone", "2"):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE
+from tests.tiers import exhaustive
 
 
+@exhaustive
 def test_a_step_that_gathers_more_than_it_reduces_says_so_once():
     first, second = GROUPS["2"].run(f"{PACKAGE}.traffic:said_and_noted")
     counts, said, noted, changes = first

@@ -31,7 +31,6 @@ ON_GROUPS = [
     "optimizers:gradient_accumulation",
     "optimizers:overflow_on_one_worker",
     "execution:several_steps_per_execution",
-    "execution:eagerly_with_accumulation_and_clipping",
     "execution:eagerly_with_loss_scaling",
     "execution:predict_with_any_division",
     "execution:custom_loop",
@@ -68,8 +67,6 @@ def test_every_optimizer(name):
         itertools.product(ON_GROUPS, OTHER_GROUPS),
         always=[
             ("optimizers:global_clipnorm", "2 by TensorFlow"),
-            ("optimizers:gradient_accumulation", "2x2"),
-            ("optimizers:overflow_on_one_worker", "3"),
             ("execution:several_steps_per_execution", "1x2"),
         ],
     ),
