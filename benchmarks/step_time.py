@@ -8,6 +8,10 @@ The backends:
   tfdist_loop        a loop of one's own under that strategy; several workers only
   tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
                      workers only
+  tfdist_mse         the same as tfdist with a mean squared error as its loss; several workers only
+  tfdist_rmse        its root instead; several workers only
+  tfdist_dice        the Dice loss of the batch instead; several workers only
+  tfdist_f1          the mean squared error, and F1 as a metric; several workers only
   tfdist_xla         the same with jit_compile=True
   tfdist_tensorflow  the same with TensorFlow's collectives; several workers only
   tfdist_sharded     the same as tfdist with shard_optimizer=True; several workers only
@@ -52,8 +56,9 @@ flags.DEFINE_list("workers", ["1", "2"], "numbers of workers")
 flags.DEFINE_list("models", ["mlp", "cnn", "gpt"], f"any of {', '.join(MODELS)}")
 flags.DEFINE_list(
     "backends",
-    list(BACKENDS),
-    f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out",
+    [name for name, backend in BACKENDS.items() if not backend.of_losses],
+    f"any of {', '.join(BACKENDS)}; those that a number of workers does not suit are left out, and "
+    "by default those with other losses",
 )
 flags.DEFINE_enum("optimizer", "sgd", list(OPTIMIZERS), "with the defaults of Keras")
 flags.DEFINE_integer("starts", 3, "sets of processes", lower_bound=1)

@@ -19,6 +19,7 @@ class Backend:
         connected: whether its workers talk to each other.
         alone: whether it runs with one worker.
         several: whether it runs with more.
+        of_losses: whether it has another loss or metric than the others.
     """
 
     framework: str
@@ -26,12 +27,17 @@ class Backend:
     connected: bool = False
     alone: bool = True
     several: bool = True
+    of_losses: bool = False
 
 
 BACKENDS = {
     "tfdist": Backend("keras", connected=True),
     "tfdist_loop": Backend("keras", connected=True, alone=False),
     "tfdist_replica_statistics": Backend("keras", connected=True, alone=False),
+    "tfdist_mse": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_rmse": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_dice": Backend("keras", connected=True, alone=False, of_losses=True),
+    "tfdist_f1": Backend("keras", connected=True, alone=False, of_losses=True),
     "tfdist_xla": Backend("keras", compiled=True, connected=True),
     "tfdist_tensorflow": Backend("keras", connected=True, alone=False),
     "tfdist_sharded": Backend("keras", connected=True, alone=False),
@@ -72,6 +78,8 @@ def peer(backend: str, workers: int) -> str:
         return ""
     if backend in ("tfdist_sharded", "tfdist_xla"):
         return "tfdist"
+    if backend in ("tfdist_rmse", "tfdist_dice", "tfdist_f1"):
+        return "tfdist_mse"
     if backend == "tfdist_replica_statistics":
         return "tfdist_loop"
     if BACKENDS[backend].framework == "jax":

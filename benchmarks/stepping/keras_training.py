@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -50,6 +51,65 @@ def tfdist_replica_statistics(
     tfdist_native(workload, rank, addresses, clock)
 
 
+def tfdist_mse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """`fit` under tfdist's strategy with the mean squared error of probabilities as its loss."""
+    fit_probabilities(workload, addresses, clock, mean_square)
+
+
+def tfdist_rmse(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The same with its root, which is no mean over the rows."""
+    fit_probabilities(workload, addresses, clock, lambda y, p: keras.ops.sqrt(mean_square(y, p)))
+
+
+def tfdist_dice(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The same with the Dice loss of the whole batch."""
+    fit_probabilities(workload, addresses, clock, lambda y, p: 1 - overlap(y, p))
+
+
+def tfdist_f1(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
+    """The mean squared error, and a metric function that is a ratio of sums over the batch."""
+    rounded = of_probabilities(lambda y, p: overlap(y, keras.ops.round(p)))
+    fit_probabilities(workload, addresses, clock, mean_square, rounded)
+
+
+def mean_square(y: Any, p: Any) -> Any:
+    """The mean squared error of the whole batch."""
+    return keras.ops.mean(keras.ops.square(y - p))
+
+
+def overlap(y: Any, p: Any) -> Any:
+    """The Dice coefficient of the whole batch: F1, if the predictions are zeros and ones."""
+    return 2 * keras.ops.sum(y * p) / (keras.ops.sum(y) + keras.ops.sum(p) + 1e-6)
+
+
+def of_probabilities(compute: Any) -> Any:
+    """A function of labels and logits that computes with one-hot vectors and probabilities."""
+
+    def function(labels: Any, logits: Any) -> Any:
+        return compute(keras.ops.one_hot(labels, logits.shape[-1]), keras.ops.softmax(logits))
+
+    return function
+
+
+def fit_probabilities(
+    workload: Workload, addresses: list[str], clock: Clock, loss: Any, *metrics: Any
+) -> None:
+    """`fit` under tfdist's strategy.
+
+    Args:
+        workload: the model.
+        addresses: of the workers.
+        clock: told of each step.
+        loss: of one-hot vectors and probabilities.
+        metrics: functions of labels and logits, besides the accuracy.
+    """
+    import tfdist
+
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    rows = workload.rows * len(addresses)
+    fit(workload, rows, strategy, clock, loss=of_probabilities(loss), metrics=list(metrics))
+
+
 def tfdist_xla(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
     """`fit` under tfdist's strategy, compiled."""
     import tfdist
@@ -79,9 +139,7 @@ def tfdist_tensorflow(workload: Workload, rank: int, addresses: list[str], clock
     fit(workload, workload.rows * len(addresses), strategy, clock)
 
 
-def fit(
-    workload: Workload, rows: int, strategy: Any, clock: Clock, *, jit_compile: bool = False
-) -> None:
+def fit(workload: Workload, rows: int, strategy: Any, clock: Clock, **settings: Any) -> None:
     """Trains by `model.fit` with loss and accuracy.
 
     Args:
@@ -89,11 +147,12 @@ def fit(
         rows: the global batch.
         strategy: a tf.distribute strategy, or None.
         clock: told of each step.
+        settings: of `fit_with`.
     """
     tick = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: clock.tick(logs["loss"])
     )
-    fit_with(workload, rows, strategy, tick, jit_compile=jit_compile)
+    fit_with(workload, rows, strategy, tick, **settings)
 
 
 def fit_with(
@@ -103,12 +162,17 @@ def fit_with(
     callback: keras.callbacks.Callback,
     *,
     jit_compile: bool = False,
+    loss: Any = None,
+    metrics: Sequence[Any] = (),
 ) -> None:
-    """The same with a callback instead of the clock."""
+    """The same with a callback instead of the clock, and perhaps another loss and more metrics."""
     with strategy.scope() if strategy else contextlib.nullcontext():
         model = BUILDERS[workload.name]()
         model.compile(
-            workload.optimizer, loss_function(), metrics=["accuracy"], jit_compile=jit_compile
+            workload.optimizer,
+            loss or loss_function(),
+            metrics=["accuracy", *metrics],
+            jit_compile=jit_compile,
         )
     data = endless(workload, rows)
     model.fit(data, shuffle=False, steps_per_epoch=ENDLESS, verbose=0, callbacks=[callback])
@@ -173,6 +237,10 @@ TRAINING = {
     "tfdist": tfdist_native,
     "tfdist_loop": tfdist_loop,
     "tfdist_replica_statistics": tfdist_replica_statistics,
+    "tfdist_mse": tfdist_mse,
+    "tfdist_rmse": tfdist_rmse,
+    "tfdist_dice": tfdist_dice,
+    "tfdist_f1": tfdist_f1,
     "tfdist_xla": tfdist_xla,
     "tfdist_tensorflow": tfdist_tensorflow,
     "tfdist_sharded": tfdist_sharded,

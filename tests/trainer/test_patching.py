@@ -49,7 +49,7 @@ def test_each_is_there_once():
     before = all_layers()
     assert before["BaseOptimizer.apply"] == [
         "optimizers.sharded_optimizers",
-        "optimizers.replicated",
+        "optimizers.summing",
     ]
     functions = {name: target.function for name, target in TARGETS.items()}
     for name in LAYERS:
@@ -86,7 +86,7 @@ def test_a_layer_is_not_put_around_itself(target):
 
 
 def test_layers_have_an_order(target):
-    patch_target(target, layer("optimizers.replicated", lambda v: v))
+    patch_target(target, layer("optimizers.summing", lambda v: v))
     with pytest.raises(RuntimeError, match=r"'fit\.nested_functions' must go inside those of"):
         patch_target(target, layer("fit.nested_functions", lambda v: v))
 
@@ -95,7 +95,7 @@ def test_around_what_another_package_has_put_there(target):
     patch_target(target, layer("fit.nested_functions", lambda v: v + 1))
     ours = target.function
     target.owner.double = lambda value: -ours(value)
-    patch_target(target, layer("optimizers.replicated", lambda v: 10 * v))
+    patch_target(target, layer("optimizers.summing", lambda v: 10 * v))
     assert target.function(1) == -30
 
 

@@ -23,7 +23,7 @@ LAYERS = (
     "optimizers.repeated_slices",
     "optimizers.sharded_optimizers",
     "optimizers.sharded_averages",
-    "optimizers.replicated",
+    "optimizers.summing",
     "optimizers.overriding",
     "fit.loops",
     "fit.compilation",

@@ -1,4 +1,4 @@
-"""Makes Keras's loops use the replicated step functions, and build models without data."""
+"""Makes Keras's loops use step functions for several replicas, and build models without data."""
 
 from __future__ import annotations
 
