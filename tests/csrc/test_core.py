@@ -143,6 +143,7 @@ RUNS = {
 }
 # Of the plain ones, exhaustive as those with sanitizers: it takes seconds to compile each of them.
 OF_GPUS = {
+    "device",
     "device_choices",
     "device_faults",
     "device_gpus",
@@ -153,6 +154,7 @@ OF_GPUS = {
     "device_rounds",
     "device_selection",
     "device_stream_waits",
+    "nccl",
     "nccl_endings",
     "nccl_library",
 }

@@ -1568,9 +1568,7 @@ def scanned_state() -> Training:
 
 
 DEFAULT = [
-    "clip",
     "logs_of_each_kind",
     "masked_mean",
-    "mixture_of_experts",
     "rmse",
 ]

@@ -32,7 +32,7 @@ def check(ranks, name):
     "name",
     some(
         NAMES,
-        always=["a_mean_by_weights_and_masks", "a_ratio_of_sums"],
+        always=["a_mean_by_weights_and_masks"],
     ),
 )
 def test_a_pipeline(name):

@@ -23,5 +23,6 @@ def test_of_a_train_step():
     check_same_as_alone("2", "every_metric:of_a_train_step")
 
 
+@exhaustive
 def test_state_that_is_no_sum():
     check_same_as_alone("2", "every_metric:what_is_no_sum")

@@ -9,7 +9,7 @@ from tests.strategies.comparison import PACKAGE, check_same_as_alone
 @pytest.mark.parametrize(
     ("group", "behaviour"),
     [
-        ("2", "contrastive_loss"),
+        pytest.param("2", "contrastive_loss", marks=pytest.mark.exhaustive),
         pytest.param("2", "clipped_in_the_train_step", marks=pytest.mark.exhaustive),
         ("2", "in_a_loop_by_hand"),
         pytest.param("2x2", "in_a_loop_by_hand", marks=pytest.mark.exhaustive),

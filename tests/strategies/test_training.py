@@ -31,6 +31,7 @@ ON_GROUPS = [
     "optimizers:gradient_accumulation",
     "optimizers:overflow_on_one_worker",
     "execution:several_steps_per_execution",
+    "execution:eagerly_with_accumulation_and_clipping",
     "execution:eagerly_with_loss_scaling",
     "execution:predict_with_any_division",
     "execution:custom_loop",
@@ -42,7 +43,6 @@ ON_GROUPS = [
 USUAL = [
     "optimizers:momentum_and_schedule",
     "optimizers:mixed_float16",
-    "execution:eagerly_with_accumulation_and_clipping",
     "execution:on_a_batch_of_one_row",
     "execution:ragged_predictions",
     "execution:calls_outside_of_replicas",
