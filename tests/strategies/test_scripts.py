@@ -64,7 +64,7 @@ def test_short_batches(behaviour):
 
 @exhaustive
 def test_static_sizes():
-    assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[2], [2]]
+    assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[4], [4]]
 
 
 def test_a_loop_without_run():
