@@ -5,7 +5,7 @@
 The backends:
 
   tfdist             fit under tfdist.MultiWorkerMirroredStrategy
-  tfdist_loop        a loop of one's own under that strategy; several workers only
+  tfdist_loop        a custom loop under that strategy; several workers only
   tfdist_replica_statistics  the same as tfdist with TFDIST_BATCH_STATISTICS=replica; several
                      workers only
   tfdist_mse         the same as tfdist with a mean squared error as its loss; several workers only

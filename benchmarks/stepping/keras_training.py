@@ -32,15 +32,11 @@ def tfdist_native(workload: Workload, rank: int, addresses: list[str], clock: Cl
 
 
 def tfdist_loop(workload: Workload, rank: int, addresses: list[str], clock: Clock) -> None:
-    """A training loop of one's own under tfdist's strategy, of which each worker has its rows."""
+    """A custom loop under tfdist's strategy."""
     import tfdist
 
-    loop(
-        workload,
-        workload.rows * max(1, len(addresses)),
-        tfdist.MultiWorkerMirroredStrategy(),
-        clock,
-    )
+    strategy = tfdist.MultiWorkerMirroredStrategy()
+    loop(workload, workload.rows * len(addresses), strategy, clock)
 
 
 def tfdist_replica_statistics(

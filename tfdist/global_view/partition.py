@@ -16,7 +16,7 @@ from tfdist.global_view.decision import Decision, Value
 from tfdist.global_view.layout import ONE, WHOLE, Dim, Layout, Symbol
 from tfdist.internals.graphs import copy_operation, keep_functions_of
 from tfdist.internals.tensorflow import element_type
-from tfdist.jit import is_compiled_here
+from tfdist.jit import is_compiled_here, or_zeros
 
 _UPDATE = "TfdistUpdateBegins"
 _CANNOT_CUT = "A batch of one row is broadcast to another size. Use batches of more rows. Size:"
@@ -201,14 +201,7 @@ class Lane:
     def all_settled(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The same for sums, with one conditional for all."""
         counts = self.share.counts
-        if counts is None or not values:
-            return list(values)
-        if is_compiled_here():
-            return [tf.where(counts, v, tf.zeros([], v.dtype)) for v in values]
-        chosen = tf.cond(counts, lambda: list(values), lambda: [tf.zeros_like(v) for v in values])
-        for value, result in zip(values, chosen, strict=True):
-            result.set_shape(value.shape)
-        return list(chosen)
+        return list(values) if counts is None else or_zeros(counts, values)
 
     def inline(
         self, part: Analysis, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
@@ -666,7 +659,7 @@ class Partition:
         else:
             raise UnsupportedError(
                 "A step computes with a size that is unknown where rows are put together. "
-                "Put them together by `tf.concat`, or in a custom loop, by `strategy.run`."
+                "Compute it in a custom loop, by `strategy.run`."
             )
         size = tf.shape(partition._values[id(symbol.source)])[symbol.axis]
         layout = partition._analysis.value_of(symbol.source).layout

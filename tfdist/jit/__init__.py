@@ -14,11 +14,12 @@ belongs to, `cluster_function.py` makes the function, and `rebuild.py` puts all 
 from __future__ import annotations
 
 from tfdist.jit.compiled import compiled_between_collectives
-from tfdist.jit.tracing import has_rows, is_compiled_here, left_to_tensorflow
+from tfdist.jit.tracing import has_rows, is_compiled_here, left_to_tensorflow, or_zeros
 
 __all__ = [
     "compiled_between_collectives",
     "has_rows",
     "is_compiled_here",
     "left_to_tensorflow",
+    "or_zeros",
 ]

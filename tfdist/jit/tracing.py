@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -33,6 +33,21 @@ def left_to_tensorflow() -> Iterator[None]:
 def is_left_to_tensorflow(operation: Any) -> bool:
     """Whether an operation was added within `left_to_tensorflow`."""
     return _LEFT_OUT in operation.node_def.attr
+
+
+def or_zeros(condition: tf.Tensor, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Tensors if a condition holds, otherwise zeros; each depends on itself alone.
+
+    One conditional for all copies nothing. XLA fuses a selection with what is around it.
+    """
+    if not values:
+        return []
+    if is_compiled_here():
+        return [tf.where(condition, v, tf.zeros([], v.dtype)) for v in values]
+    chosen = tf.cond(condition, lambda: list(values), lambda: [tf.zeros_like(v) for v in values])
+    for value, result in zip(values, chosen, strict=True):
+        result.set_shape(value.shape)
+    return list(chosen)
 
 
 def has_rows(rows: tf.Tensor) -> tf.Tensor:

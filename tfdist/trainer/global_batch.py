@@ -42,22 +42,21 @@ def total(parts: Any) -> Any:
 
 
 def mean(values: Any) -> Any:
-    """Computes means over the replicas, for example of gradients or a loss.
+    """Computes means over the replicas, for example of a loss that is logged.
 
     All replicas have the same weight, since their rows are unknown.
 
     Args:
-        values: a nest of tensors, each a mean over the replica's rows. Sparse gradients
-            (`tf.IndexedSlices`) become dense; None stays None.
+        values: a nest of tensors, each a mean over the replica's rows. `tf.IndexedSlices` become
+            dense; None stays None.
 
     Returns:
-        The same nest, with means over the rows of the global batch.
+        The same nest, with means over the replicas.
 
     Example:
-        >>> gradients = tape.gradient(loss, self.trainable_variables)
-        >>> gradients = tfdist.global_batch.mean(gradients)
-        >>> gradients = [tf.clip_by_norm(g, 1.0) for g in gradients]
-        >>> self.optimizer.apply(gradients, self.trainable_variables)
+        >>> def step(x, y):  # called by `strategy.run`
+        ...     loss = tf.reduce_mean(tf.square(y - model(x)))
+        ...     return tfdist.global_batch.mean(loss)
     """
     return _map(_mean, values)
 

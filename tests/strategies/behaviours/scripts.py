@@ -265,7 +265,7 @@ def batches_of_fixed_size_that_do_not_divide(strategy):
 
 
 def sizes_that_are_traced(strategy):
-    """The static numbers of rows that a model sees: those of batches with two or more for each."""
+    """The numbers of rows that a model knows statically: two or more for each replica."""
     seen = set()
 
     class Spy(keras.layers.Layer):

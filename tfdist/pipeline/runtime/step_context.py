@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.jit import has_rows, is_compiled_here
+from tfdist.jit import has_rows, or_zeros
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.engine import Engine
 from tfdist.strategies import reduction
@@ -38,8 +38,23 @@ class PipelineStep(Step):
         self._turns_of: defaultdict[Any, Turns] = defaultdict(Turns)
 
     def own_parts(self, values: Sequence[Any]) -> list[Any]:
+        results = list(values)
+        if tf.get_static_value(self._rows):
+            return results
         # A pipeline without rows computes with those of another.
-        return zeros_without_rows(self._rows, values)
+        has = has_rows(self._rows)
+        dense = []
+        for i, value in enumerate(results):
+            if isinstance(value, tf.IndexedSlices):
+                count = tf.where(has, tf.shape(value.indices)[0], 0)
+                results[i] = tf.IndexedSlices(
+                    value.values[:count], value.indices[:count], value.dense_shape
+                )
+            elif value is not None:
+                dense.append(i)
+        for i, value in zip(dense, or_zeros(has, [values[i] for i in dense]), strict=True):
+            results[i] = value
+        return results
 
     def largest_over_replicas(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         replica, replicas = self._strategy.extended.place_here()
@@ -80,38 +95,3 @@ class PipelineStep(Step):
     ) -> list[Any]:
         found = tf.sqrt(self.squares(gradients, variables))
         return clip_by_norm(gradients, norm, found)
-
-
-def zeros_without_rows(rows: tf.Tensor, values: Sequence[Any]) -> list[Any]:
-    """The values; zeros on a replica without rows, where they may be NaN.
-
-    Args:
-        rows: the number of rows of this replica, an int32 scalar.
-        values: dense tensors, `tf.IndexedSlices` or None.
-    """
-    results = list(values)
-    if tf.get_static_value(rows):
-        return results
-    dense = []
-    for i, value in enumerate(results):
-        if isinstance(value, tf.IndexedSlices):  # No rows, no slices.
-            count = tf.where(rows > 0, tf.shape(value.indices)[0], 0)
-            results[i] = tf.IndexedSlices(
-                value.values[:count], value.indices[:count], value.dense_shape
-            )
-        elif value is not None:
-            dense.append(i)
-    if is_compiled_here():
-        has = has_rows(rows)
-        for i in dense:
-            results[i] = tf.where(has, values[i], tf.zeros([], values[i].dtype))
-        return results
-    # One conditional for all; each value still depends only on itself.
-    chosen = tf.cond(
-        rows > 0,
-        lambda: [values[i] for i in dense],
-        lambda: [tf.zeros_like(values[i]) for i in dense],
-    )
-    for i, value in zip(dense, chosen, strict=True):
-        results[i] = value
-    return results

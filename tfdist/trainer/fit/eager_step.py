@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import count_own_rows
+from tfdist.trainer.fit.own_rows import count_own_rows, gather_sparse
 from tfdist.trainer.fit.step_requests import requests
 
 
@@ -100,12 +100,8 @@ def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 
 def _gathered_sparse(extended: Any, parts: Any) -> tf.SparseTensor:
-    """The rows of all replicas, as the indices of the whole batch number them."""
     local = tf.sparse.concat(0, parts)
     rank, _ = extended.workers.place()
     rows = extended.gather_rows([local.dense_shape[:1]])
-    first = tf.reduce_sum(rows[:rank])
-    shift = tf.concat([[first], tf.zeros_like(local.dense_shape[1:])], axis=0)
-    shape = tf.concat([[tf.reduce_sum(rows)], local.dense_shape[1:]], axis=0)
-    indices = extended.gather_rows([local.indices + shift])
-    return tf.SparseTensor(indices, extended.gather_rows([local.values]), shape)
+    first, total = tf.reduce_sum(rows[:rank]), tf.reduce_sum(rows)
+    return gather_sparse(local, first, total, lambda own: extended.gather_rows([own]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -61,6 +62,23 @@ def exchange_rows(batch: Any) -> OwnRows:
         some_are_empty=tf.reduce_any(tf.equal(sums[:replicas], 0)),
         requests=sums[replicas],
     )
+
+
+def gather_sparse(
+    own: tf.SparseTensor, first_row: Any, total: Any, gather: Callable[[tf.Tensor], tf.Tensor]
+) -> tf.SparseTensor:
+    """The rows of all replicas, as the indices of the whole batch number them.
+
+    Args:
+        own: own rows.
+        first_row: the number of the first of them in the whole batch.
+        total: the number of rows of the whole batch.
+        gather: gathers the rows of a dense tensor.
+    """
+    others = own.dense_shape[1:]
+    shift = tf.concat([[tf.cast(first_row, tf.int64)], tf.zeros_like(others)], axis=0)
+    shape = tf.concat([[tf.cast(total, tf.int64)], others], axis=0)
+    return tf.SparseTensor(gather(own.indices + shift), gather(own.values), shape)
 
 
 def _has_rows(component: Any) -> bool:

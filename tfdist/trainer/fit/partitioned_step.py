@@ -29,7 +29,7 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import exchange_rows
+from tfdist.trainer.fit.own_rows import exchange_rows, gather_sparse
 from tfdist.trainer.fit.traffic_notes import note_trace
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.late_update import Trial, update_late
@@ -103,7 +103,8 @@ def _run(
         if isinstance(leaf, tf.RaggedTensor):
             leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
-            leaves[i] = _gather_sparse(extended, leaf, own)
+            gather = extended.gather_over_replicas
+            leaves[i] = gather_sparse(leaf, own.first_row, own.total, gather)
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), static)
     if trains:
         note_trace(model, traced.analysis, static)
@@ -274,15 +275,6 @@ def _whole_spec(leaf: Any, static: int | None) -> Any:
     if leaf.shape.rank is None:
         return tf.TensorSpec(None, leaf.dtype)
     return tf.TensorSpec([static, *leaf.shape[1:]] if leaf.shape.rank else [], leaf.dtype)
-
-
-def _gather_sparse(extended: Any, leaf: tf.SparseTensor, own: OwnRows) -> tf.SparseTensor:
-    """The rows of all replicas, as the indices of the whole batch number them."""
-    first = tf.cast(own.first_row, tf.int64)
-    shift = tf.concat([[first], tf.zeros_like(leaf.dense_shape[1:])], axis=0)
-    shape = tf.concat([[tf.cast(own.total, tf.int64)], leaf.dense_shape[1:]], axis=0)
-    gather = extended.gather_over_replicas
-    return tf.SparseTensor(gather(leaf.indices + shift), gather(leaf.values), shape)
 
 
 def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]:

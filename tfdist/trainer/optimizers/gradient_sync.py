@@ -63,7 +63,7 @@ def compressor_in_use() -> Any:
 
 
 @contextlib.contextmanager
-def applying(*, summed: bool = False) -> Iterator[None]:
+def in_apply(*, summed: bool = False) -> Iterator[None]:
     """Within this context, this thread applies an optimizer.
 
     Args:

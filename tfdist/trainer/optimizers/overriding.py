@@ -21,8 +21,8 @@ from tfdist.trainer.optimizers.applying import (
     variables_of,
 )
 from tfdist.trainer.optimizers.gradient_sync import (
-    applying,
     are_summed,
+    in_apply,
     in_replica,
     must_sum,
     note_summed,
@@ -61,7 +61,7 @@ def _given_sums(apply: Method) -> Method:
         if not in_replica() or are_summed() or not grads:
             return apply(self, grads, trainable_variables)
         prepare(self, grads, trainable_variables)
-        with applying(), must_sum(self, variables):
+        with in_apply(), must_sum(self, variables):
             if not is_sharded(self):  # Otherwise Keras's `apply`, which it must call, shards them.
                 grads = sum_or_combine(self, grads, variables, exactly=False)
                 note_summed()

@@ -40,8 +40,8 @@ from tfdist.sharding.sharded import (
 )
 from tfdist.strategies.step import clip_by_norm, current_step, sum_of_squares
 from tfdist.trainer.optimizers.gradient_sync import (
-    applying,
     compressor_in_use,
+    in_apply,
     note_summed,
     own_parts,
     sum_over_replicas,
@@ -137,7 +137,7 @@ def _apply(
     own = sharded.of(given) if full else sharded.reduce(given)
     sharded.refresh()
     pairs = [(g, s) for g, s in zip(own, sharded.shards, strict=True) if g is not None]
-    with applying():
+    with in_apply():
         note_summed()
         if pairs:
             apply(self, [g for g, _ in pairs], [s for _, s in pairs])

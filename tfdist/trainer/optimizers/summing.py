@@ -26,10 +26,10 @@ from tfdist.trainer.optimizers.applying import (
     variables_of,
 )
 from tfdist.trainer.optimizers.gradient_sync import (
-    applying,
     are_summed,
     combine_overwriting,
     compressor_in_use,
+    in_apply,
     in_replica,
     must_sum,
     not_finite_anywhere,
@@ -49,13 +49,13 @@ Method = Callable[..., Any]
 def install() -> None:
     """Replaces how Keras's optimizers sum gradients in a tfdist replica."""
     patch("TensorFlowTrainer.train_step", _with_late_update)
-    patch("BaseOptimizer.apply", _applying)
+    patch("BaseOptimizer.apply", _in_replica_by(_checked))
     patch("BaseOptimizer._overwrite_variables_directly_with_gradients", _combining)
     patch("BaseOptimizer._backend_apply_gradients", _summing_accumulated)
     patch("BaseOptimizer._clip_gradients", _summing_before)
     patch("TFOptimizer._all_reduce_sum_gradients", _summing_unless_done)
     patch("TFOptimizer._backend_increment_gradient_accumulators", _announcing)
-    patch("LossScaleOptimizer.apply", _applying_scaled)
+    patch("LossScaleOptimizer.apply", _in_replica_by(_scaled))
     patch("LossScaleOptimizer._tf_apply", _in_this_replica)
 
 
@@ -71,20 +71,31 @@ def _with_late_update(train_step: Method) -> Method:
     return train_step_with_late_update
 
 
-def _applying(apply: Method) -> Method:
-    def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        variables = variables_of(self, trainable_variables)
-        if not in_replica():
-            check_alone(self, variables)
-            return apply(self, grads, trainable_variables)
-        prepare(self, grads, trainable_variables)
-        if not grads:
-            return apply(self, grads, trainable_variables)
-        with must_sum(self, variables):
-            return apply(self, grads, trainable_variables)
+def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]:
+    """Wraps an `apply` to be another function in a replica, where its gradients are prepared."""
 
-    return apply_in_replica
+    def wrap(apply: Method) -> Method:
+        def apply_in_replica(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+            grads = list(grads)
+            variables = variables_of(self, trainable_variables)
+            if not in_replica():
+                check_alone(self, variables)
+                return apply(self, grads, trainable_variables)
+            prepare(self, grads, trainable_variables)
+            return apply_here(
+                self, grads, variables, lambda own: apply(self, own, trainable_variables)
+            )
+
+        return apply_in_replica
+
+    return wrap
+
+
+def _checked(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
+    if not grads:
+        return apply(grads)
+    with must_sum(self, variables):
+        return apply(grads)
 
 
 def _combining(overwrite: Method) -> Method:
@@ -99,7 +110,7 @@ def _combining(overwrite: Method) -> Method:
 def _summing_accumulated(apply_gradients: Method) -> Method:
     def apply_own_parts(self: Any, grads: Any, trainable_variables: Any) -> Any:
         grads = own_parts(grads) if in_replica() else grads
-        with updating(trainable_variables) as update, applying():
+        with updating(trainable_variables) as update, in_apply():
             if in_replica() and accumulates_sums(self) and not are_summed():
                 grads = sum_over_replicas(self, grads, trainable_variables)
                 note_summed()
@@ -155,29 +166,20 @@ def _announcing(accumulate: Method) -> Method:
     return accumulate_announced
 
 
-def _applying_scaled(apply: Method) -> Method:
-    def apply_sums(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        grads = list(grads)
-        variables = variables_of(self, trainable_variables)
-        if not in_replica():
-            check_alone(self, variables)
-            return apply(self, grads, trainable_variables)
-        prepare(self, grads, trainable_variables)
-        step = current_step()
-        if are_summed() or (step is not None and step.agreed_on_overflow):
-            return apply(self, grads, trainable_variables)
-        if compressor_in_use() is None and not is_sharded(self):
-            grads = sum_or_combine(self, grads, variables, exactly=True)
-            with applying(summed=True):
-                return apply(self, grads, trainable_variables)
-        # Compression errors must not contain the varying loss scale, nor come from a skipped
-        # step; so all replicas first agree on skipping, then sum the unscaled gradients.
-        if step is not None:
-            grads = step.contributions(grads)
-        overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
-        return apply(self, with_nan(grads, overflowed), trainable_variables)
-
-    return apply_sums
+def _scaled(self: Any, grads: list[Any], variables: Any, apply: Callable[[Any], Any]) -> Any:
+    step = current_step()
+    if are_summed() or (step is not None and step.agreed_on_overflow):
+        return apply(grads)
+    if compressor_in_use() is None and not is_sharded(self):
+        sums = sum_or_combine(self, grads, variables, exactly=True)
+        with in_apply(summed=True):
+            return apply(sums)
+    # Compression errors must not contain the varying loss scale, nor come from a skipped step; so
+    # all replicas first agree on skipping, then sum the unscaled gradients.
+    if step is not None:
+        grads = step.contributions(grads)
+    overflowed = not_finite_anywhere(grads, reduction.sum_over_replicas)
+    return apply(with_nan(grads, overflowed))
 
 
 def _in_this_replica(apply: Method) -> Method:
