@@ -86,6 +86,9 @@ FORMS: dict[str, Callable[[], Arguments]] = {
     "dataset without remainder": lambda: {
         "x": tf.data.Dataset.from_tensor_slices((_x(), _y())).batch(7, drop_remainder=True),
     },
+    "dataset of single rows": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices((_x(), _y())).batch(1, drop_remainder=True).take(5),
+    },
     "dataset of fixed order": lambda: {
         "x": tf.data.Dataset.from_tensor_slices((_x(), _y()))
         .shuffle(ROWS, seed=4, reshuffle_each_iteration=False)

@@ -54,7 +54,7 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
 @pytest.mark.parametrize(
     "behaviour",
     some(
-        ["fewer_rows_than_replicas", "batches_of_fixed_size_that_do_not_divide"],
+        ["fewer_rows_than_replicas", "batches_of_fixed_size_that_do_not_divide", "stateful_layers"],
         always=["fewer_rows_than_replicas"],
     ),
 )
@@ -62,9 +62,20 @@ def test_short_batches(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
 
-@exhaustive
 def test_static_sizes():
-    assert GROUPS["2"].run(f"{PACKAGE}.scripts:sizes_that_are_traced") == [[4], [4]]
+    sizes = f"{PACKAGE}.scripts:sizes_that_are_traced"
+    expected = GROUPS["alone"].run(sizes)[0]
+    assert expected == [1, 2, 3, 4]
+    assert GROUPS["2"].run(sizes) == [expected, expected]
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["3", "1x2"])
+@pytest.mark.parametrize(
+    "behaviour", ["stateful_layers", "batches_of_fixed_size_that_do_not_divide"]
+)
+def test_short_batches_of_more_replicas(behaviour, group):
+    check_same_as_alone(group, f"scripts:{behaviour}")
 
 
 def test_a_loop_without_run():

@@ -12,6 +12,7 @@ from typing import Any
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute import distribute_lib, distribute_utils
 from tensorflow.python.distribute.cross_device_ops import simple_broadcast
+from tensorflow.python.distribute.input_lib import DistributedDataset
 from tensorflow.python.distribute.input_util import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
@@ -42,6 +43,7 @@ from tensorflow.python.util import tf_stack as _tf_stack
 
 __all__ = [
     "CheckpointInitialValue",
+    "DatasetOfBatches",
     "DistributedValues",
     "Mirrored",
     "MirroredExtended",
@@ -70,6 +72,38 @@ __all__ = [
     "traced",
     "traced_stack",
 ]
+
+
+class DatasetOfBatches(DistributedDataset):  # type: ignore[misc]
+    """A distributed dataset whose iterators know how many rows a global batch has.
+
+    Args:
+        dataset: the rows of this worker's replicas.
+        input_workers: the devices.
+        strategy: the strategy.
+        options: a `tf.distribute.InputOptions` or None.
+        batch_rows: the number of rows of each global batch; None if it is unknown.
+
+    Attributes:
+        batch_rows: the same, of the dataset and of its iterators.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        input_workers: Any,
+        strategy: Any,
+        options: Any,
+        *,
+        batch_rows: int | None,
+    ) -> None:
+        super().__init__(input_workers, strategy, dataset=dataset, options=options)
+        self.batch_rows = batch_rows
+
+    def __iter__(self) -> Any:
+        iterator = super().__iter__()
+        iterator.batch_rows = self.batch_rows
+        return iterator
 
 
 def default_variable_creator(**arguments: Any) -> Any:

@@ -20,6 +20,7 @@ from tfdist.internals.datasets import dataset_operations
 from tfdist.internals.extended import set_batches
 from tfdist.internals.plain_input import plain_input
 from tfdist.internals.tensorflow import (
+    DatasetOfBatches,
     distribute_lib,
     get_distributed_dataset,
     get_distributed_datasets_from_function,
@@ -76,11 +77,11 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         len(extended.worker_devices),
         None if extended.group.elastic else extended.replica_count,
     )
-    distributed = get_distributed_dataset(
-        shares,
-        extended.input_workers(options),
-        extended.strategy,
-        options=options,
+    rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
+    if _in_order():
+        _local.rows = rows
+    distributed = DatasetOfBatches(
+        shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
     )
     agree_on_end(
         extended,
@@ -128,17 +129,39 @@ def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     return plain_input() if plain else None
 
 
+def batch_rows(batch: Any) -> int | None:
+    """The number of rows of a batch, if each dense component of it has the same, known one.
+
+    Args:
+        batch: a nest of tensors, or of their specs.
+    """
+    shapes = [tf.TensorShape(getattr(part, "shape", ())) for part in tf.nest.flatten(batch)]
+    sizes = {shape[0] for shape in shapes if shape.rank}
+    return sizes.pop() if len(sizes) == 1 else None
+
+
+def _replay_draws_anew() -> bool:
+    """Whether batches have other numbers of rows than the dataset's."""
+    replay = current_replay()
+    return replay is not None and replay.keeps_rows
+
+
 @contextlib.contextmanager
 def in_order() -> Iterator[None]:
     """Makes distributed datasets split their batches, whatever their auto-shard policy.
 
     The concatenated rows of all workers are then in the dataset's order.
     """
-    _local.in_order = True
+    _local.in_order, _local.rows = True, None
     try:
         yield
     finally:
-        _local.in_order = False
+        _local.in_order, _local.rows = False, None
+
+
+def rows_in_order() -> int | None:
+    """Within `in_order`, the number of rows of a batch of the distributed dataset, if known."""
+    return getattr(_local, "rows", None)
 
 
 _local = threading.local()

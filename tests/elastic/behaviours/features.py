@@ -100,6 +100,12 @@ def recurrent() -> keras.Model:
     return compiled(keras.Model(inputs, layers.Dense(3)(Dying()(x))))
 
 
+def stateful() -> keras.Model:
+    inputs = keras.Input(batch_shape=(5, 8))
+    x = layers.LSTM(6, stateful=True)(layers.Reshape((4, 2))(inputs))
+    return compiled(keras.Model(inputs, layers.Dense(3)(Dying()(x))))
+
+
 def embedded() -> keras.Model:
     inputs = keras.Input((8,))
     x = layers.Lambda(lambda x: keras.ops.cast(keras.ops.abs(5 * x), "int32") % 20)(inputs)
@@ -150,8 +156,8 @@ ARRAYS = {"x": X, "y": Y, "batch_size": 8, "shuffle": False}
 WEIGHTED = {**ARRAYS, "sample_weight": np.linspace(0.1, 2, 50)}
 
 
-def shuffled() -> tf.data.Dataset:
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=5).batch(8)
+def shuffled(size: int = 8, **settings: Any) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(50, seed=5).batch(size, **settings)
 
 
 def augmented(x: Any, y: Any) -> Any:
@@ -183,6 +189,15 @@ FEATURES: dict[str, Feature] = {
     ),
     "two optimizers": (two_optimizers, {}, list),
     "recurrent": (recurrent, {}, list),
+    "a state for each row": (
+        stateful,
+        {
+            "dataset": lambda: shuffled(5, drop_remainder=True),
+            "validation_data": rows(20, seed=1),
+            "validation_batch_size": 5,
+        },
+        list,
+    ),
     "embedding": (embedded, {}, list),
     "many metrics": (many_metrics, WEIGHTED, list),
     "class weights": (simple, {"class_weight": {0: 1.0, 1: 0.5, 2: 2.0}}, list),
@@ -253,8 +268,9 @@ def trained(strategy: Any, settings: dict[str, Any], faults: dict[int, Any]) -> 
     callbacks += settings.get("more", list)()
     given = dict(data)
     if "y" not in data:
-        given["x"] = shuffled().map(given.pop("map", lambda *batch: batch))
-    if "validation_split" not in data and "y" not in data:
+        dataset = given.pop("dataset", shuffled)()
+        given["x"] = dataset.map(given.pop("map", lambda *batch: batch))
+    if not {"validation_split", "validation_data", "y"} & set(data):
         given["validation_data"] = rows(20, seed=1)
         given["validation_batch_size"] = 8
     history = model.fit(**given, epochs=3, verbose=0, callbacks=callbacks)

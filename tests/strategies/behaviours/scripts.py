@@ -264,8 +264,27 @@ def batches_of_fixed_size_that_do_not_divide(strategy):
     return outcome(model, history, logs=logs, predictions=model.predict(fixed(1), verbose=0))
 
 
+def stateful_layers(strategy):
+    """Layers with a state for each row, whose number they must know, in batches of any size."""
+    x = np.random.default_rng(0).normal(size=(12, 4, 3)).astype("float32")
+    result = {}
+    for size in (1, 3, 5):
+        with scope(strategy):
+            layers = [keras.Input(batch_shape=(size, 4, 3)), keras.layers.LSTM(3, stateful=True)]
+            layers += [keras.layers.BatchNormalization(), keras.layers.Dense(2)]
+            model = keras.Sequential(layers)
+            model.compile(keras.optimizers.Adam(0.02, epsilon=1e-3), "mse", metrics=["mae"])
+        data = tf.data.Dataset.from_tensor_slices((x, x[:, 0, :2])).batch(size, drop_remainder=True)
+        history = fit(model, data)
+        logs = [model.evaluate(data, verbose=0), model.train_on_batch(x[:size], x[:size, 0, :2])]
+        predictions = [model.predict(data, verbose=0), model.predict_on_batch(x[:size])]
+        result[size] = outcome(model, history, logs=logs, predictions=predictions)
+    weights = [w for each in result.values() for w in each.pop("weights")]
+    return {"weights": weights, "results": list(result.values())}
+
+
 def sizes_that_are_traced(strategy):
-    """The numbers of rows that a model knows statically: two or more for each replica."""
+    """The numbers of rows that a model knows while its steps are traced."""
     seen = set()
 
     class Spy(keras.layers.Layer):

@@ -40,6 +40,7 @@ def run_partitioned_step(
     model: keras.Model,
     step_function: Callable[[Any], Any],
     batch: Any,
+    known_rows: int | None,
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -49,6 +50,7 @@ def run_partitioned_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
+        known_rows: the number of rows of the whole batch, if the program may know it.
         late: given if an update may be deferred to the end of the step.
 
     Returns:
@@ -65,18 +67,24 @@ def run_partitioned_step(
         return logs, totals
 
     own = exchange_rows(batch)
-    logs, totals = _run(model, program, batch, own, trains=step_function == model.train_step)
+    trains = step_function == model.train_step
+    logs, totals = _run(model, program, batch, own, known_rows, trains=trains)
     return logs, totals, tf.stack([own.total, own.requests])
 
 
-def run_partitioned_prediction(model: keras.Model, batch: Any) -> Any:
+def run_partitioned_prediction(model: keras.Model, batch: Any, known_rows: int | None) -> Any:
     """Adds `predict_step` of the whole batch, of which a replica computes its rows.
+
+    Args:
+        model: the model.
+        batch: the replica's rows.
+        known_rows: the number of rows of the whole batch, if the program may know it.
 
     Returns:
         The outputs for all rows.
     """
     own = exchange_rows(batch)
-    return _run(model, lambda whole, _: model.predict_step(whole), batch, own)
+    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, known_rows)
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -89,6 +97,7 @@ def _run(
     program: Callable[[Any, GlobalStep], Any],
     batch: Any,
     own: OwnRows,
+    known_rows: int | None,
     *,
     trains: bool = False,
 ) -> Any:
@@ -96,8 +105,6 @@ def _run(
     extended = model.distribute_strategy.extended
     batch = _with_a_row_of_others(extended, batch, own)
     leaves = tf.nest.flatten(batch)
-    dense = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    static = _static_rows(dense, extended)
     # Ragged and sparse tensors are whole on all replicas.
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, tf.RaggedTensor):
@@ -105,10 +112,15 @@ def _run(
         elif isinstance(leaf, tf.SparseTensor):
             gather = extended.gather_over_replicas
             leaves[i] = gather_sparse(leaf, own.first_row, own.total, gather)
-    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), static)
+    if known_rows == 1:
+        # A program may broadcast a single row, so each replica computes it.
+        for leaf in leaves:
+            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+                leaf.set_shape([1, *leaf.shape[1:]])
+    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), known_rows)
     if trains:
-        note_trace(model, traced.analysis, static)
-    lane = Lane(_share(extended, own, static), ReplicaCommunication(extended))
+        note_trace(model, traced.analysis, known_rows)
+    lane = Lane(_share(extended, own, known_rows), ReplicaCommunication(extended))
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
@@ -185,7 +197,8 @@ def _trace(
         model: the model.
         program: takes the batch and the step.
         batch: a batch of any number of rows; ragged and sparse tensors are whole.
-        rows_: the number of rows of the whole batch, if the program may know it.
+        rows_: the number of rows of the whole batch, if the program may know it. A single row is
+            whole on all replicas.
     """
     extended = model.distribute_strategy.extended
     leaves = tf.nest.flatten(batch)
@@ -212,7 +225,7 @@ def _trace(
         dims = dims_of(placeholder)
         if is_dense and dims != ():
             known = None if dims is None else (Dim(1, (symbol,)), *dims[1:])
-            values.append(Value(rows(), known))
+            values.append(Value(WHOLE if rows_ == 1 else rows(), known))
         else:
             values.append(Value(WHOLE, dims))
     layouts = layouts_of_variables(model, extended)
@@ -261,14 +274,6 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
     return found[-1]
 
 
-def _static_rows(leaves: Sequence[tf.Tensor], extended: Any) -> int | None:
-    """The number of rows of the whole batch, if the replicas know their own, which are equal."""
-    sizes = {leaf.shape[0] for leaf in leaves if leaf.shape.rank}
-    if len(sizes) != 1 or None in sizes or extended.group.elastic:
-        return None
-    return int(sizes.pop()) * int(extended.replica_count)
-
-
 def _whole_spec(leaf: Any, static: int | None) -> Any:
     if not isinstance(leaf, tf.Tensor):
         return tf.type_spec_from_value(leaf)
@@ -309,14 +314,17 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
     return found
 
 
-def _share(extended: Any, own: OwnRows, static: int | None) -> Share:
-    counts = None if static is not None else has_rows(own.rows)
+def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
+    replicas = None if extended.group.elastic else extended.replica_count
+    all_have = known_rows is not None and replicas is not None and known_rows >= replicas
+    counts = None if all_have else has_rows(own.rows)
+    leads = tf.equal(own.first_row, 0)
     return Share(
-        rows=own.rows if static is not None else tf.maximum(own.rows, 1),
+        rows=own.rows if counts is None else tf.maximum(own.rows, 1),
         total=own.total,
-        first=own.first_row if static is not None else tf.minimum(own.first_row, own.total - 1),
+        first=own.first_row if counts is None else tf.minimum(own.first_row, own.total - 1),
         counts=counts,
-        leads=tf.equal(own.first_row, 0) if counts is None else tf.equal(own.first_row, 0) & counts,
+        leads=leads if counts is None else leads & counts,
         is_first=_is_first(extended),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.monitoring.training import record
+from tfdist.strategies.data import batch_rows, rows_in_order
 from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
@@ -40,22 +42,22 @@ def make_step_function(
     take_over_metrics(model)
     alone = not strategy.extended.communicates
 
-    def one_step(batch: Any, fixed: bool, late: Trial | None) -> Any:
+    def one_step(batch: Any, rows: int | None, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
             return run_eager_step(model, step_function, without_optionals(batch))
 
         def replica_step(shard: Any) -> Any:
-            shard = _as_traced(shard, fixed)
             if alone:
-                return step_function(shard), [], tf.constant([0, 0])
-            return run_partitioned_step(model, step_function, shard, late=late)
+                return step_function(without_optionals(shard)), [], tf.constant([0, 0])
+            shard = _as_traced(shard, rows, strategy)
+            return run_partitioned_step(model, step_function, shard, rows, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     def compile_step(late: Trial | None = None) -> Callable[..., Any]:
-        def step(batch: Any, fixed: bool) -> Any:
-            return one_step(batch, fixed, late)
+        def step(batch: Any, rows: int | None) -> Any:
+            return one_step(batch, rows, late)
 
         return make_function(model, step)
 
@@ -65,16 +67,18 @@ def make_step_function(
     several = max(1, model.steps_per_execution)
     kept = totals_of(model) if trains else None
 
-    def run_one(batch: Any, fixed: bool = True) -> Any:
+    sizes = _Sizes()
+
+    def run_one(batch: Any, rows: int | None) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
-        logs, totals, counts = run_step(batch, fixed)
+        logs, totals, counts = run_step(batch, rows)
         if kept is not None:
             kept.keep(totals)
         return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
 
-    def steps_of_iterator(iterator: Any, several: Any) -> Any:
-        results, rows = run_one(received(wait_for(iterator.get_next)))
+    def steps_of_iterator(iterator: Any, several: Any, known: int | None) -> Any:
+        results, rows = run_one(received(wait_for(iterator.get_next)), known)
         steps = 1
         if model.steps_per_execution <= 1:
             return results, steps, rows
@@ -83,10 +87,11 @@ def make_step_function(
                 batch = wait_for(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
-                results, more = run_one(received(batch.get_value()))
+                results, more = run_one(received(batch.get_value()), known)
                 steps, rows = steps + 1, rows + more
             return results, steps, rows
-        return _loop(run_one, iterator, several, results, rows)
+        one_of_loop = functools.partial(run_one, rows=known)
+        return _loop(one_of_loop, iterator, several, results, rows)
 
     if not model.run_eagerly:
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
@@ -98,11 +103,12 @@ def make_step_function(
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 in_part = kept is not None and several > 1
                 to_run = tf.constant(several - batches_done()) if in_part else several
-                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run)
+                known = getattr(iterator, "batch_rows", None)
+                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, known)
             else:
                 steps, rows = 0, tf.constant([0, 0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):
-                    (logs, totals), more = run_one(*_local_shards(model, batch))
+                    (logs, totals), more = run_one(*_local_shards(strategy, batch, sizes))
                     steps, rows = steps + 1, rows + more
         own, everyone, asked = rows.numpy().tolist()
         if trains:
@@ -121,15 +127,18 @@ def make_step_function(
 def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     """Makes the function of `predict`: from a list of batches to the outputs for all their rows."""
     strategy = model.distribute_strategy
+    sizes = _Sizes()
 
-    def one_step(batch: Any, fixed: bool) -> Any:
+    def one_step(batch: Any, rows: int | None) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
             return run_eager_prediction(model, without_optionals(batch))
 
         def replica_step(shard: Any) -> Any:
-            shard = _as_traced(shard, fixed)
-            return model.predict_step(shard) if alone else run_partitioned_prediction(model, shard)
+            if alone:
+                return model.predict_step(without_optionals(shard))
+            shard = _as_traced(shard, rows, strategy)
+            return run_partitioned_prediction(model, shard, rows)
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
@@ -142,7 +151,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
     def function(batches: list[Any]) -> Any:
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            outputs = [run_one(*_local_shards(model, batch)) for batch in batches]
+            outputs = [run_one(*_local_shards(strategy, batch, sizes)) for batch in batches]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -169,30 +178,40 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     return strategy.experimental_distribute_values_from_function(shard)
 
 
-def _local_shards(model: keras.Model, batch: Any) -> tuple[Any, bool]:
-    """The local replicas' shards of a batch, and whether the model may see a static row count.
+class _Sizes:
+    """The number of rows of the batches so far; a second number makes it unknown.
 
-    Shards that a dataset has split have static shapes here, which may differ between replicas.
+    So batches of many sizes do not trace a function for each.
     """
-    strategy = model.distribute_strategy
-    replicas = strategy.num_replicas_in_sync
-    shards = shard_batch(strategy, batch)
+
+    def __init__(self) -> None:
+        self._first: int | None = None
+        self._is_known = True
+
+    def known(self, rows: int | None) -> int | None:
+        """The number of rows of a batch, if all so far have had the same."""
+        if self._first is None:
+            self._first = rows
+        self._is_known = self._is_known and rows == self._first
+        return rows if self._is_known else None
+
+
+def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, int | None]:
+    """The local replicas' shards of a batch, and its number of rows if the model may know it."""
     if not strategy.extended.communicates:
-        return shards, True
-    if strategy.extended.group.elastic or shards is batch:
-        return shards, False  # Other replicas may have another number of rows.
-    leaves = [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]
-    return shards, all(fixed_rows(_rows(leaf), replicas) is not None for leaf in leaves)
+        return batch, None
+    shards = shard_batch(strategy, batch)
+    rows = rows_in_order() if shards is batch else batch_rows(batch)
+    return shards, sizes.known(rows)
 
 
-def _rows(component: Any) -> Any:
-    shape: Any = getattr(component, "shape", ())
-    return shape[0] if len(shape) else None
-
-
-def _as_traced(shard: Any, fixed: bool) -> Any:
+def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
+    """A replica's rows, whose number is known while a step is traced only if all have the same."""
     shard = without_optionals(shard)
-    return shard if fixed else tf.nest.map_structure(_with_any_rows, shard)
+    extended = strategy.extended
+    if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
+        return shard
+    return tf.nest.map_structure(_with_any_rows, shard)
 
 
 def _with_any_rows(component: Any) -> Any:
