@@ -7,6 +7,7 @@ import numpy as np
 from keras import layers
 
 import tfdist
+from tfdist.collective import flight_log
 
 
 def record(strategy, schedule, frozen=0):
@@ -27,6 +28,43 @@ def record(strategy, schedule, frozen=0):
         "iterations": int(model.optimizer.iterations),
         "learning_rate": float(model.optimizer.learning_rate),
     }
+
+
+def explained(strategy, pipelines):
+    """What a step communicates, before and after the first one, and what the flight log notes."""
+    noted = []
+    real = flight_log.note_step
+    flight_log.note_step = lambda name, step: noted.append(step)
+    strategy = tfdist.HybridStrategy(pipeline_size=2, microbatches=2)
+
+    def root_mean_square(y, z):
+        return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - z)))
+
+    def build():
+        inputs = keras.Input((6,), dtype="int32")
+        table = layers.Embedding(9, 8)
+        x = layers.GlobalAveragePooling1D()(table(inputs))
+        return keras.Model(inputs, layers.Dense(4, name="head")(layers.Dense(8, name="cut")(x)))
+
+    try:
+        with strategy.scope():
+            model = tfdist.PipelineModel(build, cuts=["cut"])
+            model.compile("sgd", root_mean_square)
+        x, y = np.ones([12, 6], "int32"), np.zeros([12, 4], "float32")
+        found = strategy.explain(model, (x, y))
+        model.train_on_batch(x, y)
+        again = strategy.explain(model, (x, y))
+        with strategy.scope():
+            whole = build()
+            whole.compile("sgd", "mse")
+        try:
+            strategy.explain(whole, (x, y))
+        except tfdist.errors.UnsupportedError as error:
+            refused = str(error)
+    finally:
+        flight_log.note_step = real
+    texts = [[str(one) for one in each] for each in (found, again)]
+    return texts[0], texts[1], noted, refused
 
 
 def record_uncompiled(strategy):

@@ -43,3 +43,26 @@ def test_both_pipelines_are_recorded_by_themselves():
 def test_only_a_compiled_model_is_recorded():
     results = GROUPS["2"].run("tests.pipeline.recording:record_uncompiled")
     assert all("Call `compile` first" in result for result in results)
+
+
+@pytest.mark.parametrize(("group", "pipelines"), some([("2", 1), ("4", 2)], [("4", 2)]))
+def test_what_a_step_communicates(group, pipelines):
+    results = GROUPS[group].run("tests.pipeline.recording:explained", pipelines)
+    sent = [
+        f"send 384 B [12x8] for {what} at cut (stage 0 to 1)" for what in ("activation", "gradient")
+    ]
+    for found, again, noted, refused in results:
+        assert found == again == results[0][0]
+        assert found[:2] == sent
+        assert [step["sent_bytes"] for step in noted] == [768]
+        assert noted == results[0][2]
+        assert "`explain` under a HybridStrategy of 2 workers per pipeline" in refused
+        if pipelines == 1:
+            assert found == sent
+            continue
+        kernel = "reduce 128 B [8x4] for gradient at head/kernel (stage 1 of all pipelines)"
+        assert kernel in found
+        sparse = [text for text in found if "a sparse gradient" in text]
+        assert len(sparse) == 1
+        assert "[?x8]" in sparse[0]
+        assert any("4 B [scalar] for Sqrt at recording.py:" in text for text in found)

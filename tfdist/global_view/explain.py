@@ -28,7 +28,10 @@ _OPTIMIZERS = os.path.join("keras", "src", "optimizers", "")
 
 
 def transfers(
-    analysis: Analysis, batch: int | None = None, replicas: int | None = None
+    analysis: Analysis,
+    batch: int | None = None,
+    replicas: int | None = None,
+    layouts: Sequence[Layout] | None = None,
 ) -> list[Transfer]:
     """The values that a partitioned graph communicates.
 
@@ -36,8 +39,9 @@ def transfers(
         analysis: the graph and its layouts.
         batch: the number of rows of the batch, for the sizes.
         replicas: the number of replicas, for the sizes.
+        layouts: those that a worker needs of the graph's outputs; whole by default.
     """
-    layouts = [WHOLE] * len(analysis.outputs)
+    layouts = layouts or [WHOLE] * len(analysis.outputs)
     found = list(_transfers(analysis, layouts, analysis.batch, batch, set()))
     return [_of_replicas(t, replicas) if t.operation == _MOMENTS else t for t in found]
 

@@ -31,7 +31,7 @@ class Transfer:
     """A value that a step communicates.
 
     Attributes:
-        kind: "reduce" or "gather".
+        kind: "reduce" or "gather"; "send" between stages of a pipeline.
         operation: the type of the operation that needs it; "moments" for statistics of the batch.
         size: the bytes of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
@@ -79,7 +79,7 @@ def largest_first(found: Sequence[Transfer]) -> list[Transfer]:
 
 
 def total(found: Sequence[Transfer], kind: str) -> int:
-    """The bytes that a step reduces or gathers, as far as they are known."""
+    """The bytes that a step reduces, gathers or sends, as far as they are known."""
     return sum(one.size or 0 for one in found if one.kind == kind)
 
 
@@ -95,7 +95,8 @@ def report(found: Sequence[Transfer]) -> str:
     if not found:
         return "The step communicates nothing but the number of rows."
     unknown = sum(one.size is None for one in found)
-    totals = totals_text(total(found, "reduce"), total(found, "gather"), unknown)
+    reduced, gathered, sent = (total(found, kind) for kind in ("reduce", "gather", "send"))
+    totals = totals_text(reduced, gathered, sent, unknown)
     lines = [f"The step {totals}:"]
     ordered = largest_first(found)
     lines += [f"  {transfer}" for transfer in ordered]
@@ -103,15 +104,18 @@ def report(found: Sequence[Transfer]) -> str:
     return "\n".join(lines)
 
 
-def totals_text(reduced: int, gathered: int, unknown: int) -> str:
+def totals_text(reduced: int, gathered: int, sent: int, unknown: int) -> str:
     """The bytes that a step communicates, as the end of a sentence.
 
     Example:
-        >>> totals_text(2048, 0, 1)
+        >>> totals_text(2048, 0, 0, 1)
         'reduces 2.0 KiB and gathers 0 B, besides 1 value of unknown size'
     """
     rest = f", besides {unknown} value{'s' * (unknown > 1)} of unknown size" if unknown else ""
-    return f"reduces {bytes_text(reduced)} and gathers {bytes_text(gathered)}{rest}"
+    values = [f"reduces {bytes_text(reduced)}", f"gathers {bytes_text(gathered)}"]
+    if sent:
+        values = [", ".join(values), f"sends {bytes_text(sent)} between stages"]
+    return " and ".join(values) + rest
 
 
 def bytes_text(count: int) -> str:

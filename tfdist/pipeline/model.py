@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
+from tfdist.global_view.transfer import Transfer
 from tfdist.internals.keras import compiled_loss_of, compiled_metrics_of
 from tfdist.pipeline.placement.auto_partition import choose
 from tfdist.pipeline.placement.materialize import build, check_free, materialize
@@ -151,6 +152,22 @@ class PipelineModel(FullModel):
         with self._steps.timing() as last:
             self.train_on_batch(*args, **kwargs)
         return gather_timeline(self.distribute_strategy, last())
+
+    def explain_on_batch(self, batch: Any) -> list[Transfer]:
+        """What a training step communicates; `strategy.explain` prints it.
+
+        All workers must call it.
+
+        Args:
+            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            Transfers, as those of `strategy.explain`; what stages send each other has the kind
+            "send".
+        """
+        if not self.compiled:
+            raise ValueError("The model must be compiled before training. Call `compile` first.")
+        return self._steps_of_group().explain(batch)
 
     @contextlib.contextmanager
     def recording_actions(self) -> Iterator[Callable[[], list[tuple[str, float, float]]]]:

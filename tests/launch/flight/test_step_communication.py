@@ -41,6 +41,7 @@ def step(model="net", program="aa", rows=64, transfers=(GATHERED, REDUCED), **ch
         "rows": rows,
         "reduced_bytes": 2048,
         "gathered_bytes": 4096 if rows else 0,
+        "sent_bytes": 0,
         "unknown": 0 if rows else 1,
         "transfers": [dict(one) for one in transfers],
         "more": 0,
@@ -60,6 +61,17 @@ def section(folder, capsys):
         if line == "What a step communicates:":
             found = list(iter(lambda: next(lines), ""))
     return found
+
+
+def test_what_stages_send_each_other(tmp_path, capsys):
+    sent = {**REDUCED, "kind": "send", "operation": "activation", "where": "dense (stage 0 to 1)"}
+    own = step(transfers=(sent,), sent_bytes=2048)
+    folder = write(tmp_path / "logs", *logs([own], [own]))
+    assert section(folder, capsys) == [
+        "  A step of 'net' of 64 rows reduces 2.0 KiB, gathers 4.0 KiB and sends 2.0 KiB between "
+        "stages:",
+        "    send 2.0 KiB [16x32] for activation at dense (stage 0 to 1)",
+    ]
 
 
 def test_the_section(tmp_path, capsys):
@@ -87,6 +99,7 @@ def test_the_section(tmp_path, capsys):
         "rows": 64,
         "reduced_bytes": 2048,
         "gathered_bytes": 4096,
+        "sent_bytes": 0,
         "unknown": 0,
         "transfers": [{**GATHERED, "remedy": remedy}, {**REDUCED, "remedy": ""}],
         "more": 0,

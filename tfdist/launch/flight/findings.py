@@ -309,6 +309,7 @@ class StepCommunication:
         rows: the number of rows of the whole batch; None if unknown.
         reduced_bytes: the known sizes of values that are reduced, in total.
         gathered_bytes: those of values that are gathered.
+        sent_bytes: those of values that stages of a pipeline send each other.
         unknown: the number of values of unknown size.
         transfers: the largest values.
         more: the number of the others.
@@ -320,6 +321,7 @@ class StepCommunication:
     rows: int | None
     reduced_bytes: int
     gathered_bytes: int
+    sent_bytes: int
     unknown: int
     transfers: tuple[Communicated, ...]
     more: int

@@ -119,7 +119,7 @@ class LoggedTransfer(NamedTuple):
     """A value that a training step communicates, as `Transfer` has it.
 
     Attributes:
-        kind: "reduce" or "gather".
+        kind: "reduce" or "gather"; "send" between stages of a pipeline.
         operation: the type of the operation that needs it.
         bytes: those of the whole value; None if a dimension is unknown.
         shape: the shape of the whole value, with None for unknown dimensions.
@@ -145,6 +145,7 @@ class Step:
         rows: the number of rows of the whole batch; None if unknown.
         reduced_bytes: the known sizes of values that are reduced, in total.
         gathered_bytes: those of values that are gathered.
+        sent_bytes: those of values that stages send each other.
         unknown: the number of values of unknown size.
         transfers: the largest values.
         more: the number of the others.
@@ -155,6 +156,7 @@ class Step:
     rows: int | None
     reduced_bytes: int
     gathered_bytes: int
+    sent_bytes: int
     unknown: int
     transfers: tuple[LoggedTransfer, ...]
     more: int
@@ -278,6 +280,8 @@ def _step(raw: Any) -> Step:
         **{key: _checked(raw, key, str) for key in ("model", "program")},
         **{key: _checked(raw, key, int) for key in ("reduced_bytes", "gathered_bytes")},
         **{key: _checked(raw, key, int) for key in ("unknown", "more")},
+        # Logs of earlier versions have none.
+        sent_bytes=_checked({"sent_bytes": 0, **raw}, "sent_bytes", int),
         rows=_checked(raw, "rows", (int, type(None))),
         transfers=_rows(raw, "transfers", LoggedTransfer),
     )

@@ -38,6 +38,7 @@ def _step(same: Sequence[tuple[str, Step]], *, differs: bool) -> StepCommunicati
         rows=step.rows,
         reduced_bytes=step.reduced_bytes,
         gathered_bytes=step.gathered_bytes,
+        sent_bytes=step.sent_bytes,
         unknown=step.unknown,
         transfers=tuple(map(_value, step.transfers)),
         more=step.more,
@@ -94,7 +95,7 @@ def _first(values: Sequence[Transfer], more: int) -> Iterator[str]:
 
 
 def _totals(step: StepCommunication) -> str:
-    return totals_text(step.reduced_bytes, step.gathered_bytes, step.unknown)
+    return totals_text(step.reduced_bytes, step.gathered_bytes, step.sent_bytes, step.unknown)
 
 
 def _transfer(one: Communicated) -> Transfer:

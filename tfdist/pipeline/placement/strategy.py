@@ -12,6 +12,7 @@ from tfdist.collective.communicator_interface import Alone, Communicator
 from tfdist.compression.registry import CompressionLike
 from tfdist.compression.registry import read as compression_policy
 from tfdist.errors import UnsupportedError
+from tfdist.global_view.transfer import report
 from tfdist.pipeline.placement.arrangement import Arrangement, arrange
 from tfdist.pipeline.placement.compression import make_compressor
 from tfdist.pipeline.placement.rank_grid import RankGrid
@@ -32,6 +33,8 @@ from tfdist.strategies.multi_worker import (
     resolver_of,
 )
 from tfdist.strategies.random_state import share_randomness
+from tfdist.trainer.fit.call_checks import refuse_in_one_piece
+from tfdist.trainer.saving.files import in_stages
 
 
 class PipelineExtended(ReplicatedExtended):
@@ -205,6 +208,30 @@ class HybridStrategy(MultiWorkerMirroredStrategy):
         extended.shards_optimizers = bool(shard_optimizer) and mesh.data > 1
         tf.distribute.Strategy.__init__(self, extended)
         group.role_of = self._role_of
+
+    def explain(self, model: Any, batch: Any) -> Any:
+        """Prints what a training step communicates: each value, its bytes, and where it is from.
+
+        For a `tfdist.PipelineModel`, all workers must call it.
+
+        Args:
+            model: a compiled model, created in the scope of this strategy.
+            batch: a global batch as `fit` takes it, such as a pair of inputs and targets.
+
+        Returns:
+            A list of transfers, as of `tfdist.MultiWorkerMirroredStrategy.explain`; what stages
+            send each other has the kind "send".
+
+        Example:
+            >>> strategy.explain(model, (x[:64], y[:64]))
+            The step reduces 0 B, gathers 0 B and sends 64.0 KiB between stages: …
+        """
+        if not in_stages(model):
+            refuse_in_one_piece(model, "explain")
+            return super().explain(model, batch)
+        found = model.explain_on_batch(batch)
+        print(report(found))
+        return found
 
     def _role_of(self, rank: int) -> str:
         stages = self.stages_of(self.extended.mesh.pipeline_rank_of(rank))

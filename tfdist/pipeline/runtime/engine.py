@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
 from tfdist.global_view.layout import Layout
+from tfdist.global_view.transfer import Transfer
 from tfdist.jit import compiled_between_collectives
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Key
@@ -21,6 +23,7 @@ from tfdist.pipeline.runtime.microbatch_executor import MicrobatchExecutor
 from tfdist.pipeline.runtime.output_masks import OutputMasks
 from tfdist.pipeline.runtime.outputs import OutputPrograms
 from tfdist.pipeline.runtime.shared_variables import SharedVariables
+from tfdist.pipeline.runtime.traffic import between_stages, gradients
 from tfdist.pipeline.stages.accumulators import GradientSums
 from tfdist.pipeline.stages.stage_functions import StageFunctions
 from tfdist.pipeline.stages.value_specs import ValueSpecs
@@ -66,6 +69,9 @@ class Engine:
         self._outputs: dict[Any, OutputPrograms] = {}
         # The line that needs the outputs of all rows before the backward passes; "" if none does.
         self._couples = ""
+        # What all ranks have learned of a training step.
+        self._of_outputs: list[Transfer] = []
+        self._sparse: frozenset[str] = frozenset()
         # Values that depend on trainable variables, but for which the loss has no gradient.
         self._stopped: frozenset[Key] = frozenset()
         self._channels: dict[Pair, Channel] | None = None
@@ -229,10 +235,21 @@ class Engine:
             timed=timed,
         )
 
-    def findings(self, program: MicrobatchExecutor) -> dict[str, Any]:
-        """What building a program revealed about this rank's gradients, for all ranks."""
+    def findings(self, program: MicrobatchExecutor, rows: int) -> dict[str, Any]:
+        """What building a program revealed about this rank's gradients, for all ranks.
+
+        Args:
+            program: the program.
+            rows: the number of rows of the batch.
+        """
         stages = program.stages.values()
+        replicas = self._strategy.extended.mesh.data
+        trained = [p for (mode, _), p in self._outputs.items() if mode == "train"]
+        ends = [p for p in (trained[-1].loss, trained[-1].metrics) if p] if trained else []
+        communicated = [one for p in ends for one in p.transfers(rows, replicas)]
         return {
+            "communicated": [dataclasses.astuple(one) for one in communicated if replicas > 1],
+            "sparse": [variable.path for stage in stages for variable in stage.looked_up],
             "couples": self._found_coupling(),
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
             "gradient_kinds": self.shared_variables.gradient_kinds(stages),
@@ -240,6 +257,10 @@ class Engine:
 
     def learn(self, findings: Sequence[dict[str, Any]]) -> bool:
         """Records the findings of all ranks; returns whether programs must be rebuilt."""
+        self._sparse |= {path for found in findings for path in found["sparse"]}
+        for found in findings:  # The last stages of all pipelines find the same.
+            if found["communicated"]:
+                self._of_outputs = [_transfer_of(values) for values in found["communicated"]]
         self.shared_variables.learn([found["gradient_kinds"] for found in findings])
         couples = next((found["couples"] for found in findings if found["couples"]), "")
         reorders = bool(couples) and not self._couples
@@ -261,6 +282,16 @@ class Engine:
         self._stopped |= new
         self._stages.clear()
         return True
+
+    def transfers(self, rows: int) -> list[Transfer]:
+        """What a training step communicates that all ranks have agreed on.
+
+        Args:
+            rows: the number of rows of the batch.
+        """
+        back = self._with_gradient("train")
+        sent = between_stages(self._partition, self.value_specs, self._strategy, back, rows)
+        return [*sent, *gradients(self._partition, self._strategy, self._sparse), *self._of_outputs]
 
     def _open_channels(self, edges: list[tuple[int, int]]) -> dict[Pair, Channel]:
         extended = self._strategy.extended
@@ -330,3 +361,9 @@ class Engine:
                     found.update(call.outputs)
         specs = self._partition.graph.specs
         return frozenset(key for key in found if specs[key].is_floating)
+
+
+def _transfer_of(values: Sequence[Any]) -> Transfer:
+    """A transfer, from its attributes as JSON has them."""
+    kind, operation, size, shape, *rest = values
+    return Transfer(kind, operation, size, tuple(shape), *rest)

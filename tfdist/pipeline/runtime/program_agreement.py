@@ -12,12 +12,15 @@ from tfdist.pipeline.runtime.microbatch_executor import MicrobatchExecutor
 from tfdist.strategies.group import Group
 
 
-def agree_on_program(engine: Engine, group: Group, *args: Any, **kwargs: Any) -> MicrobatchExecutor:
+def agree_on_program(
+    engine: Engine, group: Group, rows: int, *args: Any, **kwargs: Any
+) -> MicrobatchExecutor:
     """Builds this rank's program; collective over all ranks of the job.
 
     Args:
         engine: this rank's engine.
         group: the group of all ranks.
+        rows: the number of rows of the batch.
         *args: arguments of `Engine.program`.
         **kwargs: keyword arguments of `Engine.program`.
 
@@ -29,7 +32,7 @@ def agree_on_program(engine: Engine, group: Group, *args: Any, **kwargs: Any) ->
 
         def build(programs: list[MicrobatchExecutor] = programs) -> dict[str, Any]:
             programs.append(engine.program(*args, **kwargs))
-            return engine.findings(programs[0])
+            return engine.findings(programs[0], rows)
 
         if not engine.learn(_share(group, "pipeline", build)):
             return programs[0]

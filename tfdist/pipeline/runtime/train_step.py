@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.global_view.partition import Share
+from tfdist.global_view.transfer import Transfer
 from tfdist.internals.keras import loss_tracker_of
 from tfdist.monitoring.training import record
 from tfdist.pipeline.placement.strategy import HybridStrategy
@@ -36,6 +37,7 @@ from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.metric_state import metric_variables, totals_of
 from tfdist.trainer.fit.partitioned_step import ReplicaCommunication
 from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.fit.traffic_notes import note_step
 from tfdist.trainer.optimizers.late_update import Trial, update_late
 
 
@@ -122,9 +124,7 @@ class StepRunner:
 
     def _call(self, mode: str, batch: Batch, *, atomic: bool = False) -> Any:
         x, targets, all_rows = batch.x, batch.targets, batch.rows
-        # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
-        fewest = min((rows for rows in all_rows.numpy().tolist() if rows > 0), default=1)
-        microbatches = min(self._strategy.microbatches, fewest)
+        microbatches = self._microbatches_for(all_rows.numpy().tolist())
         self._microbatches = microbatches
         x, targets = self._with_rows_of_others((x, targets), all_rows.numpy().tolist())
         specs = keras.tree.map_structure(spec_of, targets)
@@ -134,7 +134,10 @@ class StepRunner:
             # Traced for any number of rows, or the first shorter batch would cause a retrace.
             x_specs = keras.tree.map_structure(spec_of, x)
             given = x_specs, specs, tf.TensorSpec.from_tensor(all_rows)
-            self._functions[key] = self._make(mode, microbatches, given, atomic=atomic)
+            total = sum(all_rows.numpy().tolist())
+            self._functions[key] = self._make(mode, microbatches, given, total, atomic=atomic)
+            if mode == "train":
+                note_step(self._model, self._engine.transfers(total), total)
         with propagating_errors(self._strategy):
             return self._functions[key](x, targets, all_rows)
 
@@ -157,16 +160,31 @@ class StepRunner:
 
         return keras.tree.map_structure(fill, data)
 
-    def _make(self, mode: str, microbatches: int, given: tuple[Any, ...], *, atomic: bool) -> Any:
+    def explain(self, data: Any) -> list[Transfer]:
+        """What a training step communicates for a global batch; all ranks call this together."""
+        with propagating_errors(self._strategy):
+            batch = agree_on_batch(self._strategy, data, self._engine.check_inputs)
+            targets = keras.tree.map_structure(spec_of, batch.targets)
+            rows = batch.rows.numpy().tolist()
+            self._program("train", self._microbatches_for(rows), targets, sum(rows))
+        return self._engine.transfers(sum(rows))
+
+    def _microbatches_for(self, all_rows: Sequence[int]) -> int:
+        # No microbatch of a replica with rows is empty: the mean over no rows is NaN.
+        fewest = min((rows for rows in all_rows if rows > 0), default=1)
+        return int(min(self._strategy.microbatches, fewest))
+
+    def _program(self, mode: str, microbatches: int, targets: Any, rows: int) -> MicrobatchExecutor:
+        group = self._strategy.extended.group
         with self._in_replica():
-            program = agree_on_program(
-                self._engine,
-                self._strategy.extended.group,
-                mode,
-                microbatches,
-                given[1],
-                timed=self._timed,
+            return agree_on_program(
+                self._engine, group, rows, mode, microbatches, targets, timed=self._timed
             )
+
+    def _make(
+        self, mode: str, microbatches: int, given: tuple[Any, ...], rows: int, *, atomic: bool
+    ) -> Any:
+        program = self._program(mode, microbatches, given[1], rows)
 
         def compiled(trial: Trial | None = None) -> Any:
             def step(x: Any, targets: Any, all_rows: tf.Tensor) -> Any:

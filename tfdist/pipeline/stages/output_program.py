@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tfdist.global_view.analysis import Analysis, ancestors
 from tfdist.global_view.decision import Value, dims_of
-from tfdist.global_view.explain import where
+from tfdist.global_view.explain import Transfer, transfers, where
 from tfdist.global_view.layout import WHOLE, Dim, Layout, Symbol, rows
 from tfdist.global_view.partition import Lane, Partition, Share
 from tfdist.internals.graphs import trace_into_graph
@@ -102,6 +102,15 @@ class OutputProgram:
             if id(tensor) not in inside or reads or before & late:
                 return where(op)
         return ""
+
+    def transfers(self, rows: int, replicas: int) -> list[Transfer]:
+        """What the program communicates.
+
+        Args:
+            rows: the number of rows of the batch.
+            replicas: the number of replicas.
+        """
+        return transfers(self._analysis, rows, replicas, self._layouts)
 
     def whole(
         self,

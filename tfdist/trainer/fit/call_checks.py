@@ -90,7 +90,7 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(train)
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
-        _refuse_in_one_piece(self, train.__name__)
+        refuse_in_one_piece(self, train.__name__)
         return train(self, *args, **kwargs)
 
     return train_in_scope
@@ -117,8 +117,12 @@ def _refuse_outside(model: Any, call: str) -> None:
     )
 
 
-def _refuse_in_one_piece(model: Any, call: str) -> None:
-    """Refuses to train a model that is not cut into stages under a strategy of pipelines.
+def refuse_in_one_piece(model: Any, call: str) -> None:
+    """Refuses a call for a model that is not cut into stages under a strategy of pipelines.
+
+    Args:
+        model: the model.
+        call: the name of the call.
 
     Raises:
         UnsupportedError: each worker would train all of the model.
@@ -142,7 +146,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
     def checked(self: Any, *args: Any, **kwargs: Any) -> Any:
         if trains:
             _refuse_outside(self, call.__name__)
-            _refuse_in_one_piece(self, call.__name__)
+            refuse_in_one_piece(self, call.__name__)
         if is_ours(self):
             group = self.distribute_strategy.extended.group
             bound = signature.bind(self, *args, **kwargs)

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.errors import UnsupportedError
 from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, report, transfers
@@ -245,16 +244,7 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
 
     Returns:
         The values that the workers communicate, besides the number of rows.
-
-    Raises:
-        UnsupportedError: the model is a pipeline.
     """
-    if model.distribute_strategy.extended.in_stages:
-        raise UnsupportedError(
-            "`explain` is for models without stages. Received: a model under "
-            f"{type(model.distribute_strategy).__name__}. Use its `timeline_on_batch`, or explain "
-            "the same model under tfdist.MultiWorkerMirroredStrategy."
-        )
     batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
     found: list[list[Transfer]] = []
 

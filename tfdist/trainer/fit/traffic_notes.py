@@ -44,9 +44,7 @@ def note_trace(model: keras.Model, analysis: Analysis, rows: int | None) -> None
         replicas = None if extended.group.elastic else extended.replica_count
         found = transfers(analysis, count, replicas)
         program = program or _hash_of(found)
-        flight_log.note_step(name, _described(found, count, program))
-        if count is not None and extended.group.topology.is_chief:
-            _hint(name, found, count)
+        _note(model, found, count, program)
 
     _pending.pop(name, None)
     with contextlib.suppress(Exception):  # Training matters more.
@@ -68,6 +66,24 @@ def note_rows(model: keras.Model, rows: int) -> None:
             note(rows)
 
 
+def note_step(model: keras.Model, found: Sequence[Transfer], rows: int) -> None:
+    """Notes what a training step communicates. Never fails.
+
+    Args:
+        model: the model.
+        found: the values.
+        rows: the number of rows of the whole batch.
+    """
+    with contextlib.suppress(Exception):
+        _note(model, found, rows, _hash_of(found))
+
+
+def _note(model: keras.Model, found: Sequence[Transfer], rows: int | None, program: str) -> None:
+    flight_log.note_step(model.name, _described(found, rows, program))
+    if rows is not None and model.distribute_strategy.extended.group.topology.is_chief:
+        _hint(model.name, found, rows)
+
+
 def _hash_of(found: Sequence[Transfer]) -> str:
     """A hash that is the same for equal programs, regardless of names."""
     values = [(one.kind, one.operation, one.shape, one.reason) for one in found]
@@ -82,6 +98,7 @@ def _described(found: Sequence[Transfer], rows: int | None, program: str) -> dic
         "rows": rows,
         "reduced_bytes": total(found, "reduce"),
         "gathered_bytes": total(found, "gather"),
+        "sent_bytes": total(found, "send"),
         "unknown": sum(one.size is None for one in found),
         "transfers": [
             {
