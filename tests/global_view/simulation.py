@@ -12,7 +12,8 @@ import tensorflow as tf
 from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.layout import SETTLED_SUM, WHOLE, Dim, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.global_view.partition import Lane, Partition
+from tfdist.global_view.resharding import Share
 
 _REDUCE = {
     "sum": lambda a: np.sum(a, axis=0, dtype=a.dtype),
@@ -37,7 +38,7 @@ class Meeting:
         self.size = size
         self.barrier = threading.Barrier(size, timeout=60)
         self.given: list[Any] = [None] * size
-        self.bytes = {"reduced": 0, "gathered": 0}
+        self.bytes = {"reduced": 0, "gathered": 0, "scattered": 0}
         self.calls: list[str] = []  # of the first worker
 
     def exchange(self, rank: int, value: Any) -> list[Any]:
@@ -55,6 +56,7 @@ class Simulated:
 
     def __init__(self, meeting: Meeting, rank: int) -> None:
         self.meeting, self.rank = meeting, rank
+        self.share: Any = None  # the worker's
         self.turn = tf.Variable(0)  # Orders the calls, as a communicator does.
 
     def reduce(self, tensors, hows):
@@ -79,12 +81,27 @@ class Simulated:
 
         return self._call(run, tensors, [[None, *t.shape[1:]] for t in tensors])
 
+    scatters = True
+
+    def scatter(self, tensors):
+        def run(first, rows, *arrays):
+            everyone = self.meeting.exchange(self.rank, ("scatter", None, arrays))
+            assert {kind for kind, _, _ in everyone} == {"scatter"}
+            self.meeting.bytes["scattered"] += sum(a.nbytes for a in arrays)
+            sums = [
+                _REDUCE["sum"](np.stack([a[i] for _, _, a in everyone])) for i in range(len(arrays))
+            ]
+            return [total[first : first + rows] for total in sums]
+
+        shapes = [[None, *t.shape[1:]] for t in tensors]
+        return self._call(run, tensors, shapes, [self.share.first, self.share.rows])
+
     def begin(self):
         pass
 
-    def _call(self, run, tensors, shapes):
+    def _call(self, run, tensors, shapes, others=()):
         with tf.control_dependencies([self.turn.assign_add(1)]):
-            results = tf.numpy_function(run, tensors, [t.dtype for t in tensors])
+            results = tf.numpy_function(run, [*others, *tensors], [t.dtype for t in tensors])
         with tf.control_dependencies(results):
             self.turn.assign_add(1)
         for result, shape in zip(results, shapes, strict=True):
@@ -173,6 +190,7 @@ class Workers:
                 leads=counts & tf.equal(first, 0),
                 is_first=tf.constant(rank == 0),
             )
+            communication.share = share
             partition = Partition(self.analysis, Lane(share, communication))
             return partition.add([*parts, *outer], [WHOLE] * len(self.concrete.graph.outputs))
 

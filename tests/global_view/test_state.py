@@ -218,7 +218,7 @@ def test_metrics_in_parts(name, shares):
 
     held = [variable.value for variable in metric.variables]
     sent, _ = check(program, [X], shares, partial=held, steps=2)
-    assert sent == {"reduced": 0, "gathered": 0}
+    assert set(sent.values()) == {0}
 
 
 # For each layer with state, its operand, and the types of the operations that gather rows: those

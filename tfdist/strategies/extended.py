@@ -187,6 +187,17 @@ class ReplicatedExtended(PlacedExtended):
         self.await_other_replicas()
         return reduction.gather_rows(self._replicas[get_current_replica_id_as_int()], [value])
 
+    def scatter_over_replicas(self, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+        """A replica's rows of the sum of values with the rows of all replicas; called by each.
+
+        Args:
+            value: the rows of all replicas, in order.
+            counts: the number of rows of each replica, a vector.
+        """
+        self.await_other_replicas()
+        communicator = self._replicas[get_current_replica_id_as_int()]
+        return reduction.scatter_rows(communicator, value, counts)
+
     def await_other_replicas(self) -> None:
         """Traces this process's other replicas up to the same call, before a collective."""
         if len(self._devices) > 1:

@@ -103,6 +103,31 @@ def gather_rows(communicator: Communicator, parts: Sequence[Any]) -> Any:
     )
 
 
+def scatter_rows(communicator: Communicator, value: tf.Tensor, counts: tf.Tensor) -> tf.Tensor:
+    """The sum over a group of values with the rows of all participants, of which each gets its own.
+
+    Args:
+        communicator: the group.
+        value: the rows of all participants, in their order.
+        counts: the number of rows of each participant, a vector.
+
+    Returns:
+        This participant's rows; one row of another if it has none.
+    """
+    rank, size = communicator.place()
+    most = tf.reduce_max(counts)
+
+    def of_one_size() -> tf.Tensor:
+        # A shard with less rows ends with those of the next.
+        rows = (tf.cumsum(counts) - counts)[:, tf.newaxis] + tf.range(most)
+        return tf.gather(value, tf.minimum(tf.reshape(rows, [-1]), tf.shape(value)[0] - 1))
+
+    is_even = tf.equal(most * size, tf.shape(value)[0])
+    padded = tf.cond(is_even, lambda: value, of_one_size)
+    own = communicator.reduce_scatter(padded)[: tf.maximum(counts[rank], 1)]
+    return tf.ensure_shape(own, [None, *value.shape[1:]])
+
+
 def sum_locally(value: Any, local_ops: Any) -> Any:
     """The sum of a value over this worker's replicas; a plain value itself.
 

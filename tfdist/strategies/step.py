@@ -20,6 +20,7 @@ class OwnRows:
 
     Attributes:
         rows: the number of rows of this replica, an int32 scalar.
+        counts: the number of rows of each replica, an int32 vector.
         total: the number of rows of the global batch, an int32 scalar.
         first_row: the index of this replica's first row in the global batch, an int32 scalar.
         some_are_empty: whether a replica has no rows, a bool scalar.
@@ -28,6 +29,7 @@ class OwnRows:
     """
 
     rows: tf.Tensor
+    counts: tf.Tensor
     total: tf.Tensor
     first_row: tf.Tensor
     some_are_empty: tf.Tensor

@@ -104,11 +104,9 @@ def _rows(part: tf.Tensor) -> Any:
     extended = _extended()
     own = tf.shape(part)[:1]
     counts = extended.gather_over_replicas(own)
-    place, _ = extended.place_here()
-    first = tf.reduce_sum(counts[:place])
 
     def gradient(of_all: tf.Tensor) -> tf.Tensor:
         # What the other replicas make of these rows counts, too.
-        return reduction.sum_over_replicas(of_all)[first : first + own[0]]
+        return extended.scatter_over_replicas(of_all, counts)[: own[0]]
 
     return extended.gather_over_replicas(part), gradient

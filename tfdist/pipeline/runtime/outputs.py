@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.global_view.layout import SETTLED_SUM, Layout, Symbol
-from tfdist.global_view.partition import Communication, Lane, Share
+from tfdist.global_view.partition import Lane
+from tfdist.global_view.resharding import Communication, Share
 from tfdist.internals.keras import get_keras_mask, set_keras_mask
 from tfdist.pipeline.partition.cut import Partition
 from tfdist.pipeline.partition.graph import Key

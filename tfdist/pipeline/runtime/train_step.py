@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdist.global_view.partition import Share
+from tfdist.global_view.resharding import Share
 from tfdist.global_view.transfer import Transfer
 from tfdist.internals.keras import loss_tracker_of
 from tfdist.monitoring.training import record
@@ -372,10 +372,15 @@ class StepRunner:
 class _OneReplica:
     """The communication of the only replica, which has all rows."""
 
+    scatters = False
+
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
         return list(tensors)
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return list(tensors)
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tensors)
 
     def begin(self) -> None:

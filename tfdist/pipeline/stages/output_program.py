@@ -16,7 +16,8 @@ from tfdist.global_view.analysis import Analysis, ancestors
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, transfers, where
 from tfdist.global_view.layout import WHOLE, Dim, Layout, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.global_view.partition import Lane, Partition
+from tfdist.global_view.resharding import Share
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.jit import compiled_between_collectives
 from tfdist.pipeline.stages.trace import NoPeers, writes

@@ -14,7 +14,8 @@ from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import where
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Layout, Symbol
-from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.global_view.partition import Lane, Partition
+from tfdist.global_view.resharding import Share
 from tfdist.internals.extended import copy_here
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.internals.tensorflow import element_type
@@ -388,11 +389,16 @@ def _read(resource: Any, dtype: Any) -> tf.Tensor:
 class NoPeers:
     """The communication of a microbatch, which knows nothing of the others."""
 
+    scatters = False
+
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
         raise AssertionError(f"A microbatch reduces {tensors}.")
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         raise AssertionError(f"A microbatch gathers {tensors}.")
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        raise AssertionError(f"A microbatch scatters {tensors}.")
 
     def begin(self) -> None:
         raise AssertionError("A microbatch communicates.")

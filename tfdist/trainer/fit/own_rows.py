@@ -57,6 +57,7 @@ def exchange_rows(batch: Any) -> OwnRows:
     ends = tf.cumsum(sums[:replicas])
     return OwnRows(
         rows=rows,
+        counts=sums[:replicas],
         total=ends[-1],
         first_row=ends[replica] - rows,
         some_are_empty=tf.reduce_any(tf.equal(sums[:replicas], 0)),

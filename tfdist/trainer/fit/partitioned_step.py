@@ -18,7 +18,8 @@ from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, report, transfers
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition, Share
+from tfdist.global_view.partition import Lane, Partition
+from tfdist.global_view.resharding import Share
 from tfdist.internals.extended import copy_here
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.internals.optimizer import accumulators, updating_optimizers
@@ -119,7 +120,7 @@ def _run(
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), known_rows)
     if trains:
         note_trace(model, traced.analysis, known_rows)
-    lane = Lane(_share(extended, own, known_rows), ReplicaCommunication(extended))
+    lane = Lane(_share(extended, own, known_rows), ReplicaCommunication(extended, own.counts))
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
@@ -320,10 +321,16 @@ def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:
 
 
 class ReplicaCommunication:
-    """How the replicas of a strategy combine values."""
+    """How the replicas of a strategy combine values.
 
-    def __init__(self, extended: Any) -> None:
-        self._extended = extended
+    Args:
+        extended: the strategy's.
+        counts: the number of rows of each replica, which computes with one if it has none; None if
+            a replica without rows computes with another number of them.
+    """
+
+    def __init__(self, extended: Any, counts: tf.Tensor | None = None) -> None:
+        self._extended, self._counts = extended, counts
 
     def reduce(self, tensors: Sequence[tf.Tensor], hows: Sequence[str]) -> list[tf.Tensor]:
         results = list(tensors)
@@ -350,6 +357,13 @@ class ReplicaCommunication:
 
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._gather(tensor) for tensor in tensors]
+
+    @property
+    def scatters(self) -> bool:
+        return self._counts is not None
+
+    def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return [self._extended.scatter_over_replicas(t, self._counts) for t in tensors]
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
         gathered: tf.Tensor = self._extended.gather_over_replicas(tensor)
