@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import tensorflow as tf
 from keras import layers, ops
 from keras import optimizers as o
 
@@ -33,7 +34,7 @@ class Signs(o.Optimizer):
 
     def update_step(self, gradient, variable, learning_rate):
         momentum = self.momentums[self._get_variable_index(variable)]
-        gradient = ops.convert_to_tensor(gradient)  # Those of embeddings are sparse.
+        gradient = tf.convert_to_tensor(gradient)  # Those of embeddings are sparse.
         momentum.assign(0.9 * momentum + 0.1 * gradient)
         step = ops.cast(learning_rate, variable.dtype) * ops.tanh(30 * momentum)
         variable.assign_sub(step)
