@@ -25,12 +25,9 @@ _DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "keras.md"
 _HEADING = "## Where several workers differ from one process"
 
 
-def reason(name: str) -> str | None:
-    """Why a program may differ; None if it may not."""
-    for pattern, why in differences().items():
-        if fnmatch.fnmatchcase(name, pattern):
-            return why
-    return None
+def pattern_of(name: str) -> str | None:
+    """The pattern in `differences()` of a program that may differ; None if it may not."""
+    return next((p for p in differences() if fnmatch.fnmatchcase(name, p)), None)
 
 
 @functools.cache

@@ -54,7 +54,12 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
 @pytest.mark.parametrize(
     "behaviour",
     some(
-        ["fewer_rows_than_replicas", "batches_of_fixed_size_that_do_not_divide", "stateful_layers"],
+        [
+            "fewer_rows_than_replicas",
+            "batches_of_fixed_size_that_do_not_divide",
+            "stateful_layers",
+            "predictions_by_size",
+        ],
         always=["fewer_rows_than_replicas"],
     ),
 )

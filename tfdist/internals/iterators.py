@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.py_dataset_adapter import PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import TFDatasetAdapter
 from tensorflow.python.data.ops.iterator_ops import OwnedIterator
@@ -125,6 +126,21 @@ def batches_seen(epochs: Any) -> int:
 def set_batches_seen(epochs: Any, batches: int) -> None:
     """Sets Keras's count of the batches that have been taken from its iterator."""
     epochs._steps_seen = batches
+
+
+def rows_of_batches(epochs: Any, last: int) -> int | None:
+    """The number of rows of each batch that Keras's epoch iterator gives next, if it is known.
+
+    Args:
+        epochs: Keras's epoch iterator.
+        last: the number of the last of these batches.
+    """
+    adapter = epochs.data_adapter
+    known: int | None = getattr(epochs._distributed_dataset, "batch_rows", None)
+    if known is not None or not isinstance(adapter, ArrayDataAdapter):
+        return known
+    is_whole = not adapter.has_partial_batch or last < adapter.num_batches - 1
+    return int(adapter.batch_size) if is_whole else None
 
 
 def replace_dataset(epochs: Any, distributed: Any) -> None:

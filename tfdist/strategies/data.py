@@ -78,8 +78,6 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         None if extended.group.elastic else extended.replica_count,
     )
     rows = None if _replay_draws_anew() else batch_rows(dataset.element_spec)
-    if _in_order():
-        _local.rows = rows
     distributed = DatasetOfBatches(
         shares, extended.input_workers(options), extended.strategy, options, batch_rows=rows
     )
@@ -152,15 +150,20 @@ def in_order() -> Iterator[None]:
 
     The concatenated rows of all workers are then in the dataset's order.
     """
-    _local.in_order, _local.rows = True, None
+    _local.in_order = True
     try:
         yield
     finally:
-        _local.in_order, _local.rows = False, None
+        _local.in_order = False
 
 
-def rows_in_order() -> int | None:
-    """Within `in_order`, the number of rows of a batch of the distributed dataset, if known."""
+def note_rows_of_next(rows: int | None) -> None:
+    """Notes how many rows each of the next batches of this thread has; None if that is unknown."""
+    _local.rows = rows
+
+
+def rows_of_next() -> int | None:
+    """The number of rows that has been noted last."""
     return getattr(_local, "rows", None)
 
 

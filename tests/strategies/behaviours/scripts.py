@@ -278,9 +278,39 @@ def stateful_layers(strategy):
         history = fit(model, data)
         logs = [model.evaluate(data, verbose=0), model.train_on_batch(x[:size], x[:size, 0, :2])]
         predictions = [model.predict(data, verbose=0), model.predict_on_batch(x[:size])]
+        predictions.append(model.predict(x[: 2 * size], batch_size=size, verbose=0))
         result[size] = outcome(model, history, logs=logs, predictions=predictions)
     weights = [w for each in result.values() for w in each.pop("weights")]
     return {"weights": weights, "results": list(result.values())}
+
+
+def predictions_by_size(strategy):
+    """A layer that divides by the number of rows if it knows it, while others are evaluated."""
+
+    class Share(keras.layers.Layer):
+        def call(self, x):
+            return x / float(x.shape[0] or -1)
+
+    class Evaluating(keras.callbacks.Callback):
+        def on_predict_batch_end(self, batch, logs=None):
+            logs_of_others.append(model.evaluate(fixed(5), verbose=0))
+
+    x, y = rows(23)
+    logs_of_others = []
+
+    def fixed(size):
+        return tf.data.Dataset.from_tensor_slices((x, y)).batch(size, drop_remainder=True)
+
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(3), Share()])
+        model.compile("sgd", cross_entropy())
+    predictions = [model.predict(fixed(7), verbose=0, callbacks=[Evaluating()])]
+    for size in (1, 4, 7):  # The last of these batches has another size.
+        model.make_predict_function(force=True)
+        predictions.append(model.predict(x, batch_size=size, verbose=0))
+    model.make_predict_function(force=True)
+    predictions += [model.predict_on_batch(x[:size]) for size in (3, 2)]
+    return {"weights": model.get_weights(), "predictions": predictions, "logs": logs_of_others}
 
 
 def sizes_that_are_traced(strategy):

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
-from tfdist.internals.iterators import replace_dataset
+from tfdist.internals.iterators import replace_dataset, rows_of_batches
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
-from tfdist.strategies.data import distribute_nothing
+from tfdist.strategies.data import distribute_nothing, note_rows_of_next
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.strategies.replay import replaying
@@ -88,6 +88,7 @@ def install() -> None:
                 compared, data, lambda: data.advance(lambda: advance(self), begun)
             )
         step = advance(self)
+        note_rows_of_next(rows_of_batches(self, step[-2]))
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])
         begun(step[-1])

@@ -11,7 +11,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import batch_rows, rows_in_order
+from tfdist.strategies.data import batch_rows, rows_of_next
 from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
@@ -179,21 +179,16 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
 
 
 class _Sizes:
-    """The number of rows of the batches so far; a second number makes it unknown.
-
-    So batches of many sizes do not trace a function for each.
-    """
+    """The number of rows of the first batch; that of batches of other sizes is not traced."""
 
     def __init__(self) -> None:
         self._first: int | None = None
-        self._is_known = True
 
     def known(self, rows: int | None) -> int | None:
-        """The number of rows of a batch, if all so far have had the same."""
+        """The number of rows of a batch, if it is that of the first one."""
         if self._first is None:
             self._first = rows
-        self._is_known = self._is_known and rows == self._first
-        return rows if self._is_known else None
+        return rows if rows == self._first else None
 
 
 def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, int | None]:
@@ -201,7 +196,7 @@ def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, int | 
     if not strategy.extended.communicates:
         return batch, None
     shards = shard_batch(strategy, batch)
-    rows = rows_in_order() if shards is batch else batch_rows(batch)
+    rows = rows_of_next() if shards is batch else batch_rows(batch)
     return shards, sizes.known(rows)
 
 
