@@ -137,7 +137,6 @@ def test_another_backend_is_refused():
         ("layers_outside_of_the_scope", "dense/kernel' was created outside"),
         ("optimizer_outside_of_the_scope", "ValueError: The optimizer 'adam' was created outside"),
         ("model_outside_of_the_scope", "ValueError: `fit` requires a model created in the scope"),
-        ("unlike_rows", "UnsupportedError: All components of a batch must have the same number"),
         ("different_epochs", "ProgramMismatchError: "),
         ("the_chief_evaluates", "ProgramMismatchError: "),
     ],

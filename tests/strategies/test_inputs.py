@@ -24,6 +24,8 @@ USUAL = [
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
     "inputs:predictions_from_files_keep_their_order",
+    "inputs:graphs",
+    "inputs:batches_beside_batches",
 ]
 
 

@@ -94,8 +94,22 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def build_by_spec(model: Any, batch: Any) -> None:
-    """Builds a model, and its losses and metrics, from the shapes and types of a batch."""
-    model._symbolic_build(data_batch=batch)
+    """Builds a model from the shapes and types of a batch, and its losses and metrics.
+
+    Only the steps of a model that has its own know what it calculates losses and metrics of. These
+    are then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
+    """
+    steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
+    if all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
+        model._symbolic_build(data_batch=batch)
+        return
+    attributes = vars(model)  # Keras would track what is assigned as one more metric.
+    compiled = {name: attributes[name] for name in ("_compile_loss", "_compile_metrics")}
+    attributes.update(dict.fromkeys(compiled))
+    try:
+        model._symbolic_build(data_batch=batch)
+    finally:
+        attributes.update(compiled)
 
 
 def compiled_loss_of(model: Any) -> Any:

@@ -45,6 +45,7 @@ class Leaf:
         name: the name of its part of the batch.
         same_rows: whether it has the same number of rows on all workers.
         same_values: whether it is identical on all workers.
+        component: the number of the component of the batch that it is or is a part of.
         is_dense: whether its first dimension is the rows, rather than that of a part of a ragged or
             sparse tensor.
     """
@@ -52,6 +53,7 @@ class Leaf:
     name: str
     same_rows: bool
     same_values: bool
+    component: int = 0
     is_dense: bool = True
 
     def seen(self, values: np.ndarray) -> list[Any]:
@@ -73,9 +75,11 @@ def leaves_of(dataset: Any) -> list[Leaf]:
     draws = any(name in op for op in operations for name in _RANDOM_OPS)
     by_python = any(_PYTHON in op for op in operations)
     leaves = []
+    number = -1
     for i, part in enumerate(parts):
         name = _NAMES[i] if i < len(_NAMES) else f"component {i}"
         for component in tf.nest.flatten(part):
+            number += 1
             for leaf in filter(_is_data, tf.nest.flatten(component, expand_composites=True)):
                 same = True
                 if draws:
@@ -83,7 +87,7 @@ def leaves_of(dataset: Any) -> list[Leaf]:
                 elif by_python:
                     same = i == 1 or len(parts) == 1
                 is_dense = component is leaf
-                leaves.append(Leaf(name, same or is_dense, same, is_dense))
+                leaves.append(Leaf(name, same or is_dense, same, number, is_dense))
     return leaves
 
 

@@ -29,7 +29,7 @@ from tfdist.strategies.first_batch import current_watcher
 from tfdist.strategies.number_of_batches import agree_on_end
 from tfdist.strategies.replay import current_replay
 from tfdist.strategies.same_files import describe_files
-from tfdist.strategies.shares import split_batches
+from tfdist.strategies.shares import BatchForm, components_apart, split_batches
 
 _FILE_READERS = (
     "TFRecordDataset",
@@ -127,6 +127,17 @@ def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     return plain_input() if plain else None
 
 
+def form_of(batch: Any) -> BatchForm:
+    """What is known of a global batch, a nest of arrays and tensors."""
+    sizes = {}
+    for i, leaf in enumerate(tf.nest.flatten(batch)):
+        shape = tf.TensorShape(getattr(leaf, "shape", ()))
+        ours = not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+        if ours and shape.rank and shape.is_fully_defined():
+            sizes[i] = shape[0], shape.num_elements() * tf.as_dtype(leaf.dtype).size
+    return BatchForm(batch_rows(batch), components_apart(sizes))
+
+
 def batch_rows(batch: Any) -> int | None:
     """The number of rows of a batch, if each dense component of it has the same, known one.
 
@@ -157,14 +168,14 @@ def in_order() -> Iterator[None]:
         _local.in_order = False
 
 
-def note_rows_of_next(rows: int | None) -> None:
-    """Notes how many rows each of the next batches of this thread has; None if that is unknown."""
-    _local.rows = rows
+def note_next(form: BatchForm) -> None:
+    """Notes what is known of the next batches of this thread."""
+    _local.next = form
 
 
-def rows_of_next() -> int | None:
-    """The number of rows that has been noted last."""
-    return getattr(_local, "rows", None)
+def form_of_next() -> BatchForm:
+    """What has been noted last."""
+    return getattr(_local, "next", BatchForm())
 
 
 _local = threading.local()

@@ -24,6 +24,7 @@ from tfdist.internals.tensorflow import discard_next, take_next
 from tfdist.strategies.batch_contents import Leaf, difference, leaves_of, values_of
 from tfdist.strategies.group import Group
 from tfdist.strategies.replay import Replay
+from tfdist.strategies.shares import components_apart
 
 
 class FirstBatch:
@@ -31,6 +32,9 @@ class FirstBatch:
 
     Args:
         group: the workers.
+
+    Attributes:
+        whole: the components that have other rows than the last batch; see `BatchForm`.
     """
 
     def __init__(self, group: Group) -> None:
@@ -41,7 +45,8 @@ class FirstBatch:
         self._begun: Callable[[], Any] = lambda: None
         self._leaves: list[Leaf] = []
         self._seen: list[Any] = []
-        self._rows: list[tuple[str, int]] = []
+        self._rows: dict[int, tuple[str, int, int]] = {}
+        self.whole: tuple[int, ...] = ()
 
     @property
     def watches(self) -> bool:
@@ -83,11 +88,10 @@ class FirstBatch:
 
         Raises:
             ProgramMismatchError: the workers read different data.
-        UnsupportedError: the components of the batch have different numbers of rows.
         """
         if not self._watches or iterator is self._begun():
             return
-        self._begun, self._seen, self._rows = weakref.ref(iterator), [], []
+        self._begun, self._seen, self._rows = weakref.ref(iterator), [], {}
         discard_next(iterator)
         self._compare("first", is_new=is_new)
 
@@ -102,7 +106,7 @@ class FirstBatch:
         Raises:
             ProgramMismatchError: as for `compare`.
         """
-        self._seen, self._rows = [], []
+        self._seen, self._rows = [], {}
         if self._watches and iterator is not None and replay.has_whole:
             parts = [values_of(part) for part in replay.show_next(lambda: take_next(iterator))]
             if parts:
@@ -112,7 +116,11 @@ class FirstBatch:
     def _see(self, values: Sequence[np.ndarray]) -> None:
         pairs = list(zip(self._leaves, values, strict=True))
         self._seen = [leaf.seen(v) for leaf, v in pairs]
-        self._rows = [(leaf.name, len(v)) for leaf, v in pairs if leaf.is_dense and np.ndim(v)]
+        self._rows = {
+            leaf.component: (leaf.name, len(v), v.nbytes)
+            for leaf, v in pairs
+            if leaf.is_dense and np.ndim(v)
+        }
 
     def _compare(self, which: str, *, is_new: bool) -> None:
         """Compares what the workers see; each that is new, and all others, with the first other."""
@@ -130,17 +138,21 @@ class FirstBatch:
                     per_worker_hint=self._per_worker_hint and not is_new,
                     is_new=is_new,
                 )
-        self._refuse_unlike_rows(which)
+        sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
+        self.whole = components_apart(sizes)
 
-    def _refuse_unlike_rows(self, which: str) -> None:
-        """Refuses batches such as graphs of nodes and edges, which cannot be divided by rows."""
-        if len({count for _, count in self._rows}) > 1:
-            found = ", ".join(f"{name} of {count} rows" for name, count in self._rows)
+    def refuse_unlike_rows(self) -> None:
+        """Refuses batches such as graphs of nodes and edges, where they cannot be divided.
+
+        Raises:
+            UnsupportedError: the components of the last batch have different numbers of rows.
+        """
+        if self.whole:
+            found = ", ".join(f"{name} of {rows} rows" for name, rows, _ in self._rows.values())
             raise UnsupportedError(
-                "All components of a batch must have the same number of rows, of which each worker "
-                f"takes a part. Received: a {which} batch of {found}. Pad the components, make "
-                "them ragged, or give each worker its own batches by "
-                "strategy.distribute_datasets_from_function."
+                'All components of a batch for a pipeline, or for Elastic(batch="per_worker"), '
+                f"must have the same number of rows. Received: a batch of {found}. Pad the "
+                'components, or use tfdist.MultiWorkerMirroredStrategy and Elastic(batch="global").'
             )
 
     def skip(self, iterator: Any) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -156,6 +157,36 @@ def take_share(
         return share
 
     return tf.nest.map_structure(take, batch)
+
+
+class BatchForm(NamedTuple):
+    """What is known of a global batch while its step is traced.
+
+    Attributes:
+        rows: its number of rows; None if that is unknown.
+        whole: the numbers of the components, flat, that have other rows than the batch, such as
+            the edges of a graph besides its nodes. Each replica computes with all of them.
+    """
+
+    rows: int | None = None
+    whole: tuple[int, ...] = ()
+
+
+def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:
+    """The components that have another number of rows than those which hold the most bytes.
+
+    Args:
+        sizes: the rows and the bytes of dense components, by their number.
+
+    Example:
+        >>> components_apart({0: (10, 160), 1: (26, 208), 2: (10, 40)})
+        (0, 2)
+    """
+    totals: dict[int, int] = {}
+    for rows, size in sizes.values():
+        totals[rows] = totals.get(rows, 0) + size
+    main = max(totals, key=lambda rows: totals[rows], default=0)
+    return tuple(number for number, (rows, _) in sizes.items() if rows != main)
 
 
 def share_of_rows(rows: Any, replica: Any, replicas: Any) -> tuple[Any, Any]:

@@ -110,18 +110,6 @@ def model_outside_of_the_scope(strategy):
     return message(lambda: fit(model, *rows(16)))
 
 
-def unlike_rows(strategy):
-    """Batches of a graph: its nodes, and its edges."""
-    with strategy.scope():
-        nodes, edges = keras.Input((4,)), keras.Input((2,))
-        both = keras.layers.Concatenate()([keras.layers.Dense(3)(nodes), edges])
-        model = keras.Model([nodes, edges], keras.layers.Dense(1)(both))
-        model.compile("sgd", "mse")
-    graph = (np.zeros((10, 4), "float32"), np.zeros((26, 2), "float32"))
-    data = tf.data.Dataset.from_tensors((graph, np.zeros((10, 1), "float32")))
-    return message(lambda: model.fit(data, verbose=0))
-
-
 def different_epochs(strategy):
     model = compile_mlp(strategy)
     return message(lambda: fit(model, *rows(16), epochs=2 + strategy.extended.worker_rank))

@@ -289,3 +289,85 @@ class _Upper(keras.layers.Layer):
 
     def compute_output_spec(self, x):
         return keras.KerasTensor(x.shape, "string")
+
+
+class SemiSupervised(keras.Model):
+    """Compares two views of many images, and classifies others of which there are less."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.head = keras.layers.Dense(20, "tanh"), keras.layers.Dense(3)
+
+    def build(self, shape):
+        self.encoder.build(shape)
+        self.head.build((None, 20))
+
+    def call(self, x):
+        return self.head(self.encoder(x))
+
+    def train_step(self, data):
+        unlabeled, (labeled, y) = data[:2]
+        with tf.GradientTape() as tape:
+            one, two = self.encoder(unlabeled), self.encoder(unlabeled + 0.1)
+            scores = keras.ops.matmul(one, keras.ops.transpose(two))
+            pairs = -keras.ops.mean(keras.ops.diagonal(keras.ops.log_softmax(scores)))
+            z = self(labeled, training=True)
+            loss = pairs + self.compute_loss(labeled, y, z)
+        weights = self.trainable_variables
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {**self.compute_metrics(labeled, y, z), "pairs": pairs}
+
+
+def batches_beside_batches(strategy):
+    """Two batches of different sizes in one, the larger of which is divided."""
+    x, y = rows(18)
+    others = np.random.default_rng(2).normal(size=(33, 8)).astype("float32")
+    unlabeled = tf.data.Dataset.from_tensor_slices(others).batch(11)
+    labeled = tf.data.Dataset.from_tensor_slices((x, y)).batch(6)
+    with scope(strategy):
+        model = SemiSupervised()
+        model.build((None, 8))
+        model.compile("adam", cross_entropy(), metrics=["accuracy"])
+    history = fit(model, tf.data.Dataset.zip((unlabeled, labeled)))
+    logs = model.train_on_batch(others[:7], (x[:2], y[:2]), return_dict=True)
+    return outcome(model, history, logs=logs)
+
+
+def graphs(strategy):
+    """A batch is a graph: its nodes, and its edges as pairs of nodes."""
+
+    class Convolution(keras.layers.Layer):
+        def build(self, shapes):
+            self.kernel = self.add_weight(shape=(shapes[0][-1], 5))
+
+        def call(self, inputs):
+            nodes, edges = inputs
+            sent = tf.gather(keras.ops.matmul(nodes, self.kernel), edges[:, 0])
+            return keras.ops.tanh(
+                tf.math.unsorted_segment_sum(sent, edges[:, 1], tf.shape(nodes)[0])
+            )
+
+    def make(seed):
+        generator = np.random.default_rng(seed)
+        count, edges = 7 + seed, 17 - seed
+        nodes = generator.normal(size=(count, 4)).astype("float32")
+        pairs = generator.integers(0, count, (edges, 2)).astype("int32")
+        return (nodes, pairs), generator.normal(size=(count, 2)).astype("float32")
+
+    signature = (
+        (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 2), tf.int32)),
+        tf.TensorSpec((None, 2)),
+    )
+    data = tf.data.Dataset.from_generator(lambda: map(make, range(3)), output_signature=signature)
+    data = data.apply(tf.data.experimental.assert_cardinality(3))
+    with scope(strategy):
+        nodes, edges = keras.Input((4,)), keras.Input((2,), dtype="int32")
+        hidden = Convolution()([nodes, edges])
+        outputs = keras.layers.Dense(2)(Convolution()([hidden, edges]))
+        model = keras.Model([nodes, edges], outputs)
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-3), "mse", metrics=["mae"])
+    history = fit(model, data)
+    logs = model.evaluate(data, verbose=0)
+    first, _ = make(0)
+    predictions = [model.predict(data, verbose=0), model.predict_on_batch(first)]
+    return outcome(model, history, logs=logs, predictions=predictions)

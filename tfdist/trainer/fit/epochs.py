@@ -14,10 +14,11 @@ from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.internals.iterators import replace_dataset, rows_of_batches
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
-from tfdist.strategies.data import distribute_nothing, note_rows_of_next
+from tfdist.strategies.data import distribute_nothing, note_next
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.first_batch import first_batch_watched
 from tfdist.strategies.replay import replaying
+from tfdist.strategies.shares import BatchForm
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.live_data import LiveData
@@ -78,6 +79,10 @@ def install() -> None:
                 else:
                     later = data is not None and data.live is not None and data.live.came_later
                     self._first_batch.compare(iterator, is_new=later)
+                extended, live = made_under(self).extended, data.live if data is not None else None
+                if extended.in_stages or (live is not None and live.replay.keeps_rows):
+                    self._first_batch.refuse_unlike_rows()
+                iterator.whole = self._first_batch.whole
                 if iterator is not self._begun:
                     end_in_background(iterator)
                     self._begun = iterator
@@ -88,10 +93,11 @@ def install() -> None:
                 compared, data, lambda: data.advance(lambda: advance(self), begun)
             )
         step = advance(self)
-        note_rows_of_next(rows_of_batches(self, step[-2]))
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])
         begun(step[-1])
+        whole = getattr(step[-1], "whole", ())
+        note_next(BatchForm(rows_of_batches(self, step[-2]), whole))
         return step
 
     @functools.wraps(catch)

@@ -48,7 +48,7 @@ def exchange_rows(batch: Any) -> OwnRows:
     Args:
         batch: the replica's rows.
     """
-    rows = count_rows(batch)
+    rows = _same_rows(batch)
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
     own = tf.concat([own, [requests.in_graph()]], axis=0)
@@ -63,6 +63,25 @@ def exchange_rows(batch: Any) -> OwnRows:
         some_are_empty=tf.reduce_any(tf.equal(sums[:replicas], 0)),
         requests=sums[replicas],
     )
+
+
+def _same_rows(batch: Any) -> tf.Tensor:
+    """The number of rows of a batch, which all dense components must have."""
+    rows = count_rows(batch)
+    dense = [leaf for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor)]
+    counts = [tf.shape(leaf)[0] for leaf in dense if leaf.shape.rank and leaf.shape[0] is None]
+    if len(counts) < 2:
+        return rows
+    found = tf.stack(counts)
+    same = tf.debugging.Assert(tf.reduce_all(tf.equal(found, rows)), [_UNLIKE_ROWS, found])
+    with tf.control_dependencies([same]):
+        return tf.identity(rows)
+
+
+_UNLIKE_ROWS = (
+    "The components of this batch have different numbers of rows, unlike those of the first one. "
+    "Begin with a batch where they differ. A worker's rows of each:"
+)
 
 
 def gather_sparse(

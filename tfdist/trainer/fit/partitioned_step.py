@@ -26,6 +26,8 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
+from tfdist.strategies.data import form_of
+from tfdist.strategies.shares import BatchForm
 from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.metric_state import metric_variables
@@ -40,7 +42,7 @@ def run_partitioned_step(
     model: keras.Model,
     step_function: Callable[[Any], Any],
     batch: Any,
-    known_rows: int | None,
+    form: BatchForm,
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -50,7 +52,7 @@ def run_partitioned_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
-        known_rows: the number of rows of the whole batch, if the program may know it.
+        form: what the program may know of the whole batch.
         late: given if an update may be deferred to the end of the step.
 
     Returns:
@@ -66,25 +68,25 @@ def run_partitioned_step(
         update_late(step, late)
         return logs, totals
 
-    own = exchange_rows(batch)
+    own = exchange_rows(divided(batch, form))
     trains = step_function == model.train_step
-    logs, totals = _run(model, program, batch, own, known_rows, trains=trains)
+    logs, totals = _run(model, program, batch, own, form, trains=trains)
     return logs, totals, tf.stack([own.total, own.requests])
 
 
-def run_partitioned_prediction(model: keras.Model, batch: Any, known_rows: int | None) -> Any:
+def run_partitioned_prediction(model: keras.Model, batch: Any, form: BatchForm) -> Any:
     """Adds `predict_step` of the whole batch, of which a replica computes its rows.
 
     Args:
         model: the model.
         batch: the replica's rows.
-        known_rows: the number of rows of the whole batch, if the program may know it.
+        form: what the program may know of the whole batch.
 
     Returns:
         The outputs for all rows.
     """
-    own = exchange_rows(batch)
-    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, known_rows)
+    own = exchange_rows(divided(batch, form))
+    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, form)
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -97,43 +99,50 @@ def _run(
     program: Callable[[Any, GlobalStep], Any],
     batch: Any,
     own: OwnRows,
-    known_rows: int | None,
+    form: BatchForm,
     *,
     trains: bool = False,
 ) -> Any:
     """Traces a program for the whole batch, and adds its part for this replica's rows."""
     extended = model.distribute_strategy.extended
-    batch = _with_a_row_of_others(extended, batch, own)
+    batch = _with_a_row_of_others(extended, batch, own, form)
     leaves = tf.nest.flatten(batch)
-    # Ragged and sparse tensors are whole on all replicas.
+    # Ragged and sparse tensors are whole on all replicas, and what has other rows than the batch.
     for i, leaf in enumerate(leaves):
-        if isinstance(leaf, tf.RaggedTensor):
+        if isinstance(leaf, tf.RaggedTensor) or i in form.whole:
             leaves[i] = extended.gather_over_replicas(leaf)
         elif isinstance(leaf, tf.SparseTensor):
             gather = extended.gather_over_replicas
             leaves[i] = gather_sparse(leaf, own.first_row, own.total, gather)
-    if known_rows == 1:
-        # A program may broadcast a single row, so each replica computes it.
-        for leaf in leaves:
-            if isinstance(leaf, tf.Tensor) and leaf.shape.rank:
-                leaf.set_shape([1, *leaf.shape[1:]])
-    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), known_rows)
+        elif form.rows == 1 and isinstance(leaf, tf.Tensor) and leaf.shape.rank:
+            # A program may broadcast a single row, so each replica computes it.
+            leaf.set_shape([1, *leaf.shape[1:]])
+    traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
     if trains:
-        note_trace(model, traced.analysis, known_rows)
-    lane = Lane(_share(extended, own, known_rows), ReplicaCommunication(extended, own.counts))
+        note_trace(model, traced.analysis, form.rows)
+    lane = Lane(_share(extended, own, form.rows), ReplicaCommunication(extended, own.counts))
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
 
 
-def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows) -> Any:
+def divided(batch: Any, form: BatchForm) -> Any:
+    """A batch with None in place of the components that each replica computes with as a whole."""
+    leaves = tf.nest.flatten(batch)
+    parts = [None if i in form.whole else leaf for i, leaf in enumerate(leaves)]
+    return tf.nest.pack_sequence_as(batch, parts)
+
+
+def _with_a_row_of_others(extended: Any, batch: Any, own: OwnRows, form: BatchForm) -> Any:
     """The batch, or its first row on a replica without rows, which does not count there.
 
     Many TensorFlow kernels do not accept empty batches, and made-up values might be invalid.
     """
     leaves = tf.nest.flatten(batch)
     dense = [
-        i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0
+        i
+        for i, leaf in enumerate(leaves)
+        if isinstance(leaf, tf.Tensor) and leaf.shape.rank != 0 and i not in form.whole
     ]
     if tf.get_static_value(own.rows) or not dense:
         return batch
@@ -189,7 +198,7 @@ _MOST_GATHERED = 16
 
 
 def _trace(
-    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, rows_: int | None
+    model: keras.Model, program: Callable[[Any, GlobalStep], Any], batch: Any, form: BatchForm
 ) -> _Traced:
     """Traces a program for the whole batch.
 
@@ -197,18 +206,21 @@ def _trace(
         model: the model.
         program: takes the batch and the step.
         batch: a batch of any number of rows; ragged and sparse tensors are whole.
-        rows_: the number of rows of the whole batch, if the program may know it. A single row is
-            whole on all replicas.
+        form: what the program may know of the whole batch. A single row is whole on all replicas.
     """
     extended = model.distribute_strategy.extended
     leaves = tf.nest.flatten(batch)
-    specs = [None if leaf is None else _whole_spec(leaf, rows_) for leaf in leaves]
+    apart = [i in form.whole for i in range(len(leaves))]
+    specs = [
+        None if leaf is None else _whole_spec(leaf, None if is_apart else form.rows)
+        for leaf, is_apart in zip(leaves, apart, strict=True)
+    ]
     made: list[Any] = []
 
     def traced(*flat: Any) -> Any:
         elastic = extended.group.elastic
         step = GlobalStep(
-            rows_,
+            form.rows,
             own_statistics=extended.batch_statistics == "replica",
             gathers_statistics=elastic or extended.replica_count <= _MOST_GATHERED,
         )
@@ -218,14 +230,18 @@ def _trace(
         return [tf.convert_to_tensor(part) for part in parts if _is_output(part)]
 
     graph = trace_into_graph("global_step", traced, tuple(specs))
-    symbol = Symbol(size=rows_)
-    components = [isinstance(leaf, tf.Tensor) for leaf in leaves for _ in _components([leaf])]
+    symbol = Symbol(size=form.rows)
+    components = [
+        isinstance(leaf, tf.Tensor) and not is_apart
+        for leaf, is_apart in zip(leaves, apart, strict=True)
+        for _ in _components([leaf])
+    ]
     values = []
     for placeholder, is_dense in zip(graph.inputs, components, strict=False):
         dims = dims_of(placeholder)
         if is_dense and dims != ():
             known = None if dims is None else (Dim(1, (symbol,)), *dims[1:])
-            values.append(Value(WHOLE if rows_ == 1 else rows(), known))
+            values.append(Value(WHOLE if form.rows == 1 else rows(), known))
         else:
             values.append(Value(WHOLE, dims))
     layouts = layouts_of_variables(model, extended)
@@ -254,8 +270,9 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
         return logs, [tf.convert_to_tensor(v) for v in metric_variables(model)]
 
     def replica_step() -> None:
-        count = next(t.shape[0] for t in tf.nest.flatten(batch))
-        analysis = _trace(model, program, batch, None).analysis
+        form = BatchForm(None, form_of(batch).whole)
+        count = next(t.shape[0] for t in tf.nest.flatten(divided(batch, form)) if t is not None)
+        analysis = _trace(model, program, batch, form).analysis
         extended = model.distribute_strategy.extended
         found.append(transfers(analysis, count, extended.replica_count))
 

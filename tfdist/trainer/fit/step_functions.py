@@ -11,8 +11,8 @@ import keras
 import tensorflow as tf
 
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import batch_rows, rows_of_next
-from tfdist.strategies.shares import fixed_rows, take_share, with_any_rows
+from tfdist.strategies.data import form_of, form_of_next
+from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
@@ -42,22 +42,22 @@ def make_step_function(
     take_over_metrics(model)
     alone = not strategy.extended.communicates
 
-    def one_step(batch: Any, rows: int | None, late: Trial | None) -> Any:
+    def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
             return run_eager_step(model, step_function, without_optionals(batch))
 
         def replica_step(shard: Any) -> Any:
             if alone:
                 return step_function(without_optionals(shard)), [], tf.constant([0, 0])
-            shard = _as_traced(shard, rows, strategy)
-            return run_partitioned_step(model, step_function, shard, rows, late=late)
+            shard = _as_traced(shard, form.rows, strategy)
+            return run_partitioned_step(model, step_function, shard, form, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
 
     def compile_step(late: Trial | None = None) -> Callable[..., Any]:
-        def step(batch: Any, rows: int | None) -> Any:
-            return one_step(batch, rows, late)
+        def step(batch: Any, form: BatchForm) -> Any:
+            return one_step(batch, form, late)
 
         return make_function(model, step)
 
@@ -69,16 +69,16 @@ def make_step_function(
 
     sizes = _Sizes()
 
-    def run_one(batch: Any, rows: int | None) -> Any:
+    def run_one(batch: Any, form: BatchForm) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
         own = count_own_rows(strategy, batch)
-        logs, totals, counts = run_step(batch, rows)
+        logs, totals, counts = run_step(batch, form)
         if kept is not None:
             kept.keep(totals)
         return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
 
-    def steps_of_iterator(iterator: Any, several: Any, known: int | None) -> Any:
-        results, rows = run_one(received(wait_for(iterator.get_next)), known)
+    def steps_of_iterator(iterator: Any, several: Any, form: BatchForm) -> Any:
+        results, rows = run_one(received(wait_for(iterator.get_next)), form)
         steps = 1
         if model.steps_per_execution <= 1:
             return results, steps, rows
@@ -87,10 +87,10 @@ def make_step_function(
                 batch = wait_for(iterator.get_next_as_optional)
                 if not batch.has_value():
                     break
-                results, more = run_one(received(batch.get_value()), known)
+                results, more = run_one(received(batch.get_value()), form)
                 steps, rows = steps + 1, rows + more
             return results, steps, rows
-        one_of_loop = functools.partial(run_one, rows=known)
+        one_of_loop = functools.partial(run_one, form=form)
         return _loop(one_of_loop, iterator, several, results, rows)
 
     if not model.run_eagerly:
@@ -104,7 +104,8 @@ def make_step_function(
                 in_part = kept is not None and several > 1
                 to_run = tf.constant(several - batches_done()) if in_part else several
                 known = getattr(iterator, "batch_rows", None)
-                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, known)
+                form = BatchForm(known, getattr(iterator, "whole", ()))
+                (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, form)
             else:
                 steps, rows = 0, tf.constant([0, 0, 0])
                 for _, batch in zip(range(several), iterator, strict=False):
@@ -129,7 +130,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     strategy = model.distribute_strategy
     sizes = _Sizes()
 
-    def one_step(batch: Any, rows: int | None) -> Any:
+    def one_step(batch: Any, form: BatchForm) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
             return run_eager_prediction(model, without_optionals(batch))
@@ -137,8 +138,8 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
         def replica_step(shard: Any) -> Any:
             if alone:
                 return model.predict_step(without_optionals(shard))
-            shard = _as_traced(shard, rows, strategy)
-            return run_partitioned_prediction(model, shard, rows)
+            shard = _as_traced(shard, form.rows, strategy)
+            return run_partitioned_prediction(model, shard, form)
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
@@ -191,13 +192,13 @@ class _Sizes:
         return rows if rows == self._first else None
 
 
-def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, int | None]:
-    """The local replicas' shards of a batch, and its number of rows if the model may know it."""
+def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, BatchForm]:
+    """The local replicas' shards of a batch, and what the model may know of it."""
     if not strategy.extended.communicates:
-        return batch, None
+        return batch, BatchForm()
     shards = shard_batch(strategy, batch)
-    rows = rows_of_next() if shards is batch else batch_rows(batch)
-    return shards, sizes.known(rows)
+    form = form_of_next() if shards is batch else form_of(batch)
+    return shards, BatchForm(sizes.known(form.rows), form.whole)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
