@@ -12,6 +12,7 @@ SAID = {
     "a_penalty_that_couples_rows": [ROWS, LINE],
     "statistics_of_all_replicas": [ROWS],
     "float8": ["A float8 layer records the largest values"],
+    "unlike_rows": ["for a pipeline must have the same number of rows. Received: (10, 4), (26, 2)"],
     "a_model_in_one_piece": ["requires a model in stages", "tfdist.PipelineModel"],
 }
 

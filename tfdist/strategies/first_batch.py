@@ -138,8 +138,9 @@ class FirstBatch:
                     per_worker_hint=self._per_worker_hint and not is_new,
                     is_new=is_new,
                 )
-        sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
-        self.whole = components_apart(sizes)
+        if self._rows:
+            sizes = {number: (rows, size) for number, (_, rows, size) in self._rows.items()}
+            self.whole = components_apart(sizes)
 
     def refuse_unlike_rows(self) -> None:
         """Refuses batches such as graphs of nodes and edges, where they cannot be divided.
@@ -150,9 +151,9 @@ class FirstBatch:
         if self.whole:
             found = ", ".join(f"{name} of {rows} rows" for name, rows, _ in self._rows.values())
             raise UnsupportedError(
-                'All components of a batch for a pipeline, or for Elastic(batch="per_worker"), '
-                f"must have the same number of rows. Received: a batch of {found}. Pad the "
-                'components, or use tfdist.MultiWorkerMirroredStrategy and Elastic(batch="global").'
+                'All components of a batch for Elastic(batch="per_worker") must have the same '
+                f"number of rows. Received: a batch of {found}. Pad them, or use "
+                'Elastic(batch="global").'
             )
 
     def skip(self, iterator: Any) -> None:

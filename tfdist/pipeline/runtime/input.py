@@ -113,6 +113,13 @@ def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, A
                 f"{type(leaf).__name__}. Pad it or convert it to dense in the dataset."
             )
     data = keras.tree.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), data)
+    shapes = [v.shape for v in keras.tree.flatten(data) if v is not None and v.shape.rank]
+    if len({shape[0] for shape in shapes}) > 1:
+        found = ", ".join(str(tuple(shape)) for shape in shapes)
+        raise UnsupportedError(
+            "All components of a batch for a pipeline must have the same number of rows. Received: "
+            f"{found} on this worker. Pad them, or use tfdist.MultiWorkerMirroredStrategy."
+        )
     x, y, sample_weight = unpack_x_y_sample_weight(data)
     return x, (y, sample_weight), int(count_rows(data))
 

@@ -79,8 +79,7 @@ def install() -> None:
                 else:
                     later = data is not None and data.live is not None and data.live.came_later
                     self._first_batch.compare(iterator, is_new=later)
-                extended, live = made_under(self).extended, data.live if data is not None else None
-                if extended.in_stages or (live is not None and live.replay.keeps_rows):
+                if data is not None and data.live is not None and data.live.replay.keeps_rows:
                     self._first_batch.refuse_unlike_rows()
                 iterator.whole = self._first_batch.whole
                 if iterator is not self._begun:

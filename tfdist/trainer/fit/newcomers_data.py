@@ -40,4 +40,6 @@ def advance_compared(
 
 def _compare(batches: FirstBatch, live: LiveData, iterator: Any) -> None:
     batches.compare_next(iterator, live.replay, is_new=live.came_later)
+    if iterator is not None:
+        iterator.whole = batches.whole
     live.compares = False
