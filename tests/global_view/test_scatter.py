@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.global_view.simulation import check
+from tests.tiers import some
 
 ROWS, WIDTH = 11, 24
 X = np.random.default_rng(3).normal(size=(ROWS, 5)).astype("float32")
@@ -35,9 +38,14 @@ def _rows_behind(x):
     return loss, tape.gradient(loss, w)
 
 
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("shares", [(4, 4, 3), (11, 0), (0, 5, 6), (2, 9)])
-@pytest.mark.parametrize("program", [_in_batch_negatives, _rows_behind])
+CASES = list(
+    itertools.product(
+        [_in_batch_negatives, _rows_behind], [(4, 4, 3), (11, 0), (0, 5, 6), (2, 9)], [False, True]
+    )
+)
+
+
+@pytest.mark.parametrize(("program", "shares", "static"), some(CASES, always=CASES[::3]))
 def test_workers_get_their_rows_of_a_sum(program, shares, static):
     sent, _ = check(program, [X], shares, static=static)
     whole = ROWS * WIDTH * 4

@@ -9,7 +9,7 @@ from tests.groups import GROUPS
 from tests.pipeline.output_behaviours import EXAMPLES
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 PLACE = "tests.pipeline.output_behaviours"
 NAMES = list(EXAMPLES)
@@ -28,13 +28,8 @@ def check(ranks, name):
     assert set(held) == set(weights)
 
 
-@pytest.mark.parametrize(
-    "name",
-    some(
-        NAMES,
-        always=["a_mean_by_weights_and_masks"],
-    ),
-)
+@exhaustive
+@pytest.mark.parametrize("name", NAMES)
 def test_a_pipeline(name):
     check("2", name)
 

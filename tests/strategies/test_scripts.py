@@ -60,13 +60,14 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
             "stateful_layers",
             "predictions_by_size",
         ],
-        always=["fewer_rows_than_replicas"],
+        always=["fewer_rows_than_replicas", "predictions_by_size"],
     ),
 )
 def test_short_batches(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")
 
 
+@exhaustive
 def test_static_sizes():
     sizes = f"{PACKAGE}.scripts:sizes_that_are_traced"
     expected = GROUPS["alone"].run(sizes)[0]
