@@ -40,7 +40,7 @@ def install() -> None:
         data = current_data()
         self._training_data = data if data is not None and data.belongs_to(self) else None
         ours = isinstance(extended, ReplicatedExtended)
-        if not (ours and (extended.spans_workers or extended.process_count > 1)):
+        if not (ours and (extended.communicates or extended.process_count > 1)):
             begin(self, distribute_strategy, *args, **kw)
             return
         live = self._training_data.live if self._training_data is not None else None
