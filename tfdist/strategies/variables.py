@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tfdist.internals.extended import copy_here
@@ -88,6 +89,9 @@ class SummedVariable(_Variable, SyncOnReadVariable):  # type: ignore[misc]
             self._changed_elsewhere = True
         self._total = None
         return super()._update_replica(update_fn, value, **kwargs)
+
+    def __array__(self, dtype: Any = None) -> Any:
+        return np.asarray(self.numpy(), dtype)
 
     def assign(self, value: Any, *args: Any, **kwargs: Any) -> Any:
         self._total = None

@@ -246,6 +246,7 @@ def fewer_rows_than_replicas(strategy):
     logs = [model.evaluate(x[:1], y[:1], verbose=0), model.train_on_batch(x[:1], y[:1])]
     rest = model.predict(tf.data.Dataset.from_tensor_slices(x).batch(3), verbose=0)
     short = model.predict_on_batch(x[:1])
+    logs += [np.asarray(variable.value) for variable in model.metrics[0].variables]
     return outcome(model, predictions=[first, rest, short], logs=logs)
 
 
