@@ -225,6 +225,12 @@ def test_steps_hold_back_the_same_writes():
 
 
 @exhaustive
+def test_both_communicators_hear_of_stalls():
+    for told in GROUPS[OWN].run(f"{PACKAGE}.gpus:stalls"):
+        assert told == ["workers", "workers' GPUs"]
+
+
+@exhaustive
 @pytest.mark.parametrize("transport", ["", "host"])
 def test_a_gpu_that_cannot_be_used(transport):
     first, other = _made_anew("train_with", NO_DRIVER, gpus=transport)

@@ -13,6 +13,8 @@ import tensorflow as tf
 from tfdist.collective import marks
 
 _here = threading.local()
+# The collection with a graph's marks of collectives that overlap.
+_BESIDE = "tfdist_collectives_beside"
 
 
 @contextlib.contextmanager
@@ -77,7 +79,24 @@ def marked_buckets(
         if notes and (beside or last > 0) and not tf.executing_eagerly():
             with _after(tensors if number == last else [tensors[i] for i in members]):
                 made.append(marks.ready(communicator, part, stalls=not beside))
+            if beside:
+                tf.compat.v1.get_default_graph().add_to_collection(_BESIDE, made[-1])
         yield Bucket(part, members, beside, made)
+
+
+def mark_stall(communicator: str, values: Sequence[tf.Tensor]) -> None:
+    """Records, in a graph, that a step which has these values waits for an overlapping collective.
+
+    Args:
+        communicator: the communicator's name.
+        values: what the step computes before it needs the collective.
+    """
+    if not tf.executing_eagerly():
+        # A short step may have the values before the collective's mark has been made.
+        begun = tf.compat.v1.get_default_graph().get_collection(_BESIDE)
+        if begun:
+            with _after([*values, *begun]):
+                marks.ready(communicator)
 
 
 def _after(elements: Sequence[Any]) -> Any:

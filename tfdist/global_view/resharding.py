@@ -36,6 +36,13 @@ class Communication(Protocol):
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """This worker's rows of the sums of tensors whose first axis is the rows of the batch."""
 
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        """Called where a program first needs the number of rows of all workers.
+
+        Args:
+            values: the operands of the operation that needs it.
+        """
+
     def begin(self) -> None:
         """Called before a collective of the program itself is added."""
 
@@ -73,11 +80,13 @@ class Worker:
         share: as given.
         communication: as given.
         graphs: the graphs that are being added, the innermost one last.
+        knows_rows: whether the program has needed the number of rows of all workers.
     """
 
     def __init__(self, share: Share, communication: Communication) -> None:
         self.share, self.communication = share, communication
         self.graphs: list[Resharding] = []
+        self.knows_rows = False
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -93,6 +102,11 @@ class Worker:
                 self._made[key] = make()
         return self._made[key]
 
+    def _of_all(self) -> Share:
+        """The share, for what depends on the rows of the other workers."""
+        self.knows_rows = True
+        return self.share
+
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of rows that this worker computes with, times an integer."""
         return self.constant(
@@ -102,14 +116,15 @@ class Worker:
     def all_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of rows of the batch, times an integer."""
         return self.constant(
-            ("all", dtype, times), lambda: tf.cast(self.share.total, dtype) * tf.cast(times, dtype)
+            ("all", dtype, times),
+            lambda: tf.cast(self._of_all().total, dtype) * tf.cast(times, dtype),
         )
 
     def first_row(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of this worker's first row, times an integer."""
         return self.constant(
             ("first", dtype, times),
-            lambda: tf.cast(self.share.first, dtype) * tf.cast(times, dtype),
+            lambda: tf.cast(self._of_all().first, dtype) * tf.cast(times, dtype),
         )
 
     def own_shape(
@@ -137,7 +152,7 @@ class Worker:
             own = tf.cast(self.share.rows, tf.float64)
             if self.share.counts is not None:
                 own *= tf.cast(self.share.counts, tf.float64)
-            return tf.cast(own / tf.cast(self.share.total, tf.float64), dtype)
+            return tf.cast(own / tf.cast(self._of_all().total, tf.float64), dtype)
 
         return self.constant(("fraction", dtype), divide)
 
@@ -147,7 +162,7 @@ class Worker:
 
     def contribution_of_whole(self, value: tf.Tensor) -> tf.Tensor:
         """What this worker contributes to a sum that is to be a value which all workers hold."""
-        return self._chosen(self.share.leads, value, "sum")
+        return self._chosen(self._of_all().leads, value, "sum")
 
     def settled(self, value: tf.Tensor, how: str = "sum") -> tf.Tensor:
         """What this worker contributes to a reduction: nothing if it has no rows."""

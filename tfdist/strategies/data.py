@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdist.cluster.net.wait_messages import say
 from tfdist.internals.datasets import dataset_operations
 from tfdist.internals.extended import set_batches
 from tfdist.internals.plain_input import plain_input
@@ -65,6 +66,8 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
             options=options,
         )
         shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
+        if _policy(dataset) == tf.data.experimental.AutoShardPolicy.AUTO:
+            _say_that_files_are_shared_out(extended)
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
@@ -89,6 +92,20 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         per_worker_hint=per_worker_hint,
     )
     return distributed
+
+
+def _say_that_files_are_shared_out(extended: Any) -> None:
+    """Says once that AUTO gives other batches than one process has, as nobody has chosen that."""
+    if not _said and extended.group.topology.is_chief:
+        _said.append("files")
+        say(
+            "tfdist: The dataset reads files, of which each worker reads its share "
+            "(auto_shard_policy AUTO). So its batches are not those of one process. The policy "
+            "DATA keeps them: each worker then reads all files, and takes its rows of each batch."
+        )
+
+
+_said: list[str] = []
 
 
 def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:

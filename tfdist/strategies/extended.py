@@ -14,6 +14,10 @@ import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
+from tfdist.collective.device_communicator import DeviceCommunicator
+from tfdist.collective.gpu_communicator import GpuCommunicator
+from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import await_other_replicas
 from tfdist.internals.keras import in_callers_state
@@ -177,6 +181,19 @@ class ReplicatedExtended(PlacedExtended):
         self.await_other_replicas()
         communicator = self._replicas[get_current_replica_id_as_int()]
         return reduction.all_reduce(communicator, reduce_op, value, called)
+
+    def note_stall(self, values: Sequence[tf.Tensor]) -> None:
+        """Records that a replica which has these values waits for the sum that it has begun."""
+        if self._use_merge_call():
+            return
+        communicator = self._replicas[get_current_replica_id_as_int()]
+        if isinstance(communicator, (DeviceCommunicator, GpuCommunicator)):
+            communicators = communicator.across_workers
+        else:
+            communicators = (communicator,)
+        for one in communicators:
+            if isinstance(one, NativeCommunicator):
+                mark_stall(one.name, values)
 
     def gather_over_replicas(self, value: Any) -> Any:
         """Concatenates the rows of all replicas, called by each of them.

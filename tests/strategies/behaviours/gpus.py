@@ -17,7 +17,7 @@ import tfdist
 from tests import gpus
 from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows
 from tests.strategies.behaviours.compression import codec_of, strategy_of
-from tfdist.collective import gpu, native_ops
+from tfdist.collective import gpu, marks, native_ops
 from tfdist.compression import Auto, Int8, OneBit, Policy
 from tfdist.errors import NativeUnavailableError, ProgramMismatchError
 from tfdist.native import gpu_kernels, nvrtc
@@ -230,6 +230,21 @@ def writes(strategy):
         model = _with_counts(strategy)
         fit(model, *rows(20), batch_size=10)
     return [(len(one.kept), one.gated) for one in found]
+
+
+def stalls(strategy):
+    """The communicators that are told of a step that waits for sums which it has begun."""
+    told = set()
+    ready = marks.ready
+
+    def note(communicator, key="", **settings):
+        if not key:
+            told.add(communicator)
+        return ready(communicator, key, **settings)
+
+    with mock.patch.object(marks, "ready", note):
+        fit(_with_counts(strategy), *rows(20), batch_size=10)
+    return sorted(told)
 
 
 def train_with(_, settings):

@@ -383,5 +383,8 @@ class _OneReplica:
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(tensors)
 
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        pass
+
     def begin(self) -> None:
         pass

@@ -400,6 +400,9 @@ class NoPeers:
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         raise AssertionError(f"A microbatch scatters {tensors}.")
 
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        pass
+
     def begin(self) -> None:
         raise AssertionError("A microbatch communicates.")
 

@@ -375,6 +375,9 @@ class ReplicaCommunication:
     def gather(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return [self._gather(tensor) for tensor in tensors]
 
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        self._extended.note_stall(values)
+
     @property
     def scatters(self) -> bool:
         return self._counts is not None

@@ -198,7 +198,9 @@ def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, BatchF
         return batch, BatchForm()
     shards = shard_batch(strategy, batch)
     form = form_of_next() if shards is batch else form_of(batch)
-    return shards, BatchForm(sizes.known(form.rows), form.whole)
+    # Where workers come and go, such batches often follow their number.
+    rows = None if strategy.extended.group.elastic else sizes.known(form.rows)
+    return shards, BatchForm(rows, form.whole)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
