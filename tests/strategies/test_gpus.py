@@ -225,9 +225,12 @@ def test_steps_hold_back_the_same_writes():
 
 
 @exhaustive
-def test_both_communicators_hear_of_stalls():
-    for told in GROUPS[OWN].run(f"{PACKAGE}.gpus:stalls"):
-        assert told == ["workers", "workers' GPUs"]
+@pytest.mark.parametrize(
+    ("group", "communicators"), [("2", ["workers"]), (OWN, ["workers", "workers' GPUs"])]
+)
+def test_communicators_hear_of_stalls(group, communicators):
+    for told in GROUPS[group].run(f"{PACKAGE}.gpus:stalls"):
+        assert told == communicators
 
 
 @exhaustive

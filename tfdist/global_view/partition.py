@@ -301,7 +301,6 @@ class Partition:
         ]
         for i, element in decision.local_shapes.items():
             inputs[i] = self._tensors.local_shape(op, i, element, inputs[i])
-        knew_rows = self._lane.knows_rows
         before = [o for control in self._controls(op) for o in self._made.get(control, ())]
         before += after
         with contextlib.ExitStack() as scopes:
@@ -321,8 +320,7 @@ class Partition:
                 self._made[op] = [*made, *self._lane.effects]
         if decision.emit is None and op.outputs:
             self._made[op] = [results[0].op]
-        if self._lane.knows_rows and not knew_rows:
-            self._lane.communication.awaits_rows([t for t in inputs if tf.is_symbolic_tensor(t)])
+        self._lane.tell_of_rows(lambda: [self._tensors.values[id(t)] for t in op.inputs])
         for tensor, value in zip(op.outputs, results, strict=True):
             _refine(value, tensor, self._analysis.value_of(tensor).layout)
             self._tensors.values[id(tensor)] = value

@@ -80,13 +80,12 @@ class Worker:
         share: as given.
         communication: as given.
         graphs: the graphs that are being added, the innermost one last.
-        knows_rows: whether the program has needed the number of rows of all workers.
     """
 
     def __init__(self, share: Share, communication: Communication) -> None:
         self.share, self.communication = share, communication
         self.graphs: list[Resharding] = []
-        self.knows_rows = False
+        self._needs_rows = self._has_told = False
         self._made: dict[Any, tf.Tensor] = {}
 
     def constant(self, key: Any, make: Callable[[], tf.Tensor]) -> tf.Tensor:
@@ -104,8 +103,18 @@ class Worker:
 
     def _of_all(self) -> Share:
         """The share, for what depends on the rows of the other workers."""
-        self.knows_rows = True
+        self._needs_rows = True
         return self.share
+
+    def tell_of_rows(self, operands: Callable[[], Sequence[tf.Tensor]]) -> None:
+        """Tells once that the program has needed the number of rows of all workers.
+
+        Args:
+            operands: returns those of the operation that has just been added.
+        """
+        if self._needs_rows and not self._has_told:
+            self._has_told = True
+            self.communication.awaits_rows(list(filter(tf.is_symbolic_tensor, operands())))
 
     def own_rows(self, dtype: Any, times: int = 1) -> tf.Tensor:
         """The number of rows that this worker computes with, times an integer."""
