@@ -30,7 +30,7 @@ def record(strategy, schedule, frozen=0):
     }
 
 
-def explained(strategy, pipelines):
+def explained(strategy):
     """What a step communicates, before and after the first one, and what the flight log notes."""
     noted = []
     real = flight_log.note_step

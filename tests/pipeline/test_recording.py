@@ -47,7 +47,7 @@ def test_only_a_compiled_model_is_recorded():
 
 @pytest.mark.parametrize(("group", "pipelines"), some([("2", 1), ("4", 2)], [("4", 2)]))
 def test_what_a_step_communicates(group, pipelines):
-    results = GROUPS[group].run("tests.pipeline.recording:explained", pipelines)
+    results = GROUPS[group].run("tests.pipeline.recording:explained")
     sent = [
         f"send 384 B [12x8] for {what} at cut (stage 0 to 1)" for what in ("activation", "gradient")
     ]

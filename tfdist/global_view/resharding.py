@@ -265,6 +265,7 @@ class Resharding:
         self._wanted: dict[int, set[Layout]] = {}  # of partial sums
 
     def waits_for(self, tensor: tf.Tensor, layout: Layout) -> bool:
+        """Whether a tensor of the graph has to be communicated before it has a layout."""
         own = self._analysis.value_of(tensor).layout
         if not needs_others(own, layout):
             return False
@@ -528,11 +529,9 @@ class Resharding:
         unique = list({id(t): t for t in held}.values())
         unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
         inside = {id(value) for _, value in optional if value is not None}
-        layouts_of_sums = [None if id(t) in inside else self._scattered(t) for t in unique]
-        pairs = zip(unique, layouts_of_sums, strict=True)
+        pairs = [(t, None if id(t) in inside else self._scattered(t)) for t in unique]
         self._scatter([(tensor, layout) for tensor, layout in pairs if layout is not None])
-        rest = zip(unique, layouts_of_sums, strict=True)
-        unique = [tensor for tensor, layout in rest if layout is None]
+        unique = [tensor for tensor, layout in pairs if layout is None]
         layouts = [self._analysis.value_of(t).layout for t in unique]
         parts = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "partial"]
         of_rows = [t for t, v in zip(unique, layouts, strict=True) if v.kind == "rows"]

@@ -245,10 +245,10 @@ class Engine:
         stages = program.stages.values()
         replicas = self._strategy.extended.mesh.data
         trained = [p for (mode, _), p in self._outputs.items() if mode == "train"]
-        ends = [p for p in (trained[-1].loss, trained[-1].metrics) if p] if trained else []
-        communicated = [one for p in ends for one in p.transfers(rows, replicas)]
+        ends = [trained[-1].loss, trained[-1].metrics] if trained and replicas > 1 else []
+        communicated = [one for p in ends if p for one in p.transfers(rows, replicas)]
         return {
-            "communicated": [dataclasses.astuple(one) for one in communicated if replicas > 1],
+            "communicated": [dataclasses.astuple(one) for one in communicated],
             "sparse": [variable.path for stage in stages for variable in stage.looked_up],
             "couples": self._found_coupling(),
             "stopped": [(s.stage.index, key) for s in stages for key in s.without_gradient],
