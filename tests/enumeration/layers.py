@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -437,6 +439,54 @@ PROGRAMS: dict[str, Program] = {
         _compile,
     ),
 }
+
+
+class Later(keras.Model):
+    """Creates its layers in its first step."""
+
+    def __init__(self, create: Callable[[], keras.Model]) -> None:
+        super().__init__()
+        self.create = create
+
+    def build(self, shape):
+        self.later = self.create()
+        super().build(shape)
+
+    def call(self, x):
+        return self.later(x)
+
+
+class Augmented(keras.Model):
+    """Has a `Sequential` that is built in its first step, where Keras knows whether it trains.
+
+    `Resizing` has the default `training=True`. The `Sequential` keeps what it was first called
+    with, and makes the layers behind it train, as the model does not take the argument.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.augment = keras.Sequential([k.Resizing(3, 3), k.RandomFlip(seed=1)])
+
+    def build(self, shape):
+        self.behind = [k.Flatten(), k.Dropout(0.5, seed=1), k.Dense(2)]
+
+    def call(self, x):
+        x = self.augment(x)
+        for layer in self.behind:
+            x = layer(x)
+        return x
+
+
+PROGRAMS |= {
+    f"{name}/built by fit": dataclasses.replace(
+        program, model=functools.partial(Later, program.model)
+    )
+    for name, program in PROGRAMS.items()
+    if isinstance(program, Training) and program.model not in (Boxes, Stateful)
+}
+PROGRAMS["Resizing/in a Sequential"] = Training(
+    Augmented, lambda: (fractions(ROWS, 4, 4, 3), _targets()), _compile
+)
 
 DEFAULT = [
     "BatchNormalization",

@@ -93,23 +93,42 @@ def dataset_of(iterator: Any) -> Any:
     return iterator._distributed_dataset
 
 
-def build_by_spec(model: Any, batch: Any) -> None:
-    """Builds a model from the shapes and types of a batch, and its losses and metrics.
+def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
+    """Builds a model from the shapes and types of a batch, and its losses, metrics and optimizer.
+
+    Calls the model as its first step does without a strategy: what a model creates during its first
+    call can keep the value of `training`.
 
     Only the steps of a model that has its own know what it calculates losses and metrics of. These
     are then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.
+
+    Args:
+        model: under a strategy, whose scope is entered.
+        batch: what a step takes, of which only shapes and types are read.
+        training: whether the first step trains.
     """
+    x, y, weights = unpack_x_y_sample_weight(tf.nest.map_structure(_symbolic, batch))
+    phase = {"training": training}
+    loss, metrics = model._compile_loss, model._compile_metrics
     steps = ("train_step", "test_step", "compute_loss", "compute_metrics")
-    if all(getattr(type(model), step) is getattr(keras.Model, step) for step in steps):
-        model._symbolic_build(data_batch=batch)
-        return
-    attributes = vars(model)  # Keras would track what is assigned as one more metric.
-    compiled = {name: attributes[name] for name in ("_compile_loss", "_compile_metrics")}
-    attributes.update(dict.fromkeys(compiled))
-    try:
-        model._symbolic_build(data_batch=batch)
-    finally:
-        attributes.update(compiled)
+    if any(getattr(type(model), step) is not getattr(keras.Model, step) for step in steps):
+        loss = metrics = None
+    loss, metrics = (None if part is None or part.built else part for part in (loss, metrics))
+    if loss or metrics or not all(layer.built for layer in model._flatten_layers()):
+        y_pred = compute_output_spec(model, x, **(phase if model._call_has_training_arg else {}))
+        if metrics:
+            compute_output_spec(model.compute_metrics, x, y, y_pred, sample_weight=weights)
+        if loss:
+            compute_output_spec(model._compute_loss, x, y, y_pred, sample_weight=weights, **phase)
+    if model.optimizer is not None and not model.optimizer.built:
+        model.optimizer.build(model.trainable_variables)
+    model._post_build()
+
+
+def _symbolic(spec: Any) -> keras.KerasTensor | None:
+    if spec is None:
+        return None
+    return keras.KerasTensor(spec.shape, keras.backend.standardize_dtype(spec.dtype))
 
 
 def compiled_loss_of(model: Any) -> Any:

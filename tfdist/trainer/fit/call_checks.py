@@ -6,6 +6,7 @@ of by a collective that fails or hangs.
 
 from __future__ import annotations
 
+import contextvars
 import functools
 import inspect
 from collections.abc import Callable
@@ -44,6 +45,8 @@ _IDENTICAL = (
 # Arguments that all workers must pass, or none.
 _PRESENT = ("sample_weight", "validation_data")
 
+_trains = contextvars.ContextVar("trains", default=False)
+
 
 def install() -> None:
     """Wraps Keras's calls for models under a tfdist strategy."""
@@ -60,6 +63,11 @@ def install() -> None:
     patch("TensorFlowTrainer.predict", lambda _: _checked(predict_in_order))
     # On the base class: Keras uses it to detect whether a model overrides `compile`.
     patch("Trainer.compile", _in_scope)
+
+
+def call_trains() -> bool:
+    """Whether Keras is in a call of `fit` or `train_on_batch`, and in no other call within it."""
+    return _trains.get()
 
 
 def is_ours(model: Any) -> bool:
@@ -91,7 +99,11 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
         refuse_in_one_piece(self, train.__name__)
-        return train(self, *args, **kwargs)
+        token = _trains.set(True)
+        try:
+            return train(self, *args, **kwargs)
+        finally:
+            _trains.reset(token)
 
     return train_in_scope
 
@@ -161,7 +173,11 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and logs are better off without.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            return call(*bound.args, **bound.kwargs)
+            token = _trains.set(trains)
+            try:
+                return call(*bound.args, **bound.kwargs)
+            finally:
+                _trains.reset(token)
         return call(self, *args, **kwargs)
 
     return checked

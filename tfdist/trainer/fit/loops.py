@@ -14,7 +14,7 @@ from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.trainer.fit.call_checks import check_variables, is_ours
+from tfdist.trainer.fit.call_checks import call_trains, check_variables, is_ours
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
@@ -86,7 +86,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
         try:
             # Keras computes losses in a graph that never runs.
             with self.distribute_strategy.scope(), traces.unnoted():
-                build_by_spec(self, data_batch)
+                build_by_spec(self, data_batch, training=call_trains())
         except TfdistError:
             raise
         except Exception:
