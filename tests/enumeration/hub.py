@@ -109,7 +109,7 @@ TEXT: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         },
         _SEGMENTS,
     ),
-    "ESM2Backbone": ({**_BLOOM, "num_heads": 1}, ("token_ids",)),
+    "ESMBackbone": ({**_BLOOM, "num_heads": 1}, ("token_ids",)),
     "FNetBackbone": (
         {k: v for k, v in _BERT.items() if k != "num_heads"},
         ("token_ids", "segment_ids"),
@@ -358,9 +358,9 @@ _KINDS = (
     "Seq2SeqLM",
 )
 _BACKBONES = {
-    "ESMProteinClassifier": "ESM2Backbone",
-    "ESMMaskedPLM": "ESM2Backbone",
-    "ESM2MaskedPLM": "ESM2Backbone",
+    "ESMProteinClassifier": "ESMBackbone",
+    "ESMMaskedPLM": "ESMBackbone",
+    "ESM2MaskedPLM": "ESMBackbone",
 }
 
 TASKS = (
@@ -490,6 +490,21 @@ def _ranking(loss: str | None, metric: str | None) -> Program:
     )
 
 
+def _perplexity() -> Program:
+    def model() -> keras.Model:
+        inputs = keras.Input((LENGTH, 3))
+        return keras.Model(inputs, keras.layers.Dense(WORDS)(inputs))
+
+    def compiled() -> dict[str, Any]:
+        measured = _hub().metrics.Perplexity(from_logits=True, mask_token_id=0)
+        return {**_crossentropy(), "weighted_metrics": [measured]}
+
+    def data() -> tuple[Any, ...]:
+        return numbers(ROWS, LENGTH, 3), integers(WORDS, ROWS, LENGTH, seed=3), _row_masks()
+
+    return Training(model, data, compiled, steps=("evaluate",))
+
+
 LAYERS: dict[str, Program] = {
     "AlibiBias": _layer(lambda: _hub().layers.AlibiBias(), (2, 3, 3)),
     "CachedMultiHeadAttention": _layer(
@@ -520,6 +535,7 @@ LAYERS: dict[str, Program] = {
     "DotInteraction/all": _layer(
         lambda: lambda *x: _rs().layers.DotInteraction(True, True)(list(x)), (3,), (3,)
     ),
+    "Perplexity": _perplexity(),
     "EmbedReduce": _layer(lambda: _rs().layers.EmbedReduce(8, 3), (4,), high=8),
     "FeatureCross": _layer(lambda: lambda x, y: _rs().layers.FeatureCross()(x, y), (4,), (4,)),
     "FeatureCross/low rank": _layer(
