@@ -535,7 +535,6 @@ LAYERS: dict[str, Program] = {
     "DotInteraction/all": _layer(
         lambda: lambda *x: _rs().layers.DotInteraction(True, True)(list(x)), (3,), (3,)
     ),
-    "Perplexity": _perplexity(),
     "EmbedReduce": _layer(lambda: _rs().layers.EmbedReduce(8, 3), (4,), high=8),
     "FeatureCross": _layer(lambda: lambda x, y: _rs().layers.FeatureCross()(x, y), (4,), (4,)),
     "FeatureCross/low rank": _layer(
@@ -567,6 +566,7 @@ PROGRAMS: dict[str, Program] = {
     **LAYERS,
     **{name: _ranking(name, None) for name in LOSSES},
     **{name: _ranking(None, name) for name in METRICS},
+    "Perplexity": _perplexity(),
 }
 
 DEFAULT: list[str] = []

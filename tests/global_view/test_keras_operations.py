@@ -1,7 +1,7 @@
 """Every function of `keras.ops` computes on workers' rows what it computes on the whole batch.
 
-A program applies a function to the rows of a batch, along each axis where it takes one, and
-returns the result and the gradients of its operands.
+A program applies a function to the rows of a batch, along each axis if it takes one, and returns
+the result and the gradients.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import pytest
 import tensorflow as tf
 from keras import ops
 
+from tests.enumeration.training import fractions, integers, numbers
 from tests.global_view.simulation import check
-from tests.tiers import some
 
 ROWS = 11
 SHARES = [(4, 4, 3), (11, 0), (0, 5, 0, 6)]
@@ -25,27 +25,15 @@ SHARES = [(4, 4, 3), (11, 0), (0, 5, 0, 6)]
 Program = tuple[Callable[..., Any], tuple[np.ndarray, ...]]
 
 
-def _numbers(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).normal(size=shape).astype("float32")
-
-
-def _fractions(*shape: int, seed: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).uniform(0.1, 0.9, shape).astype("float32")
-
-
-def _integers(high: int, *shape: int, seed: int = 0, low: int = 0) -> np.ndarray:
-    return np.random.default_rng([seed, *shape]).integers(low, high, shape).astype("int32")
-
-
-X, Y = _numbers(ROWS, 4), _numbers(ROWS, 4, seed=1)
-P, Q = _fractions(ROWS, 4), _fractions(ROWS, 4, seed=1)
-K, J = _integers(6, ROWS, 4, low=1), _integers(6, ROWS, 4, low=1, seed=1)
+X, Y = numbers(ROWS, 4), numbers(ROWS, 4, seed=1)
+P, Q = fractions(ROWS, 4), fractions(ROWS, 4, seed=1)
+K, J = integers(6, ROWS, 4, low=1), integers(6, ROWS, 4, low=1, seed=1)
 B, C = X > 0, Y > 0
-S, IMAGE = _numbers(ROWS, 8, 3), _numbers(ROWS, 6, 6, 4)
-_HALF = _numbers(ROWS, 3, 3)
+S, IMAGE = numbers(ROWS, 8, 3), numbers(ROWS, 6, 6, 4)
+_HALF = numbers(ROWS, 3, 3)
 M = np.einsum("nij,nkj->nik", _HALF, _HALF) + 2 * np.eye(3, dtype="float32")
-V = _numbers(ROWS)
-HOLES = np.where(_fractions(ROWS, 4, seed=2) < 0.3, np.float32("nan"), X).astype("float32")
+V = numbers(ROWS)
+HOLES = np.where(fractions(ROWS, 4, seed=2) < 0.3, np.float32("nan"), X).astype("float32")
 
 
 def _named(names: str, *operands: np.ndarray) -> dict[str, Program]:
@@ -80,8 +68,9 @@ PROGRAMS: dict[str, Program] = {
     **_named("abs absolute angle arcsin arccos arctan arcsinh arctanh cbrt ceil celu conj", P),
     **_named("conjugate copy cos cosh deg2rad elu erf erfc erfinv exp exp2 expm1 fabs", P),
     **_named("floor gelu hard_shrink hard_sigmoid hard_silu hard_swish hard_tanh i0 imag", P),
-    **_named("isfinite isinf isnan isneginf isposinf isreal leaky_relu log log10 log1p", P),
-    **_named("log2 log_sigmoid nan_to_num negative rad2deg real relu relu6 round", X),
+    **_named("isreal leaky_relu log log10 log1p", P),
+    **_named("isfinite isinf isnan isneginf isposinf nan_to_num", HOLES),
+    **_named("log2 log_sigmoid negative rad2deg real relu relu6 round", X),
     **_named("rsqrt sigmoid sign signbit silu sin sinc sinh soft_shrink softplus softsign", P),
     **_named("sparse_plus sparse_sigmoid sqrt square squareplus swish tan tanh tanh_shrink", P),
     **_named("reciprocal", P),
@@ -106,8 +95,10 @@ PROGRAMS: dict[str, Program] = {
     **_along("amax amin argmax argmin average max min mean median prod ptp std sum var", AXES, X),
     **_along("logsumexp norm flip argsort sort cumsum cumprod nancumsum nancumprod", AXES[1:], X),
     **_along("logsumexp norm flip cumsum cumprod", [None], X),
-    **_along("nanargmax nanargmin nanmax nanmean nanmedian nanmin nanprod nanstd", AXES, HOLES),
+    **_along("nanargmax nanargmin nanmax nanmean nanmin nanprod nanstd", AXES, HOLES),
     **_along("nansum nanvar", AXES, HOLES),
+    **_along("nanmedian", [None], HOLES),
+    **_along("nanpercentile nanquantile", [None], HOLES, q=0.3),
     **_along("normalize softmax log_softmax sparsemax diff trapezoid", [0, 1], X),
     **_along("glu", [1], X),
     **_along("expand_dims", [0, 1, 2], X),
@@ -121,8 +112,8 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
-def _of_sequence(f: Callable[..., Any]) -> Callable[..., Any]:
-    return lambda *x, **options: f(list(x), **options)
+def _of_list(function: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *operands: function(list(operands))
 
 
 PROGRAMS |= {
@@ -148,12 +139,6 @@ PROGRAMS |= {
     **_each("argpartition", X, features=lambda x: ops.sort(ops.argpartition(x, 2)[:, :2])),
     **_each("array", X, itself=lambda x: ops.array(x)),
     **_each("array_split", X, features=lambda x: ops.array_split(x, 3, axis=1)),
-    **_each(
-        "associative_scan",
-        X,
-        features=lambda x: ops.associative_scan(ops.add, x, axis=1),
-        rows=lambda x: ops.associative_scan(ops.add, x, axis=0),
-    ),
     **_each("average", X, P, weights=lambda x, w: ops.average(x, weights=w)),
     **_each(
         "average_pool", S, steps=lambda x: ops.average_pool(x, 2, 2, data_format="channels_last")
@@ -195,47 +180,45 @@ PROGRAMS |= {
     **_each(
         "conv",
         S,
-        steps=lambda x: ops.conv(x, _numbers(2, 3, 2), data_format="channels_last"),
-        strided=lambda x: ops.conv(x, _numbers(2, 3, 2), 2, "same", "channels_last"),
+        steps=lambda x: ops.conv(x, numbers(2, 3, 2), data_format="channels_last"),
+        strided=lambda x: ops.conv(x, numbers(2, 3, 2), 2, "same", "channels_last"),
     ),
     **_each(
         "conv_transpose",
         S,
-        steps=lambda x: ops.conv_transpose(x, _numbers(2, 2, 3), 2, data_format="channels_last"),
+        steps=lambda x: ops.conv_transpose(x, numbers(2, 2, 3), 2, data_format="channels_last"),
     ),
     **_each(
         "depthwise_conv",
         S,
-        steps=lambda x: ops.depthwise_conv(x, _numbers(2, 3, 2), data_format="channels_last"),
+        steps=lambda x: ops.depthwise_conv(x, numbers(2, 3, 2), data_format="channels_last"),
     ),
     **_each(
         "separable_conv",
         S,
         steps=lambda x: ops.separable_conv(
-            x, _numbers(2, 3, 2), _numbers(1, 6, 2), data_format="channels_last"
+            x, numbers(2, 3, 2), numbers(1, 6, 2), data_format="channels_last"
         ),
     ),
-    **_each("corrcoef", X, rows=ops.corrcoef, features=lambda x: ops.corrcoef(ops.transpose(x))),
     **_each("correlate", V, X[:, 0], same=lambda x, y: ops.correlate(x, y, "same")),
     **_each("cross", S[:, 0], S[:, 1], rows=ops.cross),
     **_each(
         "ctc_loss",
         K % 3 + 1,
-        _numbers(ROWS, 9, 5),
+        numbers(ROWS, 9, 5),
         rows=lambda t, p: ops.ctc_loss(
             t, p, ops.zeros_like(t[:, 0]) + 3, ops.zeros_like(t[:, 0]) + 9
         ),
     ),
     **_each(
         "ctc_decode",
-        _numbers(ROWS, 9, 5),
+        numbers(ROWS, 9, 5),
         greedy=lambda x: ops.ctc_decode(x, ops.zeros_like(ops.cast(x[:, 0, 0], "int32")) + 9)[1],
     ),
     **_each("custom_gradient", X, halves=lambda x: _halving(x)),
     **_each("depth_to_space", IMAGE, each=lambda x: ops.depth_to_space(x, 2)),
     **_each("space_to_depth", IMAGE, each=lambda x: ops.space_to_depth(x, 2)),
     **_named("det inv logdet slogdet", M),
-    **_each("lu_factor", M, each=lambda x: ops.lu_factor(x)),
     **_each("matrix_rank", M, each=lambda x: ops.matrix_rank(x)),
     **_each("pinv", M, each=lambda x: ops.pinv(x)),
     **_each("qr", M, each=lambda x: ops.abs(ops.qr(x)[1])),
@@ -253,12 +236,11 @@ PROGRAMS |= {
     **_each(
         "dot",
         X,
-        features=lambda x: ops.dot(x, _numbers(4, 3)),
+        features=lambda x: ops.dot(x, numbers(4, 3)),
         rows=lambda x: ops.dot(ops.transpose(x), x),
     ),
     **_each("inner", X, Y, rows=ops.inner),
     **_each("outer", V, X[:, 1], rows=ops.outer),
-    **_each("kron", X, rows=lambda x: ops.kron(x, _numbers(2, 2))),
     **_each("vdot", X, Y, all=ops.vdot),
     **_each(
         "matmul",
@@ -285,12 +267,11 @@ PROGRAMS |= {
     ),
     **_each(
         "dot_product_attention",
-        _numbers(ROWS, 4, 2, 3),
+        numbers(ROWS, 4, 2, 3),
         each=lambda x: ops.dot_product_attention(x, x, x, is_causal=True),
     ),
     **_each("extract_sequences", S[..., 0], each=lambda x: ops.extract_sequences(x, 4, 2)),
     **_each("unfold", IMAGE, each=lambda x: ops.unfold(x, 2)),
-    **_each("fold", IMAGE, each=lambda x: ops.fold(ops.unfold(x, 2), 3, 2)),
     **_each("fft", S, each=lambda x: ops.fft((x, x * 2))),
     **_each("fft2", S, each=lambda x: ops.fft2((x, x * 2))),
     **_each("ifft2", S, each=lambda x: ops.ifft2((x, x * 2))),
@@ -321,7 +302,6 @@ PROGRAMS |= {
         pairs=lambda x: ops.triu(x @ ops.transpose(x)),
         each=lambda x: ops.triu(x[:, None] * x[:, :, None]),
     ),
-    **_each("bartlett", X, window=lambda x: x * ops.bartlett(4)),
     **_each("blackman", X, window=lambda x: x * ops.blackman(4)),
     **_each("hamming", X, window=lambda x: x * ops.hamming(4)),
     **_each("hanning", X, window=lambda x: x * ops.hanning(4)),
@@ -341,18 +321,16 @@ PROGRAMS |= {
     **_each("dsplit", IMAGE, features=lambda x: ops.dsplit(x, 2)),
     **_each("vsplit", S, rows=lambda x: ops.vsplit(ops.transpose(x, (1, 0, 2)), 2)),
     **_each("split", X, features=lambda x: ops.split(x, 2, axis=1)),
-    **_each("hstack", X, Y, rows=_of_sequence(ops.hstack)),
-    **_each("vstack", X, Y, rows=_of_sequence(ops.vstack)),
-    **_each("dstack", X, Y, rows=_of_sequence(ops.dstack)),
-    **_each("stack", X, Y, rows=_of_sequence(ops.stack), last=lambda x, y: ops.stack([x, y], -1)),
+    **_each("hstack", X, Y, rows=_of_list(ops.hstack)),
+    **_each("vstack", X, Y, rows=_of_list(ops.vstack)),
+    **_each("dstack", X, Y, rows=_of_list(ops.dstack)),
+    **_each("stack", X, Y, rows=_of_list(ops.stack), last=lambda x, y: ops.stack([x, y], -1)),
     **_each("in_top_k", K[:, 0] % 4, X, rows=lambda t, p: ops.in_top_k(t, p, 2)),
-    **_each("isin", K, each=lambda x: ops.isin(x, [1, 3]), batch=lambda x: ops.isin(x, x[:3])),
     **_each("jvp", X, each=lambda x: ops.jvp(ops.tanh, (x,), (x * 2,))),
     **_each("layer_normalization", X, each=lambda x: ops.layer_normalization(x, axis=-1)),
     **_each("rms_normalization", X, each=lambda x: ops.rms_normalization(x, axis=-1)),
     **_each("map", X, rows=lambda x: ops.map(lambda row: ops.cumsum(row) * 2, x)),
     **_each("vectorized_map", X, rows=lambda x: ops.vectorized_map(lambda r: ops.cumsum(r) * 2, x)),
-    **_each("vectorize", X, each=lambda x: ops.vectorize(lambda v: v * v)(x)),
     **_each("meshgrid", V, rows=lambda x: ops.meshgrid(x, np.arange(3, dtype="float32"))),
     **_each("moments", X, rows=lambda x: ops.moments(x, [0]), all=lambda x: ops.moments(x, [0, 1])),
     **_each("moveaxis", S, behind=lambda x: ops.moveaxis(x, 0, 2)),
@@ -371,7 +349,7 @@ PROGRAMS |= {
         rows=lambda x: ops.pad(x, [[1, 2], [0, 0]]),
         each=lambda x: ops.pad(x, [[0, 0], [1, 2]], "reflect"),
     ),
-    **_along("percentile quantile nanpercentile nanquantile", AXES, P, q=0.3),
+    **_along("percentile quantile", AXES, P, q=0.3),
     **_each("psnr", P, Q, batch=lambda x, y: ops.psnr(x, y, 1.0)),
     **_each(
         "repeat",
@@ -486,20 +464,13 @@ def _halving(x):
     return ops.sin(x), grad
 
 
+# They need the number of rows while they are traced, as `fit` has it for arrays.
+OF_A_KNOWN_SIZE = ("gcd", "lcm", "lstsq/batch", "tri/pairs", "unfold/each", "unravel_index/each")
 WITHOUT_A_PROGRAM = {
     # They tell what Keras knows while it traces, and compute nothing.
     *("convert_to_numpy", "dtype", "is_tensor", "ndim"),
-    # Keras does not compute them in a graph with an unknown number of rows, or at all.
-    *("associative_scan", "corrcoef", "fold", "gcd", "isin", "kron", "lcm", "lstsq", "lu_factor"),
-    *("bartlett", "tri", "unfold", "unravel_index", "vectorize"),
-}
-# Nor these uses of others.
-_NOT_IN_GRAPHS = ("nanmedian", "nanpercentile", "nanquantile")
-PROGRAMS = {
-    name: program
-    for name, program in PROGRAMS.items()
-    if name.partition("/")[0] not in WITHOUT_A_PROGRAM
-    and not (name.startswith(_NOT_IN_GRAPHS) and not name.endswith("/None"))
+    # Keras fails in one process, too, as it does for the other axes of `nanmedian` and its kin.
+    *("associative_scan", "bartlett", "corrcoef", "fold", "isin", "kron", "lu_factor", "vectorize"),
 }
 
 
@@ -517,22 +488,18 @@ def _step(program: Callable[..., Any]) -> Callable[..., Any]:
                     total += tf.reduce_sum(tf.sin(r) * tf.sin(r))
                 elif r.dtype.is_complex:
                     total += tf.reduce_sum(tf.abs(r))
-        gradients = tape.gradient(total, differentiable)
-        return results + [g for g in map(_dense, gradients) if g is not None]
+        gradients = tape.gradient(total, differentiable, unconnected_gradients="zero")
+        return [*results, *map(tf.convert_to_tensor, gradients)]
 
     return step
 
 
-def _dense(gradient: Any) -> Any:
-    return None if gradient is None else tf.convert_to_tensor(gradient)
-
-
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("shares", SHARES, ids=str)
-@pytest.mark.parametrize("name", some(PROGRAMS, always=[]))
-def test_of_the_whole_batch(name, shares):
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_function_of_rows(name, shares):
     program, operands = PROGRAMS[name]
-    step = _step(program)
-    check(step, operands, shares)
+    check(_step(program), operands, shares, static=name in OF_A_KNOWN_SIZE)
 
 
 def test_every_function_has_a_program():

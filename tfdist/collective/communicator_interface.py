@@ -20,6 +20,8 @@ class Communicator(Protocol):
         rank: this participant's index, starting at 0.
         lasting_name: the name by which the core finds the group when its members have changed; ""
             if they do not change.
+        across_workers: the names, in the core, of what sums go through from worker to worker;
+            empty if the core does not communicate them.
     """
 
     @property
@@ -30,6 +32,9 @@ class Communicator(Protocol):
 
     @property
     def lasting_name(self) -> str: ...
+
+    @property
+    def across_workers(self) -> tuple[str, ...]: ...
 
     def place(self) -> tuple[Any, Any]:
         """This participant's index and the number of participants, as a graph finds them.
@@ -74,6 +79,7 @@ class Alone:
     size = 1
     rank = 0
     lasting_name = ""
+    across_workers: tuple[str, ...] = ()
 
     def place(self) -> tuple[Any, Any]:
         return 0, 1

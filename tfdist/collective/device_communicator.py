@@ -27,9 +27,8 @@ class DeviceCommunicator:
         self._devices, self._workers = devices, workers
 
     @property
-    def across_workers(self) -> tuple[NativeCommunicator, ...]:
-        """The communicator over this device of all workers, alone."""
-        return (self._workers,)
+    def across_workers(self) -> tuple[str, ...]:
+        return self._workers.across_workers
 
     @property
     def size(self) -> int:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops, tokens
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.device_communicator import DeviceCommunicator
 from tfdist.collective.native_communicator import NativeCommunicator
 
 GPU_BUCKET_BYTES = 25 << 20
@@ -35,13 +34,8 @@ class GpuCommunicator:
         self.on_gpu, self._rest = on_gpu, rest
 
     @property
-    def across_workers(self) -> tuple[NativeCommunicator, ...]:
-        """The communicators that sums go through from worker to worker."""
-        if isinstance(self._rest, DeviceCommunicator):
-            return (self.on_gpu, *self._rest.across_workers)
-        if isinstance(self._rest, NativeCommunicator):
-            return (self.on_gpu, self._rest)
-        return (self.on_gpu,)
+    def across_workers(self) -> tuple[str, ...]:
+        return (*self.on_gpu.across_workers, *self._rest.across_workers)
 
     @property
     def bucket_bytes(self) -> int:

@@ -84,6 +84,10 @@ class NativeCommunicator:
     def lasting_name(self) -> str:
         return "" if self.context.session is None else self.name
 
+    @property
+    def across_workers(self) -> tuple[str, ...]:
+        return (self.name,)
+
     def _note_read(self) -> None:
         if self.context.session is not None:  # The threads of a process do not change.
             traces.note_read()

@@ -69,6 +69,10 @@ class TensorFlowCommunicator:
     def lasting_name(self) -> str:
         return ""
 
+    @property
+    def across_workers(self) -> tuple[str, ...]:
+        return ()
+
     def place(self) -> tuple[Any, Any]:
         return self._rank, self._size
 

@@ -96,8 +96,8 @@ def dataset_of(iterator: Any) -> Any:
 def build_by_spec(model: Any, batch: Any, *, training: bool) -> None:
     """Builds a model from the shapes and types of a batch, and its losses, metrics and optimizer.
 
-    Calls the model as its first step does without a strategy: what a model creates during its first
-    call can keep the value of `training`.
+    Calls the model as its first step does without a strategy, since layers that it creates in its
+    first call can keep the value of `training`. Keras's `_symbolic_build` always passes False.
 
     Only the steps of a model that has its own know what it calculates losses and metrics of. These
     are then built in the first step, as without a strategy: `"accuracy"` depends on their shapes.

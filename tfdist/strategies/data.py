@@ -10,6 +10,7 @@ workers agree before each step on whether any of them has rows left.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -67,7 +68,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
         )
         shares = _policy(dataset) != tf.data.experimental.AutoShardPolicy.OFF
         if _policy(dataset) == tf.data.experimental.AutoShardPolicy.AUTO:
-            _say_that_files_are_shared_out(extended)
+            _say_that_files_are_shared_out(extended.group.topology.is_chief)
         files = describe_files(dataset) if shares else ""
         agree_on_end(extended, distributed, tf.data.UNKNOWN_CARDINALITY, files=files)
         return distributed
@@ -94,18 +95,15 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     return distributed
 
 
-def _say_that_files_are_shared_out(extended: Any) -> None:
+@functools.cache
+def _say_that_files_are_shared_out(is_chief: bool) -> None:
     """Says once that AUTO gives other batches than one process has, as nobody has chosen that."""
-    if not _said and extended.group.topology.is_chief:
-        _said.append("files")
+    if is_chief:
         say(
             "tfdist: The dataset reads files, of which each worker reads its share "
             "(auto_shard_policy AUTO). So its batches are not those of one process. The policy "
             "DATA keeps them: each worker then reads all files, and takes its rows of each batch."
         )
-
-
-_said: list[str] = []
 
 
 def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -> Any:

@@ -14,9 +14,6 @@ import tensorflow as tf
 
 from tfdist.collective import call_site, tokens
 from tfdist.collective.communicator_interface import Communicator
-from tfdist.collective.device_communicator import DeviceCommunicator
-from tfdist.collective.gpu_communicator import GpuCommunicator
-from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.overlap import mark_stall
 from tfdist.compression.compressor import Compressor
 from tfdist.internals.extended import await_other_replicas
@@ -187,13 +184,8 @@ class ReplicatedExtended(PlacedExtended):
         if self._use_merge_call():
             return
         communicator = self._replicas[get_current_replica_id_as_int()]
-        if isinstance(communicator, (DeviceCommunicator, GpuCommunicator)):
-            communicators = communicator.across_workers
-        else:
-            communicators = (communicator,)
-        for one in communicators:
-            if isinstance(one, NativeCommunicator):
-                mark_stall(one.name, values)
+        for name in communicator.across_workers:
+            mark_stall(name, values)
 
     def gather_over_replicas(self, value: Any) -> Any:
         """Concatenates the rows of all replicas, called by each of them.

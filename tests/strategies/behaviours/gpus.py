@@ -89,8 +89,7 @@ def train_in_many_buckets(strategy):
     with contextlib.ExitStack() as stack:
         stack.enter_context(mock.patch.object(native_ops, "await_launched", note))
         for each in strategy.extended.replicas if strategy else ():
-            on_gpu = each.across_workers[0]
-            stack.enter_context(mock.patch.object(on_gpu, "bucket_bytes", 64))
+            stack.enter_context(mock.patch.object(each.on_gpu, "bucket_bytes", 64))
         model = compile_mlp(strategy, keras.optimizers.Adam)
         history = fit(model, *rows(40), batch_size=10, epochs=2)
     return {"loss": history["loss"], "weights": model.get_weights()}, waits

@@ -6,10 +6,11 @@ of by a collective that fails or hangs.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -66,8 +67,17 @@ def install() -> None:
 
 
 def call_trains() -> bool:
-    """Whether Keras is in a call of `fit` or `train_on_batch`, and in no other call within it."""
+    """Whether `fit` or `train_on_batch` runs, and neither `evaluate` nor `predict` within it."""
     return _trains.get()
+
+
+@contextlib.contextmanager
+def _in_call(*, trains: bool) -> Iterator[None]:
+    token = _trains.set(trains)
+    try:
+        yield
+    finally:
+        _trains.reset(token)
 
 
 def is_ours(model: Any) -> bool:
@@ -99,11 +109,8 @@ def _requiring_scope(train: Callable[..., Any]) -> Callable[..., Any]:
     def train_in_scope(self: Any, *args: Any, **kwargs: Any) -> Any:
         _refuse_outside(self, train.__name__)
         refuse_in_one_piece(self, train.__name__)
-        token = _trains.set(True)
-        try:
+        with _in_call(trains=True):
             return train(self, *args, **kwargs)
-        finally:
-            _trains.reset(token)
 
     return train_in_scope
 
@@ -173,11 +180,8 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             # One progress bar is enough, and logs are better off without.
             if not group.topology.is_chief and given.get("verbose", "auto") == "auto":
                 given["verbose"] = 0
-            token = _trains.set(trains)
-            try:
+            with _in_call(trains=trains):
                 return call(*bound.args, **bound.kwargs)
-            finally:
-                _trains.reset(token)
         return call(self, *args, **kwargs)
 
     return checked
