@@ -7,7 +7,8 @@ import functools
 import pathlib
 import re
 
-# By part: the public classes and functions of Keras without a program, and why.
+# By part: the public classes and functions of Keras without a program, or patterns of their names,
+# and why.
 WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
     "layers": {
         "FlaxLayer": "needs JAX, which TensorFlow does not install",
@@ -19,7 +20,69 @@ WITHOUT_A_PROGRAM: dict[str, dict[str, str]] = {
     "losses": {},
     "metrics": {},
     "optimizers": {},
+    "callbacks": {
+        "OrbaxCheckpoint": "needs Orbax, which is not installed; tests/strategies/test_writers.py",
+    },
+    "components": {
+        "applications.*.decode_predictions": "computes outside of models",
+        "applications.*.preprocess_input": "computes outside of models",
+        **{
+            f"applications.*{family}*": "is a larger model of the family"
+            for family in ("ConvNeXt", "DenseNet", "EfficientNet", "MobileNet", "NASNet", "ResNet")
+        },
+        "backend.*": "reads or sets an option of the process, or tells a type",
+        "config.*": "reads or sets an option of the process",
+        "datasets.*": "downloads data",
+        "distribution.*": "has no backend in TensorFlow",
+        "dtype_policies.AWQDTypePolicy": "needs a tokenizer and calibration data",
+        "dtype_policies.GPTQDTypePolicy": "needs a tokenizer and calibration data",
+        "initializers.STFT": "is the kernel of layers:STFTSpectrogram",
+        "keras.KerasTensor": "stands for a tensor while a model is built",
+        "keras.Quantizer": "is the base class of AbsMaxQuantizer",
+        "keras.SymbolicScope": "computes shapes only",
+        "keras.device": "is part of keras.Function",
+        "keras.name_scope": "is part of keras.Function",
+        "keras.version": "tells the version",
+        "mixed_precision.*": "sets an option of the process; half precision has other roundings",
+        "ops.image.*": "tests/global_view/test_keras_operations.py",
+        "preprocessing.*": "prepares data outside of models",
+        "quantizers.*Config": "configures what dtype_policies:* runs",
+        "quantizers.Quantizer": "is the base class of AbsMaxQuantizer",
+        "quantizers.*_int4": "is part of dtype_policies.Int4DTypePolicy",
+        "quantizers.abs_max_quantize_grouped_with_zero_point": "computes outside of steps",
+        "quantizers.quantize_and_dequantize": "is part of QuantizedFloat8DTypePolicy",
+        "saving.*": "names and serializes objects",
+        "tree.*": "handles structures in Python",
+        **dict.fromkeys(
+            (
+                *("utils.Config", "utils.CustomObjectScope", "utils.*_keras_*", "utils.*object*"),
+                *("utils.get_registered_name", "utils.get_source_inputs", "utils.set_random_seed"),
+                *("utils.standardize_dtype", "utils.clear_session", "utils.*_logging*"),
+            ),
+            "names and serializes objects, or sets an option of the process",
+        ),
+        **dict.fromkeys(
+            ("utils.*img*", "utils.get_file", "utils.pad_sequences"),
+            "prepares data outside of models",
+        ),
+        **dict.fromkeys(("utils.Progbar", "utils.model_to_dot", "utils.plot_model"), "prints"),
+        "utils.PyDataset": "is a form of data:*",
+        "utils.unpack_x_y_sample_weight": "is part of utils.pack_x_y_sample_weight",
+        "visualization.*": "draws",
+    },
 }
+
+
+def unexpected(part: str, missing: set[str]) -> set[str]:
+    """Those of the symbols without a program that the table above does not name."""
+    patterns = WITHOUT_A_PROGRAM[part]
+    return {name for name in missing if not any(fnmatch.fnmatchcase(name, p) for p in patterns)}
+
+
+def unused(part: str, missing: set[str]) -> list[str]:
+    """The patterns of the table above that no symbol needs any more."""
+    return [p for p in WITHOUT_A_PROGRAM[part] if not fnmatch.filter(missing, p)]
+
 
 _DOCUMENTED = pathlib.Path(__file__).parents[2] / "docs" / "keras.md"
 _HEADING = "## Where several workers differ from one process"

@@ -13,7 +13,17 @@ from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close, assert_equal
 
-PARTS = ("layers", "losses", "metrics", "optimizers", "patterns", "data", "random_programs")
+PARTS = (
+    "layers",
+    "losses",
+    "metrics",
+    "optimizers",
+    "patterns",
+    "data",
+    "callbacks",
+    "components",
+    "random_programs",
+)
 HUB = ("keras_hub", "keras_rs")
 if all(importlib.util.find_spec(package) for package in HUB):
     PARTS = (*PARTS, "hub")

@@ -6,7 +6,6 @@ bias before a normalization, which Adam and its kin make as large as others.
 
 from __future__ import annotations
 
-import contextlib
 import random
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -16,7 +15,7 @@ import numpy as np
 from keras import layers, ops
 
 from tests.enumeration import metrics, optimizers
-from tests.enumeration.training import Program, fractions, integers, numbers
+from tests.enumeration.training import Program, double_precision, fractions, integers, numbers
 from tests.strategies.behaviours.common import fit, outcome, scope
 
 COUNT = 60
@@ -146,7 +145,7 @@ def program(seed: int) -> Program:
     """The program that follows from a seed."""
 
     def run(strategy: Any) -> dict[str, Any]:
-        with _double_precision():
+        with double_precision():
             return train(strategy, random.Random(seed))
 
     def train(strategy: Any, choice: random.Random) -> dict[str, Any]:
@@ -181,18 +180,6 @@ def program(seed: int) -> Program:
 
 def _doubles(values: np.ndarray) -> np.ndarray:
     return values.astype("float64")
-
-
-@contextlib.contextmanager
-def _double_precision() -> Iterator[None]:
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.config.set_floatx("float64")
-    keras.config.set_dtype_policy("float64")
-    try:
-        yield
-    finally:
-        keras.config.set_floatx(before[0])
-        keras.config.set_dtype_policy(before[1])
 
 
 class _BySeed(Mapping[str, Program]):

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+import tfdist
 from tests.strategies.behaviours.common import fit, outcome, scope
 
 Program = Callable[[Any], dict[str, Any]]
@@ -98,3 +104,38 @@ def public_functions(module: ModuleType) -> dict[str, Any]:
         for name, value in vars(module).items()
         if inspect.isfunction(value) and name not in tools
     }
+
+
+@contextlib.contextmanager
+def double_precision() -> Iterator[None]:
+    """Within it, models compute with float64."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        yield
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
+
+
+@contextlib.contextmanager
+def shared_folder(strategy: Any) -> Iterator[pathlib.Path]:
+    """A new folder, the same on all workers, which stays until all have left."""
+    number = np.random.default_rng().integers(1 << 62)
+    if strategy:
+        number = int(tfdist.collective.broadcast(tf.constant(number)))
+    folder = pathlib.Path(tempfile.gettempdir()) / f"programs-{number}"
+    folder.mkdir(exist_ok=True)
+    try:
+        yield folder
+    finally:
+        wait(strategy)
+        if tfdist.is_chief():
+            shutil.rmtree(folder)
+
+
+def wait(strategy: Any) -> None:
+    """Waits until all workers have come here."""
+    if strategy:
+        tfdist.collective.barrier()

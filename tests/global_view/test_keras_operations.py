@@ -1,4 +1,4 @@
-"""Every function of `keras.ops` computes on workers' rows what it computes on the whole batch.
+"""Every function of `keras.ops` and `keras.ops.image` computes on workers as on the whole batch.
 
 A program applies a function to the rows of a batch, along each axis if it takes one, and returns
 the result and the gradients.
@@ -464,8 +464,80 @@ def _halving(x):
     return ops.sin(x), grad
 
 
+# `keras.ops.image`, of rows that are images.
+
+RGB = fractions(ROWS, 6, 7, 3)
+TRANSFORMS = np.eye(3, dtype="float32").ravel()[:8] + 0.03 * numbers(ROWS, 8, seed=2)
+COORDINATES = 4 * fractions(2, 5)
+CORNERS = np.array([[0, 0], [6, 0], [0, 5], [6, 5]], "float32") + 0.2 * numbers(ROWS, 4, 2)
+
+PROGRAMS |= {
+    "image.affine_transform": (lambda x, t: ops.image.affine_transform(x, t), (RGB, TRANSFORMS)),
+    "image.affine_transform/nearest": (
+        lambda x, t: ops.image.affine_transform(x, t, "nearest", "reflect"),
+        (RGB, TRANSFORMS),
+    ),
+    "image.crop_images": (lambda x: ops.image.crop_images(x, 1, 2, 1, 1), (RGB,)),
+    "image.elastic_transform": (lambda x: ops.image.elastic_transform(x, 3.0, 1.0, seed=1), (RGB,)),
+    "image.extract_patches": (lambda x: ops.image.extract_patches(x, 3, 2), (RGB,)),
+    "image.extract_patches_3d": (
+        lambda x: ops.image.extract_patches_3d(x[:, None], (1, 2, 2)),
+        (RGB,),
+    ),
+    "image.gaussian_blur": (lambda x: ops.image.gaussian_blur(x), (RGB,)),
+    "image.hsv_to_rgb": (lambda x: ops.image.hsv_to_rgb(x), (RGB,)),
+    "image.map_coordinates/rows": (
+        lambda x: ops.vectorized_map(
+            lambda image: ops.image.map_coordinates(image[..., 0], COORDINATES, 1), x
+        ),
+        (RGB,),
+    ),
+    "image.map_coordinates/whole": (
+        lambda x: ops.image.map_coordinates(x[..., 0, 0], COORDINATES, 1),
+        (RGB,),
+    ),
+    "image.pad_images": (lambda x: ops.image.pad_images(x, 1, 2, 1, 0), (RGB,)),
+    "image.perspective_transform": (
+        lambda x, start, end: ops.image.perspective_transform(x, start, end),
+        (RGB, CORNERS, 0.8 * CORNERS + 0.1 * numbers(ROWS, 4, 2, seed=4)),
+    ),
+    **{
+        f"image.resize/{how}": (
+            lambda x, how=how: ops.image.resize(x, (4, 9), how, antialias=how == "bicubic"),
+            (RGB,),
+        )
+        for how in ("bilinear", "nearest", "bicubic", "lanczos3")
+    },
+    "image.resize/cropped": (
+        lambda x: ops.image.resize(x, (4, 4), crop_to_aspect_ratio=True),
+        (RGB,),
+    ),
+    "image.resize/padded": (
+        lambda x: ops.image.resize(x, (4, 4), pad_to_aspect_ratio=True),
+        (RGB,),
+    ),
+    "image.rgb_to_grayscale": (lambda x: ops.image.rgb_to_grayscale(x), (RGB,)),
+    "image.rgb_to_hsv": (lambda x: ops.image.rgb_to_hsv(x), (RGB,)),
+    "image.scale_and_translate": (
+        lambda x: ops.image.scale_and_translate(
+            x,
+            (ops.shape(x)[0], 8, 9, 3),
+            ops.convert_to_tensor([1.3, 1.2]),
+            ops.convert_to_tensor([0.4, -0.2]),
+            (1, 2),
+            "linear",
+        ),
+        (RGB,),
+    ),
+    "image.sobel_edges": (lambda x: ops.image.sobel_edges(x), (RGB,)),
+    "image.ssim": (lambda x, y: ops.image.ssim(x, y, filter_size=3), (RGB, RGB[::-1].copy())),
+}
+
 # They need the number of rows while they are traced, as `fit` has it for arrays.
-OF_A_KNOWN_SIZE = ("gcd", "lcm", "lstsq/batch", "tri/pairs", "unfold/each", "unravel_index/each")
+OF_A_KNOWN_SIZE = (
+    *("gcd", "lcm", "lstsq/batch", "tri/pairs", "unfold/each", "unravel_index/each"),
+    "image.map_coordinates/whole",
+)
 WITHOUT_A_PROGRAM = {
     # They tell what Keras knows while it traces, and compute nothing.
     *("convert_to_numpy", "dtype", "is_tensor", "ndim"),
@@ -503,5 +575,10 @@ def test_a_function_of_rows(name, shares):
 
 
 def test_every_function_has_a_program():
-    functions = {name for name, value in vars(ops).items() if inspect.isfunction(value)}
+    functions = {
+        f"{prefix}{name}"
+        for prefix, module in (("", ops), ("image.", ops.image))
+        for name, value in vars(module).items()
+        if inspect.isfunction(value)
+    }
     assert functions - {name.partition("/")[0] for name in PROGRAMS} == WITHOUT_A_PROGRAM
