@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.groups import GROUPS
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist.callbacks import ReplicaAudit
 
 AUDITED = "tests.callbacks.behaviours:audited"
@@ -22,9 +22,8 @@ def test_the_first_difference_is_named_on_all_workers():
         assert "/bias' differs between worker 0 and worker 1." in said
 
 
-@pytest.mark.parametrize(
-    ("sharded", "accumulation"), some([(True, None), (False, 3), (True, 3)], [(True, 3)])
-)
+@exhaustive
+@pytest.mark.parametrize(("sharded", "accumulation"), [(True, None), (False, 3), (True, 3)])
 def test_what_is_a_workers_own_is_not_compared(sharded, accumulation):
     """And the difference that comes with the fourth batch is found."""
     behaviour = "tests.callbacks.behaviours:audited_apart"
@@ -32,6 +31,7 @@ def test_what_is_a_workers_own_is_not_compared(sharded, accumulation):
         assert said.startswith("After 4 batches the replicas are not equal: the variable '")
 
 
+@exhaustive
 def test_the_end_is_audited_too():
     for said in GROUPS["2"].run(AUDITED, 1000, (0, 9)):
         assert "After 10 batches" in said

@@ -126,6 +126,7 @@ report(**found, again=again())
     assert error.endswith("no port is left. Fix it.")
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("failure", "kind", "parts"),
     [
@@ -156,6 +157,7 @@ report(**found, again=again())
         assert part in error
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("size", "parts"),
     [

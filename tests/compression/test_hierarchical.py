@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.compression.team import alone, draw, on_ranks
+from tests.tiers import exhaustive
 from tfdist.compression import DGC, PowerSGD, RandomK, Signum, Threshold, TopK
 
 SHAPE = (60, 50)
@@ -88,6 +89,7 @@ def test_dgc_sends_less_and_less():
     np.testing.assert_allclose(sent, expected, atol=1)
 
 
+@exhaustive
 def test_randomk_takes_every_value_as_often():
     codec, values = RandomK(ratio=0.02), 2000
     taken = np.zeros(values)
@@ -110,6 +112,7 @@ def test_randomk():
         np.testing.assert_allclose(total[sent], exact[sent], rtol=1e-5, atol=1e-6)
 
 
+@exhaustive
 def test_randomk_without_feedback_is_unbiased():
     gradient = draw((20, 20))
     sums, _ = alone(RandomK(ratio=0.1, error_feedback=False), *[gradient] * 200)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.compression import references
+from tests.tiers import exhaustive
 from tfdist.compression import CODECS, FP16, QSGD, Int8, Quantizer, Signum, TernGrad
 
 # Signum encodes as SignSGD does.
@@ -50,6 +51,7 @@ def check_formula(name, count):
     assert apart.sum() <= count / 200, count
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("codec", "reference"),
     [

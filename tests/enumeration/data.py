@@ -317,7 +317,4 @@ COVERING = [
     if (name := f"{form}/{list(COMPILED)[(i + 2 * j) % len(COMPILED)]}") in PROGRAMS
 ] + [*_STRUCTURES, "batch by batch"]
 
-DEFAULT = [
-    "sample weights/two steps at once",
-    "batches of other sizes/eager",
-]
+DEFAULT = ["batches of other sizes/eager"]

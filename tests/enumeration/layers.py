@@ -488,10 +488,7 @@ PROGRAMS["Resizing/in a Sequential"] = Training(
     Augmented, lambda: (fractions(ROWS, 4, 4, 3), _targets()), _compile
 )
 
-DEFAULT = [
-    "BatchNormalization",
-    "Embedding/mask",
-]
+DEFAULT = ["BatchNormalization"]
 
 
 def missing() -> set[str]:

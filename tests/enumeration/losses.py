@@ -296,10 +296,7 @@ def _covering() -> list[str]:
 # A seventh of all uses: each loss in each way.
 COVERING = _covering()
 
-DEFAULT = [
-    "SparseCategoricalCrossentropy/none/train_step/weighted",
-    "BinaryCrossentropy/sum/add_loss",
-]
+DEFAULT = ["SparseCategoricalCrossentropy/none/train_step/weighted"]
 
 
 def missing() -> set[str]:

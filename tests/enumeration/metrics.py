@@ -501,9 +501,7 @@ PROGRAMS: dict[str, Program] = {
 }
 PROGRAMS["Sum"] = PROGRAMS["Mean"]
 
-DEFAULT = [
-    "function/f1",
-]
+DEFAULT = ["function/f1"]
 
 
 def missing() -> set[str]:

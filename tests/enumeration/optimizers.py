@@ -160,10 +160,7 @@ COVERING = [
     if f"{name}/{option}/dense" in PROGRAMS
 ]
 
-DEFAULT = [
-    "Adam/plain/positions",
-    "SGD/accumulation/rows",
-]
+DEFAULT = ["Adam/plain/positions"]
 
 
 def missing() -> set[str]:

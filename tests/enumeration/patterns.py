@@ -1567,8 +1567,4 @@ def scanned_state() -> Training:
     return by_layer(Scanned, lambda: numbers(ROWS, 3, 4))
 
 
-DEFAULT = [
-    "logs_of_each_kind",
-    "masked_mean",
-    "rmse",
-]
+DEFAULT = ["masked_mean"]

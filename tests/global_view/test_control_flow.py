@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers, ops
 
 from tests.global_view.simulation import check, gathers
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 SHARES = [[6, 5], [4, 4, 3], [11, 0]]
 
@@ -106,9 +106,10 @@ RECURRENT = {
 }
 
 
-@pytest.mark.parametrize("static", some([False, True], always=[False]))
-@pytest.mark.parametrize("shares", some(SHARES, always=[[6, 5]]))
-@pytest.mark.parametrize("name", some(RECURRENT, always=["masked last"]))
+@exhaustive
+@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize("shares", SHARES)
+@pytest.mark.parametrize("name", RECURRENT)
 def test_recurrent_layers_gather_nothing(name, shares, static):
     make, operand = RECURRENT[name]
     keras.utils.set_random_seed(1)
@@ -387,20 +388,13 @@ PROGRAMS = {
 _USUAL = [
     "until",
     "means",
-    "nested",
     "longer",
-    "rows or one",
     "switch",
     "cond in loop",
-    "functions",
     "remat",
     "penalty",
-    "mixed list",
     "joined list",
-    "split times",
     "rows and sums",
-    "sums in a list",
-    "scattered list",
     "asserts",
 ]
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 from tests.global_view.simulation import analyze, check, gathers, trace
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 _ROWS = 11
 SHARES = [(4, 4, 3), (6, 5), (11, 0)]
@@ -389,7 +389,8 @@ def test_a_layer_trains_on_rows_as_on_the_whole_batch(name, setting):
     assert sorted(set(gathers(analysis))) == sorted(example.gathers)
 
 
-@pytest.mark.parametrize("static", some([False, True], always=[False]))
+@exhaustive
+@pytest.mark.parametrize("static", [False, True])
 def test_a_layer_gathers_no_rows(static):
     found = {}
     for name, example in CASES.items():

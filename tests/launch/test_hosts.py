@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tests.deadlines import FAR
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.launch.job.ports import Reservation
 
@@ -139,6 +139,7 @@ def test_a_launcher_that_dies_ends_all_hosts(start, script, dying):
         job.wait_gone()
 
 
+@exhaustive
 @pytest.mark.parametrize("stopped", [0, 2])
 def test_a_signal_to_one_host_ends_all(start, script, stopped):
     jobs = [start(host, script(HANG)) for host in range(3)]
@@ -204,6 +205,7 @@ def test_a_host_may_restart_before_the_start(start, script):
     assert [job.wait() for job in jobs] == [0, 0, 0]
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("second", "problem"),
     [

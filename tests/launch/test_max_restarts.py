@@ -93,6 +93,7 @@ print("the end")
     assert job.processes() == set()
 
 
+@exhaustive
 def test_the_limit(launch, program, tmp_path):
     path = program("meet(); step(generation + 1); sys.exit(3 if rank == 1 else stay())")
     job = launch("-n", "2", "--max-restarts", "2", "--grace", "1", path, seconds=SOON)
@@ -229,6 +230,7 @@ def test_the_users_secret_stays(launch, program, tmp_path):
     assert [worker["TFDIST_SECRET"] for worker in found] == ["hush", "hush"]
 
 
+@exhaustive
 def test_flight_logs_of_each_generation(launch, program, tmp_path):
     path = program("""
 folder = Path(os.environ["TFDIST_FLIGHT_DIR"])
@@ -401,18 +403,16 @@ def test_the_same_failure_twice_ends_all_hosts(start, program, tmp_path):
     assert environments(tmp_path, 2) == []
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("stopped", "how", "code"),
-    some(
-        [
-            (0, signal.SIGTERM, 143),
-            (1, signal.SIGTERM, 143),
-            (1, signal.SIGINT, 130),
-            (0, signal.SIGKILL, 1),
-            (1, signal.SIGKILL, 1),
-        ],
-        always=[(1, signal.SIGTERM, 143), (0, signal.SIGKILL, 1)],
-    ),
+    [
+        (0, signal.SIGTERM, 143),
+        (1, signal.SIGTERM, 143),
+        (1, signal.SIGINT, 130),
+        (0, signal.SIGKILL, 1),
+        (1, signal.SIGKILL, 1),
+    ],
 )
 def test_the_end_of_one_host_while_all_wait_to_start_again(start, program, stopped, how, code):
     path = program("meet(); sys.exit(3)")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 from tfdist.launch.job.cores import available_cores
 
 from .conftest import PATIENT
@@ -251,6 +251,7 @@ def test_the_chief_as_a_victim(launch, script):
     assert job.wait() == 9
 
 
+@exhaustive
 def test_a_victim_alone_is_shown(launch, script):
     job = launch("-n", "2", script("if rank == 1: sys.exit('UnavailableError: gone')\nstay()"))
     assert job.wait() == 1

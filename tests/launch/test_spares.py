@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 from tfdist.launch.elastic import spares
 from tfdist.launch.elastic.spares import Spare, Spares
 
@@ -151,7 +151,7 @@ def in_a_spare(program, folder, *, wait=True):
 
 
 @exhaustive
-@pytest.mark.parametrize("program", some(PROGRAMS, always=["raises.py"]))
+@pytest.mark.parametrize("program", PROGRAMS)
 def test_a_program_does_what_it_does_as_usual(folder, program):
     program = program.format(here=folder)
     assert in_a_spare(program, folder) == as_usual(program, folder)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.ranks import Ranks
-from tests.tiers import some
+from tests.tiers import exhaustive
 
 # The deadline of a collective is 60 s.
 SOON = 30
 
 
-@pytest.mark.parametrize(("workers", "hosts"), some([(2, 1), (4, 2)], always=[(4, 2)]))
+@exhaustive
+@pytest.mark.parametrize(("workers", "hosts"), [(2, 1), (4, 2)])
 def test_a_layer_that_raises_in_numpy(workers, hosts):
     ranks = Ranks(workers, hosts=hosts)
     answers = ranks.answers("tests.pipeline.failing_behaviours:fit", 2)

@@ -38,6 +38,7 @@ def test_a_layer_that_raises_on_one_rank(pair):
     assert "which holds stage 1, failed: InvalidArgumentError" in first
 
 
+@exhaustive
 def test_a_stage_that_cannot_be_traced():
     (done, first), (also_done, second) = run(GROUPS["2"], "a_layer_cannot_be_traced")
     assert not done

@@ -9,7 +9,7 @@ from tests.groups import GROUPS
 from tests.pipeline.output_behaviours import EXAMPLES
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 PLACE = "tests.pipeline.output_behaviours"
 NAMES = list(EXAMPLES)
@@ -34,6 +34,7 @@ def test_a_pipeline(name):
     check("2", name)
 
 
-@pytest.mark.parametrize("name", some(NAMES, always=["a_root_of_a_mean"]))
+@exhaustive
+@pytest.mark.parametrize("name", NAMES)
 def test_two_pipelines(name):
     check("4", name)

@@ -10,6 +10,7 @@ import pytest
 from keras import layers
 
 from tests.pipeline.zoo import gpt, nested, shared
+from tests.tiers import exhaustive
 from tfdist.errors import PartitionError
 from tfdist.pipeline.partition import (
     COSTS,
@@ -47,6 +48,7 @@ def test_docstrings(module, model):
     assert result.attempted and not result.failed
 
 
+@exhaustive
 @pytest.mark.parametrize("cost", COSTS)
 def test_each_cost_gives_stages(cost):
     stages = partition(gpt(), 3, balance=cost, rows=2).stages

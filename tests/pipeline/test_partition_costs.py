@@ -14,7 +14,7 @@ from keras import layers
 from keras.src.backend.common import global_state
 
 from tests.pipeline.zoo import ZOO, gpt, mlp, rnn, unet
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 from tfdist.errors import PartitionError
 from tfdist.pipeline.partition import call_timing, decide, estimate, linearize, measure, profiler
 from tfdist.pipeline.partition.stage_costs import stage_costs
@@ -25,7 +25,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Layer .* was passed an input wit
 SOME = {"nested_mixed_float16"}
 
 
-@pytest.mark.parametrize("name", some(ZOO, always=SOME))
+@exhaustive
+@pytest.mark.parametrize("name", ZOO)
 def test_every_model_can_be_measured_and_stays_as_it_is(name, monkeypatch):
     monkeypatch.setattr(call_timing, "_SECONDS", 0.0)
     model = ZOO[name].build()
@@ -89,6 +90,7 @@ def test_random_numbers_without_a_seed_go_on_as_before():
     np.testing.assert_array_equal(*drawn)
 
 
+@exhaustive
 def test_equal_layers_are_timed_once(monkeypatch):
     timed = collections.Counter()
     time_call = profiler.time_call
@@ -139,6 +141,7 @@ def largest_share(graph, costs, stages):
     return max(shares) / sum(seconds) * stages
 
 
+@exhaustive
 @pytest.mark.parametrize("stages", [2, 4])
 def test_stages_of_a_gpt_are_even(stages):
     graph = linearize(gpt(blocks=8, width=64, length=32))

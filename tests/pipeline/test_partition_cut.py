@@ -10,6 +10,7 @@ from keras import layers
 
 from tests.pipeline.chain import run_model, run_stages
 from tests.pipeline.zoo import ZOO, gpt, mlp, penalties, several_outputs, shared, unet
+from tests.tiers import exhaustive
 from tfdist.errors import PartitionError
 from tfdist.pipeline.partition import cut, linearize, pack, specs
 from tfdist.pipeline.partition import partition as partition_by_numbers
@@ -117,6 +118,7 @@ def test_frozen_layers_are_not_trained():
     assert len(partition.stages[0].losses()) == 0
 
 
+@exhaustive
 def test_stages_run_inside_a_trace():
     graph = linearize(ZOO["encoder_decoder"].build())
     inputs, _ = ZOO["encoder_decoder"].batch(3)

@@ -36,9 +36,9 @@ CASES = list(itertools.product(ZOO, [2, 3, 4, "all"], [True, False]))
 USUAL = [
     (name, stages, training)
     for name, stages, training in CASES
-    if (stages == 3 and training and name in ("encoder_decoder", "residual_cnn", "rnn", "unet"))
+    if (stages == 3 and training and name in ("encoder_decoder", "unet"))
     or (stages == "all" and training and name == "nested")
-    or (stages == 2 and not training and name in ("encoder_decoder", "rnn"))
+    or (stages == 2 and not training and name == "rnn")
 ]
 
 

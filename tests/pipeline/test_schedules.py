@@ -50,7 +50,8 @@ def test_one_stage_on_each_rank(name):
         assert list(peak_activations(schedule)) == kept
 
 
-@pytest.mark.parametrize("v", some([1, 2, 3], always=[1, 2]))
+@exhaustive
+@pytest.mark.parametrize("v", [1, 2, 3])
 @pytest.mark.parametrize("name", ["interleaved", "looped_bfs"])
 def test_virtual_stages(name, v):
     # Megatron-LM, section 2.2.2, and breadth-first, section 3: (p - 1)(F + B) / v, where m >= p.

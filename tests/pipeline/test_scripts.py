@@ -9,7 +9,7 @@ from tests.groups import GROUPS
 from tests.pipeline.script_behaviours import SCRIPTS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 PLACE = "tests.pipeline.script_behaviours"
 
@@ -20,7 +20,8 @@ USUAL = [
 ]
 
 
-@pytest.mark.parametrize("name", some(sorted(SCRIPTS), always=USUAL))
+@exhaustive
+@pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_pipeline(name):
     expected = reference(f"{PLACE}:run", name)
     held = {}
@@ -42,6 +43,7 @@ def test_two_pipelines(name):
             np.testing.assert_allclose(value, expected["own"][i], rtol=1e-5, atol=1e-5)
 
 
+@exhaustive
 @pytest.mark.parametrize("seeded", [False, True])
 def test_shared_variables_begin_equal(seeded):
     one, other = GROUPS["2"].run(f"{PLACE}:separate_draws", seeded)

@@ -58,12 +58,14 @@ def check(ranks, pipeline, name, schedule, microbatches=4, remat=False, xla=Fals
     assert fewest < len(weights)
 
 
-@pytest.mark.parametrize("name", some(SAME, always=USUAL))
+@exhaustive
+@pytest.mark.parametrize("name", SAME)
 def test_every_model_of_the_zoo(name):
     check("2", 2, name, "1f1b")
 
 
-@pytest.mark.parametrize("name", some(SAME, always=["shared"]))
+@exhaustive
+@pytest.mark.parametrize("name", SAME)
 def test_compiled_by_xla(name):
     check("2", 2, name, "1f1b", xla=True)
 
@@ -76,6 +78,7 @@ def test_every_schedule(name, schedule):
     check("2", 2, name, schedule)
 
 
+@exhaustive
 def test_a_schedule_of_ones_own():
     check("2", 2, "mlp", "own")
 

@@ -7,10 +7,11 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 
-@pytest.mark.parametrize("behaviour", some(["lora", "quantized"], always=["lora"]))
+@exhaustive
+@pytest.mark.parametrize("behaviour", ["lora", "quantized"])
 def test_two_workers(behaviour):
     check_same_as_alone("2", f"adapters:{behaviour}")
 

@@ -5,10 +5,12 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, assert_equal
+from tests.tiers import exhaustive
 
 ALONE = f"{PACKAGE}.alone"
 
 
+@exhaustive
 def test_the_chief_asks_and_trains_models_of_its_own():
     expected, expected_said = reference(f"{ALONE}:a_teacher")
     (result, said), (other, nothing_said) = GROUPS["2"].run(f"{ALONE}:a_teacher")

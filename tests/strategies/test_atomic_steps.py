@@ -71,9 +71,8 @@ def test_a_step_counts_or_leaves_no_trace(case, where, workers):
         assert standing == STEP + 1 if where is UPDATE else standing in (STEP, STEP + 1)
 
 
-@pytest.mark.parametrize(
-    "behaviour", some(behaviours("atomic"), always=["atomic:metric_of_iterations"])
-)
+@exhaustive
+@pytest.mark.parametrize("behaviour", behaviours("atomic"))
 def test_a_late_update_changes_no_result(behaviour):
     check_same_as_alone("2", behaviour)
 

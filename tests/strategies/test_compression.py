@@ -33,7 +33,8 @@ def exact():
     return run("2", "exact")[0]["history"]["loss"]
 
 
-@pytest.mark.parametrize("name", some([n for n in CODECS if n not in VOTES], always=["topk"]))
+@exhaustive
+@pytest.mark.parametrize("name", [n for n in CODECS if n not in VOTES])
 def test_loss_falls_as_without(exact, name):
     results = run("2", "every_codec", name)
     check_equal(results)
@@ -41,7 +42,8 @@ def test_loss_falls_as_without(exact, name):
     assert loss[-1] == pytest.approx(exact[-1], rel=0.02)
 
 
-@pytest.mark.parametrize("name", some(VOTES, always=["signum"]))
+@exhaustive
+@pytest.mark.parametrize("name", VOTES)
 def test_votes(name):
     """Each of the 24 steps moves a matrix's weight by the learning rate of 0.01, or not at all."""
     results = run("2", "every_codec", name)
@@ -55,7 +57,8 @@ def test_votes(name):
     assert loss == sorted(loss, reverse=True)
 
 
-@pytest.mark.parametrize("name", some(CODECS, always=["dgc"]))
+@exhaustive
+@pytest.mark.parametrize("name", CODECS)
 def test_sequences(name):
     results = run("2", "sequences", name)
     check_equal(results)
@@ -86,7 +89,8 @@ def test_what_is_excluded_is_exact(exact):
         assert result["errors"] == []
 
 
-@pytest.mark.parametrize("compressed", some([False, True], always=[True]))
+@exhaustive
+@pytest.mark.parametrize("compressed", [False, True])
 def test_sparse_gradients_are_exact_unless_asked(compressed):
     results = run("2", "sparse", compressed)
     check_equal(results)
@@ -122,6 +126,7 @@ def test_custom_loop():
     assert all(error.any() for error in results[0]["errors"])
 
 
+@exhaustive
 def test_checkpoint(tmp_path):
     for whole, again, errors, errors_again in run("2", "checkpoint", str(tmp_path)):
         assert all(map(np.array_equal, whole, again))
@@ -134,6 +139,7 @@ def test_overflow_where_a_worker_has_no_rows():
         assert result == {"unchanged": True, "scale": 2.0**119}
 
 
+@exhaustive
 def test_what_is_kept_stays_with_its_variable():
     for unchanged, same_numbers in run("2", "other_policies"):
         assert same_numbers
@@ -222,6 +228,7 @@ def test_several_devices(exact, name):
     assert results[0]["history"]["loss"][-1] == pytest.approx(exact[-1], rel=0.02)
 
 
+@exhaustive
 def test_several_devices_eagerly():
     assert all("run_eagerly=False" in message for message in run("2x2", "eagerly"))
 

@@ -30,6 +30,7 @@ def test_masked_ratio():
     check_same_as_alone("2", "every_loss:masked_ratio")
 
 
+@exhaustive
 @pytest.mark.parametrize("group", ["2", pytest.param("2x2", marks=pytest.mark.exhaustive)])
 def test_rows_that_two_workers_cannot_share(group):
     check_same_as_alone(group, "every_loss:rows_that_two_workers_cannot_share")

@@ -7,7 +7,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.ranks import Ranks
 from tests.strategies.comparison import PACKAGE
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 FAILING = f"{PACKAGE}.failing_steps"
 # The deadline of a collective is 200 s.
@@ -49,8 +49,9 @@ def test_beside_a_collective_that_waits(pair, kind):
     check(answers, "this disk is full")
 
 
+@exhaustive
 @pytest.mark.parametrize("pair", [{"native": False}], indirect=True, ids=["by TensorFlow"])
-@pytest.mark.parametrize("behaviour", some(["in_a_graph", "eagerly"], ["in_a_graph"]))
+@pytest.mark.parametrize("behaviour", ["in_a_graph", "eagerly"])
 def test_tensorflows_collectives(pair, behaviour):
     check(pair.answers(f"{FAILING}:{behaviour}"), "this layer is worn out")
 

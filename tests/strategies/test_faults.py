@@ -89,6 +89,7 @@ def test_native_collectives_that_cannot_be_had():
         assert message.startswith("NativeUnavailableError: The native collectives are switched off")
 
 
+@exhaustive
 def test_a_second_strategy():
     for (losses, weights), (other_losses, other_weights) in GROUPS["2"].run(f"{FAULTS}:made_again"):
         assert losses == other_losses

@@ -25,8 +25,6 @@ def _check(group, behaviour, tmp_path):
 # By default; some of the others run with sharded optimizers.
 USUAL = [
     "files:save_and_load_weights",
-    "files:export_for_serving",
-    "files:saved_by_the_chief_alone",
 ]
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 INPUTS = behaviours("inputs")
 ON_GROUPS = [
@@ -20,12 +20,8 @@ ON_GROUPS = [
 # By default.
 USUAL = [
     "inputs:last_batch_does_not_divide",
-    "inputs:shuffled_py_dataset",
-    "inputs:datasets_from_function",
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
-    "inputs:predictions_from_files_keep_their_order",
-    "inputs:graphs",
     "inputs:batches_beside_batches",
 ]
 
@@ -41,7 +37,6 @@ def test_two_workers(kind):
         itertools.product(ON_GROUPS, OTHER_GROUPS),
         always=[
             ("inputs:last_batch_does_not_divide", "2 by TensorFlow"),
-            ("inputs:plain_batch_normalization_with_fewer_rows", "3"),
         ],
     ),
 )
@@ -49,6 +44,7 @@ def test_groups(group, kind):
     check_same_as_alone(group, kind)
 
 
-@pytest.mark.parametrize("group", some(["3", "4"], always=["3"]))
+@exhaustive
+@pytest.mark.parametrize("group", ["3", "4"])
 def test_uneven_pipelines(group):
     check_same_as_alone(group, "inputs:different_numbers_of_batches")

@@ -23,6 +23,7 @@ def test_devices():
     assert list(found.values()) == [both, second, both[::-1]]
 
 
+@exhaustive
 def test_weights_are_on_every_device():
     assert GROUPS["1x2"].run(f"{MIRRORED}:weights_everywhere") == [True]
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 MODELS = behaviours("models") + behaviours("losses")
 ON_GROUPS = [
@@ -20,8 +20,6 @@ ON_GROUPS = [
 # By default.
 USUAL = [
     "models:custom_train_step_with_other_logs",
-    "models:synchronized_batch_normalization",
-    "models:variables_assigned_in_call",
 ]
 
 
@@ -30,14 +28,10 @@ def test_two_workers(model):
     check_same_as_alone("2", model)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("model", "group"),
-    some(
-        itertools.product(ON_GROUPS, OTHER_GROUPS),
-        always=[
-            ("models:embedding_with_sparse_gradients", "3"),
-        ],
-    ),
+    list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
 def test_groups(group, model):
     check_same_as_alone(group, model)

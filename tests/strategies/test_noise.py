@@ -3,7 +3,7 @@
 import pytest
 
 from tests.strategies.comparison import check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 
 @pytest.mark.parametrize(
@@ -17,13 +17,13 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")
 
 
-@pytest.mark.parametrize("eagerly", some([False, True], always=[False]))
+@exhaustive
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_functions_traced_before_the_step(eagerly):
     check_same_as_alone("2", "noise:functions_traced_before_the_step", eagerly)
 
 
-@pytest.mark.parametrize(
-    "behaviour", some(["shuffles", "mixed_after_a_layer"], always=["mixed_after_a_layer"])
-)
+@exhaustive
+@pytest.mark.parametrize("behaviour", ["shuffles", "mixed_after_a_layer"])
 def test_coupled_rows(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")

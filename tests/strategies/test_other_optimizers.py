@@ -18,7 +18,8 @@ def run(behaviour):
     return GROUPS["2"].run(f"{PACKAGE}.other_optimizers:{behaviour}")
 
 
-@pytest.mark.parametrize("scaled", some([False, True], always=[True]))
+@exhaustive
+@pytest.mark.parametrize("scaled", [False, True])
 def test_several_in_one(scaled):
     check("2", "several_in_one", scaled)
 
@@ -64,7 +65,8 @@ def test_methods_of_its_own(kind):
     check("2", "methods_of_its_own", kind)
 
 
-@pytest.mark.parametrize("kind", some(["Normalizing", "ClippingByItself"], always=["Normalizing"]))
+@exhaustive
+@pytest.mark.parametrize("kind", ["Normalizing", "ClippingByItself"])
 def test_methods_of_its_own_with_accumulation(kind):
     check("2", "methods_of_its_own", kind, True)
 
@@ -96,11 +98,13 @@ def test_as_alone(behaviour):
     check("2", behaviour)
 
 
-@pytest.mark.parametrize("own_step", some([False, True], always=[True]))
+@exhaustive
+@pytest.mark.parametrize("own_step", [False, True])
 def test_no_rows_while_accumulating(own_step):
     check("2", "no_rows_while_accumulating", own_step)
 
 
+@exhaustive
 def test_float8_in_an_own_step():
     check_same_as_alone("2", "other_optimizers:float8_in_an_own_step")
 

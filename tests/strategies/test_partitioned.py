@@ -10,6 +10,7 @@ from tests.tiers import exhaustive, some
 GROUPS_OF_DEVICES = ["2", *(pytest.param(group, marks=exhaustive) for group in ("3", "2x2", "1x2"))]
 
 
+@exhaustive
 @pytest.mark.parametrize("group", GROUPS_OF_DEVICES)
 def test_no_value_is_made_up(group):
     check_same_as_alone(group, "partitioned:lookup_of_one_row")

@@ -47,6 +47,7 @@ def check_traces(results, groups):
         assert not any(result["known"]), number
 
 
+@exhaustive
 def test_workers_leave_and_come_back(ranks):
     results = ranks(3).run(f"{PACKAGE}:trained", COMING_AND_GOING, {})
     check(results, COMING_AND_GOING)

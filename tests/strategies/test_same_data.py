@@ -5,7 +5,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 SAME_DATA = f"{PACKAGE}.same_data"
 
@@ -31,6 +31,7 @@ def test_data_sharded_by_hand(group):
     assert answers[0][0] == answers[1][0]
 
 
+@exhaustive
 def test_files_sharded_by_hand():
     for said in GROUPS["2"].run(f"{SAME_DATA}:files_sharded_by_hand"):
         for message in said.values():
@@ -53,14 +54,16 @@ def test_other_batches():
             assert f"'{name}'" in said[name]
 
 
+@exhaustive
 def test_inputs_may_be_augmented_otherwise_on_each_worker():
     first, second = GROUPS["2"].run(f"{SAME_DATA}:same_rows_otherwise_augmented")
     assert all(map(np.array_equal, first, second))
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "kind",
-    some(["shuffled_anew_each_epoch", "a_generator_is_read_once"], ["shuffled_anew_each_epoch"]),
+    ["shuffled_anew_each_epoch", "a_generator_is_read_once"],
 )
 def test_input_is_as_in_one_process(kind):
     check_same_as_alone("2", f"same_data:{kind}")

@@ -60,7 +60,7 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
             "stateful_layers",
             "predictions_by_size",
         ],
-        always=["fewer_rows_than_replicas", "predictions_by_size"],
+        always=["fewer_rows_than_replicas"],
     ),
 )
 def test_short_batches(behaviour):
@@ -90,7 +90,8 @@ def test_a_loop_without_run():
         assert "\n" not in message
 
 
-@pytest.mark.parametrize("eagerly", some([False, True], always=[False]))
+@exhaustive
+@pytest.mark.parametrize("eagerly", [False, True])
 def test_a_replica_without_rows(eagerly):
     check_same_as_alone("2", "scripts:convolutions_of_no_rows", eagerly)
 

@@ -82,12 +82,12 @@ OPTIMIZERS = [
 ]
 # The others differ in what is summed, which the strategy without shards goes through.
 USUAL = [
-    "optimizers:clipped_sparse_gradients",
     "optimizers:gradient_accumulation_with_moving_average",
 ]
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adam"]))
+@exhaustive
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name):
     check_same_as_alone("2", "sharded:by_name", name)
 
@@ -98,14 +98,10 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", "sharded:as_elsewhere", behaviour)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "behaviour",
-    some(
-        [(own,) for own in OWN],
-        always=[
-            (("lookups_clipped",),),
-        ],
-    ),
+    [(own,) for own in OWN],
     ids=str,
 )
 def test_what_shares_meet(behaviour):
@@ -113,14 +109,10 @@ def test_what_shares_meet(behaviour):
     check_same_as_alone("2", f"sharded:{name}", *args)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    some(
-        itertools.product(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"]),
-        always=[
-            (("as_elsewhere", "optimizers:overflow_on_one_worker"), "3"),
-        ],
-    ),
+    list(itertools.product(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"])),
     ids=str,
 )
 def test_groups(group, behaviour):

@@ -6,7 +6,7 @@ import pytest
 
 from tests.groups import OTHER_GROUPS
 from tests.strategies.comparison import behaviours, check_same_as_alone
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 ALL = behaviours("optimizers") + behaviours("execution")
 OPTIMIZERS = [
@@ -43,11 +43,8 @@ ON_GROUPS = [
 USUAL = [
     "optimizers:momentum_and_schedule",
     "optimizers:mixed_float16",
-    "execution:on_a_batch_of_one_row",
     "execution:ragged_predictions",
-    "execution:calls_outside_of_replicas",
     "execution:custom_loop",
-    "execution:gradients_through_all_reduce",
 ]
 
 
@@ -56,7 +53,8 @@ def test_two_workers(behaviour):
     check_same_as_alone("2", behaviour)
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, always=["Adafactor"]))
+@exhaustive
+@pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_optimizer(name):
     check_same_as_alone("2", "optimizers:by_name", name)
 
@@ -66,7 +64,6 @@ def test_every_optimizer(name):
     some(
         itertools.product(ON_GROUPS, OTHER_GROUPS),
         always=[
-            ("optimizers:global_clipnorm", "2 by TensorFlow"),
             ("execution:several_steps_per_execution", "1x2"),
         ],
     ),

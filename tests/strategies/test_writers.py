@@ -2,6 +2,7 @@
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE
+from tests.tiers import exhaustive
 
 WRITERS = f"{PACKAGE}.writers"
 
@@ -30,5 +31,6 @@ def test_what_one_worker_cannot_write(tmp_path):
         )
 
 
+@exhaustive
 def test_progress_bars_are_the_chiefs():
     assert GROUPS["2"].run(f"{WRITERS}:progress_bars") == [[True, True], [False, True]]
