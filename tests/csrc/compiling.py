@@ -31,6 +31,7 @@ _TEST = "_test.cc"
 _FAKES = "tests/fakes"  # libraries that stand for others
 # What the system knows the others by, where it matters whether one of them is loaded.
 _SONAMES = {"nccl": "libnccl.so.2"}
+_PREFIX = ("tests/team.h", "tests/values.h")
 _HEADERS = (".h", ".inc", ".cu")
 
 
@@ -101,8 +102,9 @@ class Toolchain:
         own = [path for path in tests if path.name.endswith(_TEST)]
         own = [path for path in own if not names or path.name.removesuffix(_TEST) in names]
         common = self._common()
+        prefix = self._precompiled(common)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = list(pool.map(lambda path: self._compile(path, common), own + shared))
+            made = list(pool.map(lambda path: self._compile(path, common, *prefix), own + shared))
             objects = dict(zip(own + shared, made, strict=True))
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
@@ -139,10 +141,21 @@ class Toolchain:
         """Has one process compile something; another one finds what it has made."""
         return lock.held(self._cache.with_name(f"{self._cache.name}-{what}.lock"), _WAIT, print)
 
-    def _compile(self, path: Path, common: str) -> Path:
+    def _precompiled(self, common: str) -> tuple[str, ...]:
+        """Flags for what most units include, compiled once: that takes half of a unit's time."""
+        header = self._cache / "prefix.h"
+        header.write_text("".join(f'#include "{path}"\n' for path in _PREFIX))
+        made = self._make("prefix.gch", common, "-I.", "-x", "c++-header", str(header))
+        # The compiler looks for it beside the header, by this name.
+        link = header.with_name("prefix.h.gch")
+        link.unlink(missing_ok=True)
+        link.symlink_to(made.name)
+        return "-include", str(header)
+
+    def _compile(self, path: Path, common: str, *flags: str) -> Path:
         source = os.path.relpath(path, recipe.SOURCE)
         name = source.removesuffix(".cc").replace("/", "-") + ".o"
-        return self._make(name, _digest(common, path.read_bytes()), "-I.", "-c", source)
+        return self._make(name, _digest(common, path.read_bytes()), *flags, "-I.", "-c", source)
 
     def _compile_fake(self, path: Path, common: str) -> Path:
         soname = _SONAMES.get(path.stem, path.stem)

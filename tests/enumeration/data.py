@@ -317,4 +317,4 @@ COVERING = [
     if (name := f"{form}/{list(COMPILED)[(i + 2 * j) % len(COMPILED)]}") in PROGRAMS
 ] + [*_STRUCTURES, "batch by batch"]
 
-DEFAULT = ["batches of other sizes/eager"]
+DEFAULT: list[str] = []

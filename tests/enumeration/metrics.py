@@ -501,7 +501,7 @@ PROGRAMS: dict[str, Program] = {
 }
 PROGRAMS["Sum"] = PROGRAMS["Mean"]
 
-DEFAULT = ["function/f1"]
+DEFAULT: list[str] = []
 
 
 def missing() -> set[str]:

@@ -127,6 +127,7 @@ def test_the_cause_is_found_across_hosts(start, script):
         assert "worker 2 failed with exit code 9" in job.err
 
 
+@exhaustive
 @pytest.mark.parametrize("dying", [0, 1])
 def test_a_launcher_that_dies_ends_all_hosts(start, script, dying):
     jobs = [start(host, script(HANG)) for host in range(3)]

@@ -29,6 +29,7 @@ def run(ranks, fault):
     return ranks.answers(f"tests.pipeline.faults:{fault}", timeout=FAR)
 
 
+@exhaustive
 def test_a_layer_that_raises_on_one_rank(pair):
     (done, first), (also_done, second) = run(pair, "a_layer_fails")
     assert not done

@@ -20,10 +20,7 @@ BEHAVIOURS = [
     if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
 ]
 # By default.
-USUAL = [
-    "accumulating_gradients",
-    "overflow",
-]
+USUAL = ["accumulating_gradients"]
 
 
 def check(ranks, behaviour):

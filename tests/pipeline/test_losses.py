@@ -7,7 +7,7 @@ import pytest
 from tests.deadlines import FAR
 from tests.pipeline.loss_behaviours import VICTIM, VICTIMS
 from tests.ranks import Ranks
-from tests.tiers import some
+from tests.tiers import exhaustive
 
 CASES = [
     (phase, signal)
@@ -27,7 +27,8 @@ def ranks(monkeypatch):
     four.stop()
 
 
-@pytest.mark.parametrize(("phase", "signal"), some(CASES, always=[("reduction", "SIGSTOP")]))
+@exhaustive
+@pytest.mark.parametrize(("phase", "signal"), CASES)
 def test_all_others_name_it(ranks, phase, signal, tmp_path):
     behaviour = "tests.pipeline.loss_behaviours:train"
     victim = VICTIMS.get(phase, VICTIM)

@@ -54,7 +54,8 @@ def test_keras(behaviour):
     check(run("4", name), reference(AS_ELSEWHERE, name), "own")
 
 
-@pytest.mark.parametrize("name", some(["gpt", "mlp"], always=["mlp"]))
+@exhaustive
+@pytest.mark.parametrize("name", ["gpt", "mlp"])
 def test_each_has_its_share(name):
     for own, whole in GROUPS["4"].run(f"{PACKAGE}:state", name, 2):
         assert own <= 1.1 * whole / 2

@@ -201,13 +201,13 @@ def test_resumes_without_what_was_kept(tmp_path):
         assert unchanged
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("name", "group"),
-    some(
+    list(
         itertools.product(
             ["onebit", "topk", "powersgd", "randomk"], ["3 on 2 hosts", "4 on 2 hosts"]
-        ),
-        always=[("onebit", "4 on 2 hosts")],
+        )
     ),
 )
 def test_hosts_of_several_workers(exact, group, name):
@@ -296,7 +296,8 @@ def test_wrong_candidates(candidates):
         Auto(candidates)
 
 
-@pytest.mark.parametrize("name", some([n for n in CODECS if n != "threshold"], always=["topk"]))
+@exhaustive
+@pytest.mark.parametrize("name", [n for n in CODECS if n != "threshold"])
 def test_bytes_on_the_wire(name):
     """The core counts what the codec's formula says, there and back."""
     codec = CODECS[name]()

@@ -22,7 +22,6 @@ USUAL = [
     "inputs:last_batch_does_not_divide",
     "inputs:different_numbers_of_batches",
     "inputs:files_are_read_once",
-    "inputs:batches_beside_batches",
 ]
 
 
@@ -31,14 +30,10 @@ def test_two_workers(kind):
     check_same_as_alone("2", kind)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("kind", "group"),
-    some(
-        itertools.product(ON_GROUPS, OTHER_GROUPS),
-        always=[
-            ("inputs:last_batch_does_not_divide", "2 by TensorFlow"),
-        ],
-    ),
+    list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
 def test_groups(group, kind):
     check_same_as_alone(group, kind)

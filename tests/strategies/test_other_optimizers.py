@@ -91,7 +91,7 @@ def test_groups(group, behaviour):
     "behaviour",
     some(
         ["updates_by_hand", "clipped_in_the_backward_pass", "float8"],
-        always=["updates_by_hand", "float8"],
+        always=["updates_by_hand"],
     ),
 )
 def test_as_alone(behaviour):

@@ -5,7 +5,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 GROUPS_OF_DEVICES = ["2", *(pytest.param(group, marks=exhaustive) for group in ("3", "2x2", "1x2"))]
 
@@ -34,12 +34,10 @@ def test_what_a_step_communicates():
         assert moments in found["statistics, reasons"]
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("group", "replicas", "jit_compile"),
-    some(
-        [("2", 2, False), ("3", 3, True), ("2x2", 4, False), ("1x2", 2, False), ("2x2", 4, True)],
-        always=[("2", 2, False)],
-    ),
+    [("2", 2, False), ("3", 3, True), ("2x2", 4, False), ("1x2", 2, False), ("2x2", 4, True)],
 )
 def test_replicas_normalize_their_rows(group, replicas, jit_compile):
     check_same_as_alone(group, "partitioned:statistics_of_replicas", replicas, jit_compile)

@@ -5,7 +5,7 @@ import pytest
 
 from tests.groups import GROUPS
 from tests.strategies.comparison import PACKAGE, check_same_as_alone
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 SAME_DATA = f"{PACKAGE}.same_data"
 
@@ -16,7 +16,8 @@ def check_refused(message):
     assert "don't shard the data by hand" in message
 
 
-@pytest.mark.parametrize("group", some(["2", "2 by TensorFlow"], always=["2"]))
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "2 by TensorFlow"])
 def test_data_sharded_by_hand(group):
     answers = GROUPS[group].run(f"{SAME_DATA}:sharded_by_hand")
     for said, untouched, weights in answers:

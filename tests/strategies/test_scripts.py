@@ -15,10 +15,7 @@ LATE = [
     "session_cleared_in_scope",
 ]
 # By default.
-USUAL = [
-    "made_in_the_first_step",
-    "metrics_built_in_the_first_step",
-]
+USUAL = ["metrics_built_in_the_first_step"]
 
 
 @pytest.mark.parametrize("behaviour", some(["save_in_scope", "callbacks_in_scope"], always=[]))

@@ -59,14 +59,10 @@ def test_every_optimizer(name):
     check_same_as_alone("2", "optimizers:by_name", name)
 
 
+@exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    some(
-        itertools.product(ON_GROUPS, OTHER_GROUPS),
-        always=[
-            ("execution:several_steps_per_execution", "1x2"),
-        ],
-    ),
+    list(itertools.product(ON_GROUPS, OTHER_GROUPS)),
 )
 def test_groups(group, behaviour):
     check_same_as_alone(group, behaviour)
