@@ -55,8 +55,8 @@ RUNS = {
         "recorder": ((),),
         "reduce": ((),),
         "rounding": ((),),
-        "rounds": (("20",), ("60",)),
-        "segment": (("20000",),),
+        "rounds": (("6",), ("60",)),
+        "segment": (("4000",), ("20000",)),
         "silence": ((),),
         "sparse": ((),),
         "state": ((),),
@@ -150,6 +150,7 @@ OF_GPUS = {
     "device_kernels",
     "device_obstacles",
     "device_orders",
+    "device_path",
     "device_processes",
     "device_rounds",
     "device_selection",
@@ -171,6 +172,7 @@ LONG = {
     ("losses", ("stop",)),
     ("mismatches", ()),
     ("rounds", ("60",)),
+    ("segment", ("20000",)),
 }
 CASES = [
     pytest.param(

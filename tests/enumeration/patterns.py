@@ -1567,4 +1567,4 @@ def scanned_state() -> Training:
     return by_layer(Scanned, lambda: numbers(ROWS, 3, 4))
 
 
-DEFAULT = ["masked_mean"]
+DEFAULT: list[str] = []

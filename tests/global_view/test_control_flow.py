@@ -388,12 +388,8 @@ PROGRAMS = {
 _USUAL = [
     "until",
     "means",
-    "longer",
-    "switch",
     "cond in loop",
     "remat",
-    "penalty",
-    "joined list",
     "rows and sums",
     "asserts",
 ]

@@ -356,7 +356,7 @@ def _as_written():
     )
 
 
-@pytest.mark.parametrize("seed", some(range(300), always=range(3)))
+@pytest.mark.parametrize("seed", some(range(300), always=[0]))
 def test_a_random_graph_acts_on_rows_as_on_the_whole_batch(seed):
     rng = np.random.default_rng([seed, 1])
     program, shares = Program(seed, int(rng.integers(5, 31))), shares_of(rng)

@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import tensorflow as tf
 
+from tests.tiers import exhaustive
 from tfdist.jit.noise import draws_other_numbers, replacement
 
 KINDS = ("StatelessRandomUniformV2", "StatelessRandomNormalV2")
@@ -22,6 +23,7 @@ def traced(draw):
     return operation, tf.function(draw)()
 
 
+@exhaustive
 def test_the_numbers_are_those_of_tensorflow():
     for kind, dtype in itertools.product(KINDS, FLOATS):
         check(kind, dtype)

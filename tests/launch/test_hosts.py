@@ -169,6 +169,7 @@ def test_a_host_that_is_done_and_dies_is_no_failure(start, script, tmp_path):
     assert jobs[0].wait() == 0, jobs[0].err
 
 
+@exhaustive
 def test_a_missing_host(start, script):
     late = start(2, script(HANG), seconds=TALKATIVE)
     late.wait_err("waiting for host 0")

@@ -357,7 +357,8 @@ def start(launch):
         yield host
 
 
-@pytest.mark.parametrize("failing", some([0, 1, 2], always=[1]))
+@exhaustive
+@pytest.mark.parametrize("failing", [0, 1, 2])
 def test_all_hosts_start_again(start, program, tmp_path, failing):
     path = program(f"""
 meet()

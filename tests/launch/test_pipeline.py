@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.launch.cli import main
 from tfdist.pipeline.schedules import SCHEDULES
 
@@ -43,6 +44,7 @@ def test_costs_reach_the_schedule_and_the_time(capsys):
     assert "; 38 s," in capsys.readouterr().out
 
 
+@exhaustive
 def test_a_picture_as_a_file(tmp_path, capsys):
     pytest.importorskip("matplotlib")
     file = tmp_path / "zbv.png"

@@ -198,6 +198,7 @@ def test_the_first_failure_ends_the_job(launch, script, how, code, said):
     assert job.processes() == set()
 
 
+@exhaustive
 def test_the_chiefs_failure(launch, script):
     job = launch("-n", "2", script("if rank == 0: sys.exit(5)\nstay()"))
     assert job.wait() == 5

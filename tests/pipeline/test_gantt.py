@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from tests.tiers import exhaustive
 from tfdist.pipeline.plan.action import Action, Kind
 from tfdist.pipeline.plan.costs import Costs
 from tfdist.pipeline.schedules import SCHEDULES, make_schedule
@@ -60,6 +61,7 @@ def test_a_measured_timeline(tmp_path):
     draw(timeline, tmp_path / "measured.png")
 
 
+@exhaustive
 @pytest.mark.parametrize("name", ["1f1b", "zbv"])
 def test_a_file(name, tmp_path):
     pytest.importorskip("matplotlib")

@@ -49,6 +49,7 @@ def test_what_the_model_does_not_take():
         assert after == [8, 3]
 
 
+@exhaustive
 def test_replicas_with_few_rows():
     """No average is taken of no rows."""
     for statistics, loss in GROUPS["2"].run(f"{PACKAGE}:few_rows"):

@@ -11,7 +11,7 @@ import pytest
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import assert_close
-from tests.tiers import exhaustive, some
+from tests.tiers import exhaustive
 
 _SOURCE = ast.parse((pathlib.Path(__file__).parent / "keras_behaviours.py").read_text())
 BEHAVIOURS = [
@@ -19,8 +19,6 @@ BEHAVIOURS = [
     for node in _SOURCE.body
     if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")
 ]
-# By default.
-USUAL = ["accumulating_gradients"]
 
 
 def check(ranks, behaviour):
@@ -39,7 +37,8 @@ def check(ranks, behaviour):
     assert set(held) == set(weights)
 
 
-@pytest.mark.parametrize("behaviour", some(BEHAVIOURS, always=USUAL))
+@exhaustive
+@pytest.mark.parametrize("behaviour", BEHAVIOURS)
 def test_a_pipeline(behaviour):
     check("2", behaviour)
 

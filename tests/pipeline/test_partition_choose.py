@@ -55,6 +55,7 @@ def test_each_cost_gives_stages(cost):
     assert [stage.index for stage in stages] == [0, 1, 2]
 
 
+@exhaustive
 def test_estimates_give_the_same_partition_each_time():
     boundaries = {partition(gpt(blocks=4), 4, balance="parameters").boundaries for _ in range(3)}
     assert len(boundaries) == 1

@@ -73,6 +73,7 @@ def test_the_cost_is_what_the_passes_take_beside_the_overhead(monkeypatch, forwa
     assert (measured.forward, measured.backward) == cost
 
 
+@exhaustive
 def test_random_numbers_without_a_seed_go_on_as_before():
     drawn = []
     for is_measured in (False, True):

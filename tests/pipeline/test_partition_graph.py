@@ -64,6 +64,7 @@ def test_a_nested_model_sees_the_mask_that_it_was_given():
         np.testing.assert_array_equal(expected.outputs[0], result.outputs[0])
 
 
+@exhaustive
 def test_values_are_numbered_alike_wherever_the_model_is_built():
     def numbers(model):
         graph = linearize(model)

@@ -81,6 +81,7 @@ def test_scaled_losses(tmp_path):
         assert_close(result["evaluation"], reference["evaluation"], "evaluation", 2e-3)
 
 
+@exhaustive
 def test_export(tmp_path):
     for result in run("2", "export", "residual_cnn", str(tmp_path)):
         assert_close(result["served"], result["predictions"], "served")
@@ -112,6 +113,7 @@ def test_backup(tmp_path):
     assert not list(tmp_path.glob("*/backup"))
 
 
+@exhaustive
 def test_mistakes(tmp_path):
     run("alone", "train_and_save", "mlp", str(tmp_path), "adam")
     for messages, unchanged in run("2", "mistakes", str(tmp_path)):

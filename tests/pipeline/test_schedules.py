@@ -72,6 +72,7 @@ def test_virtual_stages(name, v):
         ]
 
 
+@exhaustive
 def test_zb_h1():
     # Zero bubble, table 2: (p - 1)(F + I - W) where m >= p, with the memory of 1F1B.
     for p, m in sizes():

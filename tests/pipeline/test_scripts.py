@@ -14,12 +14,6 @@ from tests.tiers import exhaustive
 PLACE = "tests.pipeline.script_behaviours"
 
 
-# By default.
-USUAL = [
-    "stopped_gradients",
-]
-
-
 @exhaustive
 @pytest.mark.parametrize("name", sorted(SCRIPTS))
 def test_a_pipeline(name):
@@ -51,6 +45,7 @@ def test_shared_variables_begin_equal(seeded):
         assert np.array_equal(a, b)
 
 
+@exhaustive
 def test_a_shorter_batch_is_not_traced_again():
     assert GROUPS["2"].run(f"{PLACE}:times_traced") == [1, 1]
 
@@ -87,6 +82,7 @@ def test_a_clone():
         assert "model.full_model()" in error
 
 
+@exhaustive
 def test_saving_on_the_chief_alone():
     ours, _ = GROUPS["2"].answers(f"{PLACE}:saving_alone")
     GROUPS["2"].stop()  # Its workers have waited for one another in vain.

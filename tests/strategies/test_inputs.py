@@ -10,7 +10,6 @@ from tests.tiers import exhaustive, some
 
 INPUTS = behaviours("inputs")
 ON_GROUPS = [
-    "inputs:last_batch_does_not_divide",
     "inputs:fewer_rows_than_workers",
     "inputs:plain_batch_normalization_with_fewer_rows",
     "inputs:graphs",

@@ -48,17 +48,15 @@ def test_a_model_that_one_worker_makes_alone_in_the_scope():
         assert "outside of the scope" in message
 
 
+@exhaustive
 @pytest.mark.parametrize(
     "behaviour",
-    some(
-        [
-            "fewer_rows_than_replicas",
-            "batches_of_fixed_size_that_do_not_divide",
-            "stateful_layers",
-            "predictions_by_size",
-        ],
-        always=["fewer_rows_than_replicas"],
-    ),
+    [
+        "fewer_rows_than_replicas",
+        "batches_of_fixed_size_that_do_not_divide",
+        "stateful_layers",
+        "predictions_by_size",
+    ],
 )
 def test_short_batches(behaviour):
     check_same_as_alone("2", f"scripts:{behaviour}")

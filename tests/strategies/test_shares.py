@@ -71,7 +71,8 @@ def elements(dataset):
     return [dense(element) for element in dataset]
 
 
-@pytest.mark.parametrize("kind", some(COMPONENTS, always=["structure", "sparse"]))
+@exhaustive
+@pytest.mark.parametrize("kind", COMPONENTS)
 def test_all_shares_together_are_the_batches(kind, monkeypatch):
     for replicas in (1, 2):
         check_shares(kind, replicas)

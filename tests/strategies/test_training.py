@@ -42,7 +42,6 @@ ON_GROUPS = [
 # By default; some of the others run on other groups below, or with sharded optimizers.
 USUAL = [
     "optimizers:momentum_and_schedule",
-    "optimizers:mixed_float16",
     "execution:ragged_predictions",
     "execution:custom_loop",
 ]

@@ -24,6 +24,7 @@ def test_the_chief_alone_writes(tmp_path):
     assert written in ([0, 1], None) and not nothing_written
 
 
+@exhaustive
 def test_what_one_worker_cannot_write(tmp_path):
     for message in GROUPS["2"].run(f"{WRITERS}:orbax_of_a_sharded_optimizer", str(tmp_path)):
         assert message.startswith(
