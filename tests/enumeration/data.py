@@ -317,4 +317,4 @@ COVERING = [
     if (name := f"{form}/{list(COMPILED)[(i + 2 * j) % len(COMPILED)]}") in PROGRAMS
 ] + [*_STRUCTURES, "batch by batch"]
 
-DEFAULT: list[str] = []
+DEFAULT = ["validation_steps/two steps at once"]

@@ -30,7 +30,7 @@ from tfdist.internals.keras import (
     legacy_h5_format,
     saving_lib,
 )
-from tfdist.internals.tensorflow import function_context
+from tfdist.internals.tensorflow import DistributedDatasetAndIteratorSpec, function_context
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,11 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         {"call": "self, inputs, training, mask", "_moments": "self, inputs, mask"},
     ),
     ("tf.compat.v1", tf.compat.v1, {"reset_default_graph": ""}),
+    (
+        "IteratorSpec",
+        DistributedDatasetAndIteratorSpec,
+        {"_serialize": "self", "sanity_check_type": "self, other"},
+    ),
     ("function_context", function_context, {"make_function_context": "scope_type"}),
     ("data_adapters", data_adapters, {"is_tf_dataset": "x"}),
     ("Variable", Variable, {"_initialize": "self, value"}),

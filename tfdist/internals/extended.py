@@ -123,3 +123,16 @@ def set_batches(distributed: Any, count: int, *, ends_together: bool) -> None:
     """
     distributed._cardinality = count
     distributed._enable_get_next_as_optional = not ends_together
+
+
+def end_of(spec: Any) -> tuple[bool, bool]:
+    """How the end of a distributed dataset or iterator is detected, as a traced function reads it.
+
+    Args:
+        spec: its `TypeSpec`.
+
+    Returns:
+        Whether it has no end, and whether the workers agree on the end before each batch.
+    """
+    endless = spec._cardinality == tf.data.INFINITE_CARDINALITY
+    return endless, bool(spec._enable_get_next_as_optional)

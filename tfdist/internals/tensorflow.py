@@ -12,7 +12,10 @@ from typing import Any
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.distribute import distribute_lib, distribute_utils
 from tensorflow.python.distribute.cross_device_ops import simple_broadcast
-from tensorflow.python.distribute.input_lib import DistributedDataset
+from tensorflow.python.distribute.input_lib import (
+    DistributedDataset,
+    DistributedDatasetAndIteratorSpec,
+)
 from tensorflow.python.distribute.input_util import (
     get_distributed_dataset,
     get_distributed_datasets_from_function,
@@ -44,6 +47,7 @@ from tensorflow.python.util import tf_stack as _tf_stack
 __all__ = [
     "CheckpointInitialValue",
     "DatasetOfBatches",
+    "DistributedDatasetAndIteratorSpec",
     "DistributedValues",
     "Mirrored",
     "MirroredExtended",

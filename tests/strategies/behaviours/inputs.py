@@ -220,6 +220,20 @@ def different_numbers_of_batches(strategy):
     return outcome(model, fit(model, dataset, epochs=2))
 
 
+def other_ends(strategy):
+    """Datasets without an end, with an end, and of an unknown length are no different to a step."""
+    x, y = rows(18)
+    finite = batches(x, y, 7)
+    unknown = finite.filter(lambda x, y: tf.size(y) > 0)
+    model = compile_mlp(strategy, steps_per_execution=2)
+    logs = [fit(model, finite.repeat(), steps_per_epoch=4, epochs=1)]
+    tested = [model.evaluate(finite.repeat(), steps=2, verbose=0)]
+    for dataset in (finite, unknown, finite):
+        logs.append(fit(model, dataset, epochs=1))
+        tested.append(model.evaluate(dataset, verbose=0))
+    return outcome(model, logs, tested=tested, predicted=model.predict(finite, verbose=0))
+
+
 def files_are_read_once(strategy):
     """Sharded by file, batches differ from one process's; every row must count once."""
     with tempfile.TemporaryDirectory() as folder:

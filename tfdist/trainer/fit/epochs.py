@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
+from tfdist.internals.extended import end_of
 from tfdist.internals.iterators import replace_dataset, rows_of_batches
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
@@ -116,6 +117,34 @@ def install() -> None:
     patch("TFEpochIterator.__iter__", lambda _: enter_epoch)
     patch("TFEpochIterator.__next__", lambda _: next_compared)
     patch("TFEpochIterator.catch_stop_iteration", lambda _: end_together)
+    patch("IteratorSpec._serialize", _with_end)
+    patch("IteratorSpec.sanity_check_type", _of_one_end)
+
+
+def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
+    """Has a traced function be traced again for an iterator whose end is detected otherwise.
+
+    TensorFlow does not compare that. What was traced for `repeat()` loses the last batches of a
+    dataset that ends within an execution of several steps.
+    """
+
+    @functools.wraps(serialize)
+    def serialize_end(self: Any) -> tuple[Any, ...]:
+        return (*serialize(self), end_of(self))
+
+    return serialize_end
+
+
+def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
+    """Has specs of iterators be related only if their ends are detected alike."""
+
+    @functools.wraps(check)
+    def check_end(self: Any, other: Any) -> None:
+        check(self, other)
+        if end_of(self) != end_of(other):
+            raise ValueError(f"The ends of {self} and {other} are detected in different ways.")
+
+    return check_end
 
 
 def _validation(self: Any) -> ValidationData | None:
