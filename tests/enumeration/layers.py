@@ -477,12 +477,19 @@ class Augmented(keras.Model):
         return x
 
 
+# Keras fails in one process, too: the layers keep constants of the graph that they are made in.
+_OF_THEIR_GRAPH = (
+    *("Dense/activity", "Dense/sequence", "Normalization", "Normalization/adapted"),
+    "TextVectorization",
+)
 PROGRAMS |= {
     f"{name}/built by fit": dataclasses.replace(
         program, model=functools.partial(Later, program.model)
     )
     for name, program in PROGRAMS.items()
-    if isinstance(program, Training) and program.model not in (Boxes, Stateful)
+    if isinstance(program, Training)
+    and program.model not in (Boxes, Stateful)
+    and name not in _OF_THEIR_GRAPH
 }
 PROGRAMS["Resizing/in a Sequential"] = Training(
     Augmented, lambda: (fractions(ROWS, 4, 4, 3), _targets()), _compile
