@@ -104,7 +104,8 @@ class Toolchain:
         common = self._common()
         prefix = self._precompiled(common)
         with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            made = list(pool.map(lambda path: self._compile(path, common, *prefix), own + shared))
+            made = list(pool.map(lambda path: self._compile(path, common, *prefix), own))
+            made += pool.map(lambda path: self._compile(path, common), shared)
             objects = dict(zip(own + shared, made, strict=True))
             libraries = [objects[path] for path in shared]
             linked = list(pool.map(lambda path: self._link([objects[path], *libraries]), own))
@@ -142,7 +143,7 @@ class Toolchain:
         return lock.held(self._cache.with_name(f"{self._cache.name}-{what}.lock"), _WAIT, print)
 
     def _precompiled(self, common: str) -> tuple[str, ...]:
-        """Flags for what most units include, compiled once: that takes half of a unit's time."""
+        """Flags for what most tests include, compiled once: that takes half of a test's time."""
         header = self._cache / "prefix.h"
         header.write_text("".join(f'#include "{path}"\n' for path in _PREFIX))
         made = self._make("prefix.gch", common, "-I.", "-x", "c++-header", str(header))

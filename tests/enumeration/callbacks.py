@@ -84,10 +84,9 @@ def _training(
                 model = _model(**compiled())
             given, seen = create(folder)
             history = _fit(model, given, **settings)
-            shown = given if all(isinstance(one, k.Callback) for one in given) else None
             data, size = _data(), {"batch_size": BATCH, "verbose": 0}
-            tested = model.evaluate(**data, **size, callbacks=shown, return_dict=True)
-            predicted = model.predict(data["x"], **size, callbacks=shown)
+            tested = model.evaluate(**data, **size, callbacks=given, return_dict=True)
+            predicted = model.predict(data["x"], **size, callbacks=given)
             wait(strategy)
             more = {"evaluated": tested, "predicted": predicted, "seen": seen()}
             return outcome(model, history, **more)
@@ -133,7 +132,7 @@ def _recorded(folder: Folder) -> Created:
     return [recorder], lambda: recorder.seen
 
 
-def _in_a_list(folder: Folder) -> Created:
+def _with_history(folder: Folder) -> Created:
     recorder = Recorder()
     history = k.History()
     return [recorder, history], lambda: [recorder.seen, history.history, history.epoch]
@@ -368,7 +367,7 @@ PROGRAMS: dict[str, Program] = {
     "EarlyStopping/accuracy": _training(
         _acting(lambda: k.EarlyStopping("accuracy", mode="max", baseline=0.99, start_from_epoch=1))
     ),
-    "History": _training(_in_a_list),
+    "History": _training(_with_history),
     "LambdaCallback": _training(_lambdas),
     "LearningRateScheduler": _training(
         _acting(lambda: k.LearningRateScheduler(lambda epoch: 0.02 / (1 + epoch)))

@@ -25,6 +25,8 @@ from tests.enumeration.training import (
     fractions,
     integers,
     numbers,
+    public_classes,
+    public_functions,
     row_weights,
     shared_folder,
     wait,
@@ -63,25 +65,6 @@ def _with_layer(create: Callable[[], Any]) -> Training:
 # Activations.
 
 
-def functions(module: ModuleType) -> list[str]:
-    """The public functions of a module of Keras, each under its own name."""
-    tools = ("deserialize", "get", "serialize")
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__name__ == name and name not in tools
-    ]
-
-
-def classes(module: ModuleType) -> list[str]:
-    """The public classes of a module of Keras, each under its own name."""
-    return [
-        name
-        for name, value in vars(module).items()
-        if inspect.isclass(value) and value.__name__ == name
-    ]
-
-
 def _activation(name: str) -> Callable[[Any], Any]:
     activation = getattr(keras.activations, name)
     if name == "glu":  # Halves the features, which `Dense` does not expect.
@@ -95,7 +78,7 @@ _register(
     "activations",
     {
         name: _with_layer(lambda name=name: layers.Dense(6, _activation(name)))
-        for name in functions(keras.activations)
+        for name in public_functions(keras.activations)
     },
 )
 
@@ -136,7 +119,7 @@ _register(
     "initializers",
     {
         f"{name}{'/seed' if seeded else ''}": _initialized(name, **({"seed": 3} if seeded else {}))
-        for name in classes(keras.initializers)
+        for name in public_classes(keras.initializers, object)
         if name not in ("STFT", "STFTInitializer")  # Of layers:STFTSpectrogram.
         for seeded in (False, True)
         if not seeded or "seed" in inspect.signature(getattr(keras.initializers, name)).parameters
@@ -169,7 +152,7 @@ _register(
                 4, "tanh", **{f"{of}_regularizer": _regularizer(name)}
             )
         )
-        for name in classes(keras.regularizers)
+        for name in public_classes(keras.regularizers, object)
         for of in ("kernel", "activity")
         # Keras fails in one process: it counts the rows while it builds the layer.
         if (name, of) != ("OrthogonalRegularizer", "activity")
@@ -210,13 +193,13 @@ _register(
             name: _with_layer(
                 lambda name=name: layers.Dense(5, "tanh", kernel_constraint=_constraint(name))
             )
-            for name in classes(keras.constraints)
+            for name in public_classes(keras.constraints, object)
         },
         **{
             f"{name}/embedding": _trained(
                 lambda name=name: _embedded(_constraint(name)), lambda: integers(6, ROWS, 4)
             )
-            for name in classes(keras.constraints)
+            for name in public_classes(keras.constraints, object)
         },
     },
 )
@@ -307,7 +290,7 @@ _register(
             lambda: _sequential(layers.Dense(5, "tanh")),
             optimizer=lambda name=name: keras.optimizers.SGD(_schedule(name), momentum=0.5),
         )
-        for name in classes(keras.optimizers.schedules)
+        for name in public_classes(keras.optimizers.schedules, object)
     },
 )
 
@@ -462,29 +445,28 @@ def _features() -> Any:
     )
 
 
-if hasattr(keras, "distillation"):
-    _register(
-        "distillation",
-        {
-            "DistillationLoss": _distilled(_Correlating),
-            "Distiller": _distilled(
-                lambda: [keras.distillation.LogitsDistillation(temperature=2.0), _features()]
-            ),
-            "FeatureDistillation": _distilled(_features),
-            "LogitsDistillation": _distilled(
-                lambda: keras.distillation.LogitsDistillation(temperature=3.0, loss="mse")
-            ),
-        },
-    )
+_register(
+    "distillation",
+    {
+        "DistillationLoss": _distilled(_Correlating),
+        "Distiller": _distilled(
+            lambda: [keras.distillation.LogitsDistillation(temperature=2.0), _features()]
+        ),
+        "FeatureDistillation": _distilled(_features),
+        "LogitsDistillation": _distilled(
+            lambda: keras.distillation.LogitsDistillation(temperature=3.0, loss="mse")
+        ),
+    },
+)
 
 
 # Applications: the smallest model of each family, in float64.
 
 
-def _application(name: str, size: int, **options: Any) -> Program:
+def _application(name: str, size: int) -> Program:
     training = Training(
         lambda: getattr(keras.applications, name)(
-            weights=None, input_shape=(size, size, 3), classes=3, **options
+            weights=None, input_shape=(size, size, 3), classes=3
         ),
         lambda: (fractions(5, size, size, 3).astype("float64"), integers(3, 5)),
         lambda: {
@@ -538,8 +520,8 @@ def _through(convert: Callable[[keras.Model, pathlib.Path], keras.Model]) -> Pro
         with shared_folder(strategy) as folder:
             with scope(strategy):
                 other = convert(model, folder)
-            if not other.compiled:
-                other.compile(adam(), "mse")
+                if not other.compiled:
+                    other.compile(adam(), "mse")
             second = fit(other, x, y, **settings)
         return outcome(other, [first, second])
 
@@ -587,10 +569,16 @@ def _with_copied_weights(
     return copy
 
 
+def _functional() -> keras.Model:
+    inputs = keras.Input((4,))
+    hidden = layers.Dense(5, "tanh")(inputs)
+    return keras.Model(inputs, [layers.Dense(2)(hidden)])
+
+
 _register(
     "models",
     {
-        "Model": _trained(lambda: _functional()),
+        "Model": _trained(_functional),
         "Sequential": _with_layer(lambda: layers.Dense(4, "tanh")),
         "clone_model": _through(lambda model, folder: keras.models.clone_model(model)),
         "clone_model/weights": _through(_with_copied_weights(keras.models.clone_model)),
@@ -598,7 +586,7 @@ _register(
         "model_from_json": _through(
             _with_copied_weights(lambda model: keras.models.model_from_json(model.to_json()))
         ),
-        "save_model": _through(_loaded),
+        "save_model": _through(_saved_by_function),
     },
 )
 
@@ -612,12 +600,6 @@ _register(
         "save_weights": _through(_with_loaded_weights),
     },
 )
-
-
-def _functional() -> keras.Model:
-    inputs = keras.Input((4,))
-    hidden = layers.Dense(5, "tanh")(inputs)
-    return keras.Model(inputs, [layers.Dense(2)(hidden)])
 
 
 def _exported(strategy: Any) -> dict[str, Any]:
@@ -718,8 +700,6 @@ _register(
 
 # Utilities.
 
-_IMAGE = (20, 20, 3)
-
 
 def _boxes() -> np.ndarray:
     corners = 12 * fractions(ROWS, 2, 2)
@@ -728,10 +708,9 @@ def _boxes() -> np.ndarray:
 
 def _of_boxes(compute: Callable[[Any, Any], Any]) -> Training:
     """Two boxes for each row are moved by a dense layer."""
-    inputs = lambda: keras.Input((2, 4))  # noqa: E731
 
     def create() -> keras.Model:
-        boxes = inputs()
+        boxes = keras.Input((2, 4))
         return keras.Model(boxes, boxes + layers.Dense(4)(layers.Normalization()(boxes)))
 
     return _trained(create, _boxes, _boxes, loss=compute)
@@ -788,10 +767,10 @@ _register(
 )
 
 
-def _of_dataset(create: Callable[[], Any], features: int = 4) -> Program:
+def _of_dataset(create: Callable[[], Any]) -> Program:
     def program(strategy: Any) -> dict[str, Any]:
         with scope(strategy):
-            model = _sequential(layers.Dense(5, "tanh"), features=features)
+            model = _sequential(layers.Dense(5, "tanh"))
             model.compile(adam(), "mse", metrics=["mae"])
         history = fit(model, create())
         tested = model.evaluate(create(), verbose=0, return_dict=True)
@@ -958,7 +937,7 @@ def _estimated(name: str) -> Program:
     return program
 
 
-_register("wrappers", {name: _estimated(name) for name in classes(keras.wrappers)})
+_register("wrappers", {name: _estimated(name) for name in public_classes(keras.wrappers, object)})
 
 
 DEFAULT: list[str] = []
@@ -985,8 +964,12 @@ def public_symbols() -> set[str]:
     return {
         f"{prefix}.{name}"
         for prefix, module in public_modules()
-        for name in (*classes(module), *functions(module))
+        for name in (*public_classes(module, object), *public_functions(module))
     }
+
+
+# Modules with a part, or a test, of their own.
+_ELSEWHERE = ("callbacks", "layers", "losses", "metrics", "ops", "optimizers")
 
 
 def missing() -> set[str]:
@@ -995,19 +978,12 @@ def missing() -> set[str]:
     A class or function that has a program under one public name needs none under another.
     """
     known = {name.partition("/")[0] for name in PROGRAMS}
-    others = {f"{module}.{name}" for module in _ELSEWHERE for name in vars(_module(module))}
-    covered = [_symbol(name) for name in known | others]
-    return {name for name in public_symbols() - known if _symbol(name) not in covered}
+    modules = dict(public_modules())
 
+    def symbol(name: str) -> Any:
+        module, _, last = name.rpartition(".")
+        return getattr(modules[module], last)
 
-# Modules with a part, or a test, of their own.
-_ELSEWHERE = ("callbacks", "layers", "losses", "metrics", "ops", "optimizers")
-
-
-def _module(name: str) -> ModuleType:
-    return dict(public_modules())[name]
-
-
-def _symbol(name: str) -> Any:
-    module, _, symbol = name.rpartition(".")
-    return getattr(_module(module), symbol)
+    others = {f"{module}.{name}" for module in _ELSEWHERE for name in vars(modules[module])}
+    covered = {id(symbol(name)) for name in known | others}
+    return {name for name in public_symbols() if id(symbol(name)) not in covered}

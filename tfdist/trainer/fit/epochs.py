@@ -122,7 +122,7 @@ def install() -> None:
 
 
 def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tuple[Any, ...]]:
-    """Has a traced function be traced again for an iterator whose end is detected otherwise.
+    """Traces a function again for an iterator whose end is detected in another way.
 
     TensorFlow does not compare that. What was traced for `repeat()` loses the last batches of a
     dataset that ends within an execution of several steps.
@@ -136,7 +136,7 @@ def _with_end(serialize: Callable[[Any], tuple[Any, ...]]) -> Callable[[Any], tu
 
 
 def _of_one_end(check: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Has specs of iterators be related only if their ends are detected alike."""
+    """Relates specs of iterators only if their ends are detected in the same way."""
 
     @functools.wraps(check)
     def check_end(self: Any, other: Any) -> None:
