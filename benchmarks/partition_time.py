@@ -36,6 +36,12 @@ _BATCH = tuple([tf.TensorSpec([None, _TIMES], tf.int32)] * 2)
 class Silent:
     """The communication of a worker that hears nothing of others."""
 
+    scatters = True
+
+    def scatter(self, tensors: Sequence[Any]) -> list[Any]:
+        """Takes the worker's own sums for its rows of those of all."""
+        return [tf.identity(tensor) for tensor in tensors]
+
     def reduce(self, tensors: Sequence[Any], hows: Sequence[str]) -> list[Any]:
         """Takes the worker's own values for those of all."""
         return [tf.identity(tensor) for tensor in tensors]
@@ -43,6 +49,9 @@ class Silent:
     def gather(self, tensors: Sequence[Any]) -> list[Any]:
         """Takes the worker's own rows for all rows."""
         return [tf.identity(tensor) for tensor in tensors]
+
+    def awaits_rows(self, values: Sequence[tf.Tensor]) -> None:
+        """Does nothing."""
 
     def begin(self) -> None:
         """Does nothing."""
