@@ -1,26 +1,36 @@
-"""Runs one script in this process: by itself, or all of it inside a strategy's scope."""
+"""Runs one script in this process: by itself, or all of it inside a strategy's scope.
+
+"rounded" runs it by itself with initial weights that differ by rounding, which shows how far its
+results depend on that.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import re
 import runpy
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+WAYS = ("alone", "distributed", "rounded")
+# Two to three units in the last place of a float32.
+_ROUNDING = 1 + 3e-7
 
-def run(script: str, distributed: bool, results: str) -> None:
+
+def run(script: str, way: str, results: str) -> None:
     """Runs a script, and writes what its trainings gave, or its error, as JSON.
 
     Args:
         script: the path of the script.
-        distributed: whether it runs under a `tfdist.MultiWorkerMirroredStrategy`.
+        way: one of `WAYS`; "distributed" is under a `tfdist.MultiWorkerMirroredStrategy`.
         results: the file to write, with the worker's rank added to its name.
     """
     import keras
@@ -29,19 +39,20 @@ def run(script: str, distributed: bool, results: str) -> None:
     from tests.guides import made_up
 
     strategy: Any = None
-    if distributed:
+    if way == "distributed":
         import tfdist
 
         strategy = tfdist.MultiWorkerMirroredStrategy()
         # What a script would make for itself.
         tf.distribute.MirroredStrategy = lambda *args, **kwargs: strategy
-    found: dict[str, Any] = {"logs": [], "error": None, "normalizes": False}
+    found: dict[str, Any] = {"logs": [], "error": None}
 
     def record(name: str, logs: Any) -> None:
         found["logs"].append([name, json.loads(json.dumps(logs, default=_plain))])
 
     made_up.install(record)
-    _note_normalization(keras, found)
+    if way == "rounded":
+        _round_weights(keras)
     keras.utils.set_random_seed(1)
     sys.argv = [script]
     try:
@@ -74,15 +85,19 @@ def _plain(value: Any) -> Any:
     return np.asarray(value).tolist()
 
 
-def _note_normalization(keras: Any, found: dict[str, Any]) -> None:
-    init = keras.layers.BatchNormalization.__init__
+def _round_weights(keras: Any) -> None:
+    def rounding(create: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(create)
+        def rounded(*args: Any, **kwargs: Any) -> Any:
+            values = create(*args, **kwargs)
+            return values * _ROUNDING if values.dtype.is_floating else values
 
-    def noted(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        found["normalizes"] |= not self.synchronized
+        return rounded
 
-    keras.layers.BatchNormalization.__init__ = noted
+    for kind in vars(keras.initializers).values():
+        if isinstance(kind, type) and "__call__" in vars(kind):
+            kind.__call__ = rounding(kind.__call__)
 
 
 if __name__ == "__main__":
-    run(sys.argv[1], sys.argv[2] == "distributed", sys.argv[3])
+    run(sys.argv[1], sys.argv[2], sys.argv[3])

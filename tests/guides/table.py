@@ -15,23 +15,37 @@ def row(name: str, outcomes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
 
     Args:
         name: of the script.
-        outcomes: undistributed, with one worker and with two; each a runner's result with its
-            `state`: "ok", "error" or "no end".
+        outcomes: undistributed, with one worker and with two, and, if they differ, undistributed
+            with weights that differ by rounding; each a runner's result with its `state`: "ok",
+            "error" or "no end".
     """
-    alone = outcomes[0]["logs"]
-    distances = [distance(alone, o["logs"]) for o in outcomes[1:] if o["state"] == "ok"]
-    notes = [o["error"].partition(". ")[0] for o in outcomes[1:] if o["error"]][-1:]
-    if not alone:
-        equal = "no `fit`"
-    elif len(distances) < len(outcomes) - 1:
-        equal = "-"
+    compared = outcomes[:3]
+    errors = [o["error"].partition(". ")[0] for o in compared if o["error"]]
+    if not outcomes[0]["logs"]:
+        equal, note = "no `fit`", ""
+    elif any(o["state"] != "ok" for o in compared):
+        equal, note = "-", ""
     else:
-        equal = "yes" if max(distances) <= TOLERANCE else "no"
-        if equal == "no":
-            notes.append(f"by {max(distances):.0e}")
-            if outcomes[0]["normalizes"]:
-                notes.append("BatchNormalization that is not synchronized")
-    return (name, *(o["state"] for o in outcomes), equal, "; ".join(notes))
+        equal, note = ("no", _difference(outcomes)) if differs(outcomes) else ("yes", "")
+    return (
+        name,
+        *(o["state"] for o in compared),
+        equal,
+        "; ".join([*errors[-1:], note]).strip("; "),
+    )
+
+
+def differs(outcomes: Sequence[dict[str, Any]]) -> bool:
+    """Whether the results of workers differ from those of one process."""
+    alone = outcomes[0]["logs"]
+    return any(o["state"] == "ok" and distance(alone, o["logs"]) > TOLERANCE for o in outcomes[1:3])
+
+
+def _difference(outcomes: Sequence[dict[str, Any]]) -> str:
+    alone, *others = (outcome["logs"] for outcome in outcomes)
+    by = [f"{distance(alone, logs):.0e}" for logs in others]
+    note = f"by {by[0]} with one worker, {by[1]} with two"
+    return note if len(by) < 3 else f"{note}; rounded weights change one process by {by[2]}"
 
 
 def distance(expected: Any, actual: Any) -> float:

@@ -9,16 +9,19 @@ from tests.guides.runner import one_line
 from tests.guides.table import distance, markdown, row, text
 
 
-def outcome(*losses, state="ok", error=None, normalizes=False):
+def outcome(*losses, state="ok", error=None):
     logs = [["fit", {"loss": list(losses)}]] if losses else []
-    return {"state": state, "error": error, "logs": logs, "normalizes": normalizes}
+    return {"state": state, "error": error, "logs": logs}
 
 
 @pytest.mark.parametrize(
     ("outcomes", "end"),
     [
         ([outcome(1.0), outcome(1.0), outcome(1.0005)], ("yes", "")),
-        ([outcome(1.0), outcome(1.0), outcome(1.5)], ("no", "by 5e-01")),
+        (
+            [outcome(1.0), outcome(1.0), outcome(1.5)],
+            ("no", "by 0e+00 with one worker, 5e-01 with two"),
+        ),
         ([outcome(), outcome(), outcome()], ("no `fit`", "")),
         (
             [outcome(2.0), outcome(2.0), outcome(state="error", error="ValueError: No. Do this.")],
@@ -30,9 +33,9 @@ def test_row(outcomes, end):
     assert row("a/b", outcomes) == ("a/b", *(o["state"] for o in outcomes), *end)
 
 
-def test_rows_that_are_not_synchronized_are_noted():
-    outcomes = [outcome(1.0, normalizes=True), outcome(1.0), outcome(2.0)]
-    assert "BatchNormalization" in row("a", outcomes)[-1]
+def test_what_rounding_changes_is_noted():
+    outcomes = [outcome(1.0), outcome(1.0), outcome(2.0), outcome(4.0)]
+    assert row("a", outcomes)[-1].endswith("; rounded weights change one process by 3e+00")
 
 
 def test_distance():
