@@ -1025,6 +1025,83 @@ def adversarial_rows() -> Training:
     return by_step(Adversarial, numbers(ROWS, 4), numbers(ROWS, 3, seed=3))
 
 
+class Perceptron(keras.Model):
+    """With Keras's own step, of which subclasses change what comes before and after."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.outputs = layers.Dense(5, activation="tanh"), layers.Dense(3)
+
+    def call(self, x):
+        return self.outputs(self.hidden(x))
+
+
+def by_keras_step(cls: Callable[..., keras.Model], optimizer: Any, **settings: Any) -> Training:
+    return Training(
+        cls,
+        lambda: (numbers(ROWS, 4), numbers(ROWS, 3, seed=3)),
+        lambda: {"optimizer": optimizer(), "loss": "mse", **settings},
+    )
+
+
+@pattern
+def rate_that_the_step_writes() -> Training:
+    """A schedule reads a variable that `train_step` changes behind the update."""
+
+    class Decaying(Perceptron):
+        def __init__(self):
+            super().__init__()
+            self.scale = self.add_weight((), "ones", trainable=False, name="scale")
+
+        def compile(self, **settings):
+            model = self
+
+            class Scaled(keras.optimizers.schedules.LearningRateSchedule):
+                def __call__(self, step):
+                    return 0.1 * model.scale
+
+            super().compile(optimizer=keras.optimizers.SGD(Scaled()), loss="mse")
+
+        def train_step(self, data):
+            logs = super().train_step(data)
+            self.scale.assign(0.5 * self.scale)
+            return logs
+
+    return by_keras_step(Decaying, adam)
+
+
+class Noisy(keras.optimizers.SGD):
+    """Adds noise to gradients, and counts in a variable that it does not tell Keras of."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.squares = tf.Variable(0.0, trainable=False)
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.squares.assign_add(tf.reduce_sum(gradient**2))
+        gradient += 0.1 * keras.random.normal(variable.shape)
+        super().update_step(gradient, variable, learning_rate)
+
+
+@pattern
+def noise_of_update_and_metric() -> Training:
+    """Both draw by the global seed: the update first."""
+
+    def noise(y, p):
+        return ops.mean(keras.random.normal((2,))) + 0.0 * ops.mean(p, axis=-1)
+
+    return by_keras_step(Perceptron, lambda: Noisy(0.1), metrics=[noise])
+
+
+@pattern
+def log_of_what_the_update_counts() -> Training:
+    class Logging(Perceptron):
+        def train_step(self, data):
+            return {**super().train_step(data), "squares": tf.identity(self.optimizer.squares)}
+
+    return by_keras_step(Logging, lambda: Noisy(0.1))
+
+
 @pattern
 def weighted_step() -> Training:
     class Weighting(Stepping):

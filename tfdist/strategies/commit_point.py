@@ -19,7 +19,8 @@ from tfdist.jit.program import called_by
 
 UPDATE = "TfdistUpdateBegins"
 
-_READS = frozenset(
+# Operations that take a variable and do not write it.
+READS = frozenset(
     {
         "DisableCopyOnRead",
         "Identity",
@@ -163,7 +164,7 @@ def _written(
                 resource = held.get(argument + _CALLS[node.op])
                 if resource is not None and name in function.summary.writes:
                     yield resource, function.summary.writes[name]
-    elif node.op not in _READS and not node.op.startswith(_MARKS):
+    elif node.op not in READS and not node.op.startswith(_MARKS):
         has_token = node.op.startswith("Tfdist") and not node.op.startswith(_LOCAL)
         yield from ((name, False) for i, name in held.items() if i > 0 or not has_token)
 

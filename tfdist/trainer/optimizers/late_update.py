@@ -2,15 +2,15 @@
 
 Keras's `train_step` applies the gradients and then computes the metrics, which are summed over the
 replicas too: a worker that dies in between would leave the others with new weights and a step that
-failed. So the update comes last, and nobody can tell. If what is traced in between touches a
-variable that is updated, such as a metric that reads the optimizer's iterations, the step is traced
-again in Keras's order.
+failed. So the update comes last, and nobody can tell. If it and what is traced in between take the
+same variable, and either writes it, the step is traced again in Keras's order. A metric may read
+the optimizer's iterations, or draw noise by the seed that the update draws by, too.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from tfdist.collective import step_ops
 from tfdist.internals.extended import copy_here
 from tfdist.internals.optimizer import variables_written_by
 from tfdist.sharding.sharded import sharded_by, trained_by
+from tfdist.strategies.commit_point import READS
 from tfdist.strategies.step import Step, current_step
 
 
@@ -118,19 +119,32 @@ def update_late(step: Step, trial: Trial | None) -> None:
 
     Args:
         step: the step, at its end.
-        trial: told if what has been traced meanwhile touches variables that the update writes. The
-            trace goes on, since TensorFlow initializes variables that it makes only if it ends.
+        trial: told if the result depends on the order of the update and what has been traced since
+            it was put off. The trace goes on, since TensorFlow initializes variables that it makes
+            only if it ends.
     """
     late = step.late
     if late is None or trial is None:
         return
-    later = step.late_in.get_operations()[late.operations :]
-    outside = {id(resource) for resource in late.resources}
-    inside = {id(i) for o, i in step.late_in.captures if id(o) in outside}
-    trial.fails |= any(id(v) in inside for operation in later for v in operation.inputs)
+    meanwhile = _taken(step.late_in.get_operations()[late.operations :])
+    before = len(step.late_in.get_operations())
     late.running = True
     late.apply()
     step.late = None
+    update = _taken(step.late_in.get_operations()[before:])
+    trial.fails |= any(update[name] or meanwhile[name] for name in update.keys() & meanwhile)
+
+
+def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
+    """The resources that operations take, by name, and whether any of them may write one."""
+    taken: dict[str, bool] = {}
+    for operation in operations:
+        for value in operation.inputs:
+            if value.dtype == tf.resource:
+                while value.op.type == "Identity":
+                    value = value.op.inputs[0]
+                taken[value.name] = taken.get(value.name, False) or operation.type not in READS
+    return taken
 
 
 def announce_update(arrived: Sequence[Any]) -> None:
