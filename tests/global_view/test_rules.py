@@ -50,6 +50,21 @@ ROWWISE: dict[str, tuple[list[tuple[int, ...]], Program]] = {
     "clipped": ([X], lambda x: tf.clip_by_value(x, -0.5, 0.5) + tf.clip_by_norm(x, 1.0, axes=[1])),
     "cast": ([X], lambda x: tf.cast(tf.cast(x * 3, tf.int32) % 2, tf.float32) * x),
     "special": ([X], lambda x: tf.math.lgamma(x * x + 1) + tf.math.erf(x) + tf.math.bessel_i0(x)),
+    # Sums of integers wrap around, and quotients of integers are rounded.
+    "sums that wrap around": (
+        [X],
+        lambda x: [
+            tf.cast(tf.reduce_sum(tf.cast(tf.abs(x) * 40, kind)), tf.float32)
+            for kind in (tf.uint8, tf.int8, tf.uint16, tf.int32)
+        ],
+    ),
+    "rounded sums": (
+        [X],
+        lambda x: [
+            tf.raw_ops.Div(x=tf.reduce_sum(tf.cast(x * 10, tf.int32), axis), y=7)
+            for axis in (0, None)
+        ],
+    ),
     # Reductions.
     "means": ([X], lambda x: (x - tf.reduce_mean(x)) / tf.math.reduce_std(x, axis=0)),
     "sums": ([S], lambda x: [tf.reduce_sum(x, a) for a in (0, 1, 2, [0, 1], [1, 2], None)]),
@@ -258,6 +273,11 @@ COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
     "sorted": ([X], lambda x: tf.sort(x, axis=0), {"TopKV2"}),
     "neighbors": ([X], lambda x: x[1:] - x[:-1], {"StridedSlice", "StridedSliceGrad"}),
     "rows in another order": ([X], lambda x: tf.reverse(x, [0]) * x, {"ReverseV2"}),
+    "beyond the last row": (
+        [X],
+        lambda x: tf.cumsum(x[: 2 * _ROWS], 0),
+        {"Cumsum", "StridedSlice", "StridedSliceGrad"},
+    ),
     "running sums": ([X], lambda x: tf.cumsum(x, 0), {"Cumsum"}),
     "masked rows": ([X], lambda x: tf.boolean_mask(x, x[:, 0] > 0), {"GatherV2", "Where"}),
     "split over rows": ([X], lambda x: tf.reshape(tf.transpose(x), [rows_of(x), 4]), {"Reshape"}),

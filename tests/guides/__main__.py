@@ -87,8 +87,13 @@ def _outcomes(script: Path, name: str, options: argparse.Namespace) -> Any:
 
 
 def _missing(script: Path) -> str:
+    """Why a script cannot run here; empty if it can."""
     names = set()
-    for node in ast.walk(ast.parse(script.read_text())):
+    try:
+        tree = ast.parse(script.read_text())
+    except SyntaxError as error:
+        return f"is no Python: {error.msg} in line {error.lineno}"
+    for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:

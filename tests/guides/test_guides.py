@@ -57,6 +57,12 @@ def test_a_script_that_needs_what_is_not_here(tmp_path):
     assert _missing(script) == "needs no_such_package"
 
 
+def test_a_script_that_is_no_python(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import keras\nkeras.Model(\n")
+    assert _missing(script).startswith("is no Python: ")
+
+
 def test_an_error_on_one_line():
     error = ValueError("Exception encountered when calling A.call().\n\n\x1b[1mToo small.\x1b[0m\n")
     assert one_line(error) == "ValueError: Too small."

@@ -133,6 +133,8 @@ def all_gather(
     gathered = _ops().tfdist_all_gather(
         token=token, tensor=tensor, communicator=communicator, key=key, gpu=gpu
     )
+    if tensor.shape.rank is None:
+        return gathered
     return tf.ensure_shape(gathered, [None, *tensor.shape[1:]])
 
 

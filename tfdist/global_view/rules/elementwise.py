@@ -111,7 +111,9 @@ def _of_partials(call: Call) -> Decision | None:
     if call.type in _SUMS:
         inputs, result = sums(call.layouts)
         return Decision(inputs, [result], **more)
-    allowed = _LINEAR_IN.get(call.type, ())
+    # `Div` rounds integers.
+    rounds = call.type == "Div" and call.op.outputs[0].dtype.is_integer
+    allowed = () if rounds else _LINEAR_IN.get(call.type, ())
     which = [i for i, v in enumerate(call.layouts) if v.kind == "partial"]
     if len(which) == 1 and which[0] in allowed:
         return call.all(result, **more)
@@ -121,8 +123,8 @@ def _of_partials(call: Call) -> Decision | None:
 def _widens(call: Call) -> bool:
     """Whether a cast keeps all values, so that it may come before a sum."""
     given, to = call.op.inputs[0].dtype, call.op.outputs[0].dtype
-    if not to.is_floating:
-        return bool(given.is_integer and to.is_integer and to.size >= given.size)
+    if given.is_integer or not to.is_floating:
+        return False  # A sum of integers may wrap around, which that of a wider type does not.
     return not given.is_floating or bool(to.size > given.size)
 
 

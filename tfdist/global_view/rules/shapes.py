@@ -595,9 +595,13 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
         return None
     start = Dim(0) if first == Dim(0) else first.divided_by(unit)
     stop = last.divided_by(unit)
+    available = layout.outer.value
     if start is None or stop is None or start.value is None or stop.value is None:
         return None
-    count = stop.value - start.value
+    if available is None:
+        return None
+    # A slice may end behind the last element.
+    count = min(stop.value, available) - start.value
     if count < 1 or start.value < 0:
         return None
     local = {}
