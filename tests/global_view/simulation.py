@@ -79,7 +79,8 @@ class Simulated:
             self.meeting.bytes["gathered"] += sum(a.nbytes for a in arrays)
             return [np.concatenate([a[i] for _, _, a in everyone]) for i in range(len(arrays))]
 
-        return self._call(run, tensors, [[None, *t.shape[1:]] for t in tensors])
+        shapes = [t.shape if t.shape.rank is None else [None, *t.shape[1:]] for t in tensors]
+        return self._call(run, tensors, shapes)
 
     scatters = True
 

@@ -34,6 +34,12 @@ def classes(x: Any) -> Any:
     return tf.argmax(x[:, :3], axis=-1, output_type=tf.int32)
 
 
+def _rows_of_unknown_rank(x: Any) -> Any:
+    array = tf.TensorArray(tf.float32, size=2, infer_shape=False)
+    both = array.write(0, x).write(1, 2.0 * x).concat()
+    return tf.reshape(both, [2, -1, 4])[1]
+
+
 X, S, IMAGE = (_ROWS, 4), (_ROWS, 5, 4), (_ROWS, 6, 6, 3)
 Program = Callable[..., Any]
 
@@ -278,6 +284,7 @@ COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
         lambda x: tf.cumsum(x[: 2 * _ROWS], 0),
         {"Cumsum", "StridedSlice", "StridedSliceGrad"},
     ),
+    "of unknown rank": ([X], lambda x: _rows_of_unknown_rank(x), {"Reshape", "TensorListSetItem"}),
     "running sums": ([X], lambda x: tf.cumsum(x, 0), {"Cumsum"}),
     "masked rows": ([X], lambda x: tf.boolean_mask(x, x[:, 0] > 0), {"GatherV2", "Where"}),
     "split over rows": ([X], lambda x: tf.reshape(tf.transpose(x), [rows_of(x), 4]), {"Reshape"}),

@@ -222,8 +222,10 @@ def _shape_with(size: tf.Tensor, sizes: Sequence[int | None], axis: int) -> tf.T
     return tf.stack(parts)
 
 
-def _front(axis: int, value: tf.Tensor) -> list[int]:
+def _front(axis: int, value: tf.Tensor) -> Any:
     """The order of axes with one of them in front."""
+    if value.shape.rank is None:
+        return tf.concat([[axis], tf.range(axis), tf.range(axis + 1, tf.rank(value))], axis=0)
     return [axis, *(a for a in range(value.shape.rank) if a != axis)]
 
 
@@ -582,10 +584,12 @@ class Resharding:
         axis = layout.axis
         rank = value.shape.rank
         if layout.outer != ONE:
-            axis, rank = axis + 1, rank + 2
+            axis += 1
+            rank = None if rank is None else rank + 2
         if axis:
-            order = [*range(1, axis + 1), 0, *range(axis + 1, rank)]
-            whole = tf.transpose(tf.ensure_shape(whole, [None] * rank), order)
+            if rank is not None:
+                whole = tf.ensure_shape(whole, [None] * rank)
+            whole = tf.transpose(whole, tf.math.invert_permutation(_front(axis, whole)))
         if layout.outer != ONE:
             whole = self._together(whole, layout, value.shape)
         return whole
