@@ -279,6 +279,16 @@ COUPLED: dict[str, tuple[list[tuple[int, ...]], Program, set[str]]] = {
     "sorted": ([X], lambda x: tf.sort(x, axis=0), {"TopKV2"}),
     "neighbors": ([X], lambda x: x[1:] - x[:-1], {"StridedSlice", "StridedSliceGrad"}),
     "rows in another order": ([X], lambda x: tf.reverse(x, [0]) * x, {"ReverseV2"}),
+    "from the end": (
+        [X],
+        lambda x: [tf.concat([x, 2.0 * x], 0)[-_ROWS:], tf.concat([x, 2.0 * x], 0)[: 1 - _ROWS]],
+        {"StridedSlice", "StridedSliceGrad"},
+    ),
+    "diagonal": (
+        [X],
+        lambda x: tf.linalg.diag_part(tf.matmul(x, x, transpose_b=True)),
+        {"MatMul", "MatrixDiagPartV3", "MatrixSetDiagV3"},
+    ),
     "beyond the last row": (
         [X],
         lambda x: tf.cumsum(x[: 2 * _ROWS], 0),

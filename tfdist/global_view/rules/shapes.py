@@ -589,6 +589,8 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
     entry, new = slicing.entries[layout.axis], slicing.kept[layout.axis]
     if entry is None or new is None or layout.axis not in slicing.ranges or known is None:
         return None
+    if _counts_from_the_end(call, entry):
+        return None
     unit = dims[layout.axis].divided_by(layout.outer)
     first, last = slicing.ranges[layout.axis]
     if unit is None or first is None or last is None:
@@ -613,6 +615,20 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
     changed[new] = unit * Dim(count)
     result = rows(new, Dim(count), layout.inner)
     return call.all(result, dims=[tuple(changed)], local_shapes=local)
+
+
+def _counts_from_the_end(call: Call, entry: int) -> bool:
+    """Whether a slice may begin or end at a negative number, which is not that of own rows."""
+    for operand, mask in ((1, "begin_mask"), (2, "end_mask")):
+        content = call.content(operand)
+        if call.attr(mask) >> entry & 1:
+            continue
+        if content is None or isinstance(content, Axes):
+            return True
+        size = content.ravel()[entry]
+        if size is None or (size.value is not None and size.value < 0):
+            return True
+    return False
 
 
 def _sliced_dims(call: Call, slicing: _Slicing, dims: Any) -> tuple[Dim, ...] | None:
@@ -660,6 +676,8 @@ def _gradient_of_repetitions(
     gradient = call.dims(4)
     entry = slicing.entries[axis]
     if gradient is None or entry is None or axis not in slicing.ranges:
+        return None
+    if _counts_from_the_end(call, entry):
         return None
     unit = gradient[layout.axis].divided_by(layout.outer)
     outer = None if unit is None else dims[axis].divided_by(unit)
