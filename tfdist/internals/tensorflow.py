@@ -36,6 +36,7 @@ from tensorflow.python.framework import auto_control_deps_utils as _control_depe
 from tensorflow.python.framework import dtypes as _dtypes
 from tensorflow.python.framework import ops as _ops
 from tensorflow.python.ops import handle_data_util as _handle_data
+from tensorflow.python.ops import summary_ops_v2 as _summaries
 from tensorflow.python.ops.op_selector import UnliftableError
 from tensorflow.python.ops.resource_variable_ops import (
     ResourceVariable,
@@ -75,6 +76,7 @@ __all__ = [
     "staying_in_scope",
     "traced",
     "traced_stack",
+    "tracing_summaries",
 ]
 
 
@@ -217,6 +219,18 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
     finally:
         del function._initialize_uninitialized_variables
     return concrete, function._concrete_variable_creation_fn if late else None
+
+
+@contextlib.contextmanager
+def tracing_summaries() -> Iterator[None]:
+    """Within it, `tf.summary` adds operations on every replica; else only on the first one."""
+    state = _summaries._summary_state
+    before = state.is_recording_distribution_strategy
+    state.is_recording_distribution_strategy = True
+    try:
+        yield
+    finally:
+        state.is_recording_distribution_strategy = before
 
 
 def initialized(function: Any) -> Any:

@@ -66,6 +66,8 @@ def summaries_and_prints(strategy):
                 logs = super().train_step(data)
                 with writer.as_default(step=self.optimizer.iterations.value):
                     tf.summary.scalar("loss", logs["loss"])
+                    tf.summary.scalar("sum", tf.reduce_sum(data[0]))
+                    tf.summary.histogram("rows", data[0][:, 0])
                 tf.print("sum of the rows", tf.reduce_sum(data[0]), output_stream=f"file://{said}")
                 return {**logs, "rows": tf.shape(data[0])[0], "any": tf.reduce_any(data[0] > 1)}
 

@@ -23,6 +23,7 @@ from tfdist.global_view.resharding import Share
 from tfdist.internals.extended import copy_here
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.internals.tensorflow import tracing_summaries
 from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
@@ -224,7 +225,7 @@ def _trace(
             own_statistics=extended.batch_statistics == "replica",
             gathers_statistics=elastic or extended.replica_count <= _MOST_GATHERED,
         )
-        with step:
+        with step, tracing_summaries():
             made.append(program(tf.nest.pack_sequence_as(batch, list(flat)), step))
         parts = tf.nest.flatten(made[0], expand_composites=True)
         return [tf.convert_to_tensor(part) for part in parts if _is_output(part)]
