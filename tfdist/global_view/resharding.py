@@ -551,9 +551,8 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
-                if tensor.dtype != tf.variant and not result.shape.is_fully_defined():
-                    # Some operations need the shape, also in copies of the graph.
-                    result = tf.ensure_shape(result, tensor.shape)
+                if tensor.dtype != tf.variant:
+                    result.set_shape(tensor.shape)
                 self._keep(tensor, result)
 
     def _keep(self, tensor: tf.Tensor, whole: tf.Tensor) -> None:
