@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,8 @@ ROOT = Path(__file__).parents[2]
 @exhaustive
 def test_every_phase_takes_time() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "partition_time.py"), "--blocks=1"]
-    done = subprocess.run([*command, "--rounds=1"], cwd=ROOT, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*command, "--rounds=1"], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     size, *phases = map(str.split, done.stdout.splitlines())
     assert size[:2] == ["1", "blocks,"] and int(size[2]) > 500

@@ -1026,7 +1026,7 @@ def adversarial_rows() -> Training:
 
 
 class Perceptron(keras.Model):
-    """With Keras's own step, of which subclasses change what comes before and after."""
+    """Has Keras's own step, and subclasses that do more behind it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -1036,38 +1036,38 @@ class Perceptron(keras.Model):
         return self.outputs(self.hidden(x))
 
 
-def by_keras_step(cls: Callable[..., keras.Model], optimizer: Any, **settings: Any) -> Training:
-    return Training(
-        cls,
-        lambda: (numbers(ROWS, 4), numbers(ROWS, 3, seed=3)),
-        lambda: {"optimizer": optimizer(), "loss": "mse", **settings},
-    )
+def _regression() -> tuple[Any, ...]:
+    return numbers(ROWS, 4), numbers(ROWS, 3, seed=3)
+
+
+def by_noisy_updates(cls: Callable[..., keras.Model], **settings: Any) -> Training:
+    return Training(cls, _regression, lambda: {"optimizer": Noisy(0.1), "loss": "mse", **settings})
 
 
 @pattern
 def rate_that_the_step_writes() -> Training:
     """A schedule reads a variable that `train_step` changes behind the update."""
 
+    class Scaled(keras.optimizers.schedules.LearningRateSchedule):
+        def __init__(self, scale):
+            super().__init__()
+            self.scale = scale
+
+        def __call__(self, step):
+            return 0.1 * self.scale
+
     class Decaying(Perceptron):
         def __init__(self):
             super().__init__()
             self.scale = self.add_weight((), "ones", trainable=False, name="scale")
-
-        def compile(self, **settings):
-            model = self
-
-            class Scaled(keras.optimizers.schedules.LearningRateSchedule):
-                def __call__(self, step):
-                    return 0.1 * model.scale
-
-            super().compile(optimizer=keras.optimizers.SGD(Scaled()), loss="mse")
+            self.compile(keras.optimizers.SGD(Scaled(self.scale)), "mse")
 
         def train_step(self, data):
             logs = super().train_step(data)
             self.scale.assign(0.5 * self.scale)
             return logs
 
-    return by_keras_step(Decaying, adam)
+    return Training(Decaying, _regression)
 
 
 class Noisy(keras.optimizers.SGD):
@@ -1090,7 +1090,7 @@ def noise_of_update_and_metric() -> Training:
     def noise(y, p):
         return ops.mean(keras.random.normal((2,))) + 0.0 * ops.mean(p, axis=-1)
 
-    return by_keras_step(Perceptron, lambda: Noisy(0.1), metrics=[noise])
+    return by_noisy_updates(Perceptron, metrics=[noise])
 
 
 @pattern
@@ -1099,7 +1099,7 @@ def log_of_what_the_update_counts() -> Training:
         def train_step(self, data):
             return {**super().train_step(data), "squares": tf.identity(self.optimizer.squares)}
 
-    return by_keras_step(Logging, lambda: Noisy(0.1))
+    return by_noisy_updates(Logging)
 
 
 @pattern

@@ -69,7 +69,7 @@ def _read(path: Path | None) -> dict[str, Any]:
 
 def _outcomes(script: Path, name: str, options: argparse.Namespace) -> Any:
     """What the three runs gave, or why the script is left out."""
-    if reason := _missing(script):
+    if reason := _reason_to_skip(script):
         print(f"{name}: left out, {reason}", flush=True)
         return reason
     outcomes: list[dict[str, Any]] = []
@@ -86,13 +86,13 @@ def _outcomes(script: Path, name: str, options: argparse.Namespace) -> Any:
     return outcomes
 
 
-def _missing(script: Path) -> str:
+def _reason_to_skip(script: Path) -> str:
     """Why a script cannot run here; empty if it can."""
     names = set()
     try:
         tree = ast.parse(script.read_text())
     except SyntaxError as error:
-        return f"is no Python: {error.msg} in line {error.lineno}"
+        return f"is not Python: {error.msg} in line {error.lineno}"
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             names |= {alias.name.partition(".")[0] for alias in node.names}

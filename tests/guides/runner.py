@@ -1,7 +1,7 @@
 """Runs one script in this process: by itself, or all of it inside a strategy's scope.
 
-"rounded" runs it by itself with initial weights that differ by rounding, which shows how far its
-results depend on that.
+It can also run by itself with initial weights that differ by rounding: how far do its results
+depend on that?
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 
-WAYS = ("alone", "distributed", "rounded")
 # Two to three units in the last place of a float32.
 _ROUNDING = 1 + 3e-7
 
@@ -30,7 +29,7 @@ def run(script: str, way: str, results: str) -> None:
 
     Args:
         script: the path of the script.
-        way: one of `WAYS`; "distributed" is under a `tfdist.MultiWorkerMirroredStrategy`.
+        way: "alone", "rounded", or "distributed": under a `tfdist.MultiWorkerMirroredStrategy`.
         results: the file to write, with the worker's rank added to its name.
     """
     import keras
@@ -86,6 +85,8 @@ def _plain(value: Any) -> Any:
 
 
 def _round_weights(keras: Any) -> None:
+    """Has initializers give values that differ by rounding."""
+
     def rounding(create: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(create)
         def rounded(*args: Any, **kwargs: Any) -> Any:

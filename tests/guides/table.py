@@ -20,19 +20,17 @@ def row(name: str, outcomes: Sequence[dict[str, Any]]) -> tuple[str, ...]:
             "error" or "no end".
     """
     compared = outcomes[:3]
-    errors = [o["error"].partition(". ")[0] for o in compared if o["error"]]
+    notes = [o["error"].partition(". ")[0] for o in compared if o["error"]][-1:]
     if not outcomes[0]["logs"]:
-        equal, note = "no `fit`", ""
+        equal = "no `fit`"
     elif any(o["state"] != "ok" for o in compared):
-        equal, note = "-", ""
+        equal = "-"
+    elif differs(outcomes):
+        equal = "no"
+        notes.append(_difference(outcomes))
     else:
-        equal, note = ("no", _difference(outcomes)) if differs(outcomes) else ("yes", "")
-    return (
-        name,
-        *(o["state"] for o in compared),
-        equal,
-        "; ".join([*errors[-1:], note]).strip("; "),
-    )
+        equal = "yes"
+    return (name, *(o["state"] for o in compared), equal, "; ".join(notes))
 
 
 def differs(outcomes: Sequence[dict[str, Any]]) -> bool:
@@ -42,10 +40,12 @@ def differs(outcomes: Sequence[dict[str, Any]]) -> bool:
 
 
 def _difference(outcomes: Sequence[dict[str, Any]]) -> str:
-    alone, *others = (outcome["logs"] for outcome in outcomes)
-    by = [f"{distance(alone, logs):.0e}" for logs in others]
-    note = f"by {by[0]} with one worker, {by[1]} with two"
-    return note if len(by) < 3 else f"{note}; rounded weights change one process by {by[2]}"
+    alone = outcomes[0]["logs"]
+    one, two, *rounded = (f"{distance(alone, o['logs']):.0e}" for o in outcomes[1:])
+    note = f"by {one} with one worker, {two} with two"
+    if not rounded or outcomes[3]["state"] != "ok":
+        return note
+    return f"{note}; rounded weights change one process by {rounded[0]}"
 
 
 def distance(expected: Any, actual: Any) -> float:

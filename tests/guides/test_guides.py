@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from tests.guides.__main__ import _missing
+from tests.guides.__main__ import _reason_to_skip
 from tests.guides.runner import one_line
 from tests.guides.table import distance, markdown, row, text
 
@@ -54,13 +54,13 @@ def test_tables():
 def test_a_script_that_needs_what_is_not_here(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import keras\nfrom no_such_package.part import thing\nimport tqdm\n")
-    assert _missing(script) == "needs no_such_package"
+    assert _reason_to_skip(script) == "needs no_such_package"
 
 
-def test_a_script_that_is_no_python(tmp_path):
+def test_a_script_that_is_not_python(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("import keras\nkeras.Model(\n")
-    assert _missing(script).startswith("is no Python: ")
+    assert _reason_to_skip(script).startswith("is not Python: ")
 
 
 def test_an_error_on_one_line():

@@ -223,7 +223,7 @@ def traced(function: Any, *arguments: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def tracing_summaries() -> Iterator[None]:
-    """Within it, `tf.summary` adds operations on every replica; else only on the first one."""
+    """Has `tf.summary` add its operations on every replica, instead of on the first one alone."""
     state = _summaries._summary_state
     before = state.is_recording_distribution_strategy
     state.is_recording_distribution_strategy = True

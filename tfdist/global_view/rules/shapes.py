@@ -597,13 +597,12 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
         return None
     start = Dim(0) if first == Dim(0) else first.divided_by(unit)
     stop = last.divided_by(unit)
-    available = layout.outer.value
     if start is None or stop is None or start.value is None or stop.value is None:
         return None
-    if available is None:
+    if layout.outer.value is None:
         return None
     # A slice may end behind the last element.
-    count = min(stop.value, available) - start.value
+    count = min(stop.value, layout.outer.value) - start.value
     if count < 1 or start.value < 0:
         return None
     local = {}
@@ -618,7 +617,7 @@ def _slice_of_repetitions(call: Call, slicing: _Slicing, dims: Any, known: Any) 
 
 
 def _counts_from_the_end(call: Call, entry: int) -> bool:
-    """Whether a slice may begin or end at a negative number, which is not that of own rows."""
+    """Whether a slice may begin or end at a negative number: that of own rows is another one."""
     for operand, mask in ((1, "begin_mask"), (2, "end_mask")):
         content = call.content(operand)
         if call.attr(mask) >> entry & 1:

@@ -126,12 +126,12 @@ def update_late(step: Step, trial: Trial | None) -> None:
     late = step.late
     if late is None or trial is None:
         return
-    meanwhile = _taken(step.late_in.get_operations()[late.operations :])
-    before = len(step.late_in.get_operations())
+    before = step.late_in.get_operations()
     late.running = True
     late.apply()
     step.late = None
-    update = _taken(step.late_in.get_operations()[before:])
+    meanwhile = _taken(before[late.operations :])
+    update = _taken(step.late_in.get_operations()[len(before) :])
     trial.fails |= any(update[name] or meanwhile[name] for name in update.keys() & meanwhile)
 
 
