@@ -3,7 +3,8 @@
 python -m tests.enumeration "layers:Dense" "losses:*/compile*"
 python -m tests.enumeration --covering losses optimizers
 python -m tests.enumeration --simulated losses
-python -m tests.enumeration --random 500 --seed 7 --workers 2
+python -m tests.enumeration --random 500 --seed 7 --workers 3
+python -m tests.enumeration --workers 1x2 patterns
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def main() -> int:
         count += 1
         before = time.monotonic()
         if arguments.simulated:
-            differs = _simulated(name, arguments.workers)
+            differs = _simulated(name, int(arguments.workers))
         else:
             differs = _outcome(name, arguments.workers)
         seconds = time.monotonic() - before
@@ -56,7 +57,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0, help="of the first random program")
     parser.add_argument("--covering", action="store_true", help="each symbol and each option once")
     parser.add_argument("--default", action="store_true", help="those of the default tests")
-    parser.add_argument("--workers", type=int, default=2, help="0 runs them in one process only")
+    parser.add_argument(
+        "--workers", default="2", help='or a group of tests/groups.py; "0": in one process only'
+    )
     parser.add_argument(
         "--simulated", action="store_true", help="training steps on workers of one process"
     )
@@ -83,10 +86,10 @@ def _names(part: str, arguments: argparse.Namespace) -> list[str]:
     return names(part, arguments.default)
 
 
-def _outcome(name: str, workers: int) -> str:
+def _outcome(name: str, group: str) -> str:
     try:
-        if workers:
-            return difference(name, str(workers))
+        if group != "0":
+            return difference(name, group)
         check_sound(reference(RUN, name), name)
     except (AssertionError, ValueError) as error:
         return f"In one process: {error}"

@@ -926,6 +926,82 @@ def rolled_negatives() -> Training:
     return by_step(Rolling, numbers(ROWS, 4), numbers(ROWS, 3, seed=3))
 
 
+class Differentiated(Stepping):
+    """A network with batch normalization, of which a step takes derivatives."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = keras.Sequential(
+            [
+                keras.Input((4,)),
+                layers.Dense(5, activation="tanh"),
+                layers.BatchNormalization(),
+                layers.Dense(1),
+            ]
+        )
+
+
+@pattern
+def gradient_penalty_through_normalization() -> Training:
+    class Penalized(Differentiated):
+        def losses_of(self, x, y, training):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                p = self(x, training=training)
+            slopes = ops.sqrt(ops.sum(tape.gradient(p, x) ** 2, axis=1) + 1e-3)
+            return ops.mean((p - y) ** 2) + ops.mean((slopes - 1) ** 2), {}
+
+    return by_step(Penalized, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
+@pattern
+def penalty_of_gradients_of_weights() -> Training:
+    class Penalized(Differentiated):
+        def losses_of(self, x, y, training):
+            with tf.GradientTape() as tape:
+                loss = ops.mean((self(x, training=training) - y) ** 2)
+            gradients = tape.gradient(loss, self.trainable_variables)
+            return loss + sum(ops.sum(g**2) for g in gradients), {}
+
+    return by_step(Penalized, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
+@pattern
+def jacobian_through_normalization() -> Training:
+    class Smooth(Differentiated):
+        def losses_of(self, x, y, training):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                p = self(x, training=training)
+            return ops.mean((p - y) ** 2) + ops.mean(tape.jacobian(p, x) ** 2), {}
+
+    return by_step(Smooth, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
+@pattern
+def vectorized_map_through_normalization() -> Training:
+    """The mean of what a network gives for several scales of its input."""
+
+    class Mapped(Differentiated):
+        def losses_of(self, x, y, training):
+            scales = tf.reshape(tf.range(1.0, 1.3, 0.1), (-1, 1, 1))
+            p = tf.vectorized_map(lambda scale: self(x * scale, training=training), scales)
+            return ops.mean((p - y) ** 2), {}
+
+    return by_step(Mapped, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
+@pattern
+def forward_derivative_through_normalization() -> Training:
+    class Directed(Differentiated):
+        def losses_of(self, x, y, training):
+            with tf.autodiff.ForwardAccumulator(x, 0.3 * tf.ones_like(x)) as accumulator:
+                p = self(x, training=training)
+            return ops.mean((p - y) ** 2) + ops.mean(accumulator.jvp(p) ** 2), {}
+
+    return by_step(Directed, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
 @pattern
 def clipping_by_hand() -> Training:
     class Clipping(Stepping):
@@ -1642,6 +1718,20 @@ def scanned_state() -> Training:
             return (shape[0], shape[2])
 
     return by_layer(Scanned, lambda: numbers(ROWS, 3, 4))
+
+
+@pattern
+def loop_over_the_batch() -> Training:
+    """A loop of which each iteration reduces over the rows: Sinkhorn, routing by agreement."""
+
+    class Routed(layers.Layer):
+        def call(self, x):
+            def body(i, state):
+                return i + 1, ops.tanh(state + ops.mean(x * state, axis=0))
+
+            return x + tf.while_loop(lambda i, _: i < 3, body, (0, tf.ones([4])))[1]
+
+    return by_layer(Routed, lambda: numbers(ROWS, 4))
 
 
 DEFAULT: list[str] = []

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.enumeration.programs import difference
 from tests.groups import GROUPS
 from tests.references import reference
 from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
@@ -15,6 +16,11 @@ MIRRORED = f"{PACKAGE}.mirrored"
 )
 def test_training(devices):
     check_same_as_alone("1x2", "mirrored:train", devices)
+
+
+@pytest.mark.parametrize("group", some(["1x2", "2x2", "2 by TensorFlow"], always=["1x2"]))
+def test_loops_that_communicate(group):
+    assert not difference("patterns:loop_over_the_batch", group)
 
 
 def test_devices():

@@ -17,6 +17,7 @@ from tfdist.collective import dtypes, tokens
 from tfdist.collective.buckets import reduce_in_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.errors import UnsupportedError
+from tfdist.internals.graphs import is_in_loop
 
 
 class TensorFlowCommunicator:
@@ -118,29 +119,30 @@ class TensorFlowCommunicator:
             return dtypes.from_bits(tf.reshape(bits, shape), tensor.dtype)
 
     def _reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        reduced = tf.raw_ops.CollectiveReduceV2(
-            input=tensor,
-            group_size=self._size,
-            group_key=self._group_key,
-            instance_key=self._next_instance(),
-            ordering_token=self._ordering(),
-            merge_op="Add",
-            final_op="Id",
-            communication_hint=self._implementation,
-            timeout_seconds=self._timeout,
-        )
+        reduced = self._run(tf.raw_ops.CollectiveReduceV2, tensor, merge_op="Add", final_op="Id")
         return tf.ensure_shape(reduced, tensor.shape)
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        return tf.raw_ops.CollectiveGatherV2(
-            input=tensor,
-            group_size=self._size,
-            group_key=self._group_key,
-            instance_key=self._next_instance(),
-            ordering_token=self._ordering(),
-            communication_hint=self._implementation,
-            timeout_seconds=self._timeout,
-        )
+        return self._run(tf.raw_ops.CollectiveGatherV2, tensor)
+
+    def _run(self, collective: Any, tensor: tf.Tensor, **settings: str) -> tf.Tensor:
+        def run(tensor: tf.Tensor, instance: tf.Tensor, ordering: list[tf.Tensor]) -> tf.Tensor:
+            return collective(
+                input=tensor,
+                group_size=self._size,
+                group_key=self._group_key,
+                instance_key=instance,
+                ordering_token=ordering,
+                communication_hint=self._implementation,
+                timeout_seconds=self._timeout,
+                **settings,
+            )
+
+        if not tf.executing_eagerly() and is_in_loop():
+            # TensorFlow matches the participants also by the name of the loop around. Two devices'
+            # loops in one graph have other names; a function that is not inlined has no loop.
+            run = tf.function(run, autograph=False, experimental_attributes={"_noinline": True})
+        return run(tensor, self._next_instance(), self._ordering())
 
     def _next_instance(self) -> tf.Tensor:
         with tf.device(self._host):

@@ -99,6 +99,16 @@ def is_compiled_whole() -> bool:
     return False
 
 
+def is_in_loop() -> bool:
+    """Whether what is added to the default graph is a part of a `tf.while_loop`."""
+    graph = _ops.get_default_graph()
+    while graph is not None:
+        if _control_flow_util_v2.in_while_loop_defun(graph):
+            return True
+        graph = getattr(graph, "outer_graph", None)
+    return False
+
+
 def branches_of(conditional: Any) -> tuple[Any, Any]:
     """The `FuncGraph`s of an `If` operation's branches: of its then branch, and of the other."""
     then_graph, else_graph = _cond_v2.get_func_graphs(conditional)
@@ -146,6 +156,16 @@ def identities(values: Sequence[Any], gradient: str) -> list[Any]:
     # A tape asks for what has been recorded; a graph's gradient, for the registered function.
     _record.record_operation(gradient, results, list(values), backward)
     return results
+
+
+def of_unknown_sizes(value: Any, axes: Sequence[int]) -> Any:
+    """The same tensor, without what the default graph knows of its sizes along some axes."""
+    shape = [None if axis in axes else size for axis, size in enumerate(value.shape)]
+    # A forward accumulator cannot trace the derivative of an operation with a shape.
+    with _record.stop_recording():
+        result = tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)
+    _record.record_operation("Identity", [result], [value], lambda gradient: [gradient])
+    return result
 
 
 def keep_functions(graph: Any, of: Any) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdist.global_view.rules import AVERAGE, ENTER, EQUAL, LEAVE, STACK, SUM
-from tfdist.internals.graphs import identities, marking_operations
+from tfdist.internals.graphs import identities, marking_operations, of_unknown_sizes
 
 
 def axes_that_may_be_cut(tensor: tf.Tensor, rows: int | None, kept: Sequence[int]) -> list[int]:
@@ -41,7 +41,8 @@ def enter(value: tf.Tensor, like: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
     """
     with marking_operations(ENTER, axes):
         result = identities([value, like], "TfdistEnter")[0]
-    return _of_unknown_sizes(result, axes)
+    # TensorFlow would compute with known sizes in gradients.
+    return of_unknown_sizes(result, axes)
 
 
 def enter_whole(value: tf.Tensor) -> tf.Tensor:
@@ -80,12 +81,12 @@ def average(value: tf.Tensor) -> tf.Tensor:
 def stack(value: tf.Tensor) -> tf.Tensor:
     """The values of all replicas along a new first axis; zeros for those without rows.
 
-    Not differentiable.
+    Its gradient is that of one replica.
 
     Args:
         value: a replica's value.
     """
-    value = _of_unknown_sizes(tf.stop_gradient(value)[tf.newaxis], [0])
+    value = of_unknown_sizes(value[tf.newaxis], [0])
     with marking_operations(STACK):
         (values,) = tf.raw_ops.IdentityN(input=[value])
     with marking_operations(EQUAL):
@@ -112,12 +113,3 @@ def _gradient_of_leave(op: tf.Operation, gradient: tf.Tensor, _: tf.Tensor) -> l
 @tf.RegisterGradient("TfdistSum")  # type: ignore[untyped-decorator]
 def _gradient_of_sum(op: tf.Operation, gradient: tf.Tensor) -> list[Any]:
     return [enter_whole(gradient)]
-
-
-def _of_unknown_sizes(value: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """The same value, without what the graph knows of its sizes along some axes.
-
-    TensorFlow would compute with these numbers in gradients.
-    """
-    shape = [None if axis in axes else size for axis, size in enumerate(value.shape)]
-    return tf.raw_ops.PlaceholderWithDefault(input=value, shape=shape)

@@ -101,9 +101,10 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     """
     axis %= x.shape.rank
     others = [a for a in range(x.shape.rank) if a != axis]
-    own = enter(tf.stop_gradient(x), x, axes_that_may_be_cut(x, rows, [axis]))
+    own = enter(x, x, axes_that_may_be_cut(x, rows, [axis]))
     own_mean = tf.reduce_mean(own, others, keepdims=True)
-    own_variance = tf.reduce_mean(tf.math.squared_difference(own, own_mean), others)
+    distances = tf.math.squared_difference(own, tf.stop_gradient(own_mean))
+    own_variance = tf.reduce_mean(distances, others)
     size = own_variance.shape[0]
     count = tf.cast(tf.size(own, tf.int64) // size, x.dtype)
     everyone = stack(tf.concat([[count], tf.reshape(own_mean, [size]), own_variance], 0))
@@ -111,6 +112,8 @@ def moments_of_all_rows(x: tf.Tensor, axis: int, rows: int | None) -> tuple[tf.T
     weights = counts / tf.reduce_sum(counts)
     mean = tf.reduce_sum(weights * means, axis=0)
     variance = tf.reduce_sum(weights * (variances + tf.square(means - mean)), axis=0)
+    # The gradient goes to x alone. In a graph that `tf.vectorized_map` has copied, whose operations
+    # have TensorFlow's gradients, it goes through all of the above, which is of the whole batch.
     with marking_operations(_AXIS, [axis]):
         mean, variance, _ = identities([mean, variance, x], "TfdistMoments")
     return mean, variance
@@ -127,5 +130,6 @@ def _gradient_of_moments(
     # Communicated now, together with what the gradient of the variance is computed from.
     (of_mean,) = equal_everywhere([of_mean])
     of_mean, of_square = of_mean / count, 2 * of_variance / count
-    distance = x - tf.reshape(mean, shape)
+    # As in `tf.nn.moments`, whose variance is a function of x alone: gradients of this gradient.
+    distance = x - tf.reshape(tf.stop_gradient(mean), shape)
     return [None, None, tf.reshape(of_mean, shape) + tf.reshape(of_square, shape) * distance]
