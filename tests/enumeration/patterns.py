@@ -1120,6 +1120,10 @@ def by_noisy_updates(cls: Callable[..., keras.Model], **settings: Any) -> Traini
     return Training(cls, _regression, lambda: {"optimizer": Noisy(0.1), "loss": "mse", **settings})
 
 
+def by_telling_updates(cls: Callable[..., keras.Model]) -> Training:
+    return Training(cls, _regression, lambda: {"optimizer": Telling(0.1), "loss": "mse"}, steps=())
+
+
 @pattern
 def rate_that_the_step_writes() -> Training:
     """A schedule reads a variable that `train_step` changes behind the update."""
@@ -1176,6 +1180,32 @@ def log_of_what_the_update_counts() -> Training:
             return {**super().train_step(data), "squares": tf.identity(self.optimizer.squares)}
 
     return by_noisy_updates(Logging)
+
+
+class Telling(keras.optimizers.SGD):
+    """Leaves the norm of what it applies."""
+
+    def apply(self, grads, trainable_variables=None):
+        self.norm = ops.sqrt(sum(ops.sum(ops.square(g)) for g in grads))
+        return super().apply(grads, trainable_variables)
+
+
+@pattern
+def norm_that_the_update_leaves() -> Training:
+    class Logged(Perceptron):
+        def train_step(self, data):
+            return super().train_step(data) | {"norm": self.optimizer.norm}
+
+    return by_telling_updates(Logged)
+
+
+@pattern
+def norm_that_the_update_may_leave() -> Training:
+    class Logged(Perceptron):
+        def train_step(self, data):
+            return super().train_step(data) | {"norm": getattr(self.optimizer, "norm", -1.0)}
+
+    return by_telling_updates(Logged)
 
 
 @pattern

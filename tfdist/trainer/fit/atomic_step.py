@@ -110,7 +110,12 @@ class AtomicStep:
         return tf.nest.pack_sequence_as(results, flat, expand_composites=True)
 
     def _trace(self, *arguments: Any) -> _Trace:
-        concrete, first = traced(self._step, *arguments)
+        first = None
+        try:
+            concrete, first = traced(self._step, *arguments)
+        except Exception:
+            if self._trial is None or not self._trial.fails:
+                raise
         if self._trial is not None and self._trial.fails:
             if first is not None:
                 raise UnsupportedError(

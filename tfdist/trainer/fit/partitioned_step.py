@@ -64,8 +64,13 @@ def run_partitioned_step(
     def program(whole: Any, step: GlobalStep) -> Any:
         if late is not None:
             step.late_in = tf.compat.v1.get_default_graph()
-        logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
-        totals = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+        try:
+            logs = tf.nest.map_structure(tf.convert_to_tensor, step_function(whole))
+            totals = [tf.convert_to_tensor(v) for v in metric_variables(model)]
+        except Exception:
+            if late is not None:
+                late.fails |= step.late is not None
+            raise
         update_late(step, late)
         return logs, totals
 

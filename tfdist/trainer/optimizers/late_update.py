@@ -4,7 +4,8 @@ Keras's `train_step` applies the gradients and then computes the metrics, which 
 replicas too: a worker that dies in between would leave the others with new weights and a step that
 failed. So the update comes last, and nobody can tell. If it and what is traced in between take the
 same variable, and either writes it, the step is traced again in Keras's order. A metric may read
-the optimizer's iterations, or draw noise by the seed that the update draws by, too.
+the optimizer's iterations, or draw noise by the seed that the update draws by, too. So it is if the
+update leaves a tensor on the optimizer, such as a norm for the logs, or if what follows fails.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tensorflow as tf
 
 from tfdist.collective import step_ops
 from tfdist.internals.extended import copy_here
-from tfdist.internals.optimizer import variables_written_by
+from tfdist.internals.optimizer import updating_optimizers, variables_written_by, wrappers
 from tfdist.sharding.sharded import sharded_by, trained_by
 from tfdist.strategies.commit_point import READS
 from tfdist.strategies.step import Step, current_step
@@ -29,8 +30,8 @@ class Trial:
     """Traces of a step in which an update may be put off.
 
     Attributes:
-        fails: whether the step needs the results of its update before its end, so that the trace
-            must not be used.
+        fails: whether the step needs the results of its update before its end, or may need them
+            since it has failed, so that the trace must not be used.
     """
 
     fails: bool = False
@@ -45,6 +46,7 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: what it applies.
         operations: the number of operations in the step's graph when the update was put off.
+        left: the tensors that the optimizer had as attributes by then.
         communicated: what the step has communicated besides what `announce_update` is told of.
         running: whether it is being traced.
     """
@@ -53,6 +55,7 @@ class LateUpdate:
     optimizer: Any
     gradients: Sequence[Any]
     operations: int
+    left: frozenset[int] = frozenset()
     communicated: list[Any] = field(default_factory=list)
     running: bool = False
 
@@ -108,6 +111,7 @@ def _put_off(
             optimizer,
             [g for g, _ in given] if paired else given,
             len(graph.get_operations()),
+            frozenset(_tensors_left_on(optimizer)),
         )
         return None
 
@@ -133,6 +137,17 @@ def update_late(step: Step, trial: Trial | None) -> None:
     meanwhile = _taken(before[late.operations :])
     update = _taken(step.late_in.get_operations()[len(before) :])
     trial.fails |= any(update[name] or meanwhile[name] for name in update.keys() & meanwhile)
+    trial.fails |= not late.left.issuperset(_tensors_left_on(late.optimizer))
+
+
+def _tensors_left_on(optimizer: Any) -> Iterator[int]:
+    """The identities of the graph's tensors among the attributes of an optimizer, also nested."""
+    for part in (*wrappers(optimizer), *updating_optimizers(optimizer)):
+        for value in vars(part).values():
+            several = value.values() if isinstance(value, dict) else value
+            for one in several if isinstance(value, (dict, list, tuple)) else [value]:
+                if tf.is_symbolic_tensor(one):
+                    yield id(one)
 
 
 def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
