@@ -23,6 +23,24 @@ def test_loops_that_communicate(group):
     assert not difference("patterns:loop_over_the_batch", group)
 
 
+@pytest.mark.parametrize("group", some(["1x2", "2x2", "2"], always=["1x2"]))
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "generator",
+        "keras variable",
+        "loop",
+        "python",
+        "seeds",
+        "table",
+        "table of rows",
+        "variable",
+    ],
+)
+def test_state_outside_of_the_scope(group, kind):
+    check_same_as_alone(group, "mirrored:state_outside", kind)
+
+
 def test_devices():
     (found,) = GROUPS["1x2"].run(f"{MIRRORED}:replicas")
     both, second = ["device:CPU:0", "device:CPU:1"], ["device:CPU:1"]

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.strategies.comparison import check_same_as_alone
+from tests.groups import GROUPS
+from tests.strategies.comparison import PACKAGE, assert_equal, check_same_as_alone
 from tests.tiers import exhaustive, some
 
 
@@ -27,3 +28,10 @@ def test_functions_traced_before_the_step(eagerly):
 @pytest.mark.parametrize("behaviour", ["shuffles", "mixed_after_a_layer"])
 def test_coupled_rows(behaviour):
     check_same_as_alone("2", f"noise:{behaviour}")
+
+
+@pytest.mark.parametrize("group", some(["2", "3", "1x2", "2 by TensorFlow"], always=["2"]))
+def test_without_seeds_all_workers_have_the_same(group):
+    first, *others = GROUPS[group].run(f"{PACKAGE}.noise:without_seeds")
+    for other in others:
+        assert_equal(other, first, "what the workers have drawn")

@@ -10,6 +10,7 @@ from tfdist.collective import call_site
 from tfdist.errors import UnsupportedError
 from tfdist.internals.graphs import is_compiled_whole
 
+_MARK = "_tfdist_token"
 _uses = 0
 
 
@@ -67,4 +68,10 @@ def make(device: str, dtype: tf.DType) -> tf.Tensor:
         name = f"collective_{uuid.uuid4().hex}"
         handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
         tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([], dtype))
+    setattr(handle, _MARK, True)
     return handle
+
+
+def is_token(resource: tf.Tensor) -> bool:
+    """Whether a resource has been created by `make`."""
+    return hasattr(resource, _MARK)

@@ -7,9 +7,11 @@ import heapq
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfdist.global_view.contents import contents_of
 from tfdist.global_view.decision import Call, Decision, Value, dims_of, merged
-from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol
+from tfdist.global_view.layout import LOCAL, SETTLED_SUM, SHARED, WHOLE, Dim, Layout, Symbol
 from tfdist.global_view.rules import OF_OWN_VALUES, RULES
 from tfdist.internals.graphs import called_graph, is_call
 
@@ -188,6 +190,8 @@ def decide(call: Call) -> Decision:
     rule = RULES.get(call.type)
     if rule is None and is_call(call.op):
         rule = RULES["PartitionedCall"]
+    elif call.has("shared") and call.type not in _CALLS:
+        return _once(call)
     elif call.has("local") and call.type not in OF_OWN_VALUES:
         rule = None
     if rule is not None:
@@ -200,3 +204,19 @@ def decide(call: Call) -> Decision:
     if all(layout.kind in ("whole", "unset") for layout in call.layouts):
         return call.all(WHOLE)
     return call.whole("no rule" if rule is None else "rows are coupled")
+
+
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
+
+def _once(call: Call) -> Decision:
+    """The decision that one worker of a process uses a state for all of them."""
+    decision = call.whole("state that devices share")
+    decision.outputs = [SHARED if t.dtype == tf.resource else WHOLE for t in call.op.outputs]
+    decision.emit = by_one_worker
+    return decision
+
+
+def by_one_worker(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
+    """Adds the operation for one worker of a process; the others have the same results."""
+    return lane.once(call.op, inputs)

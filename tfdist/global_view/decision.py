@@ -103,7 +103,7 @@ class Call:
     def whole(self, reason: str = "") -> Decision:
         """The decision to compute with whole operands."""
         return Decision(
-            [None if v.layout.kind in ("whole", "unset") else WHOLE for v in self.values],
+            [None if v.layout.kind in ("whole", "unset", "shared") else WHOLE for v in self.values],
             [WHOLE] * len(self.op.outputs),
             reason=reason,
         )

@@ -104,7 +104,8 @@ class Layout:
             "partial": the value is the reduction of what the workers hold;
             "local": a worker holds something of its own, such as its rank or its shard of the
                 state of an optimizer; only collectives of the traced program combine it;
-            "unset": no value has been written, as in a new list of tensors.
+            "unset": no value has been written, as in a new list of tensors;
+            "shared": the resource of a state that the workers of one process have in common.
         axis: the axis of the rows.
         outer: the rows' axis has size `outer * rows * inner`: this many repetitions of all rows,
         inner: and this many elements for each row.
@@ -145,6 +146,7 @@ class Layout:
 WHOLE = Layout("whole")
 LOCAL = Layout("local")
 UNSET = Layout("unset")
+SHARED = Layout("shared")
 PARTIAL_SUM = Layout("partial", how="sum")
 SETTLED_SUM = Layout("partial", how="sum", settled=True)
 

@@ -43,20 +43,35 @@ class _Emitted:
         return [v.layout for v in self.values]
 
 
+Added = list[tuple[list[tf.Tensor], list[tf.Operation]]]
+
+
 class Lane(Worker):
     """What the operations of one worker are made with.
 
     Args:
         share: the worker's rows.
         communication: how it communicates.
+        added: the results and effects of each operation that is added once for all workers of a
+            process, if it has several.
+        leads: whether this is the first of them, which fills `added`.
 
     Attributes:
         effects: the operations of functions that are being added.
     """
 
-    def __init__(self, share: Share, communication: Communication) -> None:
+    def __init__(
+        self,
+        share: Share,
+        communication: Communication,
+        added: Added | None = None,
+        *,
+        leads: bool = True,
+    ) -> None:
         super().__init__(share, communication)
         self.effects: list[tf.Operation] = []
+        self._graph = tf.compat.v1.get_default_graph()
+        self._added, self._leads, self._taken = added, leads, 0
 
     def sum_now(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of all workers' values, communicated where the operation is added."""
@@ -72,6 +87,16 @@ class Lane(Worker):
         if not operation.outputs:
             self.effects = [operation]
         return list(operation.outputs)
+
+    def once(self, op: Any, inputs: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Adds a copy of an operation, or returns the results of that of the first worker."""
+        if self._added is None or tf.compat.v1.get_default_graph() is not self._graph:
+            return self.copy(op, inputs)
+        if self._leads:
+            self._added.append((self.copy(op, inputs), self.effects))
+        results, self.effects = self._added[self._taken]
+        self._taken += 1
+        return list(results)
 
     def inline(
         self, part: Analysis, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None

@@ -19,16 +19,27 @@ from tfdist.jit.program import called_by
 
 UPDATE = "TfdistUpdateBegins"
 
-# Operations that take a variable and do not write it.
+# Operations that take a variable, a table or a writer of summaries and do not write variables.
 READS = frozenset(
     {
         "DisableCopyOnRead",
+        "FlushSummaryWriter",
         "Identity",
+        "LookupTableExportV2",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
         "ReadVariableOp",
         "ResourceGather",
         "ResourceGatherNd",
         "VarIsInitializedOp",
         "VariableShape",
+        "WriteAudioSummary",
+        "WriteGraphSummary",
+        "WriteHistogramSummary",
+        "WriteImageSummary",
+        "WriteRawProtoSummary",
+        "WriteScalarSummary",
+        "WriteSummary",
         UPDATE,
     }
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from unittest import mock
 
+import keras
 import numpy as np
 import tensorflow as tf
 
 import tfdist
-from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
+from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows, scope
 
 
 def train(strategy, devices):
@@ -86,3 +87,81 @@ def weights_everywhere(strategy):
     fit(model, *rows(45), batch_size=20)
     copies = [[np.array(c) for c in v.value.values] for v in model.trainable_variables]
     return all(np.array_equal(one, other) for one, other in copies)
+
+
+class _Outside(keras.layers.Layer):
+    """Uses and changes state that was created outside of the strategy's scope."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind, self.calls = kind, 0
+        self.state = {
+            "variable": lambda: tf.Variable(0.0),
+            "keras variable": lambda: keras.Variable(0.0, trainable=False),
+            "seeds": lambda: keras.random.SeedGenerator(3),
+            "generator": lambda: tf.random.Generator.from_seed(3),
+            "table": lambda: tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0),
+            "table of rows": lambda: tf.lookup.experimental.MutableHashTable(
+                tf.int64, tf.float32, 0.0
+            ),
+            "loop": lambda: tf.Variable(0.0),
+            "python": lambda: None,
+        }[kind]()
+
+    def call(self, x):
+        return x + 0.1 * getattr(self, f"_by_{self.kind.replace(' ', '_')}")(x)
+
+    def _by_variable(self, x):
+        self.state.assign_add(tf.reduce_mean(x))
+        return self.state
+
+    def _by_keras_variable(self, x):
+        self.state.assign(self.state + tf.reduce_mean(x))
+        return self.state
+
+    def _by_seeds(self, x):
+        return keras.random.dropout(x, 0.3, seed=self.state) + keras.random.normal(
+            tf.shape(x), seed=self.state
+        )
+
+    def _by_generator(self, x):
+        return self.state.normal(tf.shape(x))
+
+    def _by_table(self, x):
+        key = tf.zeros([1], tf.int64)
+        self.state.insert(key, self.state.lookup(key) + 1.0)
+        return tf.ensure_shape(self.state.lookup(key), [1])
+
+    def _by_table_of_rows(self, x):
+        keys = tf.cast(10 * x[:, 0], tf.int64)
+        before = self.state.lookup(keys)
+        self.state.insert(keys, before + 1.0)
+        return tf.reshape(self.state.lookup(keys) - 0.5 * before, [-1, 1])
+
+    def _by_loop(self, x):
+        def again(i, z):
+            self.state.assign_add(tf.reduce_mean(z))
+            return i + 1, z + self.state
+
+        return tf.while_loop(lambda i, z: i < 3, again, (0, x))[1]
+
+    def _by_python(self, x):
+        def count():
+            self.calls += 1
+            return np.float32(self.calls)
+
+        return tf.ensure_shape(tf.numpy_function(count, [], tf.float32), [])
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def state_outside(strategy, kind):
+    """Trains and predicts with a layer that changes what all replicas of the process share."""
+    x, y = rows(22)
+    layer = _Outside(kind)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), layer, keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    history = fit(model, x, y, batch_size=11, shuffle=False)
+    return outcome(model, history, p=model.predict(x, batch_size=11, verbose=0))

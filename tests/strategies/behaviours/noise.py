@@ -176,3 +176,32 @@ def state_of_other_types(strategy):
     return outcome(
         model, history, seen=bool(layer.seen.numpy()), spectrum=[spectrum.real, spectrum.imag]
     )
+
+
+def without_seeds(strategy):
+    """What no seed determines: operations without one, and Python's own numbers."""
+    draws = np.random.default_rng()
+
+    class Unseeded(keras.layers.Layer):
+        def call(self, x):
+            drawn = tf.numpy_function(lambda: draws.random(3, "float32"), [], tf.float32)
+            sampled = tf.raw_ops.LogUniformCandidateSampler(
+                true_classes=tf.zeros([1, 1], tf.int64),
+                num_true=1,
+                num_sampled=3,
+                unique=True,
+                range_max=1000,
+            ).sampled_candidates
+            counts = tf.raw_ops.NonDeterministicInts(shape=[3], dtype=tf.int64) % 100
+            pooled = tf.nn.fractional_max_pool(x[:, :, None, None], [1.0, 1.5, 1.0, 1.0])[0]
+            noise = drawn + tf.cast(sampled + counts, tf.float32) / 1000
+            return tf.concat([x[:, :3] + noise, tf.reshape(pooled, [-1, 5])], axis=1)
+
+        def compute_output_shape(self, shape):
+            return (shape[0], 8)
+
+    x, y = rows(11)
+    with scope(strategy):
+        model = keras.Sequential([keras.Input((8,)), Unseeded(), keras.layers.Dense(1)])
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    return outcome(model, fit(model, x, y, batch_size=7))

@@ -59,8 +59,12 @@ def skip_ahead(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
 
 
 _STATEFUL_RANDOM = names(
-    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomShuffle Multinomial "
-    "RandomGamma RandomPoissonV2"
+    "RandomUniform RandomStandardNormal RandomUniformInt TruncatedNormal RandomShuffle RandomCrop "
+    "Multinomial RandomGamma RandomPoisson RandomPoissonV2 RiscRandomUniform "
+    "ParameterizedTruncatedNormal AllCandidateSampler FixedUnigramCandidateSampler "
+    "LearnedUnigramCandidateSampler LogUniformCandidateSampler ThreadUnsafeUnigramCandidateSampler "
+    "UniformCandidateSampler FractionalAvgPool FractionalMaxPool SampleDistortedBoundingBox "
+    "SampleDistortedBoundingBoxV2"
 )
 
 
@@ -69,15 +73,28 @@ def stateful_random_numbers(call: Call) -> Decision | None:
     """Draws whole tensors on all workers, whose generators have the same seeds."""
     if call.attr("seed") or call.attr("seed2"):
         return None
-    decision = call.whole("numbers are drawn for the whole batch")
-    decision.outputs = [SETTLED_SUM] * len(call.op.outputs)
+    return _by_one(call, "numbers are drawn for the whole batch")
+
+
+@rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
+def of_one_worker(call: Call) -> Decision | None:
+    """Computes something that may be different on each worker, such as numbers that Python draws."""
+    return _by_one(call, "no rule")
+
+
+def _by_one(call: Call, reason: str) -> Decision:
+    """The decision that what one worker computes counts, where it can be communicated."""
+    decision = call.whole(reason)
+    numeric = [t.dtype.is_floating or t.dtype.is_integer for t in call.op.outputs]
+    decision.outputs = [SETTLED_SUM if sums else WHOLE for sums in numeric]
     decision.emit = by_the_first
     return decision
 
 
 def by_the_first(lane: Any, call: Any, inputs: Sequence[Any]) -> Any:
-    """Numbers without a seed: those of one worker count."""
-    return [lane.contribution_of_whole(x) for x in lane.copy(call.op, inputs)]
+    """What one worker has drawn counts."""
+    results = zip(lane.once(call.op, inputs), call.decision.outputs, strict=True)
+    return [lane.contribution_of_whole(x) if layout.is_sum else x for x, layout in results]
 
 
 # Variables.

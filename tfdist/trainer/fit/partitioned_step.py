@@ -14,19 +14,21 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.collective import tokens
 from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, report, transfers
-from tfdist.global_view.layout import LOCAL, SETTLED_SUM, WHOLE, Dim, Layout, Symbol, rows
-from tfdist.global_view.partition import Lane, Partition
+from tfdist.global_view.layout import LOCAL, SETTLED_SUM, SHARED, WHOLE, Dim, Layout, Symbol, rows
+from tfdist.global_view.partition import Added, Lane, Partition
 from tfdist.global_view.resharding import Share
 from tfdist.internals.extended import copy_here
 from tfdist.internals.graphs import trace_into_graph
 from tfdist.internals.optimizer import accumulators, updating_optimizers
-from tfdist.internals.tensorflow import tracing_summaries
+from tfdist.internals.tensorflow import get_current_replica_id_as_int, tracing_summaries
 from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
+from tfdist.strategies.commit_point import find_writes
 from tfdist.strategies.data import form_of
 from tfdist.strategies.shares import BatchForm
 from tfdist.strategies.step import GlobalStep, OwnRows
@@ -44,6 +46,7 @@ def run_partitioned_step(
     step_function: Callable[[Any], Any],
     batch: Any,
     form: BatchForm,
+    added: Added,
     *,
     late: Trial | None = None,
 ) -> tuple[Any, Any, Any]:
@@ -54,6 +57,7 @@ def run_partitioned_step(
         step_function: `model.train_step` or `model.test_step`.
         batch: the replica's rows.
         form: what the program may know of the whole batch.
+        added: an empty list that the replicas of the process have in common.
         late: given if an update may be deferred to the end of the step.
 
     Returns:
@@ -76,23 +80,26 @@ def run_partitioned_step(
 
     own = exchange_rows(divided(batch, form))
     trains = step_function == model.train_step
-    logs, totals = _run(model, program, batch, own, form, trains=trains)
+    logs, totals = _run(model, program, batch, own, form, added, trains=trains)
     return logs, totals, tf.stack([own.total, own.requests])
 
 
-def run_partitioned_prediction(model: keras.Model, batch: Any, form: BatchForm) -> Any:
+def run_partitioned_prediction(
+    model: keras.Model, batch: Any, form: BatchForm, added: Added
+) -> Any:
     """Adds `predict_step` of the whole batch, of which a replica computes its rows.
 
     Args:
         model: the model.
         batch: the replica's rows.
         form: what the program may know of the whole batch.
+        added: an empty list that the replicas of the process have in common.
 
     Returns:
         The outputs for all rows.
     """
     own = exchange_rows(divided(batch, form))
-    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, form)
+    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, form, added)
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -106,6 +113,7 @@ def _run(
     batch: Any,
     own: OwnRows,
     form: BatchForm,
+    added: Added,
     *,
     trains: bool = False,
 ) -> Any:
@@ -126,7 +134,13 @@ def _run(
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
     if trains:
         note_trace(model, traced.analysis, form.rows)
-    lane = Lane(_share(extended, own, form.rows), ReplicaCommunication(extended, own.counts))
+    share, communication = (
+        _share(extended, own, form.rows),
+        ReplicaCommunication(extended, own.counts),
+    )
+    leads = get_current_replica_id_as_int() == 0
+    several = len(extended.worker_devices) > 1
+    lane = Lane(share, communication, added if several else None, leads=leads)
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
     return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
@@ -251,6 +265,8 @@ def _trace(
         else:
             values.append(Value(WHOLE, dims))
     layouts = layouts_of_variables(model, extended)
+    if len(extended.worker_devices) > 1:
+        layouts = {**_shared(graph, extended), **layouts}
     outer = {id(inner): outer for outer, inner in graph.captures}
     captured = [outer[id(placeholder)] for placeholder in graph.inputs[len(components) :]]
     for value, placeholder in zip(captured, graph.inputs[len(components) :], strict=True):
@@ -326,6 +342,27 @@ def layouts_of_variables(model: keras.Model, extended: Any) -> dict[int, Layout]
     if extended.compressor is not None:
         note(extended.compressor.variables, LOCAL)
     return found
+
+
+def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
+    """The layouts of resources that a graph changes and the replicas of the process share.
+
+    Each would change them: a variable or a table that was not created in the strategy's scope.
+    """
+    own = {
+        id(copy.handle)
+        for variable in extended.variables
+        for copy in getattr(variable, "values", [variable])
+    }
+    captured = {
+        inner.op.name: id(outer)
+        for outer, inner in graph.captures
+        if outer.dtype == tf.resource and id(outer) not in own and not tokens.is_token(outer)
+    }
+    if not captured:
+        return {}
+    written = find_writes(graph.as_graph_def()).kept
+    return {resource: SHARED for name, resource in captured.items() if name in written}
 
 
 def _share(extended: Any, own: OwnRows, known_rows: int | None) -> Share:

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdist.global_view.partition import Added
 from tfdist.monitoring.training import record
 from tfdist.strategies.data import form_of, form_of_next
 from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
@@ -46,11 +47,13 @@ def make_step_function(
         if tf.executing_eagerly() and not alone:
             return run_eager_step(model, step_function, without_optionals(batch))
 
+        added: Added = []
+
         def replica_step(shard: Any) -> Any:
             if alone:
                 return step_function(without_optionals(shard)), [], tf.constant([0, 0])
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_step(model, step_function, shard, form, late=late)
+            return run_partitioned_step(model, step_function, shard, form, added, late=late)
 
         results = strategy.run(replica_step, args=(batch,))
         return tf.nest.map_structure(lambda v: strategy.experimental_local_results(v)[0], results)
@@ -135,11 +138,13 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
         if tf.executing_eagerly() and not alone:
             return run_eager_prediction(model, without_optionals(batch))
 
+        added: Added = []
+
         def replica_step(shard: Any) -> Any:
             if alone:
                 return model.predict_step(without_optionals(shard))
             shard = _as_traced(shard, form.rows, strategy)
-            return run_partitioned_prediction(model, shard, form)
+            return run_partitioned_prediction(model, shard, form, added)
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
