@@ -94,7 +94,7 @@ class TensorFlowCommunicator:
                     return gather_strings(tensor, self.all_gather)
             bits = dtypes.to_bits(tensor)
             counts = self._gather(tf.shape(bits)[:1])
-            most = tf.reduce_max(counts)
+            most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
             blocks = self._gather(tf.pad(bits, padding))
             gathered = tf.concat(
@@ -119,11 +119,22 @@ class TensorFlowCommunicator:
             return dtypes.from_bits(tf.reshape(bits, shape), tensor.dtype)
 
     def _reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        reduced = self._run(tf.raw_ops.CollectiveReduceV2, tensor, merge_op="Add", final_op="Id")
+        if tensor.shape.num_elements():
+            reduced = self._run(_REDUCE, tensor, merge_op="Add", final_op="Id")
+        else:
+            sums = self._run(_REDUCE, _with_an_element(tensor), merge_op="Add", final_op="Id")
+            reduced = tf.reshape(sums[:-1], tf.shape(tensor))
         return tf.ensure_shape(reduced, tensor.shape)
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._run(tf.raw_ops.CollectiveGatherV2, tensor)
+        """Concatenates tensors of the same shape, of at least one row."""
+        if tensor.shape[1:].num_elements():
+            return self._run(_GATHER, tensor)
+        everyone = tf.reshape(self._run(_GATHER, _with_an_element(tensor)), [self._size, -1])
+        shape = tf.tensor_scatter_nd_update(
+            tf.shape(tensor), [[0]], [self._size * tf.shape(tensor)[0]]
+        )
+        return tf.reshape(everyone[:, :-1], shape)
 
     def _run(self, collective: Any, tensor: tf.Tensor, **settings: str) -> tf.Tensor:
         def run(tensor: tf.Tensor, instance: tf.Tensor, ordering: list[tf.Tensor]) -> tf.Tensor:
@@ -156,6 +167,14 @@ class TensorFlowCommunicator:
         self._membership.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)
         return [ordering[self._membership.calls % concurrent]]
+
+
+_REDUCE, _GATHER = tf.raw_ops.CollectiveReduceV2, tf.raw_ops.CollectiveGatherV2
+
+
+def _with_an_element(tensor: tf.Tensor) -> tf.Tensor:
+    """The elements of a tensor, and a zero: TensorFlow's process dies of none."""
+    return tf.concat([tf.reshape(tensor, [-1]), tf.zeros([1], tensor.dtype)], axis=0)
 
 
 @dataclass

@@ -19,6 +19,8 @@ REMEDIES = {
     "that tfdist can divide by rows.",
     "numbers are drawn for the whole batch": "Draw the numbers by `keras.random` or "
     "`tf.random.stateless_*`.",
+    "state that devices share": "Create the variable, seed generator or table in the strategy's "
+    "scope.",
     "printed": "Print or write a sum or a mean over the rows.",
     "a result for all rows": "Return the mean over the rows as the log.",
     STATISTICS: "",

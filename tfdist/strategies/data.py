@@ -13,8 +13,9 @@ import contextlib
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
@@ -59,7 +60,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     _require_batches(dataset)
     if extended.spans_workers and not splits_batches(dataset):
         distributed = get_distributed_dataset(
-            dataset,
+            _with_absent(dataset) if current_watcher() else dataset,
             extended.input_workers(options),
             extended.strategy,
             num_replicas_in_sync=extended.replica_count,
@@ -76,7 +77,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     per_worker_hint = not _in_order()
     watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
     shares = split_batches(
-        watched,
+        _with_absent(watched) if watcher else watched,
         extended.workers,
         len(extended.worker_devices),
         None if extended.group.elastic else extended.replica_count,
@@ -115,6 +116,38 @@ def distribute_nothing(extended: tf.distribute.StrategyExtended, dataset: Any) -
     # Others have batches, so the workers agree on the end, as `distribute_dataset` has them do.
     set_batches(distributed, tf.data.UNKNOWN_CARDINALITY, ends_together=False)
     return distributed
+
+
+class Absent(NamedTuple):
+    """Stands for None in distributed batches, where TensorFlow takes no None."""
+
+
+def without_absent(batch: Any) -> Any:
+    """A batch, or its spec, with None for what a dataset has for it: `Absent` or an optional."""
+    stand_ins = (Absent, tf.experimental.Optional, tf.OptionalSpec)
+
+    def restored(part: Any) -> Any:
+        return keras.tree.MAP_TO_NONE if isinstance(part, stand_ins) else None
+
+    return keras.tree.traverse(restored, batch)
+
+
+def _with_absent(dataset: Any) -> Any:
+    """The dataset with `Absent` in place of None, and of Keras's empty optionals for None."""
+
+    def is_none(spec: Any) -> bool:
+        return isinstance(spec, (tf.NoneTensorSpec, tf.OptionalSpec))
+
+    if not any(map(is_none, tf.nest.flatten(dataset.element_spec))):
+        return dataset
+
+    def replace(*batch: Any) -> Any:
+        batch = batch if isinstance(dataset.element_spec, tuple) else batch[0]
+        return tf.nest.map_structure(
+            lambda spec, part: Absent() if is_none(spec) else part, dataset.element_spec, batch
+        )
+
+    return dataset.map(tf.autograph.experimental.do_not_convert(replace))
 
 
 def distribute_datasets_from_function(

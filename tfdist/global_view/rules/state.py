@@ -78,7 +78,7 @@ def stateful_random_numbers(call: Call) -> Decision | None:
 
 @rule("EagerPyFunc", "NonDeterministicInts", "PyFunc", "Skipgram", "Timestamp")
 def of_one_worker(call: Call) -> Decision | None:
-    """Computes something that may be different on each worker, such as numbers that Python draws."""
+    """Computes what may be different on each worker, such as numbers that Python draws."""
     return _by_one(call, "no rule")
 
 

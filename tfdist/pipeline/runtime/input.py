@@ -20,8 +20,9 @@ from tfdist.errors import ProgramMismatchError, UnsupportedError
 from tfdist.internals.keras import unpack_x_y_sample_weight
 from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
+from tfdist.strategies.data import without_absent
 from tfdist.trainer.fit.own_rows import count_rows
-from tfdist.trainer.fit.step_functions import shard_batch, without_optionals
+from tfdist.trainer.fit.step_functions import shard_batch
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 
@@ -105,7 +106,7 @@ def _local_batch(strategy: HybridStrategy, data: Any) -> tuple[Any, tuple[Any, A
     # A list that a generator yields means a tuple.
     data = shard_batch(strategy, tuple(data) if isinstance(data, list) else data)
     data = keras.tree.map_structure(lambda v: strategy.experimental_local_results(v)[0], data)
-    data = without_optionals(data)
+    data = without_absent(data)
     for leaf in keras.tree.flatten(data):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             raise UnsupportedError(

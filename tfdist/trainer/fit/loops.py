@@ -13,6 +13,7 @@ from tfdist.errors import TfdistError
 from tfdist.internals.extended import first_spec
 from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, dataset_of
 from tfdist.internals.tensorflow import PerReplicaSpec
+from tfdist.strategies.data import without_absent
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.call_checks import call_trains, check_variables, is_ours
 from tfdist.trainer.fit.current_data import current_data
@@ -103,6 +104,6 @@ def symbolic_batch(element_spec: Any) -> Any:
     def first(spec: Any) -> Any:
         if isinstance(spec, PerReplicaSpec):
             spec = first_spec(spec)
-        return None if "Optional" in type(spec).__name__ else spec
+        return spec
 
-    return tf.nest.map_structure(first, element_spec)
+    return tf.nest.map_structure(first, without_absent(element_spec))

@@ -134,10 +134,8 @@ def _run(
     traced = _trace(model, program, tf.nest.pack_sequence_as(batch, leaves), form)
     if trains:
         note_trace(model, traced.analysis, form.rows)
-    share, communication = (
-        _share(extended, own, form.rows),
-        ReplicaCommunication(extended, own.counts),
-    )
+    share = _share(extended, own, form.rows)
+    communication = ReplicaCommunication(extended, own.counts)
     leads = get_current_replica_id_as_int() == 0
     several = len(extended.worker_devices) > 1
     lane = Lane(share, communication, added if several else None, leads=leads)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.global_view.partition import Added
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import form_of, form_of_next
+from tfdist.strategies.data import form_of, form_of_next, without_absent
 from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
@@ -45,13 +45,13 @@ def make_step_function(
 
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
-            return run_eager_step(model, step_function, without_optionals(batch))
+            return run_eager_step(model, step_function, without_absent(batch))
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return step_function(without_optionals(shard)), [], tf.constant([0, 0])
+                return step_function(without_absent(shard)), [], tf.constant([0, 0])
             shard = _as_traced(shard, form.rows, strategy)
             return run_partitioned_step(model, step_function, shard, form, added, late=late)
 
@@ -136,13 +136,13 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def one_step(batch: Any, form: BatchForm) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
-            return run_eager_prediction(model, without_optionals(batch))
+            return run_eager_prediction(model, without_absent(batch))
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return model.predict_step(without_optionals(shard))
+                return model.predict_step(without_absent(shard))
             shard = _as_traced(shard, form.rows, strategy)
             return run_partitioned_prediction(model, shard, form, added)
 
@@ -210,7 +210,7 @@ def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, BatchF
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
     """A replica's rows, whose number is known while a step is traced only if all have the same."""
-    shard = without_optionals(shard)
+    shard = without_absent(shard)
     extended = strategy.extended
     if not extended.group.elastic and fixed_rows(rows, extended.replica_count) is not None:
         return shard
@@ -219,13 +219,6 @@ def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
 
 def _with_any_rows(component: Any) -> Any:
     return with_any_rows(component) if isinstance(component, tf.Tensor) else component
-
-
-def without_optionals(batch: Any) -> Any:
-    """Replaces the empty optionals of a dataset, which cannot hold None, with None."""
-    return tf.nest.map_structure(
-        lambda v: None if isinstance(v, tf.experimental.Optional) else v, batch
-    )
 
 
 def _loop(
