@@ -41,6 +41,11 @@ def test_state_outside_of_the_scope(group, kind):
     check_same_as_alone(group, "mirrored:state_outside", kind)
 
 
+@pytest.mark.parametrize("group", some(["2", "1x2", "2x2"], always=["2x2"]))
+def test_elements_of_a_variable(group):
+    check_same_as_alone(group, "mirrored:elements_of_a_variable")
+
+
 def test_devices():
     (found,) = GROUPS["1x2"].run(f"{MIRRORED}:replicas")
     both, second = ["device:CPU:0", "device:CPU:1"], ["device:CPU:1"]

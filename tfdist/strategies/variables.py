@@ -17,6 +17,8 @@ class _Variable:
 
     name: str
     read_value: Any
+    _get: Any
+    _update: Any
 
     @property
     def handle(self) -> Any:
@@ -35,11 +37,45 @@ class _Variable:
                 "`strategy.experimental_distribute_dataset`, or `model.fit`."
             ) from error
 
+    def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """As of a `tf.Variable`."""
+        return self._get().gather_nd(indices, name)
+
+    def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
+        """As of a `tf.Variable`."""
+        return self._get().sparse_read(indices, name)
+
+    def batch_scatter_update(
+        self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
+    ) -> Any:
+        """As of a `tf.Variable`."""
+        return self._update(_batch_scatter_update, sparse_delta)
+
     def __int__(self) -> int:
         return int(self.read_value().numpy())
 
     def __float__(self) -> float:
         return float(self.read_value().numpy())
+
+
+def _batch_scatter_update(variable: Any, sparse_delta: Any) -> Any:
+    return variable.batch_scatter_update(sparse_delta)
+
+
+def _on_copies(method: str) -> Any:
+    """A method of `tf.Variable` that TensorFlow's distributed variables lack, on the copies."""
+
+    def apply(variable: Any, updates: Any, *, indices: Any) -> Any:
+        return getattr(variable, method)(indices, updates)
+
+    def update(self: Any, indices: Any, updates: Any, name: str | None = None) -> Any:
+        return self._update(apply, updates, indices=indices)
+
+    return update
+
+
+for _kind in ("add", "sub", "update", "max", "min"):
+    setattr(_Variable, f"scatter_nd_{_kind}", _on_copies(f"scatter_nd_{_kind}"))
 
 
 class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]

@@ -165,3 +165,30 @@ def state_outside(strategy, kind):
         model.compile(keras.optimizers.SGD(0.01), "mse")
     history = fit(model, x, y, batch_size=11, shuffle=False)
     return outcome(model, history, p=model.predict(x, batch_size=11, verbose=0))
+
+
+def elements_of_a_variable(strategy):
+    """Reads and writes elements of a variable, in steps and outside of them."""
+    x, y = rows(22)
+
+    class Model(keras.Sequential):
+        def train_step(self, data):
+            logs = super().train_step(data)
+            self.change(tf.reduce_mean(data[0], axis=0)[:1])
+            read = tf.concat([self.v.gather_nd([[1], [2]]), self.v.sparse_read([0, 3])], axis=0)
+            return logs | {"read": tf.reduce_sum(read)}
+
+        def change(self, value):
+            for i, kind in enumerate(("add", "sub", "update", "max", "min")):
+                getattr(self.v, f"scatter_nd_{kind}")([[i % 4]], value * (i + 1))
+            self.v.batch_scatter_update(tf.IndexedSlices(value, tf.constant([5])))
+
+    with scope(strategy):
+        model = Model([keras.Input((8,)), keras.layers.Dense(1)])
+        model.v = tf.Variable(tf.ones([6]), trainable=False)
+        model.compile(keras.optimizers.SGD(0.01), "mse")
+    history = fit(model, x, y, batch_size=11, shuffle=False)
+    model.change(tf.constant([0.25]))
+    copies = [v.numpy() for v in getattr(model.v, "values", [model.v])]
+    assert all(np.array_equal(copies[0], copy) for copy in copies)
+    return outcome(model, history, v=copies[0])
