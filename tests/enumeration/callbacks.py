@@ -345,6 +345,20 @@ def _whole_list(strategy: Any) -> dict[str, Any]:
     return outcome(model, history, seen=recorder.seen)
 
 
+class Unfreezing(k.Callback):
+    """Trains a layer that was frozen when the model was compiled."""
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        self.model.get_layer("hidden").trainable = True
+
+
+def _unfrozen(strategy: Any) -> dict[str, Any]:
+    with scope(strategy):
+        model = _model()
+        model.get_layer("hidden").trainable = False
+    return outcome(model, _fit(model, [Unfreezing()]))
+
+
 PROGRAMS: dict[str, Program] = {
     "BackupAndRestore": _resumed(),
     "BackupAndRestore/batches": _resumed(save_freq=1),
@@ -354,6 +368,7 @@ PROGRAMS: dict[str, Program] = {
     "Callback": _training(_recorded),
     "Callback/two steps at once": _training(_recorded, lambda: {"steps_per_execution": 2}),
     "Callback/eager": _training(_recorded, lambda: {"run_eagerly": True}),
+    "Callback/unfreezes": _unfrozen,
     "Callback/steps": _training(_recorded, steps_per_epoch=1, validation_steps=1, initial_epoch=1),
     "CallbackList": _whole_list,
     "EarlyStopping": _training(_acting(lambda: k.EarlyStopping("loss", min_delta=9.0, patience=1))),

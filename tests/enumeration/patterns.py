@@ -1002,6 +1002,39 @@ def forward_derivative_through_normalization() -> Training:
     return by_step(Directed, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
 
 
+class WithHead(Stepping):
+    """A network with something besides that only the step uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.network = layers.Dense(1)
+        self.head = layers.Dense(2)
+
+    def losses_of(self, x, y, training):
+        p = self(x, training=training)
+        return ops.mean((p - y) ** 2) + ops.mean(self.head(x) ** 2), {}
+
+
+@pattern
+def layer_that_only_the_step_calls() -> Training:
+    return by_step(WithHead, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
+@pattern
+def variable_that_only_the_step_uses() -> Training:
+    class Scaled(Stepping):
+        def __init__(self):
+            super().__init__()
+            self.network = layers.Dense(1)
+            self.scale = tf.Variable(0.3)
+
+        def losses_of(self, x, y, training):
+            p = self(x, training=training)
+            return ops.mean((self.scale * p - y) ** 2), {}
+
+    return by_step(Scaled, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
 @pattern
 def clipping_by_hand() -> Training:
     class Clipping(Stepping):

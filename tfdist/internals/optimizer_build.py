@@ -8,6 +8,16 @@ from typing import Any
 from tfdist.internals.keras import Variable
 
 
+def knows(optimizer: Any, variables: Sequence[Any]) -> bool:
+    """Whether an optimizer was built for these variables."""
+    return all(optimizer._var_key(v) in optimizer._trainable_variables_indices for v in variables)
+
+
+def has_updated(optimizer: Any) -> bool:
+    """Whether an optimizer has counted an update, also before it was restored."""
+    return bool(int(optimizer._iterations.value) > 0)
+
+
 def build_again(optimizer: Any, variables: Sequence[Any], unbuilt: Sequence[Any]) -> None:
     """Builds an optimizer once more, with new slots; its other variables keep their values.
 

@@ -19,6 +19,7 @@ from tfdist.trainer.fit.call_checks import call_trains, check_variables, is_ours
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
+from tfdist.trainer.optimizers.applying import building_early
 from tfdist.trainer.patching import patch
 
 
@@ -86,7 +87,8 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
             return  # Only its custom steps know what to call; they build it.
         try:
             # Keras computes losses in a graph that never runs.
-            with self.distribute_strategy.scope(), traces.unnoted():
+            building = building_early(self.optimizer)
+            with self.distribute_strategy.scope(), traces.unnoted(), building:
                 build_by_spec(self, data_batch, training=call_trains())
         except TfdistError:
             raise

@@ -26,6 +26,7 @@ from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
+from tfdist.trainer.optimizers.applying import note_updates
 from tfdist.trainer.optimizers.late_update import Trial
 
 
@@ -101,6 +102,7 @@ def make_step_function(
 
     def function(iterator: Any) -> Any:
         requests.publish()
+        note_updates()
         undoing = progress.undoing if atomic else contextlib.nullcontext
         with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ import tensorflow as tf
 from tfdist.collective.spans import GraphSpan
 from tfdist.errors import UnsupportedError
 from tfdist.internals.optimizer import strategy_of, updating_optimizers
-from tfdist.sharding.sharded import trained_by
+from tfdist.internals.optimizer_build import build_again, has_updated, knows
+from tfdist.sharding.sharded import sharded_by, trained_by
 from tfdist.strategies.step import current_step
 from tfdist.trainer.optimizers.gradient_sync import compressor_in_use, has_replicas
 
@@ -61,6 +63,39 @@ def begin_update(gradients: Sequence[Any]) -> None:
 def variables_of(optimizer: Any, given: Any) -> list[Any]:
     """The variables of an optimizer's gradients, as given or as the optimizer was built for."""
     return trained_by(optimizer) if given is None else list(given)
+
+
+_built_early: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
+
+
+@contextlib.contextmanager
+def building_early(outermost: Any) -> Iterator[None]:
+    """Within this context, an optimizer may be built before the first step, unlike in one process.
+
+    The step may train other variables than the model has by then: those that a callback unfreezes,
+    or that only the step creates. So `build_as_used` may build it again until it has updated any.
+
+    Args:
+        outermost: the model's optimizer; may be None.
+    """
+    optimizers = [] if outermost is None else updating_optimizers(outermost)
+    before = [(o, list(o.variables)) for o in optimizers if not o.built]
+    yield
+    _built_early.update({o: unbuilt for o, unbuilt in before if o.built})
+
+
+def note_updates() -> None:
+    """Notes which optimizers have updated variables, after a step or before the first one."""
+    for optimizer in [o for o in _built_early if has_updated(o)]:
+        del _built_early[optimizer]
+
+
+def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
+    """Builds an optimizer that was built early again, if it is to update other variables."""
+    for optimizer in updating_optimizers(outermost)[:1]:
+        early = optimizer in _built_early and sharded_by(optimizer) is None
+        if early and not knows(optimizer, variables):
+            build_again(optimizer, list(variables), _built_early[optimizer])
 
 
 def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:

@@ -19,6 +19,7 @@ from tfdist.strategies.step import current_step
 from tfdist.trainer.optimizers.accumulation import accumulates_sums
 from tfdist.trainer.optimizers.applying import (
     begin_update,
+    build_as_used,
     check_alone,
     prepare,
     updated_now,
@@ -81,6 +82,7 @@ def _in_replica_by(apply_here: Callable[..., Any]) -> Callable[[Method], Method]
             if not in_replica():
                 check_alone(self, variables)
                 return apply(self, grads, trainable_variables)
+            build_as_used(self, variables)
             prepare(self, grads, trainable_variables)
             return apply_here(
                 self, grads, variables, lambda own: apply(self, own, trainable_variables)
