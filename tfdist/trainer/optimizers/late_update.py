@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdist.collective import step_ops
+from tfdist.collective import step_ops, tokens
 from tfdist.internals.extended import copy_here
 from tfdist.internals.optimizer import updating_optimizers, variables_written_by, wrappers
 from tfdist.sharding.sharded import sharded_by, trained_by
@@ -46,18 +46,21 @@ class LateUpdate:
         optimizer: the outermost optimizer.
         gradients: what it applies.
         operations: the number of operations in the step's graph when the update was put off.
-        left: the tensors that the optimizer had as attributes by then.
         communicated: what the step has communicated besides what `announce_update` is told of.
         running: whether it is being traced.
+        left: the tensors that the optimizer has as attributes before.
     """
 
     apply: Callable[[], Any]
     optimizer: Any
     gradients: Sequence[Any]
     operations: int
-    left: frozenset[int] = frozenset()
     communicated: list[Any] = field(default_factory=list)
     running: bool = False
+    left: frozenset[int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.left = frozenset(_tensors_left_on(self.optimizer))
 
     @property
     def resources(self) -> list[tf.Tensor]:
@@ -111,7 +114,6 @@ def _put_off(
             optimizer,
             [g for g, _ in given] if paired else given,
             len(graph.get_operations()),
-            frozenset(_tensors_left_on(optimizer)),
         )
         return None
 
@@ -136,7 +138,9 @@ def update_late(step: Step, trial: Trial | None) -> None:
     step.late = None
     meanwhile = _taken(before[late.operations :])
     update = _taken(step.late_in.get_operations()[len(before) :])
-    trial.fails |= any(update[name] or meanwhile[name] for name in update.keys() & meanwhile)
+    ordering = {inner.name for outer, inner in step.late_in.captures if tokens.is_token(outer)}
+    shared = (update.keys() & meanwhile) - ordering
+    trial.fails |= any(update[name] or meanwhile[name] for name in shared)
     trial.fails |= not late.left.issuperset(_tensors_left_on(late.optimizer))
 
 
