@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -1781,6 +1782,18 @@ def scanned_state() -> Training:
             return (shape[0], shape[2])
 
     return by_layer(Scanned, lambda: numbers(ROWS, 3, 4))
+
+
+@pattern
+def diagonal_of_a_known_batch() -> Training:
+    """The agreement of each row with itself, where the number of rows is known."""
+
+    def loss(y, p):
+        return tf.reduce_mean((tf.linalg.diag_part(ops.matmul(p, ops.transpose(p))) - y) ** 2)
+
+    return dataclasses.replace(
+        by_loss(loss, lambda: numbers(ROWS, seed=3)), fit={"batch_size": ROWS // 2}, steps=()
+    )
 
 
 @pattern

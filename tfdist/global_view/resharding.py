@@ -551,8 +551,9 @@ class Resharding:
             wholes = self._worker.communication.gather(moved)
             for tensor, pair, whole in zip(of_rows, given, wholes, strict=True):
                 result = self._from_rows_first(*pair, whole)
+                # Unlike `set_shape`, it stays when the graph is copied, as for XLA.
                 if tensor.dtype != tf.variant:
-                    result.set_shape(tensor.shape)
+                    result = tf.ensure_shape(result, tensor.shape)
                 self._keep(tensor, result)
 
     def _keep(self, tensor: tf.Tensor, whole: tf.Tensor) -> None:

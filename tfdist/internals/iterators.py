@@ -128,6 +128,12 @@ def set_batches_seen(epochs: Any, batches: int) -> None:
     epochs._steps_seen = batches
 
 
+def last_of(epochs: Any, step: Any) -> int:
+    """The number of the last batch of what Keras's epoch iterator has yielded for a step."""
+    # Before Keras 3.11, it yields the number of the first one only.
+    return int(step[-2]) if len(step) > 2 else int(step[0]) + int(epochs.steps_per_execution) - 1
+
+
 def rows_of_batches(epochs: Any, last: int) -> int | None:
     """The number of rows of each batch that Keras's epoch iterator gives next, if it is known.
 

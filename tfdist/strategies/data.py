@@ -136,7 +136,7 @@ def _with_absent(dataset: Any) -> Any:
     """The dataset with `Absent` in place of None, and of Keras's empty optionals for None."""
 
     def is_none(spec: Any) -> bool:
-        return isinstance(spec, (tf.NoneTensorSpec, tf.OptionalSpec))
+        return spec.value_type is type(None) or isinstance(spec, tf.OptionalSpec)
 
     if not any(map(is_none, tf.nest.flatten(dataset.element_spec))):
         return dataset

@@ -12,7 +12,7 @@ import tensorflow as tf
 from tfdist.collective import native_ops
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.internals.extended import end_of
-from tfdist.internals.iterators import replace_dataset, rows_of_batches
+from tfdist.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
 from tfdist.strategies.data import distribute_nothing, note_next
@@ -97,7 +97,7 @@ def install() -> None:
             validation.step(self, step[-1])
         begun(step[-1])
         whole = getattr(step[-1], "whole", ())
-        note_next(BatchForm(rows_of_batches(self, step[-2]), whole))
+        note_next(BatchForm(rows_of_batches(self, last_of(self, step)), whole))
         return step
 
     @functools.wraps(catch)
