@@ -26,16 +26,21 @@ def test_loops_that_communicate(group):
 @pytest.mark.parametrize("group", some(["1x2", "2x2", "2"], always=["1x2"]))
 @pytest.mark.parametrize(
     "kind",
-    [
-        "generator",
-        "keras variable",
-        "loop",
-        "python",
-        "seeds",
-        "table",
-        "table of rows",
-        "variable",
-    ],
+    some(
+        [
+            "compiled",
+            "function",
+            "generator",
+            "keras variable",
+            "loop",
+            "python",
+            "seeds",
+            "table",
+            "table of rows",
+            "variable",
+        ],
+        always=["loop", "python", "seeds", "table of rows"],
+    ),
 )
 def test_state_outside_of_the_scope(group, kind):
     check_same_as_alone(group, "mirrored:state_outside", kind)

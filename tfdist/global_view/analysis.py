@@ -190,7 +190,7 @@ def decide(call: Call) -> Decision:
     rule = RULES.get(call.type)
     if rule is None and is_call(call.op):
         rule = RULES["PartitionedCall"]
-    elif call.has("shared") and call.type not in _CALLS:
+    elif call.has("shared") and not _is_inlined(call):
         return _once(call)
     elif call.has("local") and call.type not in OF_OWN_VALUES:
         rule = None
@@ -206,7 +206,10 @@ def decide(call: Call) -> Decision:
     return call.whole("no rule" if rule is None else "rows are coupled")
 
 
-_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+def _is_inlined(call: Call) -> bool:
+    """Whether the operations of a function are added in the place of its call, one by one."""
+    calls = call.type in ("PartitionedCall", "StatefulPartitionedCall")
+    return calls and not call.op.node_def.attr["_XlaMustCompile"].b
 
 
 def _once(call: Call) -> Decision:

@@ -105,6 +105,8 @@ class _Outside(keras.layers.Layer):
                 tf.int64, tf.float32, 0.0
             ),
             "loop": lambda: tf.Variable(0.0),
+            "function": lambda: tf.Variable(0.0),
+            "compiled": lambda: tf.Variable(0.0),
             "python": lambda: None,
         }[kind]()
 
@@ -113,7 +115,7 @@ class _Outside(keras.layers.Layer):
 
     def _by_variable(self, x):
         self.state.assign_add(tf.reduce_mean(x))
-        return self.state
+        return tf.identity(self.state)
 
     def _by_keras_variable(self, x):
         self.state.assign(self.state + tf.reduce_mean(x))
@@ -144,6 +146,12 @@ class _Outside(keras.layers.Layer):
             return i + 1, z + self.state
 
         return tf.while_loop(lambda i, z: i < 3, again, (0, x))[1]
+
+    def _by_function(self, x):
+        return tf.function(self._by_variable)(x)
+
+    def _by_compiled(self, x):
+        return tf.function(self._by_variable, jit_compile=True)(x) + tf.zeros_like(x)
 
     def _by_python(self, x):
         def count():
