@@ -6,8 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 from tensorflow.python.data.ops.dataset_ops import UnaryDataset
 from tensorflow.python.data.util import structure
+from tensorflow.python.framework.none_tensor import NoneTensorSpec
+
+
+def is_for_none(spec: Any) -> bool:
+    """Whether a spec is of None, or of the empty optionals with which Keras replaces it."""
+    return isinstance(spec, (NoneTensorSpec, tf.OptionalSpec))
 
 
 def derived_dataset(

@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from tfdist.cluster.net.wait_messages import say
-from tfdist.internals.datasets import dataset_operations
+from tfdist.internals.datasets import dataset_operations, is_for_none
 from tfdist.internals.extended import set_batches
 from tfdist.internals.plain_input import plain_input
 from tfdist.internals.tensorflow import (
@@ -134,17 +134,13 @@ def without_absent(batch: Any) -> Any:
 
 def _with_absent(dataset: Any) -> Any:
     """The dataset with `Absent` in place of None, and of Keras's empty optionals for None."""
-
-    def is_none(spec: Any) -> bool:
-        return spec.value_type is type(None) or isinstance(spec, tf.OptionalSpec)
-
-    if not any(map(is_none, tf.nest.flatten(dataset.element_spec))):
+    if not any(map(is_for_none, tf.nest.flatten(dataset.element_spec))):
         return dataset
 
     def replace(*batch: Any) -> Any:
         batch = batch if isinstance(dataset.element_spec, tuple) else batch[0]
         return tf.nest.map_structure(
-            lambda spec, part: Absent() if is_none(spec) else part, dataset.element_spec, batch
+            lambda spec, part: Absent() if is_for_none(spec) else part, dataset.element_spec, batch
         )
 
     return dataset.map(tf.autograph.experimental.do_not_convert(replace))

@@ -37,7 +37,8 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
         UnsupportedError: batches are to be drawn anew, and have sparse or ragged tensors.
     """
     batches, replay = dataset.prefetch(1), current_replay()
-    tensors = all(map(_is_tensor, tf.nest.flatten(dataset.element_spec)))
+    specs = tf.nest.flatten(dataset.element_spec)
+    tensors = all(isinstance(spec, tf.TensorSpec) for spec in specs)
     if replay is not None and replay.keeps_rows and not tensors:
         raise UnsupportedError(
             'Elastic(batch="per_worker") needs batches of dense tensors, whose rows it can put '
@@ -52,10 +53,6 @@ def split_batches(dataset: Any, workers: Communicator, count: int, fixed: int | 
         return _not_ahead(split(spec, splits=True))
     whole = split((dataset.element_spec, tf.TensorSpec([], tf.int64)), splits=False)
     return _not_ahead(_in_functions(whole, workers, count, fixed))
-
-
-def _is_tensor(spec: Any) -> bool:
-    return isinstance(spec, tf.TensorSpec) or spec.value_type is type(None)
 
 
 def _of_share(spec: Any, fixed: int | None) -> Any:
