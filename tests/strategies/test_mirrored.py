@@ -12,7 +12,7 @@ MIRRORED = f"{PACKAGE}.mirrored"
 
 
 @pytest.mark.parametrize(
-    "devices", some([None, ["CPU:1"], ["CPU:1", "CPU:0"]], always=[None]), ids=str
+    "devices", some([None, ["CPU:1"], ["CPU:1", "CPU:0"]], always=[["CPU:1", "CPU:0"]]), ids=str
 )
 def test_training(devices):
     check_same_as_alone("1x2", "mirrored:train", devices)

@@ -93,12 +93,16 @@ class TensorFlowCommunicator:
                 with tf.device(self._host):
                     return gather_strings(tensor, self.all_gather)
             bits = dtypes.to_bits(tensor)
-            counts = self._gather(tf.shape(bits)[:1])
+            # TensorFlow's order is that of the names of the devices, which need not be the ranks'.
+            own = tf.stack([self._rank, tf.shape(bits)[0]])[tf.newaxis]
+            ranks, counts = tf.unstack(self._gather(own), num=2, axis=1)
+            places = tf.argsort(ranks)
             most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
             blocks = self._gather(tf.pad(bits, padding))
             gathered = tf.concat(
-                [blocks[i * most : i * most + counts[i]] for i in range(self._size)], axis=0
+                [blocks[i * most : i * most + counts[i]] for i in tf.unstack(places, self._size)],
+                axis=0,
             )
             return tf.ensure_shape(
                 dtypes.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
