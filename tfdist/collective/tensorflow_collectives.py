@@ -95,15 +95,14 @@ class TensorFlowCommunicator:
             bits = dtypes.to_bits(tensor)
             # TensorFlow's order is that of the names of the devices, which need not be the ranks'.
             own = tf.stack([self._rank, tf.shape(bits)[0]])[tf.newaxis]
-            ranks, counts = tf.unstack(self._gather(own), num=2, axis=1)
-            places = tf.argsort(ranks)
-            most = tf.maximum(tf.reduce_max(counts), 1)
+            headers = self._gather(own)
+            with tf.device(self._host):
+                ranks, counts = tf.unstack(headers, num=2, axis=1)
+                places = tf.unstack(tf.argsort(ranks), self._size)
+                most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
             blocks = self._gather(tf.pad(bits, padding))
-            gathered = tf.concat(
-                [blocks[i * most : i * most + counts[i]] for i in tf.unstack(places, self._size)],
-                axis=0,
-            )
+            gathered = tf.concat([blocks[i * most : i * most + counts[i]] for i in places], axis=0)
             return tf.ensure_shape(
                 dtypes.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
             )
