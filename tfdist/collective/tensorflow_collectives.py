@@ -17,7 +17,7 @@ from tfdist.collective import dtypes, tokens
 from tfdist.collective.buckets import reduce_in_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.errors import UnsupportedError
-from tfdist.internals.graphs import is_in_loop
+from tfdist.internals.graphs import is_in_loop, of_unknown_sizes
 
 
 class TensorFlowCommunicator:
@@ -31,6 +31,8 @@ class TensorFlowCommunicator:
         implementation: `"AUTO"`, `"RING"` or `"NCCL"`.
         timeout: seconds that a collective waits for the other participants; 0 for no limit.
         bucket_bytes: tensors are packed into buckets of about this size.
+        places: for each rank, its place among the participants sorted by the names of their
+            devices, in which TensorFlow gathers them; by default the rank.
 
     Raises:
         UnsupportedError: TensorFlow's collectives do not support an operation.
@@ -46,6 +48,7 @@ class TensorFlowCommunicator:
         implementation: str = "AUTO",
         timeout: float = 0.0,
         bucket_bytes: int = 4 << 20,
+        places: Sequence[int] | None = None,
     ) -> None:
         self._device = device
         self._rank = rank
@@ -54,6 +57,7 @@ class TensorFlowCommunicator:
         self._implementation = implementation.lower()
         self._timeout = timeout
         self._bucket_bytes = bucket_bytes
+        self._places = range(size) if places is None else places
         host = tf.DeviceSpec.from_string(device).replace(device_type="CPU", device_index=0)
         self._host = host.to_string()
         self._membership = _membership(self._host, device, group_key)
@@ -93,16 +97,15 @@ class TensorFlowCommunicator:
                 with tf.device(self._host):
                     return gather_strings(tensor, self.all_gather)
             bits = dtypes.to_bits(tensor)
-            # TensorFlow's order is that of the names of the devices, which need not be the ranks'.
-            own = tf.stack([self._rank, tf.shape(bits)[0]])[tf.newaxis]
-            headers = self._gather(own)
-            with tf.device(self._host):
-                ranks, counts = tf.unstack(headers, num=2, axis=1)
-                places = tf.unstack(tf.argsort(ranks), self._size)
-                most = tf.maximum(tf.reduce_max(counts), 1)
+            # Not a constant, which in a program for the whole batch is what all workers have.
+            rows = bits if tf.executing_eagerly() else of_unknown_sizes(bits, [0])
+            counts = self._gather(tf.shape(rows)[:1])
+            most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
             blocks = self._gather(tf.pad(bits, padding))
-            gathered = tf.concat([blocks[i * most : i * most + counts[i]] for i in places], axis=0)
+            gathered = tf.concat(
+                [blocks[i * most : i * most + counts[i]] for i in self._places], axis=0
+            )
             return tf.ensure_shape(
                 dtypes.from_bits(gathered, tensor.dtype), [None, *tensor.shape[1:]]
             )

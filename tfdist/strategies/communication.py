@@ -178,6 +178,9 @@ def replica_communicators(
         ]
     if len(devices) == 1 and "CPU" in devices[0]:
         return [workers]
+    # The user can choose the order of a single worker's devices.
+    numbers = [tf.DeviceSpec.from_string(device).device_index for device in devices]
+    places = None if group.topology.size > 1 else [sorted(numbers).index(n) for n in numbers]
     local_key = zlib.crc32(" ".join(devices).encode()) % 2**30
     return [
         TensorFlowCommunicator(
@@ -188,6 +191,7 @@ def replica_communicators(
             implementation=options.implementation.value,
             timeout=options.timeout_seconds or group.options.collective_timeout,
             bucket_bytes=options.bytes_per_pack or _DEFAULT_BUCKET_BYTES,
+            places=places,
         )
         for i, device in enumerate(devices)
     ]
