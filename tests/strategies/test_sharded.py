@@ -101,7 +101,7 @@ def test_two_workers(behaviour):
 @exhaustive
 @pytest.mark.parametrize(
     "behaviour",
-    [(own,) for own in OWN],
+    OWN,
     ids=str,
 )
 def test_what_shares_meet(behaviour):

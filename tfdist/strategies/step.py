@@ -209,6 +209,17 @@ class GlobalStep(Step):
         return _marked(values, CONTRIBUTION)
 
 
+def own_values(values: Sequence[Any]) -> list[Any]:
+    """Marks values of a `GlobalStep` as this worker's own, also if they are constants.
+
+    Args:
+        values: dense tensors, which are marked, `tf.IndexedSlices` or None.
+    """
+    if not in_global_step() or tf.executing_eagerly():
+        return list(values)
+    return _marked(values, CONTRIBUTION)
+
+
 def equal_everywhere(values: Sequence[Any]) -> list[Any]:
     """Marks values that a `GlobalStep` has communicated as equal on all workers.
 

@@ -202,8 +202,9 @@ def _optimizer(case):
 class TwoOptimizers(keras.Model):
     """A custom step whose second loss is computed with what the first one's optimizer has done."""
 
-    def compile(self, optimizer, *args, **kwargs):
-        super().compile(optimizer, *args, **kwargs)
+    def compile(self, optimizer, loss, metrics, **kwargs):
+        # Keras fails if a step does not update the metrics that it was compiled with.
+        super().compile(optimizer, loss, **kwargs)
         self.second = keras.optimizers.SGD(0.1, momentum=0.9)
 
     def train_step(self, data):
