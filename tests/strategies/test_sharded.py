@@ -112,7 +112,7 @@ def test_what_shares_meet(behaviour):
 @exhaustive
 @pytest.mark.parametrize(
     ("behaviour", "group"),
-    list(itertools.product(ON_GROUPS, ["3 on 2 hosts", "2 by TensorFlow", "3", "1"])),
+    list(itertools.product(ON_GROUPS, ["3 on 2 hosts", "3", "1"])),
     ids=str,
 )
 def test_groups(group, behaviour):
@@ -194,6 +194,11 @@ def test_what_cannot_be_shared_out():
 def test_all_must_ask_for_it():
     for message in run("2", "disagreement"):
         assert "shard_optimizer" in message and "worker 1" in message
+
+
+def test_collectives_of_tensorflow():
+    for message in run("2 by TensorFlow", "several_devices"):
+        assert message.startswith("shard_optimizer=True needs the native collectives.")
 
 
 def test_several_devices():
