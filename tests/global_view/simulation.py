@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import Any
 
@@ -26,9 +25,9 @@ _REDUCE = {
 }
 
 
-# A thread for each worker that waits for the others.
-with contextlib.suppress(RuntimeError):
-    tf.config.threading.set_inter_op_parallelism_threads(16)
+# A thread for each worker that waits for the others. It is an error once TensorFlow has started, so
+# no test module may make tensors when it is imported.
+tf.config.threading.set_inter_op_parallelism_threads(16)
 
 
 class Meeting:

@@ -29,18 +29,14 @@ class Worker(Alone):
         return place[0], place[1]
 
 
-def ragged(values):
-    return tf.RaggedTensor.from_row_lengths(np.repeat(values, 2), [2] * len(values))
-
-
 COMPONENTS = {
     "tensor": np.arange(ROWS * 3, dtype="float32").reshape(ROWS, 3),
     "aligned": np.arange(ROWS * 16, dtype="float32").reshape(ROWS, 16),
     "text": np.array([f"row {i}" for i in range(ROWS)]),
     "bool": np.arange(ROWS) % 3 == 0,
     "structure": {"a": np.arange(ROWS), "b": (np.arange(ROWS) * 2, np.arange(ROWS) * 3)},
-    "ragged": ragged(np.arange(ROWS)),
-    "sparse": tf.sparse.from_dense(np.eye(ROWS, dtype="int32")),
+    "ragged": lambda: tf.RaggedTensor.from_row_lengths(np.repeat(np.arange(ROWS), 2), [2] * ROWS),
+    "sparse": lambda: tf.sparse.from_dense(np.eye(ROWS, dtype="int32")),
     "with_none": (np.arange(ROWS), None),
 }
 
@@ -51,7 +47,9 @@ def operations():
 
 
 def batches(kind="tensor"):
-    return tf.data.Dataset.from_tensor_slices(COMPONENTS[kind]).batch(BATCH)
+    components = COMPONENTS[kind]
+    rows = components() if callable(components) else components
+    return tf.data.Dataset.from_tensor_slices(rows).batch(BATCH)
 
 
 def dense(element):
