@@ -65,6 +65,11 @@ def by_step(cls: Callable[..., keras.Model], *data: Any, **settings: Any) -> Tra
     return Training(cls, lambda: data, lambda: {"optimizer": adam()}, **settings)
 
 
+def by_scalar_step(cls: Callable[..., keras.Model]) -> Training:
+    """A model that computes its own steps, with one target for each row."""
+    return by_step(cls, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+
+
 def one_hot(classes: int = 3, count: int = ROWS, seed: int = 0) -> np.ndarray:
     return np.eye(classes, dtype="float32")[integers(classes, count, seed=seed)]
 
@@ -952,7 +957,7 @@ def gradient_penalty_through_normalization() -> Training:
             slopes = ops.sqrt(ops.sum(tape.gradient(p, x) ** 2, axis=1) + 1e-3)
             return ops.mean((p - y) ** 2) + ops.mean((slopes - 1) ** 2), {}
 
-    return by_step(Penalized, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Penalized)
 
 
 @pattern
@@ -964,7 +969,7 @@ def penalty_of_gradients_of_weights() -> Training:
             gradients = tape.gradient(loss, self.trainable_variables)
             return loss + sum(ops.sum(g**2) for g in gradients), {}
 
-    return by_step(Penalized, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Penalized)
 
 
 @pattern
@@ -976,7 +981,7 @@ def jacobian_through_normalization() -> Training:
                 p = self(x, training=training)
             return ops.mean((p - y) ** 2) + ops.mean(tape.jacobian(p, x) ** 2), {}
 
-    return by_step(Smooth, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Smooth)
 
 
 @pattern
@@ -989,7 +994,7 @@ def vectorized_map_through_normalization() -> Training:
             p = tf.vectorized_map(lambda scale: self(x * scale, training=training), scales)
             return ops.mean((p - y) ** 2), {}
 
-    return by_step(Mapped, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Mapped)
 
 
 @pattern
@@ -1000,7 +1005,7 @@ def forward_derivative_through_normalization() -> Training:
                 p = self(x, training=training)
             return ops.mean((p - y) ** 2) + ops.mean(accumulator.jvp(p) ** 2), {}
 
-    return by_step(Directed, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Directed)
 
 
 class WithHead(Stepping):
@@ -1018,7 +1023,7 @@ class WithHead(Stepping):
 
 @pattern
 def layer_that_only_the_step_calls() -> Training:
-    return by_step(WithHead, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(WithHead)
 
 
 @pattern
@@ -1033,7 +1038,7 @@ def variable_that_only_the_step_uses() -> Training:
             p = self(x, training=training)
             return ops.mean((self.scale * p - y) ** 2), {}
 
-    return by_step(Scaled, numbers(ROWS, 4), numbers(ROWS, 1, seed=1))
+    return by_scalar_step(Scaled)
 
 
 @pattern

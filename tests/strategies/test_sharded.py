@@ -99,11 +99,7 @@ def test_two_workers(behaviour):
 
 
 @exhaustive
-@pytest.mark.parametrize(
-    "behaviour",
-    OWN,
-    ids=str,
-)
+@pytest.mark.parametrize("behaviour", OWN, ids=str)
 def test_what_shares_meet(behaviour):
     name, *args = behaviour
     check_same_as_alone("2", f"sharded:{name}", *args)
@@ -197,9 +193,9 @@ def test_all_must_ask_for_it():
 
 
 def test_collectives_of_tensorflow():
-    for message in run("2 by TensorFlow", "several_devices"):
+    for message in run("2 by TensorFlow", "refusal"):
         assert message.startswith("shard_optimizer=True needs the native collectives.")
 
 
 def test_several_devices():
-    assert "one device each. Received: 2" in run("1x2", "several_devices")[0]
+    assert "one device each. Received: 2" in run("1x2", "refusal")[0]

@@ -17,7 +17,7 @@ from tfdist.collective import dtypes, tokens
 from tfdist.collective.buckets import reduce_in_buckets
 from tfdist.collective.strings import gather_strings
 from tfdist.errors import UnsupportedError
-from tfdist.internals.graphs import is_in_loop, of_unknown_sizes
+from tfdist.internals.graphs import is_in_loop
 
 
 class TensorFlowCommunicator:
@@ -97,9 +97,7 @@ class TensorFlowCommunicator:
                 with tf.device(self._host):
                     return gather_strings(tensor, self.all_gather)
             bits = dtypes.to_bits(tensor)
-            # Not a constant, which in a program for the whole batch is what all workers have.
-            rows = bits if tf.executing_eagerly() else of_unknown_sizes(bits, [0])
-            counts = self._gather(tf.shape(rows)[:1])
+            counts = self._gather(tf.shape(bits)[:1])
             most = tf.maximum(tf.reduce_max(counts), 1)
             padding = [[0, most - tf.shape(bits)[0]], *[[0, 0]] * (bits.shape.rank - 1)]
             blocks = self._gather(tf.pad(bits, padding))
@@ -125,22 +123,21 @@ class TensorFlowCommunicator:
             return dtypes.from_bits(tf.reshape(bits, shape), tensor.dtype)
 
     def _reduce(self, tensor: tf.Tensor) -> tf.Tensor:
-        if tensor.shape.num_elements():
-            reduced = self._run(_REDUCE, tensor, merge_op="Add", final_op="Id")
-        else:
-            sums = self._run(_REDUCE, _with_an_element(tensor), merge_op="Add", final_op="Id")
-            reduced = tf.reshape(sums[:-1], tf.shape(tensor))
+        may_be_empty = not tensor.shape.num_elements()
+        given = _with_an_element(tensor) if may_be_empty else tensor
+        reduced = self._run(tf.raw_ops.CollectiveReduceV2, given, merge_op="Add", final_op="Id")
+        if may_be_empty:
+            reduced = tf.reshape(reduced[:-1], tf.shape(tensor))
         return tf.ensure_shape(reduced, tensor.shape)
 
     def _gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Concatenates tensors of the same shape, of at least one row."""
+        gather = tf.raw_ops.CollectiveGatherV2
         if tensor.shape[1:].num_elements():
-            return self._run(_GATHER, tensor)
-        everyone = tf.reshape(self._run(_GATHER, _with_an_element(tensor)), [self._size, -1])
-        shape = tf.tensor_scatter_nd_update(
-            tf.shape(tensor), [[0]], [self._size * tf.shape(tensor)[0]]
-        )
-        return tf.reshape(everyone[:, :-1], shape)
+            return self._run(gather, tensor)
+        everyone = tf.reshape(self._run(gather, _with_an_element(tensor)), [self._size, -1])
+        rows, row = tf.shape(tensor)[:1], tf.shape(tensor)[1:]
+        return tf.reshape(everyone[:, :-1], tf.concat([self._size * rows, row], axis=0))
 
     def _run(self, collective: Any, tensor: tf.Tensor, **settings: str) -> tf.Tensor:
         def run(tensor: tf.Tensor, instance: tf.Tensor, ordering: list[tf.Tensor]) -> tf.Tensor:
@@ -173,9 +170,6 @@ class TensorFlowCommunicator:
         self._membership.calls += 1
         concurrent = 1 if self._implementation == "nccl" else len(ordering)
         return [ordering[self._membership.calls % concurrent]]
-
-
-_REDUCE, _GATHER = tf.raw_ops.CollectiveReduceV2, tf.raw_ops.CollectiveGatherV2
 
 
 def _with_an_element(tensor: tf.Tensor) -> tf.Tensor:

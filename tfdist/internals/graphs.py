@@ -90,23 +90,24 @@ def is_compiled_whole() -> bool:
 
     So it does with a `tf.function` that has `jit_compile=True`, and with functions called there.
     """
-    graph = _ops.get_default_graph()
-    while graph is not None:
+    for graph in _graphs_around():
         context = _control_flow_util.GetContainingXLAContext(graph._get_control_flow_context())
         if context is not None and not isinstance(context, _InParts):
             return True
-        graph = getattr(graph, "outer_graph", None)
     return False
 
 
 def is_in_loop() -> bool:
     """Whether what is added to the default graph is a part of a `tf.while_loop`."""
+    return any(map(_control_flow_util_v2.in_while_loop_defun, _graphs_around()))
+
+
+def _graphs_around() -> Iterator[Any]:
+    """The default graph, and those that contain it."""
     graph = _ops.get_default_graph()
     while graph is not None:
-        if _control_flow_util_v2.in_while_loop_defun(graph):
-            return True
+        yield graph
         graph = getattr(graph, "outer_graph", None)
-    return False
 
 
 def branches_of(conditional: Any) -> tuple[Any, Any]:

@@ -130,7 +130,7 @@ def set_batches_seen(epochs: Any, batches: int) -> None:
 
 def last_of(epochs: Any, step: Any) -> int:
     """The number of the last batch of what Keras's epoch iterator has yielded for a step."""
-    # Before Keras 3.11, it yields the number of the first one only.
+    # Keras 3.8 yields the number of the first one only.
     return int(step[-2]) if len(step) > 2 else int(step[0]) + int(epochs.steps_per_execution) - 1
 
 

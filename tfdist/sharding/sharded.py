@@ -19,7 +19,7 @@ from tfdist.sharding.layout import Bucket, cut
 from tfdist.sharding.neighbour_copies import NeighbourCopies
 from tfdist.sharding.shard import Shard
 from tfdist.strategies.reduction import all_gather_slices
-from tfdist.strategies.step import equal_everywhere, own_values
+from tfdist.strategies.step import equal_everywhere, gathered_parts
 
 
 class ShardedVariables:
@@ -152,8 +152,8 @@ class ShardedVariables:
             padding = bucket.shard_size - sum(self.shards[n].piece.size for n in shard_numbers)
             if padding:
                 parts.append(tf.zeros([padding], dtype))
-            # A worker without a shard of the bucket has a constant, but takes part.
-            (part,) = own_values([parts[0] if len(parts) == 1 else pack(parts)])
+            # A worker without a shard of the bucket takes part with zeros.
+            (part,) = gathered_parts([parts[0] if len(parts) == 1 else pack(parts)])
             last = bucket is several[-1][0]
             with tf.control_dependencies(before_last() if last else []):
                 full = communicator.all_gather(part)

@@ -60,7 +60,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     _require_batches(dataset)
     if extended.spans_workers and not splits_batches(dataset):
         distributed = get_distributed_dataset(
-            _with_absent(dataset) if current_watcher() else dataset,
+            _with_absent(dataset),
             extended.input_workers(options),
             extended.strategy,
             num_replicas_in_sync=extended.replica_count,
@@ -77,7 +77,7 @@ def distribute_dataset(extended: tf.distribute.StrategyExtended, dataset: Any, o
     per_worker_hint = not _in_order()
     watched = watcher.watch(dataset, per_worker_hint=per_worker_hint) if watcher else dataset
     shares = split_batches(
-        _with_absent(watched) if watcher else watched,
+        _with_absent(watched),
         extended.workers,
         len(extended.worker_devices),
         None if extended.group.elastic else extended.replica_count,
@@ -133,8 +133,9 @@ def without_absent(batch: Any) -> Any:
 
 
 def _with_absent(dataset: Any) -> Any:
-    """The dataset with `Absent` in place of None, and of Keras's empty optionals for None."""
-    if not any(map(is_for_none, tf.nest.flatten(dataset.element_spec))):
+    """The dataset with `Absent` for None and Keras's empty optionals, if Keras's loops read it."""
+    specs = tf.nest.flatten(dataset.element_spec)
+    if current_watcher() is None or not any(map(is_for_none, specs)):
         return dataset
 
     def replace(*batch: Any) -> Any:

@@ -209,15 +209,13 @@ class GlobalStep(Step):
         return _marked(values, CONTRIBUTION)
 
 
-def own_values(values: Sequence[Any]) -> list[Any]:
-    """Marks values of a `GlobalStep` as this worker's own, also if they are constants.
+def gathered_parts(values: Sequence[Any]) -> list[Any]:
+    """Marks values that a `GlobalStep` gathers as this worker's own; a constant must be zero.
 
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
     """
-    if not in_global_step() or tf.executing_eagerly():
-        return list(values)
-    return _marked(values, CONTRIBUTION)
+    return _marked_in_graph(values, CONTRIBUTION)
 
 
 def equal_everywhere(values: Sequence[Any]) -> list[Any]:
@@ -226,9 +224,7 @@ def equal_everywhere(values: Sequence[Any]) -> list[Any]:
     Args:
         values: dense tensors, which are marked, `tf.IndexedSlices` or None.
     """
-    if not in_global_step() or tf.executing_eagerly():
-        return list(values)
-    return _marked(values, EQUAL)
+    return _marked_in_graph(values, EQUAL)
 
 
 class EagerGlobalStep(GlobalStep):
@@ -255,6 +251,11 @@ def _nothing(value: Any) -> Any:
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(value.values[:0], value.indices[:0], value.dense_shape)
     return tf.zeros_like(value)
+
+
+def _marked_in_graph(values: Sequence[Any], mark: str) -> list[Any]:
+    traced = in_global_step() and not tf.executing_eagerly()
+    return _marked(values, mark) if traced else list(values)
 
 
 def _marked(values: Sequence[Any], mark: str) -> list[Any]:

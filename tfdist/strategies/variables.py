@@ -38,18 +38,18 @@ class _Variable:
             ) from error
 
     def gather_nd(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """As of a `tf.Variable`."""
+        """Reads elements, as `tf.Variable.gather_nd` does."""
         return self._get().gather_nd(indices, name)
 
     def sparse_read(self, indices: Any, name: str | None = None) -> tf.Tensor:
-        """As of a `tf.Variable`."""
+        """Reads rows, as `tf.Variable.sparse_read` does."""
         return self._get().sparse_read(indices, name)
 
     def batch_scatter_update(
         self, sparse_delta: Any, use_locking: bool = False, name: str | None = None
     ) -> Any:
-        """As of a `tf.Variable`."""
-        return self._update(_batch_scatter_update, sparse_delta)
+        """Sets elements, as `tf.Variable.batch_scatter_update` does."""
+        return self._update(lambda copy, delta: copy.batch_scatter_update(delta), sparse_delta)
 
     def __int__(self) -> int:
         return int(self.read_value().numpy())
@@ -58,12 +58,8 @@ class _Variable:
         return float(self.read_value().numpy())
 
 
-def _batch_scatter_update(variable: Any, sparse_delta: Any) -> Any:
-    return variable.batch_scatter_update(sparse_delta)
-
-
 def _on_copies(method: str) -> Any:
-    """A method of `tf.Variable` that TensorFlow's distributed variables lack, on the copies."""
+    """Makes a method that calls one of `tf.Variable` on the copies."""
 
     def apply(variable: Any, updates: Any, *, indices: Any) -> Any:
         return getattr(variable, method)(indices, updates)

@@ -262,7 +262,7 @@ def disagreement(strategy):
     return "no error"
 
 
-def several_devices(strategy):
+def refusal(strategy):
     try:
         sharding(strategy)
     except tfdist.errors.UnsupportedError as error:

@@ -359,6 +359,7 @@ def _shared(graph: Any, extended: Any) -> dict[int, Layout]:
     }
     if not captured:
         return {}
+    # With several devices, no update is put off, so nothing is written behind a commit point.
     written = find_writes(graph.as_graph_def()).kept
     return {resource: SHARED for name, resource in captured.items() if name in written}
 

@@ -26,7 +26,7 @@ from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_
 from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
-from tfdist.trainer.optimizers.applying import note_updates
+from tfdist.trainer.optimizers.applying import keep_build
 from tfdist.trainer.optimizers.late_update import Trial
 
 
@@ -102,7 +102,8 @@ def make_step_function(
 
     def function(iterator: Any) -> Any:
         requests.publish()
-        note_updates()
+        if trains:
+            keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
         with running_step(strategy.extended.group, eager=model.run_eagerly), undoing():
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
@@ -118,6 +119,7 @@ def make_step_function(
                     steps, rows = steps + 1, rows + more
         own, everyone, asked = rows.numpy().tolist()
         if trains:
+            keep_build(model.optimizer)
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
             note_rows(model, everyone // max(1, int(steps)))

@@ -73,7 +73,7 @@ def building_early(outermost: Any) -> Iterator[None]:
     """Within this context, an optimizer may be built before the first step, unlike in one process.
 
     The step may train other variables than the model has by then: those that a callback unfreezes,
-    or that only the step creates. So `build_as_used` may build it again until it has updated any.
+    or that only the step creates. So `build_as_used` may build it again until `keep_build`.
 
     Args:
         outermost: the model's optimizer; may be None.
@@ -84,18 +84,25 @@ def building_early(outermost: Any) -> Iterator[None]:
     _built_early.update({o: unbuilt for o, unbuilt in before if o.built})
 
 
-def note_updates() -> None:
-    """Notes which optimizers have updated variables, after a step or before the first one."""
-    for optimizer in [o for o in _built_early if has_updated(o)]:
-        del _built_early[optimizer]
+def keep_build(outermost: Any, *, if_updated: bool = False) -> None:
+    """Has `build_as_used` leave an optimizer as it is built.
+
+    Args:
+        outermost: the model's optimizer; may be None.
+        if_updated: whether to do so only if it has updated variables, also before a restart.
+    """
+    for optimizer in [] if outermost is None else updating_optimizers(outermost):
+        if optimizer in _built_early and (not if_updated or has_updated(optimizer)):
+            del _built_early[optimizer]
 
 
 def build_as_used(outermost: Any, variables: Sequence[Any]) -> None:
     """Builds an optimizer that was built early again, if it is to update other variables."""
-    for optimizer in updating_optimizers(outermost)[:1]:
-        early = optimizer in _built_early and sharded_by(optimizer) is None
-        if early and not knows(optimizer, variables):
-            build_again(optimizer, list(variables), _built_early[optimizer])
+    optimizer, *others = updating_optimizers(outermost)
+    if others or optimizer not in _built_early or sharded_by(optimizer) is not None:
+        return
+    if not knows(optimizer, variables):
+        build_again(optimizer, list(variables), _built_early[optimizer])
 
 
 def check_alone(optimizer: Any, variables: Sequence[Any]) -> None:

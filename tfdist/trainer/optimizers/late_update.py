@@ -48,7 +48,7 @@ class LateUpdate:
         operations: the number of operations in the step's graph when the update was put off.
         communicated: what the step has communicated besides what `announce_update` is told of.
         running: whether it is being traced.
-        left: the tensors that the optimizer has as attributes before.
+        left: the identities of the tensors that the optimizer has as attributes before.
     """
 
     apply: Callable[[], Any]
@@ -148,10 +148,9 @@ def _tensors_left_on(optimizer: Any) -> Iterator[int]:
     """The identities of the graph's tensors among the attributes of an optimizer, also nested."""
     for part in (*wrappers(optimizer), *updating_optimizers(optimizer)):
         for value in vars(part).values():
-            several = value.values() if isinstance(value, dict) else value
-            for one in several if isinstance(value, (dict, list, tuple)) else [value]:
-                if tf.is_symbolic_tensor(one):
-                    yield id(one)
+            value = list(value.values()) if isinstance(value, dict) else value
+            values = value if isinstance(value, (list, tuple)) else [value]
+            yield from (id(v) for v in values if tf.is_symbolic_tensor(v))
 
 
 def _taken(operations: Iterable[tf.Operation]) -> dict[str, bool]:
