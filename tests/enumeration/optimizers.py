@@ -60,6 +60,10 @@ def _schedule() -> Any:
     return o.schedules.ExponentialDecay(0.05, 2, 0.5)
 
 
+def _scaled(optimizer: o.Optimizer) -> o.Optimizer:
+    return o.LossScaleOptimizer(optimizer, initial_scale=64.0)
+
+
 OPTIONS: dict[str, Callable[[str], o.Optimizer]] = {
     "plain": create,
     "clipnorm": lambda name: create(name, clipnorm=0.1),
@@ -68,7 +72,8 @@ OPTIONS: dict[str, Callable[[str], o.Optimizer]] = {
     "ema": lambda name: create(name, use_ema=True, ema_momentum=0.6, ema_overwrite_frequency=3),
     "ema at the end": lambda name: create(name, use_ema=True, ema_momentum=0.6),
     "accumulation": lambda name: create(name, gradient_accumulation_steps=2),
-    "scaled": lambda name: o.LossScaleOptimizer(create(name), initial_scale=64.0),
+    "scaled": lambda name: _scaled(create(name)),
+    "scaled twice": lambda name: _scaled(_scaled(create(name))),
     "weight_decay": lambda name: create(name, weight_decay=0.05),
     "schedule": lambda name: create(name, learning_rate=_schedule()),
 }
@@ -141,7 +146,7 @@ def _programs() -> dict[str, Program]:
     programs: dict[str, Program] = {}
     cases = [
         *itertools.product([*plain, "Optimizer"], OPTIONS, WEIGHTS),
-        *itertools.product(["MultiOptimizer"], ["plain", "scaled"], WEIGHTS),
+        *itertools.product(["MultiOptimizer"], ["plain", "scaled", "scaled twice"], WEIGHTS),
     ]
     for i, (name, option, weights) in enumerate(cases):
         programs[f"{name}/{option}/{weights}"] = _training(

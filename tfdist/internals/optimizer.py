@@ -30,21 +30,28 @@ def scales_losses(optimizer: Any) -> bool:
 
 
 def inner_optimizer(optimizer: Any) -> Any:
-    """The optimizer that updates variables: the one inside a loss scaler, or itself."""
-    return optimizer.inner_optimizer if scales_losses(optimizer) else optimizer
+    """The optimizer that updates variables: the one inside all loss scalers, or itself."""
+    while scales_losses(optimizer):
+        optimizer = optimizer.inner_optimizer
+    return optimizer
 
 
 def updating_optimizers(optimizer: Any) -> list[Any]:
     """The optimizers that update variables: those nested in this one, at any depth, or itself."""
-    inner = inner_optimizer(optimizer)
-    return list(inner.optimizers) if isinstance(inner, _OUTER) else [inner]
+    if not isinstance(optimizer, _OUTER):
+        return [optimizer]
+    return [one for inner in _nested(optimizer) for one in updating_optimizers(inner)]
 
 
 def wrappers(optimizer: Any) -> list[Any]:
     """The optimizers around those that update variables, outermost first."""
-    found = [optimizer] if scales_losses(optimizer) else []
-    inner = inner_optimizer(optimizer)
-    return [*found, inner] if isinstance(inner, _OUTER) else found
+    if not isinstance(optimizer, _OUTER):
+        return []
+    return [optimizer, *(one for inner in _nested(optimizer) for one in wrappers(inner))]
+
+
+def _nested(optimizer: Any) -> list[Any]:
+    return [optimizer.inner_optimizer] if scales_losses(optimizer) else list(optimizer.optimizers)
 
 
 def overrides(optimizer: Any, name: str) -> bool:
@@ -76,7 +83,7 @@ def trainable_variables_of(optimizer: Any) -> list[Any]:
 
 def variables_written_by(optimizer: Any) -> list[Any]:
     """The variables of an optimizer that its `apply` may write, including those of nested ones."""
-    parts = [optimizer, *([optimizer.inner_optimizer] if scales_losses(optimizer) else [])]
+    parts = [*wrappers(optimizer), *updating_optimizers(optimizer)]
     # Metrics like to log the learning rate, which Keras's optimizers only read.
     fixed = [getattr(p, "_learning_rate", None) for p in parts if _is_kerass(p)]
     written = [v for v in optimizer.variables if not any(v is f for f in fixed)]
@@ -139,12 +146,12 @@ def blank_copy(optimizer: Any, variables: Sequence[Any] | None) -> tuple[Any, li
     """
     inner = inner_optimizer(optimizer)
     # Custom objects that the script may not have registered.
-    parts = (optimizer, inner, inner._learning_rate)
+    parts = (*wrappers(optimizer), inner, inner._learning_rate)
     makers = [part if inspect.isfunction(part) else type(part) for part in parts]
     named = {maker.__name__: maker for maker in makers}
     with deferred_variables() as made, keras.saving.custom_object_scope(named):
         copy = type(optimizer).from_config(optimizer.get_config())
-        copies = (copy, inner_optimizer(copy))
+        copies = (*wrappers(copy), inner_optimizer(copy))
         for part in copies:
             part._distribution_strategy = Anywhere()
             # Slots initialized as copies of the variables stay blank as well.
