@@ -295,19 +295,68 @@ _STRUCTURES: dict[str, Program] = {
 }
 
 
-def _batch_by_batch(strategy: Any) -> dict[str, Any]:
-    """`train_on_batch`, `test_on_batch` and `predict_on_batch`."""
-    with scope(strategy):
-        model = _classifier()
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile(adam(), loss, metrics=["accuracy"])
-    logs = []
-    for start in range(0, ROWS, 7):
-        batch = _x()[start : start + 7], _y()[start : start + 7]
-        logs.append(model.train_on_batch(*batch, return_dict=True))
-    tested = model.test_on_batch(_x(), _y(), return_dict=True)
-    return outcome(model, logs, tested=tested, predicted=model.predict_on_batch(_x()))
+class Lengths(layers.Layer):
+    """The mean of what a table has for each row's words, of which there may be any number."""
 
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(9, 3)
+
+    def call(self, words):
+        found = tf.ragged.map_flat_values(self.table, words)
+        return tf.reduce_mean(found, axis=1)
+
+
+def _of_words() -> keras.Model:
+    words = keras.Input((None,), dtype="int32", ragged=True)
+    return keras.Model(words, layers.Dense(3)(Lengths()(words)))
+
+
+def _of_sparse() -> keras.Model:
+    return keras.Sequential([keras.Input((4,), sparse=True), layers.Dense(3)])
+
+
+def _words(count: int) -> tf.RaggedTensor:
+    lengths = [1 + i % 4 for i in range(count)]
+    return tf.RaggedTensor.from_row_lengths(integers(9, sum(lengths)), lengths)
+
+
+# A model, and inputs of a number of rows.
+_BATCHES: dict[str, tuple[Callable[[], keras.Model], Callable[[int], Any]]] = {
+    "arrays": (_classifier, lambda count: numbers(count, 4)),
+    "tensors": (_classifier, lambda count: tf.constant(numbers(count, 4))),
+    "ragged": (_of_words, _words),
+    "sparse": (_of_sparse, lambda count: tf.sparse.from_dense(np.eye(count, 4) * 0.5 + 0.1)),
+}
+
+
+def _batch_by_batch(kind: str, *, eager: bool) -> Program:
+    """`train_on_batch`, `test_on_batch` and `predict_on_batch`."""
+    create, inputs = _BATCHES[kind]
+
+    def program(strategy: Any) -> dict[str, Any]:
+        with scope(strategy):
+            model = create()
+            loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+            model.compile(adam(), loss, metrics=["accuracy"], run_eagerly=eager)
+        sizes = (7, 7, 4, 1, 5)
+        logs = [
+            model.train_on_batch(inputs(size), integers(3, size), return_dict=True)
+            for size in sizes
+        ]
+        tested = [
+            model.test_on_batch(inputs(size), integers(3, size), return_dict=True) for size in sizes
+        ]
+        predicted = [model.predict_on_batch(inputs(size)) for size in sizes]
+        return outcome(model, logs, tested=tested, predicted=predicted)
+
+    return program
+
+
+_BY_BATCH: dict[str, Program] = {
+    f"batch by batch/{kind}/{'eager' if eager else 'default'}": _batch_by_batch(kind, eager=eager)
+    for kind, eager in itertools.product(_BATCHES, (False, True))
+}
 
 PROGRAMS: dict[str, Program] = {
     **{
@@ -323,7 +372,7 @@ PROGRAMS: dict[str, Program] = {
         if not (more == "validation_steps" and compiled == "three steps at once")
     },
     **_STRUCTURES,
-    "batch by batch": _batch_by_batch,
+    **_BY_BATCH,
 }
 
 # Each form with three settings of `compile`, which change.
@@ -332,6 +381,6 @@ COVERING = [
     for i, form in enumerate({**FORMS, **MORE})
     for j in range(3)
     if (name := f"{form}/{list(COMPILED)[(i + 2 * j) % len(COMPILED)]}") in PROGRAMS
-] + [*_STRUCTURES, "batch by batch"]
+] + [*_STRUCTURES, *_BY_BATCH]
 
 DEFAULT = ["validation_steps/two steps at once"]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from tests.groups import GROUPS
-from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.references import reference
+from tests.strategies.comparison import PACKAGE, assert_close, check_same_as_alone
 from tests.tiers import exhaustive
 
 SAME_DATA = f"{PACKAGE}.same_data"
@@ -53,6 +54,14 @@ def test_other_batches():
         for name in ("batch_size", "validation_split", "class_weight", "validation_data"):
             assert said[name].startswith("ProgramMismatchError: The workers do not run the same")
             assert f"'{name}'" in said[name]
+
+
+def test_weights_of_classes():
+    """Their order and types may differ; rows of distributed data cannot be given weights."""
+    expected, _ = reference(f"{SAME_DATA}:weights_of_classes")
+    for outcome, said in GROUPS["2"].run(f"{SAME_DATA}:weights_of_classes"):
+        assert_close(outcome, expected, "class_weight")
+        assert said.startswith("ValueError: `class_weight` requires data that `fit` distributes")
 
 
 @exhaustive

@@ -172,6 +172,14 @@ def _default_options(extended: tf.distribute.StrategyExtended) -> Any:
     return plain_input() if plain else None
 
 
+def as_tensors(batch: Any) -> Any:
+    """A batch of tensors, ragged or sparse ones, and None."""
+    kept = (tf.RaggedTensor, tf.SparseTensor)
+    return tf.nest.map_structure(
+        lambda v: v if v is None or isinstance(v, kept) else tf.convert_to_tensor(v), batch
+    )
+
+
 def form_of(batch: Any) -> BatchForm:
     """What is known of a global batch, a nest of arrays and tensors."""
     sizes = {}

@@ -136,6 +136,22 @@ def same_rows_otherwise_augmented(strategy):
     return model.get_weights()
 
 
+def weights_of_classes(strategy):
+    """Weights of classes in other orders and types, and for data that is distributed already."""
+    x, y = rows(12)
+    weights = {0: 1.0, 1: 2.0, 2: 3.0}
+    distributed = batches(x, y, 4)
+    said = ""
+    if strategy:
+        distributed = strategy.experimental_distribute_dataset(distributed)
+        if strategy.extended.worker_rank:
+            weights = {np.int64(c): np.float32(weights[c]) for c in reversed(weights)}
+        model = compile_mlp(strategy)
+        said = message(lambda: fit(model, distributed, class_weight=weights))
+    model = compile_mlp(strategy)
+    return outcome(model, fit(model, x, y, class_weight=weights)), said
+
+
 def shuffled_anew_each_epoch(strategy):
     x, y = rows(40)
     model = compile_mlp(strategy)

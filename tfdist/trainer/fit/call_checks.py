@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from tfdist.errors import UnsupportedError
 from tfdist.internals.keras import TensorFlowTrainer, made_under
@@ -170,6 +171,7 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
             group = self.distribute_strategy.extended.group
             bound = signature.bind(self, *args, **kwargs)
             given = bound.arguments
+            _refuse_weights_of_classes(given)
             if not (trains and _is_entered_again()):
                 compared = compared_arguments(given)
                 if compilation := compilation_of(self):
@@ -187,6 +189,22 @@ def _checked(call: Callable[..., Any], *, trains: bool = False) -> Callable[...,
     return checked
 
 
+def _refuse_weights_of_classes(given: dict[str, Any]) -> None:
+    """Refuses `class_weight` for data that is distributed already.
+
+    Raises:
+        ValueError: Keras could not give weights to its rows.
+    """
+    if given.get("class_weight") is None:
+        return
+    if isinstance(given.get("x"), tf.distribute.DistributedDataset):
+        raise ValueError(
+            "`class_weight` requires data that `fit` distributes itself. Received: a distributed "
+            "dataset. Pass the tf.data.Dataset to `fit`, or add the weight of each row before you "
+            "distribute it: `dataset.map(lambda x, y: (x, y, tf.gather(weights, y)))`."
+        )
+
+
 def _is_entered_again() -> bool:
     """Whether this is the same call of `fit` once more, on another group of workers."""
     data = current_data()
@@ -196,6 +214,9 @@ def _is_entered_again() -> bool:
 def compared_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """The arguments of a call that must be identical on all workers."""
     compared = {name: given[name] for name in _IDENTICAL if given.get(name) is not None}
+    with contextlib.suppress(AttributeError, TypeError, ValueError):  # Keras raises the error.
+        weights = {int(c): float(w) for c, w in compared.get("class_weight", {}).items()}
+        compared |= {"class_weight": dict(sorted(weights.items()))} if weights else {}
     compared |= {name: "given" for name in _PRESENT if given.get(name) is not None}
     # Callbacks that would let replicas drift apart if they differed say so themselves.
     callbacks = given.get("callbacks")

@@ -87,9 +87,9 @@ def _gathered(strategy: tf.distribute.Strategy, batch: Any) -> Any:
     """The batch with the rows of all replicas."""
 
     def gather(leaf: Any) -> Any:
-        if leaf is None:
+        parts = list(strategy.experimental_local_results(leaf))
+        if parts[0] is None:
             return None
-        parts = strategy.experimental_local_results(leaf)
         if isinstance(parts[0], tf.SparseTensor):
             return _gathered_sparse(strategy.extended, parts)
         if not isinstance(parts[0], tf.RaggedTensor) and not parts[0].shape.rank:

@@ -29,7 +29,7 @@ from tfdist.jit import has_rows
 from tfdist.sharding.sharded import sharded_by, sharded_optimizers
 from tfdist.strategies import reduction
 from tfdist.strategies.commit_point import find_writes
-from tfdist.strategies.data import form_of
+from tfdist.strategies.data import as_tensors, form_of
 from tfdist.strategies.shares import BatchForm
 from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
@@ -282,7 +282,7 @@ def explain(model: keras.Model, batch: Any) -> list[Transfer]:
     Returns:
         The values that the workers communicate, besides the number of rows.
     """
-    batch = tf.nest.map_structure(tf.convert_to_tensor, batch)
+    batch = as_tensors(batch)
     found: list[list[Transfer]] = []
 
     def program(whole: Any, step: GlobalStep) -> Any:

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdist.global_view.partition import Added
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import form_of, form_of_next, without_absent
+from tfdist.strategies.data import as_tensors, form_of, form_of_next, without_absent
 from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
@@ -179,7 +179,7 @@ def shard_batch(strategy: tf.distribute.Strategy, batch: Any) -> Any:
         return batch
     if isinstance(batch, list):
         batch = tuple(batch)
-    tensors = tf.nest.map_structure(lambda v: v if v is None else tf.convert_to_tensor(v), batch)
+    tensors = as_tensors(batch)
     fixed = None if strategy.extended.group.elastic else replicas
 
     def shard(context: Any) -> Any:
