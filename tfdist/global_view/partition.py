@@ -15,6 +15,7 @@ from tfdist.global_view.decision import Decision, Value
 from tfdist.global_view.layout import WHOLE, Layout
 from tfdist.global_view.resharding import Communication, Resharding, Share, Worker
 from tfdist.internals.graphs import copy_operation, keep_functions_of
+from tfdist.jit.tracing import is_left_to_tensorflow
 
 _UPDATE = "TfdistUpdateBegins"
 _COLLECTIVES = frozenset(
@@ -72,6 +73,7 @@ class Lane(Worker):
         self.effects: list[tf.Operation] = []
         self._graph = tf.compat.v1.get_default_graph()
         self._added, self._leads, self._taken = added, leads, 0
+        self._adds_parts = False
 
     def sum_now(self, value: tf.Tensor) -> tf.Tensor:
         """The sum of all workers' values, communicated where the operation is added."""
@@ -97,6 +99,16 @@ class Lane(Worker):
         results, self.effects = self._added[self._taken]
         self._taken += 1
         return list(results)
+
+    def all_add(self, op: Any) -> bool:
+        """Whether all replicas of the process add a collective, too.
+
+        Of the sums of compressed gradients they have different parts, but each has any.
+        """
+        if not is_left_to_tensorflow(op):
+            return True
+        before, self._adds_parts = self._adds_parts, True
+        return not before
 
     def inline(
         self, part: Analysis, inputs: Sequence[tf.Tensor], layouts: Sequence[Layout] | None = None
@@ -333,7 +345,7 @@ class Partition:
                 scopes.enter_context(tf.control_dependencies(before))
             if op.device:
                 scopes.enter_context(tf.device(op.device))
-            if op.type in _COLLECTIVES:
+            if op.type in _COLLECTIVES and self._lane.all_add(op):
                 self._lane.communication.begin()
             if decision.emit is None:
                 results = self._lane.copy(op, inputs) if op.outputs else self._effect(op, inputs)

@@ -26,7 +26,7 @@ def left_to_tensorflow() -> Iterator[None]:
     For what workers with different programs must compute alike, bit for bit: XLA's rounding depends
     on what else is in a program.
     """
-    with marking_operations(_LEFT_OUT) if is_compiled_here() else contextlib.nullcontext():
+    with contextlib.nullcontext() if tf.executing_eagerly() else marking_operations(_LEFT_OUT):
         yield
 
 
