@@ -11,7 +11,7 @@ from tests.strategies.behaviours.common import compile_mlp, fit, outcome, rows
 
 
 class Drift(keras.callbacks.Callback):
-    """Changes a weight on one worker after some batches."""
+    """Changes a weight on one worker after some batches, behind the back of the strategy."""
 
     def __init__(self, rank, batch):
         super().__init__()
@@ -20,8 +20,8 @@ class Drift(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         if self._mine and batch == self._batch:
-            bias = self.model.layers[1].bias
-            bias.assign(bias + 1e-6)
+            for copy in self.model.layers[1].bias.value.values:
+                copy.assign(copy + 1e-6)
 
 
 def audited(strategy, every, drift=None):

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import hashlib
-import json
 from typing import Any
 
 import keras
-import numpy as np
 
 from tfdist.callbacks.step_count import StepCount
 from tfdist.errors import ReplicaMismatchError
 from tfdist.pipeline.variable_names import copies_of
 from tfdist.strategies.extended import ReplicatedExtended
+from tfdist.trainer.fit.compared_state import different_copies
 
 
 class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
     """Checks that every weight is bitwise equal on all replicas of all workers, by its hash.
 
-    Synchronous training keeps the replicas equal; code that assigns weights on one worker only, or
-    draws different random numbers, lets them drift apart silently. This callback finds the step at
-    which that begins. It reads all weights, which takes about a second per gigabyte. In a
+    Synchronous training keeps the replicas equal, and `fit` compares what code between the steps
+    assigns, and samples of all weights every few hundred steps. This callback compares all of them,
+    and finds the step at which they drift apart. It takes about a second per gigabyte. In a
     PipelineModel, each weight is compared over the workers that hold it.
 
     Args:
@@ -81,49 +78,10 @@ class ReplicaAudit(keras.callbacks.Callback):  # type: ignore[misc]
         strategy = self.model.distribute_strategy
         if strategy is None or not isinstance(strategy.extended, ReplicatedExtended):
             return
-        group = strategy.extended.group
-        mine = {
-            name: [variable.path, *(_hash(value) for value in _values(variable))]
-            for name, variable in copies_of(self.model).items()
-        }
-        texts = group.exchange("replica audit", json.dumps(mine))
-        found: dict[str, list[_Copy]] = {}
-        for rank, text in enumerate(texts):
-            for name, (path, *hashes) in json.loads(text).items():
-                found.setdefault(name, []).extend(
-                    _Copy(rank, i if len(hashes) > 1 else None, path, one)
-                    for i, one in enumerate(hashes)
-                )
-        for first, *others in found.values():
-            for other in others:
-                if other.hash != first.hash:
-                    raise ReplicaMismatchError(
-                        f"After {self._count.done} batches the replicas are not equal: the "
-                        f"variable {first.path!r} differs between worker {first.rank} and "
-                        f"{other}. Look for code that changes weights on one worker only, or draws "
-                        "random numbers separately on each."
-                    )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Copy:
-    """The hash of one replica's copy of a variable."""
-
-    rank: int
-    replica: int | None
-    path: str
-    hash: str
-
-    def __str__(self) -> str:
-        replica = "" if self.replica is None else f", replica {self.replica}"
-        return f"worker {self.rank}{replica}"
-
-
-def _values(variable: Any) -> list[Any]:
-    value = variable.value
-    return list(getattr(value, "values", [value]))
-
-
-def _hash(value: Any) -> str:
-    array = np.ascontiguousarray(value.numpy())
-    return hashlib.blake2b(array.view(np.uint8).data, digest_size=8).hexdigest()
+        found = different_copies(strategy.extended.group, copies_of(self.model))
+        if found:
+            raise ReplicaMismatchError(
+                f"After {self._count.done} batches the replicas are not equal: {found}. Look for "
+                "code that changes weights on one worker only, or draws random numbers separately "
+                "on each."
+            )

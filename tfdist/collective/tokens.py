@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -58,18 +59,23 @@ def apart(value: tf.Tensor) -> tf.Tensor:
     return tf.identity(value)
 
 
-def make(device: str, dtype: tf.DType) -> tf.Tensor:
-    """Creates a resource on a device, a variable with the value zero.
+def make(device: str, dtype: tf.DType, shape: Sequence[int] = ()) -> tf.Tensor:
+    """Creates a resource on a device, a variable of zeros.
 
     Operations that hold the same resource run in order, on its device.
     """
     # A bare resource, since a strategy in scope would mirror a tf.Variable.
     with tf.init_scope(), tf.device(device):
         name = f"collective_{uuid.uuid4().hex}"
-        handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=[], shared_name=name)
-        tf.raw_ops.AssignVariableOp(resource=handle, value=tf.zeros([], dtype))
+        handle = tf.raw_ops.VarHandleOp(dtype=dtype, shape=shape, shared_name=name)
+        assign(handle, tf.zeros(shape, dtype))
     setattr(handle, _MARK, True)
     return handle
+
+
+def assign(resource: tf.Tensor, value: tf.Tensor) -> None:
+    """Sets the value of a resource; called eagerly."""
+    tf.raw_ops.AssignVariableOp(resource=resource, value=value)
 
 
 def is_token(resource: tf.Tensor) -> bool:

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from tfdist.trainer.fit.step_requests import Request, requests
+from tfdist.trainer.fit.step_exchange import Request, told
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def requesting_on_sigterm() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        requests.make(Request.SAVE_AND_EXIT)
+        told.make(Request.SAVE_AND_EXIT)
 
     if before is None:  # Another language has installed it.
         yield
@@ -37,8 +37,8 @@ def requesting_on_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, before)
-        wanted = requests.is_wanted(Request.SAVE_AND_EXIT)
-        unheard = wanted and not requests.is_granted(Request.SAVE_AND_EXIT)
-        requests.withdraw(Request.SAVE_AND_EXIT)
+        wanted = told.is_wanted(Request.SAVE_AND_EXIT)
+        unheard = wanted and not told.is_granted(Request.SAVE_AND_EXIT)
+        told.withdraw(Request.SAVE_AND_EXIT)
         if unheard:  # The training ended first.
             os.kill(os.getpid(), signal.SIGTERM)

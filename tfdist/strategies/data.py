@@ -188,7 +188,7 @@ def form_of(batch: Any) -> BatchForm:
         ours = not isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
         if ours and shape.rank and shape.is_fully_defined():
             sizes[i] = shape[0], shape.num_elements() * tf.as_dtype(leaf.dtype).size
-    return BatchForm(batch_rows(batch), components_apart(sizes))
+    return BatchForm(batch_rows(batch), components_apart(sizes), shared=True)
 
 
 def batch_rows(batch: Any) -> int | None:
@@ -219,6 +219,16 @@ def in_order() -> Iterator[None]:
         yield
     finally:
         _local.in_order = False
+
+
+def form_of_batches(iterator: Any, rows: int | None) -> BatchForm:
+    """What is known of the batches of a distributed iterator.
+
+    Args:
+        iterator: made by `distribute_dataset` and the like.
+        rows: the number of rows of the next global batches; None if it is unknown.
+    """
+    return BatchForm(rows, getattr(iterator, "whole", ()), hasattr(iterator, "batch_rows"))
 
 
 def note_next(form: BatchForm) -> None:

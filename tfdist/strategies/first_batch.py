@@ -199,6 +199,24 @@ def different_data(
     )
 
 
+def unlike_rows(group: Group, own: int) -> ProgramMismatchError:
+    """The error for a step of which the workers have shares of unlike batches; called by all.
+
+    Args:
+        group: the workers.
+        own: the number of rows that this worker has of the step's batches.
+    """
+    rows = [int(text) for text in group.exchange("rows of a step", str(own))]
+    rank = max(range(1, len(rows)), key=lambda one: abs(rows[one] - rows[0]))
+    return different_data(
+        group,
+        rank,
+        f"{rows[0]} rows of the last batch",
+        f"{rows[rank]}",
+        per_worker_hint=True,
+    )
+
+
 _PER_WORKER_HINT = (
     " To read separate batches on each worker, pass a tf.data.Dataset whose options set the "
     "auto_shard_policy to OFF, or use strategy.distribute_datasets_from_function."

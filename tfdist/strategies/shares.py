@@ -163,10 +163,12 @@ class BatchForm(NamedTuple):
         rows: its number of rows; None if that is unknown.
         whole: the numbers of the components, flat, that have other rows than the batch, such as
             the edges of a graph besides its nodes. Each replica computes with all of them.
+        shared: whether all workers have read the batch, and each replica takes its share of it.
     """
 
     rows: int | None = None
     whole: tuple[int, ...] = ()
+    shared: bool = False
 
 
 def components_apart(sizes: Mapping[int, tuple[int, int]]) -> tuple[int, ...]:

@@ -24,8 +24,7 @@ class OwnRows:
         total: the number of rows of the global batch, an int32 scalar.
         first_row: the index of this replica's first row in the global batch, an int32 scalar.
         some_are_empty: whether a replica has no rows, a bool scalar.
-        requests: the number of workers that ask for something at the end of the step, an int32
-            scalar.
+        heard: what the workers tell one another besides, an int32 vector.
     """
 
     rows: tf.Tensor
@@ -33,7 +32,7 @@ class OwnRows:
     total: tf.Tensor
     first_row: tf.Tensor
     some_are_empty: tf.Tensor
-    requests: tf.Tensor
+    heard: tf.Tensor
 
 
 class Step:

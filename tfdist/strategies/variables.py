@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
+from tfdist.strategies.assigned import note_assigned
 from tfdist.strategies.step import current_step, in_global_step
 
 
@@ -81,6 +82,11 @@ class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
     TensorFlow. With ONLY_FIRST_REPLICA each replica uses its local value, since replicas run the
     same program.
     """
+
+    def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
+        if tf.executing_eagerly():
+            note_assigned(self)
+        return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         is_own = self.aggregation in (

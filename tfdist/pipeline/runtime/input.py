@@ -8,6 +8,8 @@ of the targets' specs.
 from __future__ import annotations
 
 import contextlib
+import functools
+import operator
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -22,8 +24,8 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
 from tfdist.strategies.data import without_absent
 from tfdist.trainer.fit.own_rows import count_rows
+from tfdist.trainer.fit.step_exchange import Request, told
 from tfdist.trainer.fit.step_functions import shard_batch
-from tfdist.trainer.fit.step_requests import requests
 from tfdist.trainer.fit.timed_input import received, wait_for
 
 
@@ -36,14 +38,14 @@ class Batch:
         targets: targets and sample weights; None on a rank that does not read.
         rows: the number of rows of each replica, an int32 tensor.
         spec_hash: a hash of the specs of targets and sample weights, identical on all ranks.
-        asked: what ranks ask at the end of the step; see `trainer.fit.step_requests`.
+        asked: what ranks ask at the end of the step; see `trainer.fit.step_exchange`.
     """
 
     x: Any
     targets: Any
     rows: tf.Tensor
     spec_hash: int
-    asked: int = 0
+    asked: Request | None = None
 
 
 def next_batch(
@@ -154,17 +156,17 @@ class _Description:
     value_hash: int = 0
 
 
-def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, int]:
+def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int, Request]:
     """The number of rows of each replica, a hash of the specs of all targets, and requests."""
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
-        return tf.constant([mine.rows]), mine.spec_hash, requests.code
+        return tf.constant([mine.rows]), mine.spec_hash, told.wanted
     with group.naming_lost_workers():
-        numbers = [mine.rows, mine.spec_hash, mine.value_hash, requests.code]
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, told.wanted]
         gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
     descriptions = [_Description(*numbers[:3]) for numbers in gathered.numpy().tolist()]
-    asked = int(tf.reduce_sum(gathered[:, 3]))
+    asked = functools.reduce(operator.or_, map(Request, gathered[:, 3].numpy().tolist()))
     workers = group.topology.workers
     for worker, one in zip(workers, descriptions, strict=True):
         if one.rows == _FAILED:

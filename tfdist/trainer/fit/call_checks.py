@@ -47,7 +47,13 @@ _IDENTICAL = (
 # Arguments that all workers must pass, or none.
 _PRESENT = ("sample_weight", "validation_data")
 
-_trains = contextvars.ContextVar("trains", default=False)
+
+class _Call:
+    """A call of `fit` or `train_on_batch`."""
+
+
+# None in `evaluate` and `predict`, also within another call.
+_call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("call", default=None)
 
 
 def install() -> None:
@@ -67,18 +73,18 @@ def install() -> None:
     patch("Trainer.compile", _in_scope)
 
 
-def call_trains() -> bool:
-    """Whether `fit` or `train_on_batch` runs, and neither `evaluate` nor `predict` within it."""
-    return _trains.get()
+def training_call() -> Any:
+    """The call of `fit` or `train_on_batch` that runs, unless `evaluate` or `predict` do in it."""
+    return _call.get()
 
 
 @contextlib.contextmanager
 def _in_call(*, trains: bool) -> Iterator[None]:
-    token = _trains.set(trains)
+    token = _call.set(_Call() if trains else None)
     try:
         yield
     finally:
-        _trains.reset(token)
+        _call.reset(token)
 
 
 def is_ours(model: Any) -> bool:

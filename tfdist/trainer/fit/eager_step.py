@@ -11,12 +11,12 @@ import tensorflow as tf
 from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import count_own_rows, gather_sparse
-from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.fit.own_rows import are_unlike, count_own_rows, gather_sparse
+from tfdist.trainer.fit.step_exchange import heard, told, untraced
 
 
 def run_eager_step(
-    model: keras.Model, step_function: Callable[[Any], Any], batch: Any
+    model: keras.Model, step_function: Callable[[Any], Any], batch: Any, *, shared: bool
 ) -> tuple[Any, Any, Any]:
     """Runs `train_step` or `test_step` on the whole batch, on each replica.
 
@@ -24,14 +24,21 @@ def run_eager_step(
         model: the model.
         step_function: `model.train_step` or `model.test_step`.
         batch: the rows of the local replicas.
+        shared: whether the replicas have shares of one batch, of which each has all rows.
 
     Returns:
         The same as `run_partitioned_step`.
     """
     strategy = model.distribute_strategy
     extended = strategy.extended
-    own = tf.stack([count_own_rows(strategy, batch), requests.in_graph()])
-    counted = reduction.sum_values(extended.workers, [own], "rows")[0]
+    rank, workers = extended.workers.place()
+    own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
+    own = tf.concat([own, told.in_graph(), untraced()], axis=0)
+    sums = reduction.sum_values(extended.workers, [own], "rows")[0]
+    counts, devices = sums[:workers], len(extended.worker_devices)
+    unlike = are_unlike(counts, devices) if shared else tf.constant(False)
+    total = tf.reduce_sum(counts, keepdims=True)
+    counted = tf.concat([total, heard(sums[workers:], workers, unlike)], axis=0)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
     copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -15,11 +16,10 @@ from tfdist.internals.extended import end_of
 from tfdist.internals.iterators import last_of, replace_dataset, rows_of_batches
 from tfdist.internals.keras import TFEpochIterator, made_under
 from tfdist.internals.tensorflow import end_in_background
-from tfdist.strategies.data import distribute_nothing, note_next
+from tfdist.strategies.data import distribute_nothing, form_of_batches, note_next
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.strategies.first_batch import first_batch_watched
+from tfdist.strategies.first_batch import different_data, first_batch_watched
 from tfdist.strategies.replay import replaying
-from tfdist.strategies.shares import BatchForm
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.data_position import TrainingData
 from tfdist.trainer.fit.live_data import LiveData
@@ -96,8 +96,7 @@ def install() -> None:
         if (validation := _validation(self)) is not None:
             validation.step(self, step[-1])
         begun(step[-1])
-        whole = getattr(step[-1], "whole", ())
-        note_next(BatchForm(rows_of_batches(self, last_of(self, step)), whole))
+        note_next(form_of_batches(step[-1], rows_of_batches(self, last_of(self, step))))
         return step
 
     @functools.wraps(catch)
@@ -164,13 +163,30 @@ def _distribute(self: Any, extended: Any, distribute: Callable[[], object]) -> N
         distribute()
     # Workers with different data may have different numbers of batches; an epoch lasts until
     # the last one runs out.
-    counts = extended.group.exchange("batches of an epoch", str(self._num_batches))
-    self._agreed = None if "None" in counts else max(map(int, counts))
+    last = None
+    with contextlib.suppress(AttributeError, NotImplementedError):
+        last = self.data_adapter.partial_batch_size
+    texts = extended.group.exchange("batches of an epoch", json.dumps([self._num_batches, last]))
+    sizes = [json.loads(text) for text in texts]
+    for rank, size in enumerate(sizes):
+        # A worker that joins others in the middle of an epoch has none of its batches.
+        if self._first_batch.watches and live is None and size != sizes[0]:
+            raise different_data(
+                extended.group, rank, *map(_described, (sizes[0], size)), per_worker_hint=True
+            )
+    counts = [count for count, _ in sizes]
+    self._agreed = None if None in counts else max(counts)
     self._num_batches = self._agreed
     if data is not None:
         data.own = None if self._first_batch.watches else _own_batches(self, extended)
     if live is not None:
         live.batch_size.own_batches = self._agreed
+
+
+def _described(size: tuple[int | None, int | None]) -> str:
+    batches, last = size
+    count = "an unknown number of batches" if batches is None else f"{batches} batches"
+    return f"{count}, the last one of {last} rows" if last else count
 
 
 def _own_batches(self: Any, extended: Any) -> OwnBatches:

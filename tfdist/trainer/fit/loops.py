@@ -15,7 +15,7 @@ from tfdist.internals.keras import Model, TensorFlowTrainer, build_by_spec, data
 from tfdist.internals.tensorflow import PerReplicaSpec
 from tfdist.strategies.data import without_absent
 from tfdist.strategies.extended import ReplicatedExtended
-from tfdist.trainer.fit.call_checks import call_trains, check_variables, is_ours
+from tfdist.trainer.fit.call_checks import check_variables, is_ours, training_call
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.partitioned_step import explain
 from tfdist.trainer.fit.step_functions import make_predict_function, make_step_function
@@ -89,7 +89,7 @@ def _by_spec(build: Callable[..., None]) -> Callable[..., None]:
             # Keras computes losses in a graph that never runs.
             building = building_early(self.optimizer)
             with self.distribute_strategy.scope(), traces.unnoted(), building:
-                build_by_spec(self, data_batch, training=call_trains())
+                build_by_spec(self, data_batch, training=training_call() is not None)
         except TfdistError:
             raise
         except Exception:

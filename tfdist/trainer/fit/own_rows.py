@@ -9,8 +9,9 @@ import tensorflow as tf
 
 from tfdist.collective.overlap import overlapping
 from tfdist.strategies import reduction
+from tfdist.strategies.shares import share_of_rows
 from tfdist.strategies.step import OwnRows
-from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.fit.step_exchange import TracedProgram, heard, told
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -42,27 +43,44 @@ def count_own_rows(strategy: tf.distribute.Strategy, batch: Any) -> tf.Tensor:
     return tf.constant(0)
 
 
-def exchange_rows(batch: Any) -> OwnRows:
+def exchange_rows(batch: Any, program: TracedProgram, *, shared: bool) -> OwnRows:
     """Counts the rows of all replicas, which hold the batch's rows in order; called by each.
 
     Args:
         batch: the replica's rows.
+        program: the program of the step.
+        shared: whether the replicas have shares of one batch, of which each has all rows.
     """
     rows = _same_rows(batch)
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
-    own = tf.concat([own, [requests.in_graph()]], axis=0)
+    own = tf.concat([own, told.in_graph(), program.in_graph()], axis=0)
     with overlapping():  # the forward pass needs no number of rows
         sums = reduction.sum_over_replicas(own, "rows")
-    ends = tf.cumsum(sums[:replicas])
+    counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])
     return OwnRows(
         rows=rows,
-        counts=sums[:replicas],
+        counts=counts,
         total=ends[-1],
         first_row=ends[replica] - rows,
-        some_are_empty=tf.reduce_any(tf.equal(sums[:replicas], 0)),
-        requests=sums[replicas],
+        some_are_empty=tf.reduce_any(tf.equal(counts, 0)),
+        heard=heard(
+            sums[replicas:], replicas, are_unlike(counts) if shared else tf.constant(False)
+        ),
     )
+
+
+def are_unlike(counts: tf.Tensor, devices: int = 1) -> tf.Tensor:
+    """Whether numbers of rows are not those of the shares of a batch; a bool scalar.
+
+    Args:
+        counts: the rows of each replica, an int32 vector, or of as many successive ones together.
+        devices: how many.
+    """
+    replicas = tf.size(counts) * devices
+    starts, ends = share_of_rows(tf.reduce_sum(counts), tf.range(replicas), replicas)
+    shares = tf.reduce_sum(tf.reshape(ends - starts, [-1, devices]), axis=1)
+    return tf.reduce_any(counts != shares)
 
 
 def _same_rows(batch: Any) -> tf.Tensor:

@@ -35,6 +35,7 @@ from tfdist.strategies.step import GlobalStep, OwnRows
 from tfdist.strategies.variables import SummedVariable
 from tfdist.trainer.fit.metric_state import metric_variables
 from tfdist.trainer.fit.own_rows import exchange_rows, gather_sparse
+from tfdist.trainer.fit.step_exchange import TracedProgram
 from tfdist.trainer.fit.traffic_notes import note_trace
 from tfdist.trainer.optimizers.accumulation import accumulates_own
 from tfdist.trainer.optimizers.late_update import Trial, update_late
@@ -62,7 +63,7 @@ def run_partitioned_step(
 
     Returns:
         The logs of the step, equal on all replicas, the totals of `metric_variables(model)`, and
-        the number of rows of the global batch and of requests.
+        the number of rows of the global batch with what the workers tell one another (`heard`).
     """
 
     def program(whole: Any, step: GlobalStep) -> Any:
@@ -78,10 +79,11 @@ def run_partitioned_step(
         update_late(step, late)
         return logs, totals
 
-    own = exchange_rows(divided(batch, form))
+    traced = TracedProgram()
+    own = exchange_rows(divided(batch, form), traced, shared=_is_shared(model, form))
     trains = step_function == model.train_step
-    logs, totals = _run(model, program, batch, own, form, added, trains=trains)
-    return logs, totals, tf.stack([own.total, own.requests])
+    logs, totals = _run(model, program, batch, own, form, added, traced, trains=trains)
+    return logs, totals, tf.concat([[own.total], own.heard], axis=0)
 
 
 def run_partitioned_prediction(
@@ -96,10 +98,20 @@ def run_partitioned_prediction(
         added: an empty list that the replicas of the process have in common.
 
     Returns:
-        The outputs for all rows.
+        The outputs for all rows, and what the workers tell one another (`heard`).
     """
-    own = exchange_rows(divided(batch, form))
-    return _run(model, lambda whole, _: model.predict_step(whole), batch, own, form, added)
+    traced = TracedProgram()
+    own = exchange_rows(divided(batch, form), traced, shared=_is_shared(model, form))
+
+    def program(whole: Any, step: GlobalStep) -> Any:
+        return model.predict_step(whole)
+
+    return _run(model, program, batch, own, form, added, traced), own.heard
+
+
+def _is_shared(model: keras.Model, form: BatchForm) -> bool:
+    # A worker that joins others in the middle of an epoch has none of its batches.
+    return form.shared and not model.distribute_strategy.extended.group.elastic
 
 
 def _is_first(extended: Any) -> tf.Tensor:
@@ -114,6 +126,7 @@ def _run(
     own: OwnRows,
     form: BatchForm,
     added: Added,
+    program_told: TracedProgram,
     *,
     trains: bool = False,
 ) -> Any:

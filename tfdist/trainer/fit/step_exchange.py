@@ -1,41 +1,60 @@
-"""What a worker asks of all at the end of a step: all learn of it in the same step.
+"""What the workers tell one another in each step, in the collective that counts its rows.
 
-A request travels in the collective that counts the rows of a batch, so it costs nothing.
+These are requests, of which all learn in the same step, and what the workers must have in common:
+the rows of a batch, the state that was assigned between the steps, and the program of the step.
+They cost nothing, as they travel with the numbers of rows.
 """
 
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.collective import tokens
 
 
-class Request(enum.IntEnum):
-    """What can be asked; the values are added up over workers and steps, so each has 15 bits."""
+class Request(enum.IntFlag):
+    """What a worker can ask of all at the end of a step."""
 
     SAVE_AND_EXIT = 1
-    CHANGE_GROUP = 1 << 15
+    CHANGE_GROUP = 2
 
 
-class StepRequests:
-    """This process's requests."""
+class Heard(NamedTuple):
+    """What all workers have told in the steps of an execution; the same on all of them.
+
+    Attributes:
+        asked: the requests of any worker.
+        rows_differ: whether the workers have shares of batches with different numbers of rows.
+        state_differs: whether they have told different numbers of the state.
+        program_differs: whether they have traced different programs for the same batches.
+    """
+
+    asked: Request
+    rows_differ: bool = False
+    state_differs: bool = False
+    program_differs: bool = False
+
+
+class StepExchange:
+    """What this process tells the others: requests, which last until withdrawn, and its state."""
 
     def __init__(self) -> None:
-        self._wanted: frozenset[Request] = frozenset()
-        self._granted = self._published = 0
+        self._wanted = self._granted = Request(0)
+        self._published: list[int] | None = None
         self._resource: tf.Tensor | None = None
 
     def make(self, request: Request) -> None:
         """Asks in the next step; may be called in a signal handler, and in any thread."""
-        self._wanted |= {request}
+        self._wanted |= request
 
     def withdraw(self, request: Request) -> None:
         """Asks no more."""
-        self._wanted -= {request}
-        if self.is_granted(request):
-            self._granted = 0
+        self._wanted &= ~request
+        self._granted &= ~request
 
     def is_wanted(self, request: Request) -> bool:
         """Whether this worker asks."""
@@ -43,35 +62,120 @@ class StepRequests:
 
     def is_granted(self, request: Request) -> bool:
         """Whether any worker had asked when the last step began; the same on all."""
-        return bool(self._granted // request % (1 << 15))
+        return request in self._granted
 
-    def grant(self, asked: int) -> None:
-        """Takes what has been asked in a step: the sum of `code` over workers and steps."""
+    def grant(self, asked: Request) -> None:
+        """Takes what the workers have asked in a step."""
         self._granted = asked
 
     @property
-    def code(self) -> int:
-        """What this worker asks, as a number to be summed."""
-        return sum(self._wanted)
+    def wanted(self) -> Request:
+        """What this worker asks."""
+        return self._wanted
 
-    def publish(self) -> None:
-        """Makes what this worker asks visible to the step that is about to run."""
-        if self.code != self._published:
-            self._published = self.code
-            tf.raw_ops.AssignVariableOp(
-                resource=self._made(), value=tf.constant(self._published, tf.int32)
-            )
+    def publish(self, state: int = 0) -> None:
+        """Makes what this worker tells visible to the step that is about to run.
+
+        Args:
+            state: a number of 30 bits that all workers must have.
+        """
+        numbers = [int(request in self._wanted) for request in Request] + _compared(state)
+        if numbers != self._published:
+            self._published = numbers
+            tokens.assign(self._made(), tf.constant(numbers, tf.int32))
 
     def in_graph(self) -> tf.Tensor:
-        """What this worker asks, an int32 scalar that a step sums over the workers."""
-        return tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
+        """What this worker tells, an int32 vector that a step sums over the replicas."""
+        numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
+        return tf.ensure_shape(numbers, [_TOLD])
 
     def _made(self) -> tf.Tensor:
         if self._resource is None:
-            device = str(tf.config.list_logical_devices("CPU")[0].name)
-            self._resource = tokens.make(device, tf.int32)
+            self._resource = tokens.make(_host(), tf.int32, [_TOLD])
         return self._resource
 
 
-requests = StepRequests()
-"""This process's."""
+class TracedProgram:
+    """What a trace of a step tells of its program, which is known when the trace has ended."""
+
+    def __init__(self) -> None:
+        self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
+
+    def note(self, signature: int, program: int) -> None:
+        """Tells what has been traced whenever the step runs.
+
+        Args:
+            signature: 30 bits; of the batches and the state that it is traced for.
+            program: 30 bits, which all workers must have if they have the same signature.
+        """
+        with tf.init_scope():
+            numbers = tf.constant(_compared(signature) + _compared(program), tf.int32)
+            tokens.assign(self._resource, numbers)
+
+    def in_graph(self) -> tf.Tensor:
+        """What is told, an int32 vector that a step sums over the replicas."""
+        numbers = tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=tf.int32)
+        return tf.ensure_shape(numbers, [2 * _NUMBERS])
+
+
+def untraced() -> tf.Tensor:
+    """What `TracedProgram.in_graph` returns of a step that is not traced."""
+    return tf.zeros([2 * _NUMBERS], tf.int32)
+
+
+def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
+    """What the workers have told in a step, as numbers to be added up over steps.
+
+    Args:
+        sums: of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas, an int32
+            vector.
+        replicas: the number of replicas, int32.
+        unlike_rows: whether the rows of the replicas are no shares of one batch, a bool scalar.
+
+    Returns:
+        An int32 vector for `as_heard`.
+    """
+    requests, state = sums[: len(Request)], sums[len(Request) : _TOLD]
+    signature, program = sums[_TOLD : _TOLD + _NUMBERS], sums[_TOLD + _NUMBERS :]
+    differ = [
+        unlike_rows,
+        _differ(state, replicas),
+        _differ(program, replicas) & ~_differ(signature, replicas),
+    ]
+    return tf.concat([tf.minimum(requests, 1), tf.cast(tf.stack(differ), tf.int32)], axis=0)
+
+
+def heard_nothing() -> tf.Tensor:
+    """What `heard` returns where there is only one replica, which asks for nothing."""
+    return tf.zeros([len(Request) + 3], tf.int32)
+
+
+def as_heard(numbers: Sequence[int]) -> Heard:
+    """What the workers have told: the sum of what `heard` returns, over steps."""
+    asked = Request(0)
+    for request, count in zip(Request, numbers, strict=False):
+        asked |= request if count else Request(0)
+    return Heard(asked, *map(bool, numbers[len(Request) :]))
+
+
+# A number is told as two halves and their squares. The numbers of all workers are equal if n times
+# the sum of the squares is the square of the sum. It is computed modulo 2 ** 32.
+_NUMBERS = 4
+_TOLD = len(Request) + _NUMBERS
+
+
+def _compared(number: int) -> list[int]:
+    halves = number & 0x7FFF, number >> 15 & 0x7FFF
+    return [value for half in halves for value in (half, half * half)]
+
+
+def _differ(sums: tf.Tensor, replicas: Any) -> tf.Tensor:
+    return tf.reduce_any(sums[0::2] * sums[0::2] != sums[1::2] * replicas)
+
+
+def _host() -> str:
+    return str(tf.config.list_logical_devices("CPU")[0].name)
+
+
+told = StepExchange()
+"""What this process tells."""

@@ -12,18 +12,27 @@ import tensorflow as tf
 
 from tfdist.global_view.partition import Added
 from tfdist.monitoring.training import record
-from tfdist.strategies.data import as_tensors, form_of, form_of_next, without_absent
+from tfdist.strategies.data import (
+    as_tensors,
+    form_of,
+    form_of_batches,
+    form_of_next,
+    without_absent,
+)
+from tfdist.strategies.first_batch import unlike_rows
 from tfdist.strategies.shares import BatchForm, fixed_rows, take_share, with_any_rows
 from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
+from tfdist.trainer.fit.call_checks import training_call
+from tfdist.trainer.fit.compared_state import StateComparison
 from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.eager_step import run_eager_prediction, run_eager_step
 from tfdist.trainer.fit.metric_state import metric_variables, take_over_metrics, totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_partitioned_step
-from tfdist.trainer.fit.step_requests import requests
+from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, told
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
 from tfdist.trainer.optimizers.applying import keep_build
@@ -46,13 +55,14 @@ def make_step_function(
 
     def one_step(batch: Any, form: BatchForm, late: Trial | None) -> Any:
         if tf.executing_eagerly() and not alone:
-            return run_eager_step(model, step_function, without_absent(batch))
+            whole = without_absent(batch)
+            return run_eager_step(model, step_function, whole, shared=form.shared)
 
         added: Added = []
 
         def replica_step(shard: Any) -> Any:
             if alone:
-                return step_function(without_absent(shard)), [], tf.constant([0, 0])
+                return step_function(without_absent(shard)), [], tf.constant([0])
             shard = _as_traced(shard, form.rows, strategy)
             return run_partitioned_step(model, step_function, shard, form, added, late=late)
 
@@ -72,6 +82,7 @@ def make_step_function(
     kept = totals_of(model) if trains else None
 
     sizes = _Sizes()
+    state_of = StateComparison(model)
 
     def run_one(batch: Any, form: BatchForm) -> Any:
         # Rows are counted outside of the step, which XLA may compile for a GPU: they stay here.
@@ -79,7 +90,8 @@ def make_step_function(
         logs, totals, counts = run_step(batch, form)
         if kept is not None:
             kept.keep(totals)
-        return (logs, totals), tf.stack([own, own if alone else counts[0], counts[1]])
+        counts = tf.concat([[own], heard_nothing()], axis=0) if alone else counts
+        return (logs, totals), tf.concat([[own], counts], axis=0)
 
     def steps_of_iterator(iterator: Any, several: Any, form: BatchForm) -> Any:
         results, rows = run_one(received(wait_for(iterator.get_next)), form)
@@ -101,7 +113,8 @@ def make_step_function(
         steps_of_iterator = tf.function(steps_of_iterator, reduce_retracing=True, autograph=False)
 
     def function(iterator: Any) -> Any:
-        requests.publish()
+        is_fit = trains and isinstance(iterator, tf.distribute.DistributedIterator)
+        told.publish(0 if alone else state_of.number(training_call() if is_fit else None, several))
         if trains:
             keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
@@ -109,27 +122,36 @@ def make_step_function(
             if isinstance(iterator, (tf.data.Iterator, tf.distribute.DistributedIterator)):
                 in_part = kept is not None and several > 1
                 to_run = tf.constant(several - batches_done()) if in_part else several
-                known = getattr(iterator, "batch_rows", None)
-                form = BatchForm(known, getattr(iterator, "whole", ()))
+                form = form_of_batches(iterator, getattr(iterator, "batch_rows", None))
                 (logs, totals), steps, rows = steps_of_iterator(iterator, to_run, form)
             else:
-                steps, rows = 0, tf.constant([0, 0, 0])
+                steps, rows = 0, _no_rows()
                 for _, batch in zip(range(several), iterator, strict=False):
                     (logs, totals), more = run_one(*_local_shards(strategy, batch, sizes))
                     steps, rows = steps + 1, rows + more
-        own, everyone, asked = rows.numpy().tolist()
+        own, everyone, *numbers = rows.numpy().tolist()
+        heard = as_heard(numbers)
+        if heard.rows_differ:
+            raise unlike_rows(strategy.extended.group, own)
+        if heard.state_differs:
+            state_of.check()
         if trains:
             keep_build(model.optimizer)
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
             note_rows(model, everyone // max(1, int(steps)))
-            requests.grant(requests.code if alone else asked)
+            told.grant(told.wanted if alone else heard.asked)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
         return logs
 
     return function
+
+
+def _no_rows() -> tf.Tensor:
+    """What a step returns of the rows, for none."""
+    return tf.concat([[0, 0], heard_nothing()], axis=0)
 
 
 def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
@@ -140,7 +162,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     def one_step(batch: Any, form: BatchForm) -> Any:
         alone = not strategy.extended.communicates
         if tf.executing_eagerly() and not alone:
-            return run_eager_prediction(model, without_absent(batch))
+            return run_eager_prediction(model, without_absent(batch)), heard_nothing()
 
         added: Added = []
 
@@ -152,16 +174,26 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
 
         outputs = strategy.run(replica_step, (batch,))
         if alone:
-            return outputs
+            return outputs, heard_nothing()
         return tf.nest.map_structure(
             lambda output: strategy.experimental_local_results(output)[0], outputs
         )
 
     run_one = make_function(model, one_step)
 
+    state_of = StateComparison(model)
+
     def function(batches: list[Any]) -> Any:
+        told.publish(state_of.number(None, 0) if strategy.extended.communicates else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
-            outputs = [run_one(*_local_shards(strategy, batch, sizes)) for batch in batches]
+            results = [run_one(*_local_shards(strategy, batch, sizes)) for batch in batches]
+        for (_, numbers), batch in zip(results, batches, strict=True):
+            heard = as_heard(numbers.numpy().tolist())
+            if heard.rows_differ:
+                raise unlike_rows(strategy.extended.group, int(count_own_rows(strategy, batch)))
+            if heard.state_differs:
+                state_of.check()
+        outputs = [output for output, _ in results]
         if len(outputs) == 1:
             return outputs[0]
         return tf.nest.map_structure(lambda *parts: tf.concat(parts, axis=0), *outputs)
@@ -209,7 +241,7 @@ def _local_shards(strategy: Any, batch: Any, sizes: _Sizes) -> tuple[Any, BatchF
     form = form_of_next() if shards is batch else form_of(batch)
     # Where workers come and go, such batches often follow their number.
     rows = None if strategy.extended.group.elastic else sizes.known(form.rows)
-    return shards, BatchForm(rows, form.whole)
+    return shards, form._replace(rows=rows)
 
 
 def _as_traced(shard: Any, rows: int | None, strategy: Any) -> Any:
@@ -234,9 +266,8 @@ def _loop(
     def again(going: tf.Tensor, results: Any, done: tf.Tensor, rows: tf.Tensor) -> Any:
         batch = wait_for(iterator.get_next_as_optional)
         going = batch.has_value()
-        none = tf.constant([0, 0, 0])
         results, new = tf.cond(
-            going, lambda: one_step(received(batch.get_value())), lambda: (results, none)
+            going, lambda: one_step(received(batch.get_value())), lambda: (results, _no_rows())
         )
         return going, results, done + tf.cast(going, tf.int32), rows + new
 

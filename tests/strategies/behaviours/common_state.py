@@ -1,0 +1,152 @@
+"""State that code between the steps assigns, on one worker only or on all."""
+
+from __future__ import annotations
+
+import keras
+import tensorflow as tf
+
+import tfdist
+from tests.strategies.behaviours.common import compile_mlp, fit, mlp, outcome, rows, scope
+
+
+class Stepping(keras.Model):
+    """A model with two optimizers, and a variable that its step reads."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+        self.other = keras.optimizers.SGD(0.1, name="other")
+        self.factor = tf.Variable(1.0, name="factor")
+        self.last = keras.layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.last(self.net(x), training=training)
+
+    def train_step(self, data):
+        x, y, *_ = data
+        with tf.GradientTape(persistent=True) as tape:
+            loss = self.factor * self.compute_loss(y=y, y_pred=self(x, training=True))
+        first, rest = self.net.trainable_variables[:2], self.net.trainable_variables[2:]
+        self.optimizer.apply(tape.gradient(loss, first), first)
+        self.other.apply(tape.gradient(loss, rest), rest)
+        return {"loss": loss}
+
+
+# What is assigned, and the name that an error has for it.
+ASSIGNED = {
+    "learning rate": (lambda m: setattr(m.optimizer, "learning_rate", 0.5), "sgd/learning_rate"),
+    "second optimizer": (lambda m: m.other.learning_rate.assign(0.5), "other/learning_rate"),
+    "weight": (lambda m: m.net.layers[0].bias.assign_add(tf.ones(16)), "bias"),
+    "weights": (lambda m: m.set_weights([w + 0.5 for w in m.get_weights()]), "kernel"),
+    "statistics": (lambda m: m.last.moving_mean.assign(tf.ones(3)), "moving_mean"),
+    "variable": (lambda m: m.factor.assign(3.0), "factor"),
+    "rows": (lambda m: m.net.layers[0].kernel.value.scatter_nd_update([[0, 0]], [9.0]), "kernel"),
+}
+
+# The call after which a callback, or what comes before the next call, assigns.
+PLACES = ("epoch", "batch", "fit", "evaluate", "predict", "train_on_batch")
+
+
+def _train(strategy, what, place, assigns):
+    """Trains, and assigns once; what is returned before and after.
+
+    Args:
+        strategy: or None for one process.
+        what: a key of `ASSIGNED`.
+        place: one of `PLACES`.
+        assigns: whether this worker does.
+    """
+    with scope(strategy):
+        model = Stepping()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(0.1, name="sgd"), loss)
+        model(tf.zeros([1, 8])) if strategy is None else None
+    x, y = rows(24)
+    done = []
+
+    def assign(*_):
+        if assigns and not done:
+            ASSIGNED[what][0](model)
+        done.append(True)
+
+    class Assigning(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            if place == "epoch":
+                assign()
+
+        def on_train_batch_end(self, batch, logs=None):
+            if place == "batch" and batch == 1:
+                assign()
+
+    history = fit(model, x, y, batch_size=8, callbacks=[Assigning()])
+    if place in PLACES[2:]:
+        assign()
+    results = {
+        "train_on_batch": lambda: model.train_on_batch(x, y),
+        "evaluate": lambda: model.evaluate(x, y, verbose=0),
+        "predict": lambda: model.predict(x, verbose=0),
+    }.get(place, lambda: fit(model, x, y, batch_size=8))()
+    return outcome(model, history, results=results)
+
+
+def assigned_by_all(strategy, what, place):
+    return _train(strategy, what, place, True)
+
+
+def assigned_by_one(strategy, what, place):
+    """The error; "" if there is none."""
+    try:
+        _train(strategy, what, place, strategy.extended.worker_rank == 1)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return ""
+
+
+def assigned_as_it_was(strategy):
+    """One worker assigns the values that its variables have."""
+    model = compile_mlp(strategy, keras.optimizers.Adam)
+    x, y = rows(24)
+    history = [fit(model, x, y, batch_size=8)]
+    if strategy and strategy.extended.worker_rank == 1:
+        model.set_weights(model.get_weights())
+        model.optimizer.learning_rate = float(model.optimizer.learning_rate)
+    return outcome(model, [*history, fit(model, x, y, batch_size=8)])
+
+
+def changed_behind(strategy):
+    """The error where a worker changes its copy of a weight, which nothing notices."""
+    model = compile_mlp(strategy)
+    x, y = rows(24)
+    fit(model, x, y, batch_size=8)
+    if strategy.extended.worker_rank == 1:
+        copy = model.layers[0].kernel.value.values[0]
+        copy.assign(copy + 1e-6)
+    try:
+        fit(model, x, y, batch_size=8)
+    except tfdist.errors.ReplicaMismatchError as error:
+        return str(error)
+    return ""
+
+
+# Numbers of rows that workers have: of arrays, and of what a generator yields.
+def unlike_rows(strategy, form, eager, counts):
+    """The error where one worker's data has fewer rows than the other's."""
+    x, y = (part[: counts[strategy.extended.worker_rank]] for part in rows(48))
+    model = compile_mlp(strategy, run_eagerly=eager)
+
+    def generate():
+        for start in range(0, len(x), 8):
+            yield x[start : start + 8], y[start : start + 8]
+
+    try:
+        if form == "predict":
+            model.predict(((batch,) for batch, _ in generate()), verbose=0)
+        elif form == "evaluate":
+            model.evaluate(generate(), verbose=0)
+        elif form == "generator":
+            fit(model, generate(), epochs=1)
+        else:
+            fit(model, x, y, batch_size=8, shuffle=False)
+    except tfdist.errors.ProgramMismatchError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,104 @@
+"""What workers must have in common is compared in each step: state, and the rows of batches."""
+
+import itertools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.groups import GROUPS
+from tests.strategies.behaviours.common_state import ASSIGNED, PLACES
+from tests.strategies.comparison import PACKAGE, check_same_as_alone
+from tests.tiers import exhaustive, some
+from tfdist.trainer.fit import step_exchange
+from tfdist.trainer.fit.step_exchange import Request, StepExchange, as_heard, heard
+
+COMMON = f"{PACKAGE}.common_state"
+CASES = list(itertools.product(ASSIGNED, PLACES))
+
+
+@pytest.mark.parametrize(("what", "place"), some(CASES, always=[("learning rate", "batch")]))
+def test_what_one_worker_assigns_is_found_in_the_next_step(what, place):
+    for said in GROUPS["2"].run(f"{COMMON}:assigned_by_one", what, place):
+        assert said.startswith("The workers no longer have the same state: the variable '")
+        assert ASSIGNED[what][1] in said.split("differs")[0]
+        assert "differs between worker 0 and worker 1" in said
+
+
+@pytest.mark.parametrize(("what", "place"), some(CASES, always=[("weights", "epoch")]))
+def test_what_all_assign_counts(what, place):
+    check_same_as_alone("2", "common_state:assigned_by_all", what, place)
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["3", "2x2", "2 by TensorFlow"])
+def test_other_groups(group):
+    for said in GROUPS[group].run(f"{COMMON}:assigned_by_one", "learning rate", "batch"):
+        assert "'sgd/learning_rate' differs between worker 0" in said
+        assert ": 0.1" in said and " and 0.5." in said
+    check_same_as_alone(group, "common_state:assigned_by_all", "weights", "epoch")
+
+
+@exhaustive
+def test_values_count_and_not_assignments():
+    check_same_as_alone("2", "common_state:assigned_as_it_was")
+
+
+def test_samples_of_all_weights_are_compared_when_a_training_begins():
+    for said in GROUPS["2"].run(f"{COMMON}:changed_behind"):
+        assert "kernel' differs between worker 0 and worker 1" in said
+
+
+@pytest.mark.parametrize(
+    ("form", "eager", "counts", "found"),
+    some(
+        [
+            ("arrays", False, (48, 40), ("6 batches", "5 batches")),
+            ("arrays", False, (48, 47), ("6 batches", "6 batches, the last one of 7 rows")),
+            *(
+                (form, eager, counts, ("4 rows", "0"))
+                for form in ("generator", "evaluate", "predict")
+                for eager in (False, True)
+                for counts in ((48, 40), (24, 16))
+                if not (form == "predict" and eager)
+            ),
+        ],
+        always=[("arrays", False, (48, 40), ("6 batches", "5 batches"))],
+    ),
+)
+def test_rows_that_one_worker_has_more(form, eager, counts, found):
+    for said in GROUPS["2"].run(f"{COMMON}:unlike_rows", form, eager, counts):
+        assert said.startswith("The workers read different data: worker 0 (")
+        assert found[0] in said and f"has {found[1]}" in said
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3, 7, 64, 600])
+def test_numbers_are_compared_by_their_sums(workers):
+    generator = np.random.default_rng(workers)
+    for _ in range(20):
+        number = int(generator.integers(0, 2**30))
+        told = np.array([step_exchange._compared(number)] * workers, np.int64)
+        assert not differ(told)
+        rank, bit = generator.integers(0, workers), generator.integers(0, 30)
+        told[rank] = step_exchange._compared(number ^ (1 << int(bit)))
+        assert differ(told) == (workers > 1)
+
+
+def differ(told):
+    sums = tf.constant(told.sum(axis=0).astype(np.uint32).view(np.int32))
+    return bool(step_exchange._differ(sums, tf.constant(len(told))))
+
+
+def test_requests_of_any_number_of_workers_and_steps_are_heard():
+    """Sums of many requests, which were once packed into 15 bits, do not run into one another."""
+    for asking in ([Request.SAVE_AND_EXIT], [Request.CHANGE_GROUP], list(Request), []):
+        exchange = StepExchange()
+        for request in asking:
+            exchange.make(request)
+        exchange.publish()
+        told = tf.concat([exchange.in_graph(), step_exchange.untraced()], axis=0)
+        for workers, steps in ((32, 1024), (64, 512), (2, 1)):
+            once = heard(told * workers, tf.constant(workers), tf.constant(False))
+            found = as_heard((once * steps).numpy().tolist())
+            assert [request for request in Request if request in found.asked] == asking
+            assert not any(found[1:])

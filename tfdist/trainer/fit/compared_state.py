@@ -1,0 +1,198 @@
+"""Compares the state that all workers must have in common.
+
+Synchronous steps keep it equal. Code between the steps, such as a callback, may assign it on one
+worker only. So the next step tells a number of what has been assigned, and sometimes of samples of
+all weights. Only if the numbers of the workers differ do they compare all of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zlib
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from tfdist.errors import ReplicaMismatchError
+from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.sharding.sharded import sharded_by
+from tfdist.strategies.assigned import take_assigned
+from tfdist.strategies.group import Group
+from tfdist.strategies.variables import ReplicatedVariable
+from tfdist.trainer.optimizers.of_model import optimizers_of
+
+# Samples of all weights are compared after so many steps.
+_STEPS = 256
+# So many elements of each variable.
+_SAMPLED = 32
+
+
+def replicated_variables(model: keras.Model) -> dict[str, Any]:
+    """The weights of a model and the state of its optimizers, as far as they are replicated.
+
+    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
+    replicas.
+
+    Returns:
+        Keras variables by names that are the same on all workers.
+    """
+    found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
+    for name, outermost in optimizers_of(model).items():
+        for i, variable in enumerate(replicated_state(outermost)):
+            found[f"{name} {i}"] = variable
+    return found
+
+
+def replicated_state(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that all replicas have in common."""
+    own = _own_state(optimizer)
+    return [v for v in optimizer.variables if id(v) not in own]
+
+
+def _own_state(optimizer: Any) -> set[int]:
+    """Those that they have not; the identities of Keras variables."""
+    updating = updating_optimizers(optimizer)
+    own = {id(v) for one in updating for v in accumulators(one)}
+    sharded = [one for one in updating if sharded_by(one) is not None]
+    return own | {id(v) for one in sharded for v in one.variables if v.shape}
+
+
+class StateComparison:
+    """Tells of a model's state in each step, and compares it if the workers tell different things.
+
+    Args:
+        model: created under a strategy of which each replica holds the whole model.
+    """
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self._call: Any = None
+        self._steps = 0
+        self._assigned: set[int] = set()
+
+    def number(self, call: Any, steps: int) -> int:
+        """What this worker tells of its state before a step: 30 bits that all must have.
+
+        Args:
+            call: of `fit`, in the first step of which all weights count; None for other calls.
+            steps: how many steps come.
+        """
+        strategy = self._model.distribute_strategy
+        kept = self._kept()
+        assigned = [v for v in take_assigned(strategy) if id(v) not in kept]
+        self._assigned = set(map(id, assigned))
+        total = 0
+        for variable in assigned:
+            total = zlib.crc32(_bytes(variable.values[0].numpy()), total)
+        if call is not None and (call is not self._call or self._steps >= _STEPS):
+            self._call, self._steps = call, 0
+            for variable in replicated_variables(self._model).values():
+                total = zlib.crc32(_sample(_copies(variable)[0]), total)
+        self._steps += steps
+        return total & 0x3FFFFFFF
+
+    def check(self) -> None:
+        """Compares the state of all workers, each of which calls this.
+
+        Raises:
+            ReplicaMismatchError: a variable differs.
+        """
+        variables = self._comparable()
+        assigned = [n for n, v in variables.items() if id(_distributed(v)) in self._assigned]
+        group = self._model.distribute_strategy.extended.group
+        found = different_copies(group, variables, first=assigned)
+        if found:
+            raise ReplicaMismatchError(
+                f"The workers no longer have the same state: {found}. Steps keep it equal, so code "
+                "between them, such as a callback, has changed it on one worker only. Have all "
+                "workers run the same code with the same values."
+            )
+
+    def _kept(self) -> set[int]:
+        """The identities of variables that need not be equal."""
+        kept = set()
+        for optimizer in optimizers_of(self._model).values():
+            own = _own_state(optimizer)
+            kept |= {id(v.value) for v in optimizer.variables if id(v) in own}
+        compressor = self._model.distribute_strategy.extended.compressor
+        return kept | set(map(id, compressor.variables if compressor is not None else ()))
+
+    def _comparable(self) -> dict[str, Any]:
+        found = replicated_variables(self._model)
+        kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
+        for variable in self._model.distribute_strategy.extended.variables:
+            if isinstance(variable, ReplicatedVariable) and id(variable) not in kept:
+                found.setdefault(f"variable {variable.name}", variable)
+        return found
+
+
+def different_copies(group: Group, variables: dict[str, Any], *, first: Sequence[str] = ()) -> str:
+    """Compares the copies of variables on all replicas; called by all workers.
+
+    Args:
+        group: the workers.
+        variables: those of this worker. Others have copies of a variable under the same name.
+        first: the names of variables that others may depend on; those of all workers count.
+
+    Returns:
+        The first variable that differs, and where; "" if none does.
+    """
+    mine = {
+        name: [getattr(variable, "path", None) or variable.name, *map(_seen, _copies(variable))]
+        for name, variable in variables.items()
+    }
+    texts = group.exchange("state", json.dumps([list(first), mine]))
+    everyone = list(map(json.loads, texts))
+    found: dict[str, list[_Copy]] = {name: [] for names, _ in everyone for name in names}
+    for rank, (_, copies_by_name) in enumerate(everyone):
+        for name, (path, *seen) in copies_by_name.items():
+            for i, (hashed, value) in enumerate(seen):
+                replica = f", replica {i}" if len(seen) > 1 else ""
+                copy = _Copy(path, f"worker {rank}{replica}", hashed, value)
+                found.setdefault(name, []).append(copy)
+    for copies in found.values():
+        for copy in copies[1:]:
+            if copy.hashed != copies[0].hashed:
+                values = f": {copies[0].value} and {copy.value}" if copy.value else ""
+                where = f"{copies[0].where} and {copy.where}"
+                return f"the variable {copy.path!r} differs between {where}{values}"
+    return ""
+
+
+class _Copy(NamedTuple):
+    """A replica's copy of a variable."""
+
+    path: str
+    where: str
+    hashed: str
+    value: str
+
+
+def _distributed(variable: Any) -> Any:
+    return variable if isinstance(variable, tf.Variable) else variable.value
+
+
+def _copies(variable: Any) -> list[Any]:
+    value = _distributed(variable)
+    return list(getattr(value, "values", [value]))
+
+
+def _seen(copy: Any) -> tuple[str, str]:
+    array = copy.numpy()
+    shown = "" if np.ndim(array) else f"{array:.8g}" if np.isreal(array) else str(array)
+    return hashlib.blake2b(_bytes(array), digest_size=8).hexdigest(), shown
+
+
+def _bytes(array: Any) -> Any:
+    array = np.ascontiguousarray(array)
+    return repr(array.tolist()).encode() if array.dtype.hasobject else array.view(np.uint8).data
+
+
+def _sample(copy: Any) -> Any:
+    size = copy.shape.num_elements() or 0
+    flat = tf.reshape(copy, [-1])
+    return _bytes(flat[:: max(1, size // _SAMPLED)].numpy())
