@@ -94,6 +94,16 @@ class PlacedExtended(LocalExtended):
     def _in_multi_worker_mode(self) -> bool:
         return self.spans_workers
 
+    # KerasTuner names its temporary folders by these.
+
+    @property
+    def _task_type(self) -> str:
+        return "worker"
+
+    @property
+    def _task_id(self) -> int:
+        return self._workers.rank
+
     def _get_replica_id_in_sync_group(self, replica_id: int) -> int:
         with traces.unnoted():  # It is noted when a replica's context is asked for it.
             return self._workers.rank * len(self._devices) + replica_id
