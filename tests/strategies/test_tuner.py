@@ -1,0 +1,19 @@
+"""KerasTuner finds on several workers what it finds in one process."""
+
+import pytest
+
+from tests.strategies.comparison import check_same_as_alone
+from tests.tiers import exhaustive
+
+pytest.importorskip("keras_tuner")
+
+
+@exhaustive
+@pytest.mark.parametrize("kind", ["random", "hyperband"])
+@pytest.mark.parametrize("given", [True, False])
+def test_two_workers(kind, given):
+    check_same_as_alone("2", "tuner:searched", kind, given)
+
+
+def test_grid():
+    check_same_as_alone("2", "tuner:searched", "grid", False)
