@@ -233,9 +233,16 @@ class ReplicatedExtended(PlacedExtended):
         return tf.nest.pack_sequence_as(value, reduced)
 
     def _batch_reduce_to(self, reduce_op: Any, value_destination_pairs: Any, options: Any) -> Any:
-        return self._reduce_pairs(reduce_op, value_destination_pairs, "")
+        return self._reduce_pairs(reduce_op, value_destination_pairs, "", in_batch=True)
 
-    def _reduce_pairs(self, reduce_op: Any, value_destination_pairs: Any, called: str) -> Any:
+    def _reduce_pairs(
+        self,
+        reduce_op: Any,
+        value_destination_pairs: Any,
+        called: str,
+        *,
+        in_batch: bool = False,
+    ) -> Any:
         results: list[Any] = []
         crossing: list[int] = []
         for value, destinations in value_destination_pairs:
@@ -244,7 +251,12 @@ class ReplicatedExtended(PlacedExtended):
             elif isinstance(value, DistributedValues) or self.spans_workers:
                 crossing.append(len(results))
                 results.append(reduction.sum_locally(value, self._local_ops))
-            elif reduce_op == tf.distribute.ReduceOp.MEAN or len(self._devices) == 1:
+            elif (
+                reduce_op == tf.distribute.ReduceOp.MEAN
+                or len(self._devices) == 1
+                # A gradient that was made outside of the replicas counts once, as in TensorFlow.
+                or (in_batch and tf.is_tensor(value))
+            ):
                 results.append(simple_broadcast(tf.convert_to_tensor(value), destinations))
             else:
                 results.append(reduction.sum_plain(value, len(self._devices)))

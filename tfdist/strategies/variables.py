@@ -75,7 +75,7 @@ for _kind in ("add", "sub", "update", "max", "min"):
     setattr(_Variable, f"scatter_nd_{_kind}", _on_copies(f"scatter_nd_{_kind}"))
 
 
-class ReplicatedVariable(_Variable, MirroredVariable):  # type: ignore[misc]
+class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[misc]
     """A mirrored variable that can be assigned inside `tf.cond`.
 
     A replica's assignment to a variable without aggregation changes that replica's copy only, as in
@@ -149,6 +149,6 @@ def _outside_of_replicas() -> bool:
 
 
 VARIABLE_CLASSES = {
-    tf.VariableSynchronization.ON_WRITE: ReplicatedVariable,
+    tf.VariableSynchronization.ON_WRITE: ReplicatedMirroredVariable,
     tf.VariableSynchronization.ON_READ: SummedVariable,
 }

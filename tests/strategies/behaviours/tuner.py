@@ -12,9 +12,7 @@ from tests.strategies.behaviours.common import cross_entropy, rows, scope
 _TUNERS = {
     "grid": lambda *given, **more: keras_tuner.GridSearch(*given, max_trials=2, **more),
     "random": lambda *given, **more: keras_tuner.RandomSearch(*given, max_trials=3, seed=3, **more),
-    "hyperband": lambda *given, **more: keras_tuner.Hyperband(
-        *given, max_epochs=3, seed=2, **more
-    ),
+    "hyperband": lambda *given, **more: keras_tuner.Hyperband(*given, max_epochs=3, seed=2, **more),
 }
 
 

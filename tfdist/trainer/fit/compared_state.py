@@ -22,7 +22,7 @@ from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.assigned import take_assigned
 from tfdist.strategies.group import Group
-from tfdist.strategies.variables import ReplicatedVariable
+from tfdist.strategies.variables import ReplicatedMirroredVariable
 from tfdist.trainer.optimizers.of_model import optimizers_of
 
 # Samples of all weights are compared after so many steps.
@@ -125,7 +125,7 @@ class StateComparison:
         found = replicated_variables(self._model)
         kept = self._kept() | {id(v.value) for v in (*found.values(), *self._model.variables)}
         for variable in self._model.distribute_strategy.extended.variables:
-            if isinstance(variable, ReplicatedVariable) and id(variable) not in kept:
+            if isinstance(variable, ReplicatedMirroredVariable) and id(variable) not in kept:
                 found.setdefault(f"variable {variable.name}", variable)
         return found
 
