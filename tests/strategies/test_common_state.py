@@ -72,6 +72,28 @@ def test_rows_that_one_worker_has_more(form, eager, counts, found):
         assert found[0] in said and f"has {found[1]}" in said
 
 
+OTHER_PROGRAMS = ["order", "constant", "more", "loss", "clipnorm", "predict"]
+
+
+@pytest.mark.parametrize("kind", some(OTHER_PROGRAMS, always=["order"]))
+@pytest.mark.parametrize("odd", some([0, 1], always=[1]))
+def test_another_program_on_one_worker_is_found(kind, odd):
+    for said in GROUPS["2"].run(f"{COMMON}:refused_program", kind, odd):
+        assert said.startswith("The workers run different programs in their steps: worker 1 (")
+        assert " where worker 0 (" in said
+        if kind != "clipnorm":
+            assert said.count("common_state.py:") == 2
+
+
+@exhaustive
+@pytest.mark.parametrize("group", ["2", "3", "2x2", "2 by TensorFlow"])
+def test_what_tells_and_computes_nothing_may_differ(group):
+    check_same_as_alone(group, "common_state:other_program", "print", 1)
+    if group != "2 by TensorFlow":
+        for said in GROUPS[group].run(f"{COMMON}:refused_program", "constant", 1):
+            assert "different programs" in said
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 7, 64, 600])
 def test_numbers_are_compared_by_their_sums(workers):
     generator = np.random.default_rng(workers)

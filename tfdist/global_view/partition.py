@@ -345,8 +345,10 @@ class Partition:
                 scopes.enter_context(tf.control_dependencies(before))
             if op.device:
                 scopes.enter_context(tf.device(op.device))
-            if op.type in _COLLECTIVES and self._lane.all_add(op):
-                self._lane.communication.begin()
+            if op.type in _COLLECTIVES:
+                self._lane.emitted.append((self._analysis.graph, op))
+                if self._lane.all_add(op):
+                    self._lane.communication.begin()
             if decision.emit is None:
                 results = self._lane.copy(op, inputs) if op.outputs else self._effect(op, inputs)
             else:

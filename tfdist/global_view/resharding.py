@@ -80,11 +80,14 @@ class Worker:
         share: as given.
         communication: as given.
         graphs: the graphs that are being added, the innermost one last.
+        emitted: what has been communicated, in order: tensors and operations of a program, each
+            with its graph.
     """
 
     def __init__(self, share: Share, communication: Communication) -> None:
         self.share, self.communication = share, communication
         self.graphs: list[Resharding] = []
+        self.emitted: list[tuple[Any, Any]] = []
         self._needs_rows = self._has_told = False
         self._made: dict[Any, tf.Tensor] = {}
 
@@ -532,6 +535,7 @@ class Resharding:
         unique = [t for t in unique if (id(t), WHOLE) not in self._converted]
         inside = {id(value) for _, value in optional if value is not None}
         pairs = [(t, None if id(t) in inside else self._scattered(t)) for t in unique]
+        self._worker.emitted += [(self._analysis.graph, tensor) for tensor in unique]
         self._scatter([(tensor, layout) for tensor, layout in pairs if layout is not None])
         unique = [tensor for tensor, layout in pairs if layout is None]
         layouts = [self._analysis.value_of(t).layout for t in unique]

@@ -150,3 +150,53 @@ def unlike_rows(strategy, form, eager, counts):
     except tfdist.errors.ProgramMismatchError as error:
         return str(error)
     return ""
+
+
+class Programmed(keras.Model):
+    """A model whose step does something else on one worker."""
+
+    def __init__(self, kind, is_odd):
+        super().__init__()
+        self.net, self.kind, self.is_odd = mlp(), kind, is_odd
+
+    def call(self, x):
+        return self.net(x)
+
+    def train_step(self, data):
+        x, _ = data
+        logs = super().train_step(data)
+        parts = {"a": x, "b": 2 * x}
+        order, factor = "ab", 3.0
+        if self.is_odd and self.kind == "order":
+            order = "ba"
+        if self.is_odd and self.kind == "constant":
+            factor = 4.0
+        if self.is_odd and self.kind == "print":
+            tf.print(logs["loss"], self.optimizer.iterations, output_stream="file:///dev/null")
+        norms = {name: tf.sqrt(tf.reduce_sum(parts[name] ** 2)) for name in order}
+        if self.is_odd and self.kind == "more":
+            norms["a"] = tf.abs(norms["a"])
+        return {**logs, "difference": norms["a"] - factor * norms["b"]}
+
+
+def other_program(strategy, kind, odd):
+    """Trains, and predicts; a worker's step, loss, optimizer or prediction is another one."""
+    is_odd = strategy is not None and strategy.extended.worker_rank == odd
+    with scope(strategy):
+        model = Programmed(kind, is_odd)
+        power = 3 if is_odd and kind == "loss" else 2
+        optimizer = keras.optimizers.SGD(0.1, clipnorm=1.0 if is_odd and kind == "clipnorm" else 9)
+        model.compile(optimizer, lambda y, p: tf.reduce_mean(tf.abs(p) ** power))
+    x, y = rows(24)
+    history = fit(model, x, y, batch_size=8)
+    if is_odd and kind == "predict":
+        model.call = lambda x: tf.tanh(model.net(x))
+    return outcome(model, history, predicted=model.predict(x, verbose=0))
+
+
+def refused_program(strategy, kind, odd):
+    try:
+        other_program(strategy, kind, odd)
+    except tfdist.errors.ProgramMismatchError as error:
+        return str(error)
+    return ""

@@ -8,6 +8,7 @@ all weights. Only if the numbers of the workers differ do they compare all of it
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import zlib
 from collections.abc import Sequence
@@ -17,12 +18,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdist.errors import ReplicaMismatchError
+from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
 from tfdist.internals.optimizer import accumulators, updating_optimizers
 from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.assigned import take_assigned
 from tfdist.strategies.group import Group
 from tfdist.strategies.variables import ReplicatedMirroredVariable
+from tfdist.trainer.fit.step_exchange import last_programs
 from tfdist.trainer.optimizers.of_model import optimizers_of
 
 # Samples of all weights are compared after so many steps.
@@ -128,6 +130,54 @@ class StateComparison:
             if isinstance(variable, ReplicatedMirroredVariable) and id(variable) not in kept:
                 found.setdefault(f"variable {variable.name}", variable)
         return found
+
+
+def check_programs(group: Group) -> None:
+    """Compares the programs of the steps that workers have just traced; called by all.
+
+    Raises:
+        ProgramMismatchError: they differ; names the first operation that does.
+    """
+    mine = {traced_for: program.values for traced_for, program in last_programs.items()}
+    everyone = [json.loads(text) for text in group.exchange("programs", json.dumps(mine))]
+    for traced_for, first in everyone[0].items():
+        for rank, found in enumerate(everyone):
+            if found.get(traced_for, first) != first:
+                values = [first, found[traced_for]]
+                raise ProgramMismatchError(
+                    "The workers run different programs in their steps: "
+                    f"{_first_difference(group, traced_for, rank, values)}. Run the same code on "
+                    "all workers, and sort what you loop over if it is a `set`."
+                )
+
+
+def _first_difference(group: Group, traced_for: str, other: int, values: list[Any]) -> str:
+    """Where the program of a worker differs from the first one's; called by all workers."""
+    program = last_programs.get(traced_for)
+    operations = [] if program is None else program.operations
+    texts = group.exchange("operations", json.dumps(operations))
+    chiefs, others = (json.loads(texts[rank]) for rank in (0, other))
+    # Operations that the other worker does not have.
+    only = [
+        next((i for i, one in enumerate(own) if one not in theirs), None)
+        for own, theirs in ((chiefs, set(others)), (others, set(chiefs)))
+    ]
+    place = only[min(1, group.topology.rank)]
+    here = ""
+    if program is not None and place is not None and place < len(operations):
+        here = program.describe_operation(place)
+    elif program is not None and only == [None, None]:
+        pairs = itertools.zip_longest(*values)
+        moved = next(i for i, (one, another) in enumerate(pairs) if one != another)
+        here = program.describe_value(moved) if moved < len(program.values) else ""
+    described = group.exchange("what differs", here)
+    chief, worker = (group.topology.workers[rank] for rank in (0, other))
+    if only == [None, None]:
+        return f"{worker} comes to {described[other]} where {chief} comes to {described[0]}"
+    return (
+        f"{worker} computes {described[other] or 'nothing'} where {chief} computes "
+        f"{described[0] or 'nothing'}"
+    )
 
 
 def different_copies(group: Group, variables: dict[str, Any], *, first: Sequence[str] = ()) -> str:

@@ -18,6 +18,7 @@ from tfdist.collective import tokens
 from tfdist.global_view.analysis import Analysis
 from tfdist.global_view.decision import Value, dims_of
 from tfdist.global_view.explain import Transfer, report, transfers
+from tfdist.global_view.fingerprint import Program
 from tfdist.global_view.layout import LOCAL, SETTLED_SUM, SHARED, WHOLE, Dim, Layout, Symbol, rows
 from tfdist.global_view.partition import Added, Lane, Partition
 from tfdist.global_view.resharding import Share
@@ -154,7 +155,48 @@ def _run(
     lane = Lane(share, communication, added if several else None, leads=leads)
     given = [*_components(leaves), *traced.captured]
     partition = Partition(traced.analysis, lane)
-    return traced.packed(partition.add(given, [WHOLE] * len(traced.analysis.outputs)))
+    outputs = partition.add(given, [WHOLE] * len(traced.analysis.outputs))
+    if extended.worker_count > 1 and not extended.group.elastic:
+        _tell(extended, program_told, traced, lane, (form, trains))
+    return traced.packed(outputs)
+
+
+def _tell(
+    extended: Any, program: TracedProgram, traced: _Traced, lane: Lane, traced_for: Any
+) -> None:
+    """Has the step tell the other workers which program it runs.
+
+    Args:
+        extended: the strategy's.
+        program: what the step tells.
+        traced: the program.
+        lane: has added it.
+        traced_for: what it has been traced for, besides the shapes and types of its inputs.
+    """
+    graph = traced.analysis.graph
+    order = {
+        id(copy.handle): number
+        for number, variable in enumerate(extended.variables)
+        for copy in getattr(variable, "values", [variable])
+    }
+    captures = [(order.get(id(outer), -1), inner) for outer, inner in graph.captures]
+    ours = [inner for number, inner in sorted(captures, key=lambda c: c[0]) if number >= 0]
+    others = [inner for number, inner in captures if number < 0]
+    captured = {
+        inner.op.name: f"{kind} {number} {inner.dtype.name}"
+        for kind, inners in (("variable", ours), ("captured", others))
+        for number, inner in enumerate(inners)
+    }
+    # Workers have different parts of the sums of compressed gradients and of sharded updates.
+    compresses = extended.compressor is not None and extended.compressor.active
+    same = not compresses and not extended.shards_optimizers
+    emitted = [one for one in lane.emitted if same or isinstance(one[1], tf.Tensor)]
+    try:
+        found = Program(emitted, graph, traced.analysis.results, captured, updates=same)
+    except ValueError:  # The graph is too large for a message.
+        return
+    shapes = [(str(t.shape), t.dtype.name) for t in graph.inputs[: -len(graph.captures) or None]]
+    program.note(repr((shapes, *traced_for)), found)
 
 
 def divided(batch: Any, form: BatchForm) -> Any:

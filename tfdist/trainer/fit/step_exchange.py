@@ -8,12 +8,14 @@ They cost nothing, as they travel with the numbers of rows.
 from __future__ import annotations
 
 import enum
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tfdist.collective import tokens
+from tfdist.global_view.fingerprint import Program
 
 
 class Request(enum.IntFlag):
@@ -101,16 +103,18 @@ class TracedProgram:
     def __init__(self) -> None:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
 
-    def note(self, signature: int, program: int) -> None:
+    def note(self, traced_for: str, program: Program) -> None:
         """Tells what has been traced whenever the step runs.
 
         Args:
-            signature: 30 bits; of the batches and the state that it is traced for.
-            program: 30 bits, which all workers must have if they have the same signature.
+            traced_for: describes what the step is traced for, such as the batch's shapes.
+            program: what all workers must have that have traced the step for the same.
         """
+        numbers = [zlib.crc32(repr(one).encode()) for one in (traced_for, program.values)]
         with tf.init_scope():
-            numbers = tf.constant(_compared(signature) + _compared(program), tf.int32)
-            tokens.assign(self._resource, numbers)
+            both = [*_compared(numbers[0]), *_compared(numbers[1])]
+            tokens.assign(self._resource, tf.constant(both, tf.int32))
+        last_programs[traced_for] = program
 
     def in_graph(self) -> tf.Tensor:
         """What is told, an int32 vector that a step sums over the replicas."""
@@ -179,3 +183,6 @@ def _host() -> str:
 
 told = StepExchange()
 """What this process tells."""
+
+last_programs: dict[str, Program] = {}
+"""What has been traced since the last step, by what it has been traced for."""

@@ -25,14 +25,14 @@ from tfdist.strategies.step_failure import running_step
 from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.call_checks import training_call
-from tfdist.trainer.fit.compared_state import StateComparison
+from tfdist.trainer.fit.compared_state import StateComparison, check_programs
 from tfdist.trainer.fit.compilation import make_function
 from tfdist.trainer.fit.current_data import batches_done
 from tfdist.trainer.fit.eager_step import run_eager_prediction, run_eager_step
 from tfdist.trainer.fit.metric_state import metric_variables, take_over_metrics, totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_partitioned_step
-from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, told
+from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, last_programs, told
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
 from tfdist.trainer.optimizers.applying import keep_build
@@ -133,6 +133,9 @@ def make_step_function(
         heard = as_heard(numbers)
         if heard.rows_differ:
             raise unlike_rows(strategy.extended.group, own)
+        if heard.program_differs:
+            check_programs(strategy.extended.group)
+        last_programs.clear()
         if heard.state_differs:
             state_of.check()
         if trains:
@@ -191,8 +194,11 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
             heard = as_heard(numbers.numpy().tolist())
             if heard.rows_differ:
                 raise unlike_rows(strategy.extended.group, int(count_own_rows(strategy, batch)))
+            if heard.program_differs:
+                check_programs(strategy.extended.group)
             if heard.state_differs:
                 state_of.check()
+        last_programs.clear()
         outputs = [output for output, _ in results]
         if len(outputs) == 1:
             return outputs[0]
