@@ -10,16 +10,17 @@ it at different lines must pass the same `name`.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
 from tfdist.collective import call_site, native_ops, registry
-from tfdist.collective.communicator_interface import Alone
 from tfdist.collective.native_communicator import NativeCommunicator
 from tfdist.collective.native_ops import REDUCTIONS
-from tfdist.collective.traffic import NONE, Traffic
+from tfdist.collective.one_rank import OneRank, invalid
+from tfdist.collective.traffic import Traffic
 
 _WORKERS = "workers"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -65,8 +66,9 @@ def all_reduce(value: Any, op: str = "sum", *, communicator: str = _WORKERS, nam
     """
     _check_op(op)
     group = registry.get(communicator)
-    tensors = [tf.convert_to_tensor(v) for v in tf.nest.flatten(value)]
-    if isinstance(group, Alone) or not tensors:
+    tensors = [_summable(v, "all_reduce", op) for v in tf.nest.flatten(value)]
+    if isinstance(group, OneRank) or not tensors:
+        _check(group)
         return tf.nest.pack_sequence_as(value, tensors)
     results: list[Any] = [None] * len(tensors)
     key = name or call_site.of_call()
@@ -103,7 +105,7 @@ def reduce_scatter(
     """
     _check_op(op)
     return _map(
-        value,
+        tf.nest.map_structure(lambda v: _summable(v, "reduce_scatter", op, rows=True), value),
         communicator,
         name,
         lambda group, t, key: native_ops.reduce_scatter(group.token, t, op, communicator, key),
@@ -115,7 +117,8 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
     """Concatenates along the first axis, in rank order.
 
     Args:
-        value: a tensor or a nest of them; the first dimension may differ between ranks.
+        value: a tensor or a nest of them, of a type that `all_reduce` takes; the first dimension
+            may differ between ranks.
         communicator: the group's name.
         name: the name of this call, compared among the ranks; by default the call site.
 
@@ -123,7 +126,7 @@ def all_gather(value: Any, *, communicator: str = _WORKERS, name: str = "") -> A
         The rows of all ranks; differentiable.
     """
     return _map(
-        value,
+        tf.nest.map_structure(lambda v: _sendable(v, "all_gather", rows=True), value),
         communicator,
         name,
         lambda group, t, key: native_ops.all_gather(group.token, t, communicator, key),
@@ -143,8 +146,11 @@ def broadcast(value: Any, root: int = 0, *, communicator: str = _WORKERS, name: 
     Returns:
         The root's value; differentiable.
     """
+    root = operator.index(root)
+    if isinstance(registry.get(communicator), OneRank) and root != 0:
+        raise invalid(f"The root of a broadcast must be a rank from 0 to 0. Received: {root}.")
     return _map(
-        value,
+        tf.nest.map_structure(lambda v: _sendable(v, "broadcast"), value),
         communicator,
         name,
         lambda group, t, key: native_ops.broadcast(group.token, t, root, communicator, key),
@@ -167,13 +173,14 @@ def all_to_all(
         The received rows, in rank order, and the number of rows from each rank. Differentiable.
     """
     group = registry.get(communicator)
-    tensor = tf.convert_to_tensor(tensor)
+    tensor = _sendable(tensor, "all_to_all", rows=True)
     if rows is None:
         _, size = group.place()
         rows = tf.fill([size], tf.shape(tensor, tf.int64)[0] // tf.cast(size, tf.int64))
     rows = tf.cast(rows, tf.int64)
-    if isinstance(group, Alone):
-        return tensor, rows
+    if isinstance(group, OneRank):
+        group.check()
+        return group.all_to_all(tensor, rows)
     with tf.device(group.device):
         key = name or call_site.of_call()
         return native_ops.all_to_all(group.token, tensor, rows, communicator, key)
@@ -189,9 +196,10 @@ def send(value: Any, rank: int, *, communicator: str = _WORKERS, name: str = "")
         communicator: the group's name.
         name: the name of this message, compared with the receiver's.
     """
-    group = registry.get(communicator)
+    tensor = _sendable(value, "send")
+    group = _with_peer(communicator, rank)
     with tf.device(group.device):
-        native_ops.send(group.token, tf.convert_to_tensor(value), rank, communicator, name)
+        native_ops.send(group.token, tensor, rank, communicator, name)
 
 
 @_as_written
@@ -215,9 +223,10 @@ def receive(
     Returns:
         The tensor.
     """
-    group = registry.get(communicator)
+    dtype = _known_type(tf.as_dtype(dtype), "receive")
+    group = _with_peer(communicator, rank)
     with tf.device(group.device):
-        return native_ops.receive(group.token, shape, tf.as_dtype(dtype), rank, communicator, name)
+        return native_ops.receive(group.token, shape, dtype, rank, communicator, name)
 
 
 @_as_written
@@ -229,7 +238,9 @@ def barrier(*, communicator: str = _WORKERS, name: str = "") -> None:
         name: the name of this call, compared among the ranks.
     """
     group = registry.get(communicator)
-    if not isinstance(group, Alone):
+    if isinstance(group, OneRank):
+        group.check()
+    else:
         with tf.device(group.device):
             native_ops.barrier(group.token, communicator, name)
 
@@ -247,19 +258,75 @@ def statistics(communicator: str | None = None) -> Traffic:
     """
     if communicator is None:
         return registry.traffic()
-    group = registry.get(communicator)
-    return NONE if isinstance(group, Alone) else group.traffic()
+    traffic: Traffic = registry.get(communicator).traffic()
+    return traffic
 
 
-def _map(value: Any, communicator: str, name: str, collective: Any) -> Any:
+def _map(tensors: Any, communicator: str, name: str, collective: Any) -> Any:
     group = registry.get(communicator)
-    if isinstance(group, Alone):
-        return tf.nest.map_structure(tf.convert_to_tensor, value)
+    if isinstance(group, OneRank):
+        group.check()
+        return tensors
     key = name or call_site.of_call()
     with tf.device(group.device):
-        return tf.nest.map_structure(
-            lambda leaf: collective(group, tf.convert_to_tensor(leaf), key), value
+        return tf.nest.map_structure(lambda tensor: collective(group, tensor, key), tensors)
+
+
+def _check(group: Any) -> None:
+    if isinstance(group, OneRank):
+        group.check()
+
+
+def _sendable(value: Any, function: str, *, rows: bool = False) -> tf.Tensor:
+    """A value as a tensor that the native collectives take.
+
+    Args:
+        value: anything that TensorFlow can convert.
+        function: which takes it.
+        rows: whether it needs a first axis.
+
+    Raises:
+        tf.errors.InvalidArgumentError: its type or shape is not supported.
+    """
+    tensor = tf.convert_to_tensor(value)
+    _known_type(tensor.dtype, function)
+    if rows and tensor.shape.rank == 0:
+        raise invalid(
+            f"{function} needs a tensor with a first axis. Received: a scalar. Reshape it to [1]."
         )
+    return tensor
+
+
+def _summable(value: Any, function: str, op: str, *, rows: bool = False) -> tf.Tensor:
+    """The same of a value that is reduced by an operation."""
+    tensor = _sendable(value, function, rows=rows)
+    if op == "mean" and not tensor.dtype.is_floating:
+        raise invalid(
+            f"A mean is defined for floating types. Received: {tensor.dtype.name}. Cast the "
+            "tensor, or take the sum."
+        )
+    return tensor
+
+
+def _known_type(dtype: tf.DType, function: str) -> tf.DType:
+    if dtype not in native_ops.TYPES:
+        known = ", ".join(sorted(one.name for one in native_ops.TYPES))
+        raise invalid(
+            f"{function} takes tensors of {known}. Received: {dtype.name}. Cast or encode it."
+        )
+    return dtype
+
+
+def _with_peer(communicator: str, rank: int) -> Any:
+    """The communicator for a message, which has other ranks."""
+    group = registry.get(communicator)
+    if isinstance(group, OneRank):
+        group.check()
+        raise invalid(
+            "Rank 0 of 1 can exchange messages with other ranks of its group only. Received: rank "
+            f"{rank}."
+        )
+    return group
 
 
 def _check_op(op: str) -> None:

@@ -36,21 +36,43 @@ def check_free(session: Session, name: str, members: Sequence[int]) -> None:
         ValueError: a process of a group has an open communicator of this name, or it is reserved;
             the same error on all ranks.
     """
-    if name in RESERVED:
-        raise ValueError(
-            f"{' and '.join(map(repr, RESERVED))} are what tfdist calls its own connections in "
-            f"flight logs. Received: a communicator named {name!r}. Choose another name."
-        )
+    check_unreserved(name)
     # The communicator of a single process may be replaced.
     taken = bool(members) and not isinstance(_communicators.get(name, _ALONE), Alone)
     for rank, answer in enumerate(session.exchange(f"communicator {name!r}", b"%d" % taken)):
         if answer == b"1":
             where = session.topology.workers[rank] if session.topology.workers else "this process"
-            raise ValueError(
-                f"The open communicators of a process must have different names. Received: "
-                f"{name!r}, which {where} already uses. Close that communicator first, or choose "
-                "another name."
-            )
+            raise _taken(name, where)
+
+
+def check_unreserved(name: str) -> None:
+    """Checks that a name is not one of tfdist's own.
+
+    Raises:
+        ValueError: it is.
+    """
+    if name in RESERVED:
+        raise ValueError(
+            f"{' and '.join(map(repr, RESERVED))} are what tfdist calls its own connections in "
+            f"flight logs. Received: a communicator named {name!r}. Choose another name."
+        )
+
+
+def check_new(name: str) -> None:
+    """Checks that this process has no communicator of a name.
+
+    Raises:
+        ValueError: it has.
+    """
+    if name in _communicators:
+        raise _taken(name, "this process")
+
+
+def _taken(name: str, where: Any) -> ValueError:
+    return ValueError(
+        f"The open communicators of a process must have different names. Received: {name!r}, which "
+        f"{where} already uses. Close that communicator first, or choose another name."
+    )
 
 
 def get(name: str) -> Any:

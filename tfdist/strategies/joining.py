@@ -19,7 +19,7 @@ from tfdist.cluster import (
 )
 from tfdist.cluster.this_worker import note_joined
 from tfdist.collective import flight_log, registry
-from tfdist.collective.communicator_interface import Alone
+from tfdist.collective.one_rank import OneRank
 from tfdist.errors import ClusterError
 from tfdist.options import Options
 from tfdist.strategies.group import Group, introduce
@@ -44,7 +44,7 @@ def join(found: Found, *, elastic: bool = False) -> Group:
     if topology.size == 1 and not (elastic or _is_same(topology, _joined_by)):
         if _joined is None:
             # In a job, "workers" is the communicator of all its workers.
-            registry.put("workers", Alone())
+            registry.put("workers", OneRank("workers"))
         return _by_itself(topology)
     if _joined is None:
         _joined, _joined_by = _join(found, elastic), topology
