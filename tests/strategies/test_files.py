@@ -5,7 +5,13 @@ import itertools
 import pytest
 
 from tests.groups import GROUPS
-from tests.strategies.comparison import PACKAGE, assert_close, assert_equal, behaviours
+from tests.strategies.comparison import (
+    PACKAGE,
+    assert_close,
+    assert_equal,
+    behaviours,
+    check_same_as_alone,
+)
 from tests.tiers import exhaustive, some
 
 FILES = behaviours("files", "folder")
@@ -45,6 +51,11 @@ def test_two_workers(behaviour, tmp_path):
 )
 def test_groups(group, behaviour, tmp_path):
     _check(group, behaviour, tmp_path)
+
+
+@pytest.mark.parametrize("group", some(["2", "3", "2x2", "2 by TensorFlow"], always=["2"]))
+def test_all_go_on_from_what_the_chief_alone_finds(group):
+    check_same_as_alone(group, "files:backup_in_own_folders")
 
 
 def test_what_the_chief_cannot_write(tmp_path):

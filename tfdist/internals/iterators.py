@@ -160,6 +160,11 @@ def set_number_of_batches(epochs: Any, batches: int | None) -> None:
     epochs._num_batches = batches
 
 
+def initial_epoch(model: Any) -> int:
+    """The epoch that a callback has the running call of `fit` begin with; 0 if none has."""
+    return int(model._initial_epoch or 0)
+
+
 def set_initial_epoch(model: Any, epoch: int | None) -> None:
     """Has the running call of `fit` begin with an epoch; None for that of its argument."""
     model._initial_epoch = epoch

@@ -5,8 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from tfdist.pipeline.model import PipelineModel
-from tfdist.trainer.fit.compared_state import replicated_state, replicated_variables
-from tfdist.trainer.optimizers.of_model import optimizers_of
+from tfdist.trainer.optimizers.of_model import (
+    optimizers_of,
+    replicated_state,
+    replicated_variables,
+)
 
 
 def copies_of(model: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import tempfile
 
 import keras
 import numpy as np
@@ -137,6 +138,17 @@ def backup_and_restore(strategy, folder):
         x, y, batch_size=10, epochs=4, shuffle=False, verbose=0, callbacks=[backup()]
     )
     return outcome(second, dict(history.history), epochs=list(history.epoch))
+
+
+def backup_in_own_folders(strategy):
+    """The path is the same on all workers, but not the folder: only the chief finds its files."""
+    before = os.getcwd()
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            return backup_and_restore(strategy, ".")
+        finally:
+            os.chdir(before)
 
 
 def csv_logger(strategy, folder):

@@ -19,48 +19,16 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
-from tfdist.internals.optimizer import accumulators, updating_optimizers
-from tfdist.sharding.sharded import sharded_by
 from tfdist.strategies.assigned import take_assigned
 from tfdist.strategies.group import Group
 from tfdist.strategies.variables import ReplicatedMirroredVariable
 from tfdist.trainer.fit.step_exchange import last_programs
-from tfdist.trainer.optimizers.of_model import optimizers_of
+from tfdist.trainer.optimizers.of_model import optimizers_of, own_state, replicated_variables
 
 # Samples of all weights are compared after so many steps.
 _STEPS = 256
 # So many elements of each variable.
 _SAMPLED = 32
-
-
-def replicated_variables(model: keras.Model) -> dict[str, Any]:
-    """The weights of a model and the state of its optimizers, as far as they are replicated.
-
-    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
-    replicas.
-
-    Returns:
-        Keras variables by names that are the same on all workers.
-    """
-    found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
-    for name, outermost in optimizers_of(model).items():
-        for i, variable in enumerate(replicated_state(outermost)):
-            found[f"{name} {i}"] = variable
-    return found
-
-
-def replicated_state(optimizer: Any) -> list[Any]:
-    """The variables of an optimizer that all replicas have in common."""
-    own = _own_state(optimizer)
-    return [v for v in optimizer.variables if id(v) not in own]
-
-
-def _own_state(optimizer: Any) -> set[int]:
-    """Those that they have not; the identities of Keras variables."""
-    updating = updating_optimizers(optimizer)
-    own = {id(v) for one in updating for v in accumulators(one)}
-    sharded = [one for one in updating if sharded_by(one) is not None]
-    return own | {id(v) for one in sharded for v in one.variables if v.shape}
 
 
 class StateComparison:
@@ -118,7 +86,7 @@ class StateComparison:
         """The identities of variables that need not be equal."""
         kept = set()
         for optimizer in optimizers_of(self._model).values():
-            own = _own_state(optimizer)
+            own = own_state(optimizer)
             kept |= {id(v.value) for v in optimizer.variables if id(v) in own}
         compressor = self._model.distribute_strategy.extended.compressor
         return kept | set(map(id, compressor.variables if compressor is not None else ()))

@@ -1,4 +1,7 @@
-"""The optimizers with which a model trains: that of `compile`, and those of its own steps."""
+"""The optimizers with which a model trains: that of `compile`, and those of its own steps.
+
+And which variables of them and of the model all replicas have in common.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,8 @@ from typing import Any
 import keras
 
 from tfdist.internals.keras import BaseOptimizer
+from tfdist.internals.optimizer import accumulators, updating_optimizers
+from tfdist.sharding.sharded import sharded_by
 
 
 def optimizers_of(model: keras.Model) -> dict[str, Any]:
@@ -47,3 +52,33 @@ def _named(items: Iterable[tuple[Any, Any]], prefix: str = "") -> Iterator[tuple
             yield from _named(enumerate(value), f"{name}/")
         elif isinstance(value, dict):
             yield from _named(value.items(), f"{name}/")
+
+
+def replicated_variables(model: keras.Model) -> dict[str, Any]:
+    """The weights of a model and the state of its optimizers, as far as they are replicated.
+
+    Left out are accumulated gradients and the slots of a sharded optimizer, which differ between
+    replicas.
+
+    Returns:
+        Keras variables by names that are the same on all workers.
+    """
+    found = {f"weight {i}": variable for i, variable in enumerate(model.weights)}
+    for name, outermost in optimizers_of(model).items():
+        for i, variable in enumerate(replicated_state(outermost)):
+            found[f"{name} {i}"] = variable
+    return found
+
+
+def replicated_state(optimizer: Any) -> list[Any]:
+    """The variables of an optimizer that all replicas have in common."""
+    own = own_state(optimizer)
+    return [v for v in optimizer.variables if id(v) not in own]
+
+
+def own_state(optimizer: Any) -> set[int]:
+    """The variables of which each replica has its own; the identities of Keras variables."""
+    updating = updating_optimizers(optimizer)
+    own = {id(v) for one in updating for v in accumulators(one)}
+    sharded = [one for one in updating if sharded_by(one) is not None]
+    return own | {id(v) for one in sharded for v in one.variables if v.shape}
