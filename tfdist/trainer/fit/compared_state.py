@@ -27,8 +27,8 @@ from tfdist.trainer.optimizers.of_model import optimizers_of, own_state, replica
 
 # Samples of all weights are compared after so many steps.
 _STEPS = 256
-# So many elements of each variable.
-_SAMPLED = 32
+# About so many elements of each variable, and of one that has been assigned.
+_SAMPLED, _ASSIGNED = 32, 2**14
 
 
 class StateComparison:
@@ -52,16 +52,17 @@ class StateComparison:
             steps: how many steps come.
         """
         strategy = self._model.distribute_strategy
-        kept = self._kept()
-        assigned = [v for v in take_assigned(strategy) if id(v) not in kept]
+        assigned = take_assigned(strategy)
+        kept = self._kept() if assigned else ()
+        assigned = [v for v in assigned if id(v) not in kept]
         self._assigned = set(map(id, assigned))
         total = 0
         for variable in assigned:
-            total = zlib.crc32(_bytes(variable.values[0].numpy()), total)
+            total = zlib.crc32(_sample(variable.values[0], _ASSIGNED), total)
         if call is not None and (call is not self._call or self._steps >= _STEPS):
             self._call, self._steps = call, 0
             for variable in replicated_variables(self._model).values():
-                total = zlib.crc32(_sample(_copies(variable)[0]), total)
+                total = zlib.crc32(_sample(_copies(variable)[0], _SAMPLED), total)
         self._steps += steps
         return total & 0x3FFFFFFF
 
@@ -210,7 +211,7 @@ def _bytes(array: Any) -> Any:
     return repr(array.tolist()).encode() if array.dtype.hasobject else array.view(np.uint8).data
 
 
-def _sample(copy: Any) -> Any:
+def _sample(copy: Any, most: int) -> Any:
     size = copy.shape.num_elements() or 0
     flat = tf.reshape(copy, [-1])
-    return _bytes(flat[:: max(1, size // _SAMPLED)].numpy())
+    return _bytes(flat[:: max(1, size // most)].numpy())
