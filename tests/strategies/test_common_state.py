@@ -107,8 +107,11 @@ def test_numbers_are_compared_by_their_sums(workers):
 
 
 def differ(told):
-    sums = tf.constant(told.sum(axis=0).astype(np.uint32).view(np.int32))
-    return bool(step_exchange._differ(sums, tf.constant(len(told))))
+    numbers = np.concatenate([[0, 0], told.sum(axis=0), np.zeros(8, np.int64)])
+    sums = tf.constant(numbers.astype(np.uint32).view(np.int32))
+    found = as_heard(heard(sums, tf.constant(len(told)), 0).numpy().tolist())
+    assert found[:2] == (Request(0), False) and not found.program_differs
+    return found.state_differs
 
 
 def test_requests_of_any_number_of_workers_and_steps_are_heard():
@@ -120,7 +123,7 @@ def test_requests_of_any_number_of_workers_and_steps_are_heard():
         exchange.publish()
         told = tf.concat([exchange.in_graph(), step_exchange.untraced()], axis=0)
         for workers, steps in ((32, 1024), (64, 512), (2, 1)):
-            once = heard(told * workers, tf.constant(workers), tf.constant(False))
+            once = heard(told * workers, tf.constant(workers), 0)
             found = as_heard((once * steps).numpy().tolist())
             assert [request for request in Request if request in found.asked] == asking
             assert not any(found[1:])

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep
 from tfdist.trainer.fit.metric_state import metric_variables
-from tfdist.trainer.fit.own_rows import are_unlike, count_own_rows, gather_sparse
+from tfdist.trainer.fit.own_rows import count_own_rows, gather_sparse, unlike_shares
 from tfdist.trainer.fit.step_exchange import heard, told, untraced
 
 
@@ -36,9 +36,9 @@ def run_eager_step(
     own = tf.concat([own, told.in_graph(), untraced()], axis=0)
     sums = reduction.sum_values(extended.workers, [own], "rows")[0]
     counts, devices = sums[:workers], len(extended.worker_devices)
-    unlike = are_unlike(counts, devices) if shared else tf.constant(False)
-    total = tf.reduce_sum(counts, keepdims=True)
-    counted = tf.concat([total, heard(sums[workers:], workers, unlike)], axis=0)
+    total = tf.reduce_sum(counts)
+    unlike = unlike_shares(counts, total, devices) if shared else 0
+    counted = tf.concat([[total], heard(sums[workers:], workers, unlike)], axis=0)
     whole = _gathered(strategy, batch)
     summed = _summed(model)
     copies = [tf.add_n([tf.identity(c) for c in v.value.values]) for v in summed]

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from tfdist.collective.overlap import overlapping
 from tfdist.strategies import reduction
-from tfdist.strategies.shares import share_of_rows
 from tfdist.strategies.step import OwnRows
 from tfdist.trainer.fit.step_exchange import TracedProgram, heard, told
 
@@ -64,23 +63,23 @@ def exchange_rows(batch: Any, program: TracedProgram, *, shared: bool) -> OwnRow
         total=ends[-1],
         first_row=ends[replica] - rows,
         some_are_empty=tf.reduce_any(tf.equal(counts, 0)),
-        heard=heard(
-            sums[replicas:], replicas, are_unlike(counts) if shared else tf.constant(False)
-        ),
+        heard=heard(sums[replicas:], replicas, unlike_shares(counts, ends[-1]) if shared else 0),
     )
 
 
-def are_unlike(counts: tf.Tensor, devices: int = 1) -> tf.Tensor:
-    """Whether numbers of rows are not those of the shares of a batch; a bool scalar.
+def unlike_shares(counts: tf.Tensor, total: tf.Tensor, devices: int = 1) -> tf.Tensor:
+    """How many numbers of rows are not those of the shares of a batch, an int32 scalar.
 
     Args:
         counts: the rows of each replica, an int32 vector, or of as many successive ones together.
+        total: their sum.
         devices: how many.
     """
-    replicas = tf.size(counts) * devices
-    starts, ends = share_of_rows(tf.reduce_sum(counts), tf.range(replicas), replicas)
-    shares = tf.reduce_sum(tf.reshape(ends - starts, [-1, devices]), axis=1)
-    return tf.reduce_any(counts != shares)
+    replicas = (counts.shape[0] or tf.size(counts)) * devices
+    shares = total // replicas + tf.cast(tf.range(replicas) < total % replicas, tf.int32)
+    if devices > 1:
+        shares = tf.reduce_sum(tf.reshape(shares, [-1, devices]), axis=1)
+    return tf.math.count_nonzero(counts - shares, dtype=tf.int32)
 
 
 def _same_rows(batch: Any) -> tf.Tensor:

@@ -134,47 +134,47 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
         sums: of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas, an int32
             vector.
         replicas: the number of replicas, int32.
-        unlike_rows: whether the rows of the replicas are no shares of one batch, a bool scalar.
+        unlike_rows: how many replicas have rows that are no share of one batch, int32.
 
     Returns:
         An int32 vector for `as_heard`.
     """
-    requests, state = sums[: len(Request)], sums[len(Request) : _TOLD]
-    signature, program = sums[_TOLD : _TOLD + _NUMBERS], sums[_TOLD + _NUMBERS :]
-    differ = [
-        unlike_rows,
-        _differ(state, replicas),
-        _differ(program, replicas) & ~_differ(signature, replicas),
-    ]
-    return tf.concat([tf.minimum(requests, 1), tf.cast(tf.stack(differ), tf.int32)], axis=0)
+    requests, numbers = sums[: len(Request)], tf.reshape(sums[len(Request) :], [-1, 2])
+    differ = tf.cast(numbers[:, 0] * numbers[:, 0] != numbers[:, 1] * replicas, tf.int32)
+    return tf.concat([requests, [unlike_rows], differ], axis=0)
 
 
 def heard_nothing() -> tf.Tensor:
     """What `heard` returns where there is only one replica, which asks for nothing."""
-    return tf.zeros([len(Request) + 3], tf.int32)
+    return tf.zeros([len(Request) + 1 + 3 * _HALVES], tf.int32)
 
 
 def as_heard(numbers: Sequence[int]) -> Heard:
     """What the workers have told: the sum of what `heard` returns, over steps."""
+    if not any(numbers):
+        return _NOTHING
     asked = Request(0)
     for request, count in zip(Request, numbers, strict=False):
         asked |= request if count else Request(0)
-    return Heard(asked, *map(bool, numbers[len(Request) :]))
+    rows, *halves = numbers[len(Request) :]
+    state, signature, program = (
+        any(halves[i : i + _HALVES]) for i in range(0, 3 * _HALVES, _HALVES)
+    )
+    return Heard(asked, bool(rows), state, program and not signature)
 
+
+_NOTHING = Heard(Request(0))
 
 # A number is told as two halves and their squares. The numbers of all workers are equal if n times
 # the sum of the squares is the square of the sum. It is computed modulo 2 ** 32.
-_NUMBERS = 4
+_HALVES = 2
+_NUMBERS = 2 * _HALVES
 _TOLD = len(Request) + _NUMBERS
 
 
 def _compared(number: int) -> list[int]:
     halves = number & 0x7FFF, number >> 15 & 0x7FFF
     return [value for half in halves for value in (half, half * half)]
-
-
-def _differ(sums: tf.Tensor, replicas: Any) -> tf.Tensor:
-    return tf.reduce_any(sums[0::2] * sums[0::2] != sums[1::2] * replicas)
 
 
 def _host() -> str:
