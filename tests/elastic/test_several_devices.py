@@ -53,7 +53,8 @@ def test_features(start, feature):
 
 
 def test_rows_per_worker(start):
-    faults = {1: ("backward", 18, "kill")}
+    # The Python function of a step runs once for all devices of a worker.
+    faults = {1: ("backward", 9, "kill")}
     answers = start(3, devices=2).answers(f"{SURVIVING}:trained", PER_WORKER, faults, silent={1})
     check_redrawn(answers, [0, 2], [(0, 3), (9, 2)], {})
 
