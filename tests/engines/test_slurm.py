@@ -59,7 +59,7 @@ def test_two_components_of_a_job_are_refused(cluster):
 TRAIN = """
 import os, pathlib, subprocess, sys, time
 import keras, numpy, tfdist
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 folder, what = pathlib.Path(sys.argv[1]), sys.argv[2]
 interrupts = what == "interrupted" and "SLURM_RESTART_COUNT" not in os.environ
 
@@ -70,7 +70,7 @@ class Interrupt(keras.callbacks.Callback):
         if interrupts and self.steps == 12 and tfdist.rank() == 1:
             job = os.environ["SLURM_JOB_ID"]
             subprocess.run(["scancel", "--signal=TERM", job], check=True)  # as before the limit
-            while not told.is_wanted(Request.SAVE_AND_EXIT):
+            while not step_exchange.is_wanted(Request.SAVE_AND_EXIT):
                 time.sleep(0.01)
 
 keras.utils.set_random_seed(1)

@@ -28,7 +28,7 @@ from tfdist.strategies.progress import Progress
 from tfdist.trainer.fit.added_callbacks import RunsLast
 from tfdist.trainer.fit.current_data import current_data
 from tfdist.trainer.fit.position import Position
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 
 
 class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
@@ -145,7 +145,7 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         self._steps = self._steps_before + batch + 1
         if self.model.stop_training:
             return  # The epoch ends here; a training that resumes stops in the same way.
-        if told.is_granted(Request.SAVE_AND_EXIT):
+        if step_exchange.is_granted(Request.SAVE_AND_EXIT):
             self._leave(Place(self._steps, self._epoch, batch + 1))
         elif self._is_due() and not self._ends_epoch(batch):
             self._save(Place(self._steps, self._epoch, batch + 1))
@@ -163,10 +163,10 @@ class BackupAndRestore(RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         set_initial_epoch(self.model, None)
         # What another worker deletes must not be written any more.
         self._series.wait()
-        mine = "SIGTERM" if told.is_wanted(Request.SAVE_AND_EXIT) else ""
+        mine = "SIGTERM" if step_exchange.is_wanted(Request.SAVE_AND_EXIT) else ""
         # Not before all have trained to the end: one that fails now has to be able to resume.
         if any(self._series.workers.exchange("training has ended", mine)):
-            told.withdraw(Request.SAVE_AND_EXIT)
+            step_exchange.withdraw(Request.SAVE_AND_EXIT)
             self._leave(Place(self._steps, self.params["epochs"], 0))
         self._series.end(delete=self._delete)
 

@@ -19,7 +19,7 @@ from tfdist.elastic.variables import require_variables
 from tfdist.errors import UnsupportedError
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.trainer.fit.added_callbacks import Entries, RunsFit, RunsLast
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 
 
 class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc]
@@ -157,7 +157,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
                     if not recovery.can_help(error):
                         raise
                 recovery.change()
-                told.withdraw(Request.CHANGE_GROUP)
+                step_exchange.withdraw(Request.CHANGE_GROUP)
         except BaseException as error:
             watch_others(group, calls.number, error)
             raise
@@ -165,7 +165,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
             shards.end()
             calls.end(getattr(model, "history", None))
             self._recovery = None
-            told.withdraw(Request.CHANGE_GROUP)
+            step_exchange.withdraw(Request.CHANGE_GROUP)
 
     def runs_after(self, others: Sequence[Any]) -> None:
         pass
@@ -197,7 +197,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
         if self._recovery is None:
             return
         self._recovery.graphs.step_ends()
-        if not told.is_granted(Request.CHANGE_GROUP):
+        if not step_exchange.is_granted(Request.CHANGE_GROUP):
             return
         batches = self.params["steps"]
         # The state of data that has been read to its end does not tell how it is shuffled next.
@@ -213,7 +213,7 @@ class Elastic(RunsFit, RunsLast, keras.callbacks.Callback):  # type: ignore[misc
 
         def ask() -> None:
             if membership.waiting and not recovery.is_full:
-                told.make(Request.CHANGE_GROUP)
+                step_exchange.make(Request.CHANGE_GROUP)
 
         membership.on_waiting = ask
         ask()

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 
 
 @contextlib.contextmanager
@@ -26,7 +26,7 @@ def requesting_on_sigterm() -> Iterator[None]:
     before = signal.getsignal(signal.SIGTERM)
 
     def handle(number: int, frame: FrameType | None) -> None:
-        told.make(Request.SAVE_AND_EXIT)
+        step_exchange.make(Request.SAVE_AND_EXIT)
 
     if before is None:  # Another language has installed it.
         yield
@@ -37,8 +37,8 @@ def requesting_on_sigterm() -> Iterator[None]:
     finally:
         if signal.getsignal(signal.SIGTERM) is handle:
             signal.signal(signal.SIGTERM, before)
-        wanted = told.is_wanted(Request.SAVE_AND_EXIT)
-        unheard = wanted and not told.is_granted(Request.SAVE_AND_EXIT)
-        told.withdraw(Request.SAVE_AND_EXIT)
+        wanted = step_exchange.is_wanted(Request.SAVE_AND_EXIT)
+        unheard = wanted and not step_exchange.is_granted(Request.SAVE_AND_EXIT)
+        step_exchange.withdraw(Request.SAVE_AND_EXIT)
         if unheard:  # The training ended first.
             os.kill(os.getpid(), signal.SIGTERM)

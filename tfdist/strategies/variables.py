@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,6 @@ import tensorflow as tf
 
 from tfdist.internals.extended import copy_here
 from tfdist.internals.tensorflow import MirroredVariable, SyncOnReadVariable
-from tfdist.strategies.assigned import note_assigned
 from tfdist.strategies.step import current_step, in_global_step
 
 
@@ -75,6 +75,23 @@ for _kind in ("add", "sub", "update", "max", "min"):
     setattr(_Variable, f"scatter_nd_{_kind}", _on_copies(f"scatter_nd_{_kind}"))
 
 
+# Variables that code outside of replicas has assigned, by identity.
+_assigned: dict[int, weakref.ref[Any]] = {}
+
+
+def take_assigned(strategy: Any) -> list[Any]:
+    """Returns the variables that code outside of replicas has assigned since the last call.
+
+    Args:
+        strategy: the variables' strategy.
+    """
+    variables = [reference() for reference in _assigned.values()]
+    mine = [v for v in variables if v is not None and v.distribute_strategy is strategy]
+    for variable in mine:
+        del _assigned[id(variable)]
+    return mine
+
+
 class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[misc]
     """A mirrored variable that can be assigned inside `tf.cond`.
 
@@ -85,7 +102,7 @@ class ReplicatedMirroredVariable(_Variable, MirroredVariable):  # type: ignore[m
 
     def _update_cross_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:
         if tf.executing_eagerly():
-            note_assigned(self)
+            _assigned[id(self)] = weakref.ref(self)
         return super()._update_cross_replica(update_fn, value, **kwargs)
 
     def _update_replica(self, update_fn: Any, value: Any, **kwargs: Any) -> Any:

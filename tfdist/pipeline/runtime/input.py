@@ -24,7 +24,7 @@ from tfdist.pipeline.placement.strategy import HybridStrategy
 from tfdist.pipeline.runtime.error_propagation import AllRanksFailed
 from tfdist.strategies.data import without_absent
 from tfdist.trainer.fit.own_rows import count_rows
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 from tfdist.trainer.fit.step_functions import shard_batch
 from tfdist.trainer.fit.timed_input import received, wait_for
 
@@ -161,9 +161,9 @@ def _agree(strategy: HybridStrategy, mine: _Description) -> tuple[tf.Tensor, int
     extended = strategy.extended
     group, mesh = extended.group, extended.mesh
     if group.topology.size == 1:
-        return tf.constant([mine.rows]), mine.spec_hash, told.wanted
+        return tf.constant([mine.rows]), mine.spec_hash, step_exchange.wanted
     with group.naming_lost_workers():
-        numbers = [mine.rows, mine.spec_hash, mine.value_hash, told.wanted]
+        numbers = [mine.rows, mine.spec_hash, mine.value_hash, step_exchange.wanted]
         gathered = group.native().all_gather(tf.constant([numbers], tf.int64))
     descriptions = [_Description(*numbers[:3]) for numbers in gathered.numpy().tolist()]
     asked = functools.reduce(operator.or_, map(Request, gathered[:, 3].numpy().tolist()))

@@ -36,7 +36,7 @@ from tfdist.trainer.fit import atomic_step
 from tfdist.trainer.fit.atomic_step import AtomicStep
 from tfdist.trainer.fit.metric_state import metric_variables, totals_of
 from tfdist.trainer.fit.partitioned_step import ReplicaCommunication
-from tfdist.trainer.fit.step_exchange import Request, told
+from tfdist.trainer.fit.step_exchange import Request, step_exchange
 from tfdist.trainer.fit.traffic_notes import note_step
 from tfdist.trainer.optimizers.late_update import Trial, update_late
 
@@ -96,7 +96,7 @@ class StepRunner:
             rows = batch.rows.numpy().tolist()
             own = rows[self._strategy.extended.worker_rank] if engine.holds_last else 0
             record.add(1, own, sum(rows))
-            told.grant(batch.asked or Request(0))
+            step_exchange.grant(batch.asked or Request(0))
         return self.logs
 
     @contextlib.contextmanager

@@ -308,7 +308,6 @@ class _WholeTrace:
             outside = [outer for outer, _ in self._captures]
             given = [*tensors[:count], *outside, *made["seeds"]]
             made["results"] = partition.add(given, self._layouts)
-            # Of an operation that is replaced by several, the last one.
             made["effects"] = [op for one in self._effects for op in partition.made(one)]
             # All microbatches begin with the same state, which the last one changes.
             made["effects"] += [

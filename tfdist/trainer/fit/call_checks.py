@@ -48,12 +48,8 @@ _IDENTICAL = (
 _PRESENT = ("sample_weight", "validation_data")
 
 
-class _Call:
-    """A call of `fit` or `train_on_batch`."""
-
-
-# None in `evaluate` and `predict`, also within another call.
-_call: contextvars.ContextVar[_Call | None] = contextvars.ContextVar("call", default=None)
+# Identifies a call of `fit` or `train_on_batch`; None in `evaluate` and `predict`.
+_call: contextvars.ContextVar[object] = contextvars.ContextVar("call", default=None)
 
 
 def install() -> None:
@@ -80,7 +76,7 @@ def training_call() -> Any:
 
 @contextlib.contextmanager
 def _in_call(*, trains: bool) -> Iterator[None]:
-    token = _call.set(_Call() if trains else None)
+    token = _call.set(object() if trains else None)
     try:
         yield
     finally:

@@ -19,9 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdist.errors import ProgramMismatchError, ReplicaMismatchError
-from tfdist.strategies.assigned import take_assigned
 from tfdist.strategies.group import Group
-from tfdist.strategies.variables import ReplicatedMirroredVariable
+from tfdist.strategies.variables import ReplicatedMirroredVariable, take_assigned
 from tfdist.trainer.fit.step_exchange import last_programs
 from tfdist.trainer.optimizers.of_model import optimizers_of, own_state, replicated_variables
 

@@ -12,7 +12,7 @@ from tfdist.strategies import reduction
 from tfdist.strategies.step import EagerGlobalStep
 from tfdist.trainer.fit.metric_state import metric_variables
 from tfdist.trainer.fit.own_rows import count_own_rows, gather_sparse, unlike_shares
-from tfdist.trainer.fit.step_exchange import heard, told, untraced
+from tfdist.trainer.fit.step_exchange import heard, step_exchange, untraced
 
 
 def run_eager_step(
@@ -33,7 +33,7 @@ def run_eager_step(
     extended = strategy.extended
     rank, workers = extended.workers.place()
     own = tf.one_hot(rank, workers, count_own_rows(strategy, batch), 0, dtype=tf.int32)
-    own = tf.concat([own, told.in_graph(), untraced()], axis=0)
+    own = tf.concat([own, step_exchange.in_graph(), untraced()], axis=0)
     sums = reduction.sum_values(extended.workers, [own], "rows")[0]
     counts, devices = sums[:workers], len(extended.worker_devices)
     total = tf.reduce_sum(counts)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from tfdist.collective.overlap import overlapping
 from tfdist.strategies import reduction
 from tfdist.strategies.step import OwnRows
-from tfdist.trainer.fit.step_exchange import TracedProgram, heard, told
+from tfdist.trainer.fit.step_exchange import TracedProgram, heard, step_exchange
 
 
 def count_rows(batch: Any) -> tf.Tensor:
@@ -53,7 +53,7 @@ def exchange_rows(batch: Any, program: TracedProgram, *, shared: bool) -> OwnRow
     rows = _same_rows(batch)
     replica, replicas = tf.distribute.get_strategy().extended.place_here()
     own = tf.one_hot(replica, replicas, on_value=rows, off_value=0, dtype=tf.int32)
-    own = tf.concat([own, told.in_graph(), program.in_graph()], axis=0)
+    own = tf.concat([own, step_exchange.in_graph(), program.in_graph()], axis=0)
     with overlapping():  # the forward pass needs no number of rows
         sums = reduction.sum_over_replicas(own, "rows")
     counts, ends = sums[:replicas], tf.cumsum(sums[:replicas])

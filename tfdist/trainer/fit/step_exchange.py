@@ -1,8 +1,7 @@
-"""What the workers tell one another in each step, in the collective that counts its rows.
+"""Exchanges requests and compares workers in each step, in the collective that counts its rows.
 
-These are requests, of which all learn in the same step, and what the workers must have in common:
-the rows of a batch, the state that was assigned between the steps, and the program of the step.
-They cost nothing, as they travel with the numbers of rows.
+All workers learn of a request in the same step. The rows of a batch, the state that was assigned
+between the steps, and the program of the step are compared. This needs no further communication.
 """
 
 from __future__ import annotations
@@ -19,19 +18,19 @@ from tfdist.global_view.fingerprint import Program
 
 
 class Request(enum.IntFlag):
-    """What a worker can ask of all at the end of a step."""
+    """Requests of a worker to all workers, granted at the end of a step."""
 
     SAVE_AND_EXIT = 1
     CHANGE_GROUP = 2
 
 
 class Heard(NamedTuple):
-    """What all workers have told in the steps of an execution; the same on all of them.
+    """The requests and differences of all workers in an execution; equal on all workers.
 
     Attributes:
         asked: the requests of any worker.
         rows_differ: whether the workers have shares of batches with different numbers of rows.
-        state_differs: whether they have told different numbers of the state.
+        state_differs: whether their numbers for the state differ.
         program_differs: whether they have traced different programs for the same batches.
     """
 
@@ -42,7 +41,7 @@ class Heard(NamedTuple):
 
 
 class StepExchange:
-    """What this process tells the others: requests, which last until withdrawn, and its state."""
+    """This process's part of the exchange: its requests, pending until withdrawn, and its state."""
 
     def __init__(self) -> None:
         self._wanted = self._granted = Request(0)
@@ -72,11 +71,11 @@ class StepExchange:
 
     @property
     def wanted(self) -> Request:
-        """What this worker asks."""
+        """This worker's pending requests."""
         return self._wanted
 
     def publish(self, state: int = 0) -> None:
-        """Makes what this worker tells visible to the step that is about to run.
+        """Publishes the requests and the state to the next step.
 
         Args:
             state: a number of 30 bits that all workers must have.
@@ -87,7 +86,7 @@ class StepExchange:
             tokens.assign(self._made(), tf.constant(numbers, tf.int32))
 
     def in_graph(self) -> tf.Tensor:
-        """What this worker tells, an int32 vector that a step sums over the replicas."""
+        """This worker's contribution, an int32 vector that a step sums over the replicas."""
         numbers = tf.raw_ops.ReadVariableOp(resource=self._made(), dtype=tf.int32)
         return tf.ensure_shape(numbers, [_TOLD])
 
@@ -98,17 +97,17 @@ class StepExchange:
 
 
 class TracedProgram:
-    """What a trace of a step tells of its program, which is known when the trace has ended."""
+    """The number for the program of a step, available after the step is traced."""
 
     def __init__(self) -> None:
         self._resource = tokens.make(_host(), tf.int32, [2 * _NUMBERS])
 
     def note(self, traced_for: str, program: Program) -> None:
-        """Tells what has been traced whenever the step runs.
+        """Sets the program that the step contributes whenever it runs.
 
         Args:
             traced_for: describes what the step is traced for, such as the batch's shapes.
-            program: what all workers must have that have traced the step for the same.
+            program: must be equal on all workers with the same `traced_for`.
         """
         numbers = [zlib.crc32(repr(one).encode()) for one in (traced_for, program.values)]
         with tf.init_scope():
@@ -117,18 +116,18 @@ class TracedProgram:
         last_programs[traced_for] = program
 
     def in_graph(self) -> tf.Tensor:
-        """What is told, an int32 vector that a step sums over the replicas."""
+        """The contribution, an int32 vector that a step sums over the replicas."""
         numbers = tf.raw_ops.ReadVariableOp(resource=self._resource, dtype=tf.int32)
         return tf.ensure_shape(numbers, [2 * _NUMBERS])
 
 
 def untraced() -> tf.Tensor:
-    """What `TracedProgram.in_graph` returns of a step that is not traced."""
+    """The contribution of a step that is not traced, as from `TracedProgram.in_graph`."""
     return tf.zeros([2 * _NUMBERS], tf.int32)
 
 
 def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
-    """What the workers have told in a step, as numbers to be added up over steps.
+    """Evaluates the exchange of a step, as numbers to be added up over steps.
 
     Args:
         sums: of `StepExchange.in_graph` and `TracedProgram.in_graph` over the replicas, an int32
@@ -145,12 +144,12 @@ def heard(sums: tf.Tensor, replicas: Any, unlike_rows: Any) -> tf.Tensor:
 
 
 def heard_nothing() -> tf.Tensor:
-    """What `heard` returns where there is only one replica, which asks for nothing."""
+    """The result of `heard` for a single replica without requests."""
     return tf.zeros([len(Request) + 1 + 3 * _HALVES], tf.int32)
 
 
 def as_heard(numbers: Sequence[int]) -> Heard:
-    """What the workers have told: the sum of what `heard` returns, over steps."""
+    """Decodes the sum of the results of `heard` over steps."""
     if not any(numbers):
         return _NOTHING
     asked = Request(0)
@@ -181,8 +180,8 @@ def _host() -> str:
     return str(tf.config.list_logical_devices("CPU")[0].name)
 
 
-told = StepExchange()
-"""What this process tells."""
+step_exchange = StepExchange()
+"""This process's."""
 
 last_programs: dict[str, Program] = {}
-"""What has been traced since the last step, by what it has been traced for."""
+"""The programs traced since the last step, by their `traced_for`."""

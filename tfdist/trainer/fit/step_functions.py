@@ -32,7 +32,7 @@ from tfdist.trainer.fit.eager_step import run_eager_prediction, run_eager_step
 from tfdist.trainer.fit.metric_state import metric_variables, take_over_metrics, totals_of
 from tfdist.trainer.fit.own_rows import count_own_rows
 from tfdist.trainer.fit.partitioned_step import run_partitioned_prediction, run_partitioned_step
-from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, last_programs, told
+from tfdist.trainer.fit.step_exchange import as_heard, heard_nothing, last_programs, step_exchange
 from tfdist.trainer.fit.timed_input import received, wait_for
 from tfdist.trainer.fit.traffic_notes import note_rows
 from tfdist.trainer.optimizers.applying import keep_build
@@ -114,7 +114,9 @@ def make_step_function(
 
     def function(iterator: Any) -> Any:
         is_fit = trains and isinstance(iterator, tf.distribute.DistributedIterator)
-        told.publish(0 if alone else state_of.number(training_call() if is_fit else None, several))
+        step_exchange.publish(
+            0 if alone else state_of.number(training_call() if is_fit else None, several)
+        )
         if trains:
             keep_build(model.optimizer, if_updated=True)
         undoing = progress.undoing if atomic else contextlib.nullcontext
@@ -143,7 +145,7 @@ def make_step_function(
             progress.add(int(steps), logged=atomic)
             record.add(int(steps), own, everyone)
             note_rows(model, everyone // max(1, int(steps)))
-            told.grant(told.wanted if alone else heard.asked)
+            step_exchange.grant(step_exchange.wanted if alone else heard.asked)
         if totals:
             for variable, total in zip(metric_variables(model), totals, strict=True):
                 variable.value.know_total(total)
@@ -187,7 +189,7 @@ def make_predict_function(model: keras.Model) -> Callable[[list[Any]], Any]:
     state_of = StateComparison(model)
 
     def function(batches: list[Any]) -> Any:
-        told.publish(state_of.number(None, 0) if strategy.extended.communicates else 0)
+        step_exchange.publish(state_of.number(None, 0) if strategy.extended.communicates else 0)
         with running_step(strategy.extended.group, eager=model.run_eagerly):
             results = [run_one(*_local_shards(strategy, batch, sizes)) for batch in batches]
         for (_, numbers), batch in zip(results, batches, strict=True):
