@@ -158,6 +158,7 @@ class Ranks:
                 # A machine that is busy with other work is no sign of death.
                 "TFDIST_LINK_TIMEOUT": os.environ.get("TFDIST_LINK_TIMEOUT", "60"),
                 "TFDIST_SILENCE_WARNING": os.environ.get("TFDIST_SILENCE_WARNING", "60"),
+                "TFDIST_STALL_WARNING": os.environ.get("TFDIST_STALL_WARNING", "30"),
                 "TFDIST_HEARTBEAT_TIMEOUT": os.environ.get("TFDIST_HEARTBEAT_TIMEOUT", "60"),
                 "TFDIST_NATIVE": "1" if self._native else "0",
                 "TF_CONFIG": "",

@@ -12,6 +12,7 @@ _SECURITY = ("warn", "required", "none")
 _ALGORITHMS = ("auto", "shared", "whole", "direct", "ring", "hierarchical")
 _DEVICE_ALGORITHMS = ("own", "nccl", "host", "by_size")
 _BATCH_STATISTICS = ("global", "replica")
+_SAVE = ("all", "chief")
 _VECTOR_UNITS = ("baseline", "avx2", "avx512")
 
 
@@ -57,6 +58,8 @@ class Options:
         batch_statistics: the rows by whose statistics `BatchNormalization` normalizes in training
             (`TFDIST_BATCH_STATISTICS`), where a strategy does not say: global, those of the whole
             batch, or replica, each replica's own.
+        save: which workers write the files of models (`TFDIST_SAVE`): all that do not see the
+            chief's, or the chief only.
         generation: how often the launcher has restarted the job (`TFDIST_GENERATION`).
         elastic: whether the launcher replaces a worker that fails while the others go on
             (`TFDIST_ELASTIC`, 1 or 0).
@@ -92,6 +95,7 @@ class Options:
     metrics_host: str = "127.0.0.1"
     xla: bool = True
     batch_statistics: str = "global"
+    save: str = "all"
     generation: int = 0
     elastic: bool = False
     witness: str = ""
@@ -102,6 +106,7 @@ class Options:
     def __post_init__(self) -> None:
         _check_choice("TFDIST_SECURITY", self.security, _SECURITY)
         _check_choice("TFDIST_BATCH_STATISTICS", self.batch_statistics, _BATCH_STATISTICS)
+        _check_choice("TFDIST_SAVE", self.save, _SAVE)
         _check_choice("TFDIST_ALGORITHM", self.algorithm, ("", *_ALGORITHMS))
         _check_choice("TFDIST_DEVICE_ALGORITHM", self.device_algorithm, ("", *_DEVICE_ALGORITHMS))
         if self.device_buffers and (self.device_buffers < 4096 or self.device_buffers % 16):

@@ -223,7 +223,8 @@ def test_notices(sessions, in_parallel):
     for _ in range(3):
         group[0].notify("saved", "here")
     group[0].notify("other")
-    assert in_parallel(lambda s: s.wait_notified("saved", 3), group) == [["here"] * 3] * 3
+    notices = in_parallel(lambda s: s.wait_notified("saved", 3), group)
+    assert [[one.text for one in own] for own in notices] == [["here"] * 3] * 3
     group[1].wait_notified("saved", 2, timeout=0)
     with pytest.raises(RendezvousError) as caught:
         group[1].wait_notified("saved", 4, timeout=0.1)

@@ -127,7 +127,7 @@ def test_the_wait_for_a_notice_is_recorded_and_its_stall_told_to_all(sessions, i
 
     def wait(session):
         if session.rank == 1:
-            assert session.wait_notified("saved", 1) == ["done"]
+            assert [n.text for n in session.wait_notified("saved", 1)] == ["done"]
             return
         assert notes[session.rank].stalled.wait(FAR)
         if session.rank == 0:

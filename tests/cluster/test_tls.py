@@ -81,7 +81,7 @@ def test_a_session(sessions, in_parallel, until, size):
         got = in_parallel(lambda s: s.exchange("much", payloads[s.rank]), group)
         assert got == [payloads] * size
     group[0].notify("key", "text")
-    assert group[1].wait_notified("key", 1) == ["text"]
+    assert [n.text for n in group[1].wait_notified("key", 1)] == ["text"]
     left = []
     group[0].on_peer_left(left.append)
     group[1].close()

@@ -36,6 +36,7 @@ class Training:
             model has compiled itself.
         fit: arguments of `fit`.
         steps: the methods that are called after `fit`.
+        double: whether the model computes with float64.
     """
 
     model: Callable[[], keras.Model]
@@ -43,8 +44,13 @@ class Training:
     compile: Callable[[], dict[str, Any]] | None = None
     fit: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     steps: tuple[str, ...] = ("evaluate", "predict")
+    double: bool = False
 
     def __call__(self, strategy: Any) -> dict[str, Any]:
+        with double_precision() if self.double else contextlib.nullcontext():
+            return self._run(strategy)
+
+    def _run(self, strategy: Any) -> dict[str, Any]:
         with scope(strategy):
             model = self.model()
             if self.compile:

@@ -56,6 +56,22 @@ def test_different_models_are_refused_on_all_workers():
             assert part in message
 
 
+@pytest.mark.parametrize("in_collective", some([0, 1], always=[1]))
+def test_workers_that_wait_for_one_another(in_collective, monkeypatch):
+    monkeypatch.setenv("TFDIST_STALL_WARNING", "1")
+    ranks = Ranks(2)
+    try:
+        told = ranks.run(f"{FAULTS}:waits_that_cross", in_collective)
+    finally:
+        ranks.stop()
+    assert told[1 - in_collective].startswith("ProgramMismatchError: ")
+    for message in told:
+        assert "The workers wait for one another: worker " in message
+        assert "waits_that_cross" in message
+        assert "in the exchange 'call', which " in message
+        assert f"worker {in_collective} (" in message and " in all_gather " in message
+
+
 def test_a_process_stays_in_its_group():
     for message in GROUPS["2"].run(f"{FAULTS}:another_member"):
         assert message.startswith("ClusterError: ")

@@ -18,6 +18,7 @@ from tfdist.cluster.resolvers.exchange import complete
 from tfdist.cluster.resolvers.found import Found
 from tfdist.cluster.resolvers.registry import find
 from tfdist.cluster.session.session import Session
+from tfdist.cluster.session.shared_state import Notice
 from tfdist.cluster.spec.resolver import ClusterResolver, from_resolver
 from tfdist.cluster.spec.tf_config import from_environment, from_tf_config
 from tfdist.cluster.spec.topology import Topology, Worker
@@ -29,6 +30,7 @@ __all__ = [
     "Joiner",
     "Membership",
     "Mesh",
+    "Notice",
     "Session",
     "Topology",
     "Worker",

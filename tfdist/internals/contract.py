@@ -162,6 +162,11 @@ _TABLE: tuple[tuple[str, Any, dict[str, str | tuple[str, ...]]], ...] = (
         {"save_model_to_hdf5": "model, filepath, overwrite, include_optimizer"},
     ),
     ("Model", Model, {"export": "self, filepath, format, verbose, input_signature, **kwargs"}),
+    (
+        "ExportArchive",
+        type(keras.export.ExportArchive()),
+        {"write_out": "self, filepath, options, verbose"},
+    ),
     ("CSVLogger", _CALLBACKS.CSVLogger, {"on_train_begin": "self, logs"}),
     ("TensorBoard", _CALLBACKS.TensorBoard, {"set_model": "self, model"}),
     (

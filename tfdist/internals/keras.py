@@ -162,6 +162,12 @@ def backup_path(callback: Any) -> Any:
     return callback._weights_path
 
 
+def variables_of_archive(archive: Any) -> list[Any]:
+    """The variables that the endpoints of a `keras.export.ExportArchive` use: TensorFlow's."""
+    trainable, others = archive._get_variables_used_by_endpoints()
+    return [*trainable, *others]
+
+
 def graph_of(model: Any) -> Functional | None:
     """The graph that a model's call runs; None if the call is custom or the model is not built."""
     if type(model).__call__ is not Model.__call__:

@@ -37,6 +37,11 @@ def alone() -> Iterator[None]:
         _local.alone = outer
 
 
+def is_alone() -> bool:
+    """Whether this thread is in `alone`."""
+    return getattr(_local, "alone", False)
+
+
 def create_variable(
     extended: tf.distribute.StrategyExtended, next_creator: Any, kwargs: dict[str, Any]
 ) -> Any:
@@ -50,7 +55,7 @@ def create_variable(
         next_creator: creates a copy.
         kwargs: the arguments of `tf.Variable`.
     """
-    if getattr(_local, "alone", False):
+    if is_alone():
         return next_creator(**{**kwargs, "distribute_strategy": None})
     if tf.executing_eagerly():
         return _create_mirrored(extended, next_creator, kwargs)

@@ -45,6 +45,14 @@ def different_models(strategy):
         return message(lambda: keras.Sequential([keras.Input((4,)), keras.layers.Dense(units)]))
 
 
+def waits_that_cross(strategy, in_collective):
+    """One worker gathers while the other one begins to train."""
+    model = compile_mlp(strategy)
+    if strategy.extended.worker_rank == in_collective:
+        return message(lambda: tfdist.collective.all_gather(tf.zeros([3])))
+    return message(lambda: fit(model, *rows(16)))
+
+
 def another_member(strategy):
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": ["127.0.0.1:1", "127.0.0.1:2"]}),

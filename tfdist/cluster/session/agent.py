@@ -130,6 +130,7 @@ class Agent:
             if header["failure"] is not None:
                 self._state.lose(loss_message(0, self._chief, f"failed: {header['failure']}"), 0)
                 return
+            self._state.chief_has_left = True
             self._state.leave(left_message(0, self._chief))
             self._state.fail(
                 PeerLostError(

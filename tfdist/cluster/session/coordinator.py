@@ -10,16 +10,18 @@ from socket import socket
 from tfdist.cluster.net.framing import Header, encode
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.session.connections import Connections
+from tfdist.cluster.session.crossed_waits import CrossedWait
 from tfdist.cluster.session.error_codec import encode_error
 from tfdist.cluster.session.pending_exchanges import Decision, PendingExchanges
-from tfdist.cluster.session.reports import Gathering, Presence
+from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
 from tfdist.cluster.session.results import encode_result
 from tfdist.cluster.session.shared_state import SessionState
 from tfdist.cluster.spec.topology import Worker
-from tfdist.errors import PeerLostError, TfdistError
+from tfdist.errors import PeerLostError, ProgramMismatchError, TfdistError
 
 # Of many ranks that wait for one, one is enough.
 _BETWEEN_STALLS = 1.0
+_MOST_QUESTIONS = 4
 
 
 def loss_message(rank: int, worker: Worker, what: str) -> str:
@@ -39,6 +41,7 @@ class Coordinator:
         workers: the group in rank order.
         sockets: the connection to each other rank; none for a single process.
         state: this process's state, which the coordinator updates.
+        report: what this process says of itself.
         heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost.
         stall_warning: seconds after which a line reports whom an exchange is waiting for.
     """
@@ -48,11 +51,13 @@ class Coordinator:
         workers: Sequence[Worker],
         sockets: Mapping[int, socket],
         state: SessionState,
+        report: OwnReport,
         heartbeat_timeout: float,
         stall_warning: float,
     ) -> None:
         self._workers = workers
         self._state = state
+        self._report = report
         self._exchanges = PendingExchanges(workers)
         self._stall_warning = stall_warning
         self._lock = threading.RLock()  # guards the exchanges, and keeps frames in their order
@@ -60,7 +65,11 @@ class Coordinator:
         self._lost = False
         self._told_of_stall = -_BETWEEN_STALLS
         self._gone: dict[int, str] = {}
-        self._gathering = Gathering(0, (), lambda: None)
+        self._gatherings: dict[int, Gathering] = {}
+        self._asked = 0
+        self._next_question = 0.0
+        self._question: Gathering | None = None
+        self._crossed: set[CrossedWait] = set()
         self._connections = Connections(sockets, self, heartbeat_timeout)
         self._connections.start()
 
@@ -101,14 +110,17 @@ class Coordinator:
             self._state.stall(text)
 
     def gather(self, on_complete: Callable[[], object]) -> Gathering:
-        """Asks all others for their reports; late answers to earlier questions are discarded.
+        """Asks all others for their reports; only the answers to the last few questions count.
 
         Args:
             on_complete: called, in the thread of the connections, when all have answered.
         """
-        number = self._gathering.number + 1
-        gathering = self._gathering = Gathering(number, self._connections.ranks, on_complete)
-        self._connections.broadcast(encode({"kind": "ask", "number": number}))
+        with self._lock:
+            self._asked += 1
+            gathering = Gathering(self._asked, self._connections.ranks, on_complete)
+            self._gatherings[self._asked] = gathering
+            self._gatherings.pop(self._asked - _MOST_QUESTIONS, None)
+        self._connections.broadcast(encode({"kind": "ask", "number": gathering.number}))
         return gathering
 
     def presence(self, rank: int) -> Presence:
@@ -126,8 +138,8 @@ class Coordinator:
             variable = str(header["variable"])
             self._join(rank, int(sequence), str(tag), payload, float(timeout), variable)
         elif header["kind"] == "report":
-            if header["number"] == self._gathering.number:
-                self._gathering.add(rank, payload)
+            if gathering := self._gatherings.get(header["number"]):
+                gathering.add(rank, payload)
         elif header["kind"] == "stalled":
             self.stalled(str(header["text"]), rank)
         elif header["kind"] == "bye":
@@ -156,6 +168,25 @@ class Coordinator:
                     say(f"tfdist: {line}")
                     self._connections.broadcast(encode({"kind": "stalled", "text": line}))
                     self._state.stall(line)
+                self._check_crossed_waits(now)
+
+    def _check_crossed_waits(self, now: float) -> None:
+        """Fails if an exchange waits for a rank that waits for one which is in the exchange.
+
+        Asks the ranks twice, so that it does not fail because of what is about to go on.
+        """
+        if self._question is not None and self._question.is_complete:
+            reports = {0: self._report.encoded(), **self._question.reports}
+            found = self._exchanges.crossed_waits(reports)
+            again, self._crossed, self._question = found & self._crossed, found, None
+            for one in sorted(again, key=lambda one: one.in_operation)[:1]:
+                self._fail(ProgramMismatchError(one.message))
+                self.lose(one.message)  # Ends the collective, too.
+        elif self._exchanges.waited(now) < self._stall_warning:
+            self._crossed = set()
+        elif now >= self._next_question:
+            self._next_question = now + self._stall_warning / 2
+            self._question = self.gather(lambda: None)
 
     def _join(
         self,
@@ -206,7 +237,8 @@ class Coordinator:
 
     def _note_gone(self, rank: int, what: str) -> None:
         self._gone[rank] = what
-        self._gathering.give_up(rank)
+        for gathering in list(self._gatherings.values()):
+            gathering.give_up(rank)
 
     def _fail(self, error: TfdistError) -> None:
         """Fails the session on all ranks; only the first error counts."""

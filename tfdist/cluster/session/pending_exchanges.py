@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tfdist.cluster.net.wait_messages import named
+from tfdist.cluster.session.crossed_waits import CrossedWait, crossed_waits
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import PeerLostError, ProgramMismatchError, RendezvousError, TfdistError
 
@@ -146,6 +147,24 @@ class PendingExchanges:
                     f"{self._names(self._missing(current))}; it fails after {current.timeout:g} s"
                 )
         return lines
+
+    def waited(self, now: float) -> float:
+        """For how long an exchange has waited, in seconds; 0 without one."""
+        return max((now - current.started for current in self._pending.values()), default=0.0)
+
+    def crossed_waits(self, reports: Mapping[int, bytes]) -> set[CrossedWait]:
+        """The ranks that wait for one that is in an exchange, instead of joining it.
+
+        Args:
+            reports: what the ranks say of themselves, as JSON.
+        """
+        names = {rank: str(worker) for rank, worker in enumerate(self._workers)}
+        return set().union(
+            *(
+                crossed_waits(sequence, current.tag, set(current.payloads), reports, names)
+                for sequence, current in self._pending.items()
+            )
+        )
 
     def _missing(self, current: Exchange) -> list[int]:
         return [rank for rank in range(self._size) if rank not in current.payloads]

@@ -16,7 +16,7 @@ from tfdist.cluster.session.exchange_recorder import Awaited, ExchangeRecorder
 from tfdist.cluster.session.own_address import OwnAddress
 from tfdist.cluster.session.pending_exchanges import COLLECTIVE_TIMEOUT, Decision
 from tfdist.cluster.session.reports import Gathering, OwnReport, Presence
-from tfdist.cluster.session.shared_state import SessionState
+from tfdist.cluster.session.shared_state import Notice, SessionState
 from tfdist.cluster.spec.topology import Topology
 from tfdist.errors import PeerLostError, RendezvousError
 from tfdist.options import Options
@@ -63,7 +63,7 @@ class Session:
         limits = options.heartbeat_timeout, options.stall_warning
         self._role: Coordinator | Agent
         if topology.rank == 0:
-            self._role = Coordinator(topology.workers, sockets, self._state, *limits)
+            self._role = Coordinator(topology.workers, sockets, self._state, self.report, *limits)
         else:
             self._role = Agent(topology.workers, sockets[0], self._state, self.report, *limits)
         if sockets:
@@ -84,6 +84,11 @@ class Session:
     def lost_ranks(self) -> list[int]:
         """The ranks that are known to be lost."""
         return sorted(self._state.lost_ranks)
+
+    @property
+    def chief_has_left(self) -> bool:
+        """Whether rank 0 has left normally, after which it posts no notice."""
+        return self._state.chief_has_left
 
     @property
     def awaited(self) -> list[Awaited]:
@@ -217,7 +222,7 @@ class Session:
         """
         self._role.notify(key, text)
 
-    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[str]:
+    def wait_notified(self, key: str, count: int, timeout: float | None = None) -> list[Notice]:
         """Waits until rank 0 has posted `count` notices with this key in total.
 
         Args:
@@ -226,10 +231,10 @@ class Session:
             timeout: seconds to wait; `options.collective_timeout` by default.
 
         Returns:
-            The texts of all notices with this key, in order.
+            All notices with this key, in order.
 
         Raises:
-            PeerLostError: a worker is lost, or rank 0 has left.
+            PeerLostError: a worker is lost, or rank 0 has left (see `chief_has_left`).
             RendezvousError: rank 0 did not post in time.
         """
         seconds = self._options.collective_timeout if timeout is None else timeout

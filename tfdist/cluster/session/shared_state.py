@@ -7,6 +7,7 @@ import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from tfdist.cluster.net.wait_messages import say
@@ -17,6 +18,19 @@ _POLL_SECONDS = 0.5
 _T = TypeVar("_T")
 
 
+@dataclass(frozen=True)
+class Notice:
+    """What rank 0 has posted.
+
+    Attributes:
+        text: its content.
+        received_ns: the `time.time_ns()` at which it came.
+    """
+
+    text: str
+    received_ns: int
+
+
 class SessionState:
     """Shared by the thread that reads the connections and the threads that wait.
 
@@ -25,6 +39,7 @@ class SessionState:
         awaited_notice: the notice that one waits for, if any.
         recorder: who keeps a record of them, if anyone does.
         lost_ranks: the ranks that are known to be lost.
+        chief_has_left: whether rank 0 has left normally, which ends the session.
     """
 
     def __init__(self) -> None:
@@ -32,10 +47,11 @@ class SessionState:
         self.awaited_notice: Awaited | None = None
         self.recorder: ExchangeRecorder | None = None
         self.lost_ranks: set[int] = set()
+        self.chief_has_left = False
         self._changed = threading.Condition()
         self._exchanges = 0
         self._results: dict[int, list[bytes]] = {}
-        self._notices: defaultdict[str, list[str]] = defaultdict(list)
+        self._notices: defaultdict[str, list[Notice]] = defaultdict(list)
         self._error: TfdistError | None = None
         self._lost: str | None = None
         self._callbacks: list[Callable[[str], object]] = []
@@ -73,7 +89,7 @@ class SessionState:
     def notice(self, key: str, text: str) -> None:
         """Stores a notice."""
         with self._changed:
-            self._notices[key].append(text)
+            self._notices[key].append(Notice(text, time.time_ns()))
             self._changed.notify_all()
 
     def stall(self, message: str) -> None:
@@ -144,7 +160,7 @@ class SessionState:
         timeout_error: TfdistError,
         warning: tuple[float, str],
         tell: Callable[[str], object],
-    ) -> list[str]:
+    ) -> list[Notice]:
         """Waits for the `count`-th notice with this key; raises `timeout_error` at the deadline.
 
         Args:
@@ -156,9 +172,9 @@ class SessionState:
             tell: tells the other ranks of the line; it must not block.
         """
 
-        def enough() -> list[str] | None:
-            texts = self._notices[key]
-            return list(texts) if len(texts) >= count else None
+        def enough() -> list[Notice] | None:
+            notices = self._notices[key]
+            return list(notices) if len(notices) >= count else None
 
         def warn(line: str) -> None:
             say(f"tfdist: {line}")
@@ -170,9 +186,9 @@ class SessionState:
         if self.recorder is not None:
             self.recorder.on_exchange_begin(notice)
         try:
-            texts = self._wait(enough, deadline, timeout_error, (*warning, warn))
+            notices = self._wait(enough, deadline, timeout_error, (*warning, warn))
             failed = False
-            return texts
+            return notices
         finally:
             self.awaited_notice = None
             if self.recorder is not None:

@@ -2,8 +2,9 @@
 
 The chief writes to a temporary name beside the path and renames at the end, so that a partial file
 is never read, then notifies the others. Their save calls return only then, so that they can load
-the file next. A worker whose path differs from the chief's writes the file itself. A save on the
-chief alone waits for no other worker, nor does the creation of variables in Keras during it.
+the file next. A worker that does not see the chief's file, since it shares no disk with the chief
+or has been given another path, writes one itself; of a sharded model it receives the chief's. A
+save on the chief alone waits for no other worker, nor does the creation of variables meanwhile.
 """
 
 from __future__ import annotations
@@ -15,20 +16,28 @@ import os
 import shutil
 import uuid
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
-from tfdist.cluster import Session
+import numpy as np
+import tensorflow as tf
+
+from tfdist.cluster import Notice, Session
 from tfdist.cluster.net.wait_messages import say
-from tfdist.errors import RendezvousError
+from tfdist.errors import PeerLostError, RendezvousError, UnsupportedError
+from tfdist.internals.keras import variables_of_archive
 from tfdist.strategies.extended import ReplicatedExtended
 from tfdist.strategies.group import Group
-from tfdist.strategies.variable_creation import alone
+from tfdist.strategies.variable_creation import alone, is_alone
 from tfdist.trainer.patching import patch
 from tfdist.trainer.saving.sharded_files import has_sharded_optimizer, with_full_optimizer
 
 _NOTICE = "saved"
 _OTHER_PATH_SECONDS = 2.0
+_CHUNK_BYTES = 1 << 24
+_ENDS_BYTES = 1 << 16
+_PRECISION_SECONDS = 2
 
 
 def install() -> None:
@@ -37,6 +46,7 @@ def install() -> None:
     patch("saving_lib.save_weights_only", _chief_writes)
     patch("legacy_h5_format.save_model_to_hdf5", _chief_writes)
     patch("Model.export", _chief_writes)
+    patch("ExportArchive.write_out", _archive_written_by_chief)
 
 
 def group_of(model: Any) -> Group | None:
@@ -56,10 +66,6 @@ def awaits_admission(model: Any) -> bool:
 
 
 def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
-    def write_alone(*args: Any, **kwargs: Any) -> Any:
-        with alone():
-            return write(*args, **kwargs)
-
     @functools.wraps(write)
     def chief_writes(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         if awaits_admission(model):
@@ -67,59 +73,161 @@ def _chief_writes(write: Callable[..., Any]) -> Callable[..., Any]:
             return None
         group, together = group_of(model), needs_gathering(model)
         with _full_model(model) as full:
+
+            def write_to(path: Any) -> Any:
+                with alone():
+                    return write(full, path, *args, **kwargs)
+
             if group is None or not isinstance(filepath, (str, os.PathLike)):
-                return write_alone(full, filepath, *args, **kwargs)
-            path = os.path.abspath(filepath)
+                return write_to(filepath)
             if together:
-                return _write_together(write_alone, full, str(filepath), group, args, kwargs)
-            if not group.topology.is_chief and _chief_has_saved(group.session, path):
-                return None
-            return _write_and_notify(write_alone, full, str(filepath), group, args, kwargs)
+                return _write_together(write_to, full is not None, os.fspath(filepath), model)
+            return _write(write_to, os.fspath(filepath), _step_of(model), group)
 
     return chief_writes
 
 
-def _write_and_notify(
-    write: Callable[..., Any], model: Any, path: str, group: Group, args: Any, kwargs: Any
-) -> Any:
-    notice = {"path": os.path.abspath(path)}
+def _archive_written_by_chief(write: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(write)
+    def write_out(self: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        def write_to(path: Any) -> Any:
+            with alone():
+                return write(self, path, *args, **kwargs)
+
+        variables = () if is_alone() else variables_of_archive(self)
+        group = next(filter(None, map(_group_of_variable, variables)), None)
+        if group is None or not isinstance(filepath, (str, os.PathLike)):
+            return write_to(filepath)
+        return _write(write_to, os.fspath(filepath), 0, group)
+
+    return write_out
+
+
+def _group_of_variable(variable: Any) -> Group | None:
+    extended = getattr(getattr(variable, "_distribute_strategy", None), "extended", None)
+    if not isinstance(extended, ReplicatedExtended) or extended.process_count == 1:
+        return None
+    if extended.in_stages:
+        raise UnsupportedError(
+            "An ExportArchive cannot be written of a model whose stages are on several workers. "
+            f"Received: an endpoint that uses {variable.name!r}. Call the model's export method."
+        )
+    return extended.group
+
+
+def _write(write: Callable[[str], Any], path: str, step: int, group: Group) -> Any:
+    """Writes a file on the chief, and on each worker that does not find the chief's.
+
+    Args:
+        write: writes the file to a path.
+        path: as the user has given it.
+        step: the updates of the model until now.
+        group: the workers.
+    """
+    if group.topology.is_chief:
+        return _write_and_notify(write, path, step, group.session)
+    found = _chief_notice(group.session, path, step)
+    if found is None:
+        return _write_then_rename(write, path)
+    notice, since = found
+    if notice["error"]:
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+    if _has_file(path, notice, group):
+        return None
+    return _write_then_rename(write, path, since)
+
+
+def _write_and_notify(write: Callable[[str], Any], path: str, step: int, session: Session) -> Any:
+    notice = {"given": path, "path": os.path.abspath(path), "step": step, "error": "", "mark": None}
     try:
-        return _write_then_rename(write, model, path, args, kwargs)
+        result = _write_then_rename(write, path)
+        notice["mark"] = _mark(path)
+        return result
     except Exception as error:
         notice["error"] = f"{type(error).__name__}: {error}"
         raise
     finally:
-        if group.topology.is_chief:
-            group.session.notify(_NOTICE, json.dumps(notice))
+        session.notify(_NOTICE, json.dumps(notice))
 
 
-def _write_together(
-    write: Callable[..., Any], full: Any, path: str, group: Group, args: Any, kwargs: Any
-) -> Any:
-    """The chief writes the full model gathered from all workers; all learn the outcome."""
+def _write_together(write: Callable[[str], Any], has_full: bool, path: str, model: Any) -> Any:
+    """The chief writes the full model gathered from all workers; all learn the outcome.
+
+    Args:
+        write: writes the full model to a path.
+        has_full: whether this worker has it: the chief.
+        path: as the user has given it.
+        model: the sharded model.
+    """
+    extended = model.distribute_strategy.extended
+    group = extended.group
     result, error = None, None
-    if full is not None:
+    notice: dict[str, Any] = {"path": os.path.abspath(path), "error": "", "files": []}
+    if has_full:
         try:
-            result = _write_then_rename(write, full, path, args, kwargs)
+            result = _write_then_rename(write, path)
+            notice["mark"] = _mark(path)
+            notice["files"] = [] if _is_remote(path) else _files(path)
         except Exception as exception:
             error = exception
-    report = {"path": os.path.abspath(path), "error": error and f"{type(error).__name__}: {error}"}
-    chief_report = json.loads(group.exchange("saving", json.dumps(report))[0])
+            notice["error"] = f"{type(error).__name__}: {error}"
+    notice = json.loads(group.exchange("saving", json.dumps(notice))[0])
     if error is not None:
         raise error
-    _check_written(chief_report)
-    if chief_report["path"] != report["path"]:
-        raise ValueError(
-            "All workers must save a sharded model to the same path, which the chief writes. "
-            f"Received: {report['path']!r}, and {chief_report['path']!r} on the chief. Pass the "
-            "same path on all workers."
-        )
+    if notice["error"]:
+        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+    has_file = has_full or _has_file(path, notice, group)
+    if set(group.exchange("saved", str(has_file))) != {"True"}:
+        source = path if has_full else None
+        with group.naming_lost_workers():
+            send = functools.partial(_send_files, notice["files"], source, extended.workers)
+            if has_file:
+                send(None)
+            else:
+                _write_then_rename(send, path)
     return result
 
 
-def _check_written(notice: dict[str, Any]) -> None:
-    if notice.get("error"):
-        raise OSError(f"The chief could not write {notice['path']!r}: {notice['error']}")
+def _has_file(path: str, notice: dict[str, Any], group: Group) -> bool:
+    """Whether a worker finds what the chief has written, or shall do without it."""
+    if os.path.abspath(path) != notice["path"]:
+        return False
+    return group.options.save == "chief" or _sees(path, notice["mark"])
+
+
+def _send_files(
+    files: list[tuple[str, int]], source: str | None, workers: Any, path: str | None
+) -> None:
+    """Sends the chief's files to all workers, by a broadcast of each part.
+
+    Args:
+        files: their names and sizes, from `_files`.
+        source: their path on the chief; None elsewhere.
+        workers: the communicator of all workers.
+        path: where to write them; None on workers that have them.
+    """
+    error = None
+    for name, size in files:
+        with contextlib.ExitStack() as opened:
+            read, write = None, None
+            if source is not None:
+                read = opened.enter_context(open(_inside(source, name), "rb")).read
+            try:
+                if path is not None and error is None:
+                    os.makedirs(os.path.dirname(_inside(path, name)), exist_ok=True)
+                    write = opened.enter_context(open(_inside(path, name), "wb")).write
+                for at in range(0, size, _CHUNK_BYTES):
+                    count = min(_CHUNK_BYTES, size - at)
+                    chunk = np.zeros(count, np.uint8)
+                    if read is not None:
+                        chunk = np.frombuffer(read(count), np.uint8)
+                    sent = workers.broadcast(tf.constant(chunk))
+                    if write is not None:
+                        write(sent.numpy().tobytes())
+            except OSError as failure:
+                error = failure
+    if error is not None:
+        raise error
 
 
 def needs_gathering(model: Any) -> bool:
@@ -165,43 +273,129 @@ _read: weakref.WeakKeyDictionary[Session, int] = weakref.WeakKeyDictionary()
 """How many of the chief's notices of its saves this worker has read, in each session."""
 
 
-def _chief_has_saved(session: Session, path: str) -> bool:
-    """Waits for the chief's next save; returns False if it was to another path."""
-    read = _read.get(session, 0)
-    texts = session.wait_notified(_NOTICE, read + 1)
-    while path not in [notice["path"] for notice in map(json.loads, texts[read:])]:
-        try:
-            texts = session.wait_notified(_NOTICE, len(texts) + 1, _OTHER_PATH_SECONDS)
-        except RendezvousError:
-            _read[session] = len(texts)
-            return False
+def _chief_notice(session: Session, path: str, step: int) -> tuple[dict[str, Any], int] | None:
+    """Waits for the chief's save of a file, and returns its notice and the time it came.
+
+    None if the chief has saved something else, or has left.
+    """
+    read, seconds = _read.get(session, 0), None
+    notices: list[Notice] = []
     while True:
-        notice = json.loads(texts[read])
-        read += 1
-        _read[session] = read
-        if notice["path"] == path:
-            _check_written(notice)
-            return True
+        try:
+            notices = session.wait_notified(_NOTICE, max(read, len(notices)) + 1, seconds)
+        except RendezvousError:
+            if seconds is None:
+                raise
+            break
+        except PeerLostError:
+            if not session.chief_has_left:
+                raise
+            break
+        for number, received in enumerate(notices[read:], read + 1):
+            notice = json.loads(received.text)
+            is_same = notice["path"] == os.path.abspath(path) or notice["given"] == path
+            if is_same and notice["step"] == step:
+                _read[session] = number
+                return notice, received.received_ns
+        seconds = _OTHER_PATH_SECONDS
+    _read[session] = max(read, len(notices))
+    return None
 
 
-def _write_then_rename(
-    write: Callable[..., Any], model: Any, path: str, args: Any, kwargs: Any
-) -> Any:
-    if "://" in path or path.endswith(".json"):
-        return write(model, path, *args, **kwargs)  # Remote, or several shards.
-    folder, name = os.path.split(path)
-    unfinished = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{name}")
+def _step_of(model: Any) -> int:
+    """The updates of a model until now: the files of two saves may have one name."""
+    iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
+    return 0 if iterations is None else int(iterations.numpy())
+
+
+def _is_remote(path: str) -> bool:
+    """Whether a path is one of an object store, which all workers see."""
+    return "://" in path
+
+
+def _inside(path: str, name: str) -> str:
+    return os.path.normpath(os.path.join(os.path.abspath(path), name))
+
+
+def _files(path: str) -> list[tuple[str, int]]:
+    """The names and sizes of the files that a save to a path has written.
+
+    The names are relative to the path: "." for one file, others in or beside it.
+    """
+    names = ["."]
+    if os.path.isdir(path):
+        names = [
+            os.path.relpath(os.path.join(folder, file), path)
+            for folder, _, files in os.walk(path)
+            for file in files
+        ]
+    elif path.endswith(".json"):  # Names the files that it is the index of.
+        with open(path, encoding="utf-8") as index:
+            names += {f"../{file}" for file in json.load(index)["weight_map"].values()}
+    return [(name, os.path.getsize(_inside(path, name))) for name in sorted(names)]
+
+
+def _mark(path: str) -> list[int]:
+    """What tells the files of a save from those of another: their time and a checksum.
+
+    The checksum is that of the ends of each file, where archives, HDF5 and TensorFlow's formats
+    have their tables. Returns [] for paths that all workers see.
+    """
+    if _is_remote(path):
+        return []
+    checksum = 0
+    for name, size in _files(path):
+        with open(_inside(path, name), "rb") as file:
+            head = file.read(_ENDS_BYTES)
+            file.seek(max(0, size - _ENDS_BYTES))
+            for part in (f"{name} {size}".encode(), head, file.read(_ENDS_BYTES)):
+                checksum = zlib.crc32(part, checksum)
+    return [int(os.stat(path).st_mtime), checksum]
+
+
+def _sees(path: str, mark: list[int]) -> bool:
+    """Whether a path here is what another worker has written.
+
+    The time may differ by the precision of file systems.
+    """
+    if not mark:
+        return True
     try:
-        result = write(model, unfinished, *args, **kwargs)
+        os.listdir(os.path.dirname(os.path.abspath(path)))  # NFS then asks the server.
+        time, checksum = _mark(path)
+    except (OSError, ValueError, KeyError):
+        return False
+    return checksum == mark[1] and abs(time - mark[0]) <= _PRECISION_SECONDS
+
+
+def _write_then_rename(write: Callable[[str], Any], path: str, since: int | None = None) -> Any:
+    """Writes beside a path, and then replaces what is there.
+
+    Args:
+        write: writes a file or folder to a path.
+        path: the path.
+        since: the `time.time_ns()` since which another worker of this host may have written the
+            same, which is then left as it is.
+    """
+    if _is_remote(path) or path.endswith(".json"):
+        return write(path)  # Remote, or several shards.
+    folder, name = os.path.split(path)
+    beside = os.path.join(folder, f".{uuid.uuid4().hex[:8]}.{{}}{name}")
+    unfinished, former = beside.format(""), beside.format("former.")
+    try:
+        result = write(unfinished)
+        if since is not None and os.path.exists(path) and os.stat(path).st_mtime_ns >= since:
+            return result
         if os.path.isdir(unfinished):
             if os.path.isdir(path):
-                shutil.rmtree(path)
+                os.rename(path, former)
             os.rename(unfinished, path)
         else:
             os.replace(unfinished, path)
         return result
     finally:
-        if os.path.isdir(unfinished):
-            shutil.rmtree(unfinished)
-        elif os.path.exists(unfinished):
-            os.remove(unfinished)
+        for left in (unfinished, former):
+            if os.path.isdir(left):
+                shutil.rmtree(left)
+            elif os.path.exists(left):
+                os.remove(left)

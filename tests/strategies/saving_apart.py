@@ -1,0 +1,91 @@
+"""A worker that saves a model in every way and reads each file next; prints what it read.
+
+python -m tests.strategies.saving_apart KIND FOLDER, where KIND is "replicated" or "sharded" and
+FOLDER is where it saves. It writes "ROLE.npz" beside the folder.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import keras
+import numpy as np
+import tensorflow as tf
+from keras import layers
+
+import tfdist
+
+X = np.linspace(-1, 1, 24, dtype="float32").reshape(8, 3)
+Y = np.linspace(0, 1, 16, dtype="float32").reshape(8, 2)
+
+
+def trained(strategy):
+    with strategy.scope():
+        model = keras.Sequential(
+            [
+                keras.Input([3]),
+                layers.Dense(4, "tanh", kernel_initializer="ones"),
+                layers.Dense(2, kernel_initializer="ones"),
+            ]
+        )
+        model.compile(keras.optimizers.Adam(0.1), "mse")
+    model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+def saved_and_read(model, folder):
+    """What is read of each save, by name."""
+    read = {}
+    for name, (file, save, load) in WAYS.items():
+        for turn in range(2):  # The second file replaces the first.
+            if turn:
+                model.fit(X, Y, batch_size=4, shuffle=False, verbose=0)
+            save(model, f"{folder}/{file}")
+            read[f"{name} {turn}"] = np.asarray(load(model, f"{folder}/{file}"))
+    return read
+
+
+def _loaded(model, path):
+    return keras.models.load_model(path, compile=False).predict(X, verbose=0)
+
+
+def _weights_loaded(model, path):
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        other = keras.models.clone_model(model)
+    other.load_weights(path)
+    return other.predict(X, verbose=0)
+
+
+def _served(model, path):
+    served = tf.saved_model.load(path)
+    return served.serve(X)
+
+
+def _write_archive(model, path):
+    archive = keras.export.ExportArchive()
+    archive.add_endpoint("serve", model.call, input_signature=[tf.TensorSpec([None, 3])])
+    archive.write_out(path, verbose=False)
+
+
+WAYS = {
+    "model": ("a.keras", lambda m, p: m.save(p), _loaded),
+    "hdf5": ("b.h5", lambda m, p: m.save(p), _loaded),
+    "weights": ("c.weights.h5", lambda m, p: m.save_weights(p), _weights_loaded),
+    "export": ("d", lambda m, p: m.export(p, verbose=False), _served),
+    "archive": ("e", _write_archive, _served),
+}
+
+
+def main() -> None:
+    kind, folder = sys.argv[1:]
+    strategy = tfdist.MultiWorkerMirroredStrategy(shard_optimizer=kind == "sharded")
+    os.makedirs(folder, exist_ok=True)
+    read = saved_and_read(trained(strategy), folder)
+    for at in (folder, *(path for path, _, _ in os.walk(folder))):
+        assert not any(name.startswith(".") for name in os.listdir(at)), os.listdir(at)
+    np.savez(os.environ["RESULT"], **read)
+
+
+if __name__ == "__main__":
+    main()
