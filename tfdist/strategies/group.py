@@ -6,6 +6,7 @@ import contextlib
 import json
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
@@ -67,7 +68,7 @@ class Group:
         self.membership: Membership | None = None
         self.role_of: Callable[[int], str] | None = None
         self._communicators = Communicators(options, label)
-        self._compressors: list[Compressor] = []
+        self._compressors: list[weakref.ref[Compressor]] = []
         self._fixed_because = ""
         self._serves_tensorflow = False
         self._here = threading.local()
@@ -122,8 +123,9 @@ class Group:
         return self.topology.generation
 
     def follow(self, compressor: Compressor) -> None:
-        """Has a compressor make its routes anew after each change of the group."""
-        self._compressors.append(compressor)
+        """Has a compressor make its routes anew after each change of the group, while it lives."""
+        self._compressors = [one for one in self._compressors if one() is not None]
+        self._compressors.append(weakref.ref(compressor))
 
     def fix(self, reason: str) -> None:
         """Has `regroup` refuse, for a reason: a clause that begins with what cannot follow."""
@@ -168,7 +170,8 @@ class Group:
 
     def _renew_compressors(self) -> None:
         """Rank 0's routes count: a worker that is new may have made none so far."""
-        used = [compressor for compressor in self._compressors if compressor.routes]
+        living = filter(None, (reference() for reference in self._compressors))
+        used = [compressor for compressor in living if compressor.routes]
         routes = json.dumps([compressor.routes for compressor in used])
         self.agree("routes of compressed gradients", routes)
         for compressor in used:
@@ -294,7 +297,8 @@ class Group:
                 raise ProgramMismatchError(
                     f"The workers do not run the same program: {workers[0]} has the {topic} "
                     f"{texts[0]!r} where {workers[rank]} has {other!r}. "
-                    "Run one script, with the same arguments and data, on all workers."
+                    "Run one script, with the same arguments and data, on all workers, and train "
+                    "and predict in one thread."
                 )
 
 

@@ -94,7 +94,8 @@ class PendingExchanges:
             raise ProgramMismatchError(
                 f"The workers run different programs: exchange {sequence} is {current.tag!r} at "
                 f"{self._name(current.first)} and {tag!r} at {self._name(rank)}. Run the same "
-                f"script with the same arguments on all workers."
+                f"script with the same arguments on all workers, and train and predict in one "
+                f"thread."
             )
         if deadline < current.deadline:
             current.deadline, current.timeout, current.variable = deadline, timeout, variable
