@@ -3,7 +3,7 @@
 import pytest
 
 from tests.groups import GROUPS
-from tests.tiers import some
+from tests.tiers import exhaustive, some
 
 
 @pytest.mark.parametrize(
@@ -12,3 +12,9 @@ from tests.tiers import some
 def test_no_graph_is_left(group, staged):
     left = GROUPS[group].run("tests.strategies.training_twice:graphs_left", staged)
     assert not any(left), left
+
+
+@exhaustive
+def test_a_strategy_that_is_gone_leaves_no_compressor():
+    left = GROUPS["2"].run("tests.strategies.training_twice:compressors_left")
+    assert max(left) <= 2, left

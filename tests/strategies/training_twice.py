@@ -44,3 +44,16 @@ def _build():
     return keras.Sequential(
         [keras.Input([4]), layers.Dense(3), layers.BatchNormalization(), layers.Dense(2)]
     )
+
+
+def compressors_left(strategy):
+    """How many compressors the group keeps after several strategies in turn."""
+    for _ in range(4):
+        _train(tfdist.MultiWorkerMirroredStrategy(compression="fp16"), staged=False)
+        keras.backend.clear_session()
+        for thread in threading.enumerate():
+            if thread.name == "tfdist-iterators":
+                thread.join()
+        gc.collect()
+    references = strategy.extended.group._compressors
+    return sum(reference() is not None for reference in references)
