@@ -6,6 +6,7 @@ python -m tests.surface > tests/surface/surface.txt
 from __future__ import annotations
 
 import contextlib
+import enum
 import importlib
 import inspect
 import io
@@ -53,7 +54,9 @@ def _described(name: str, value: Any) -> Iterator[str]:
     if isinstance(value, ModuleType):
         yield f"{name} (module)"
     elif inspect.isclass(value):
-        yield f"class {name}{_signature(value)}"
+        # The constructor of enumerations differs between versions of Python.
+        is_enum = issubclass(value, enum.Enum)
+        yield f"class {name}{' (enumeration)' if is_enum else _signature(value)}"
         for member in sorted(_members(value)):
             yield from _described(f"{name}.{member}", inspect.getattr_static(value, member))
     elif isinstance(value, (staticmethod, classmethod)):
