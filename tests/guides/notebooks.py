@@ -103,15 +103,13 @@ def run(notebook: str, way: str, folder: str) -> None:
     (own := Path(folder) / str(rank)).mkdir()
     os.chdir(own)
     sys.path.insert(0, str(own))
+    strategy = tf.distribute.get_strategy()
     if way == "distributed":
         strategy = tfdist.MultiWorkerMirroredStrategy()
-        for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy"):
-            original = getattr(tf.distribute, name)
-            given = type(name, (original,), {"__new__": lambda *args, **kwargs: strategy})
-            setattr(tf.distribute, name, given)
-    else:
-        # A script deletes TF_CONFIG, and starts workers, in the background.
-        os.environ.pop("TF_CONFIG", None)
+    for name in ("MirroredStrategy", "MultiWorkerMirroredStrategy"):
+        original = getattr(tf.distribute, name)
+        given = type(name, (original,), {"__new__": lambda *args, **kwargs: strategy})
+        setattr(tf.distribute, name, given)
     logs: list[Any] = []
     made_up.install(
         lambda name, found: logs.append([name, json.loads(json.dumps(found, default=float))])
