@@ -90,7 +90,7 @@ def shake(sock, secret, purpose):
 
 
 ACTS = {
-    "not a tfdist worker": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"),
+    "does not speak tfdist's protocol": lambda sock: sock.sendall(b"GET / HTTP/1.1\r\n\r\n"),
     "are allowed": lambda sock: sock.sendall(MAGIC + b"\xff" * 8),
     "no hello": lambda sock: sock.sendall(MAGIC + encode({"kind": "hello"})),
     "connection closed": lambda sock: sock.shutdown(socket.SHUT_WR),

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import signal
+import socket
+import time
+from dataclasses import asdict
 
 import pytest
 
+from tests.deadlines import FAR
 from tests.tiers import exhaustive
+from tfdist.cluster.auth.handshake import MAGIC, handshake
+from tfdist.cluster.auth.identity import LAUNCH, Identity
+from tfdist.launch.hosts.host_info import HostInfo
+from tfdist.launch.hosts.messages import Channel
 
 from .conftest import until
 from .test_elastic import BEGIN, LIGHT, life, lives
-from .test_hosts import at  # noqa: F401
+from .test_hosts import INFINITE, at  # noqa: F401
 
 
 @pytest.fixture
@@ -213,11 +223,89 @@ def test_who_does_not_fit_is_refused_and_the_job_goes_on(
     stranger = start(host, path, **options)
     assert stranger.wait() == 1
     assert problem in stranger.err
-    assert "tfdist run: not admitted: " in jobs[0].err and problem in jobs[0].err
+    assert ": not admitted: " in jobs[0].err and problem in jobs[0].err
     (tmp_path / "on").touch()
     assert jobs[0].wait() == 0, jobs[0].err
     if not options:
         assert jobs[1].wait() == 0
+
+
+@pytest.fixture
+def stranger():
+    """A launcher at another address that claims to be host 1, authenticated; gives its channel."""
+    made = []
+
+    def claim(at, secret=""):  # noqa: F811
+        place = ("127.0.0.1", int(at.rpartition(":")[2]))
+        sock = socket.create_connection(place, FAR, source_address=("127.0.0.2", 0))
+        made.append(sock)
+        mine = Identity.of_other("host 1", LAUNCH, 1)
+        handshake(sock, mine, secret, time.monotonic() + FAR, first=True)
+        channel = Channel(sock)
+        channel.send("host", asdict(HostInfo(1, 2, "127.0.0.1", (4000,), elastic=True)))
+        return channel
+
+    yield claim
+    for sock in made:
+        sock.close()
+
+
+def answer(channel):
+    while not (messages := channel.receive()):
+        select.select([channel], [], [])
+    return messages[0]
+
+
+@exhaustive
+@pytest.mark.parametrize("secret", ["", "hush"])
+def test_a_lost_host_comes_again_from_elsewhere_only_with_a_secret(
+    start,
+    program,
+    tmp_path,
+    stranger,
+    at,  # noqa: F811
+    secret,
+):
+    settings = {"TFDIST_SECRET": secret} if secret else {}
+    jobs = [start(number, program("meet(); hear('on')"), **settings) for number in range(2)]
+    until_lives(tmp_path, "0-0", "1-0")
+    jobs[1].process.kill()
+    jobs[0].wait_err("was lost")
+    channel = stranger(at, secret)
+    kind, value = answer(channel)
+    if secret:
+        assert kind == "start" and value["secret"] == ""
+    else:
+        assert kind == "refuse" and "host 1 (127.0.0.2) was at 127.0.0.1 before" in value
+    channel.close()
+    (tmp_path / "on").touch()
+    assert jobs[0].wait() == 0
+
+
+@exhaustive
+def test_strangers_do_not_end_a_job(start, program, tmp_path, at):  # noqa: F811
+    settings = {"TFDIST_SECRET": "hush"}
+    jobs = [start(number, program("meet(); hear('on')"), **settings) for number in range(2)]
+    until_lives(tmp_path, "0-0", "1-0")
+    place = ("127.0.0.1", int(at.rpartition(":")[2]))
+    with socket.create_connection(place, FAR) as one:
+        one.sendall(f"{INFINITE}\n".encode())
+        with contextlib.suppress(OSError):
+            assert one.recv(1) == b""
+    many = [socket.create_connection(place, FAR) for _ in range(300)]
+    for one in many:
+        with contextlib.suppress(OSError):  # the oldest have been dropped
+            one.sendall(MAGIC[:1])
+    assert jobs[0].process.poll() is None
+    jobs[1].process.kill()
+    jobs[0].wait_err("was lost")
+    again = start(1, program("meet(); hear('on')"), **settings)
+    jobs[0].wait_err("has come again")
+    (tmp_path / "on").touch()
+    assert [jobs[0].wait(), again.wait()] == [0, 0]
+    assert jobs[0].err.count("dropped") <= 3
+    for one in many:
+        one.close()
 
 
 @exhaustive

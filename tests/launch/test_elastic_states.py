@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import asdict
 
 import pytest
 
@@ -18,6 +19,7 @@ from tfdist.launch.hosts.elastic_hosts import job_code
 from tfdist.launch.hosts.host_info import HostInfo
 from tfdist.launch.hosts.late_hosts import late_rejection
 from tfdist.launch.hosts.worker_counts import WorkerCounts, total
+from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import worker_failure
 from tfdist.launch.job.losses import Loss, decisive
 from tfdist.launch.job.plan import WorkerPlan
@@ -232,11 +234,13 @@ def test_what_is_told():
 @exhaustive
 def test_what_the_hosts_tell_each_other():
     for message in (WorkerCounts(members=2, lost=1), KILLED, LATE):
-        sent = json.loads(json.dumps(message.to_message()))
-        assert type(message).from_message(sent) == message
+        sent = json.loads(json.dumps(asdict(message)))
+        assert decode(type(message), sent) == message
         for name in sent:
             with pytest.raises(ValueError):
-                type(message).from_message({key: sent[key] for key in sent if key != name})
+                decode(type(message), {key: sent[key] for key in sent if key != name})
+            with pytest.raises(ValueError):
+                decode(type(message), {**sent, name: float("inf")})
     assert total([WorkerCounts(members=2), WorkerCounts(left=1)]) == WorkerCounts(members=2, left=1)
     assert WorkerCounts(members=1, waiting=1, completed=1, lost=1).gone == WorkerCounts(
         completed=1, lost=3
@@ -256,8 +260,13 @@ def test_who_may_come_again():
         (HostInfo(1, 2, "", (5, 6), elastic=True), {2: "c"}, "pass the same --nnodes"),
         (HostInfo(7, 3, "", (5, 6), elastic=True), {2: "c"}, "must have a --node-rank from 1"),
     ]:
-        found = late_rejection(newcomer, "b", here, connected, layout)
-        assert problem in found and bool(problem) == bool(found)
+        for sources in (None, {1: "b", 2: "c"}):
+            found = late_rejection(newcomer, "b", here, connected, layout, sources)
+            assert problem in found and bool(problem) == bool(found)
+    again = HostInfo(1, 3, "", (5, 6), elastic=True)
+    found = late_rejection(again, "d", here, {2: "c"}, layout, {1: "b", 2: "c"})
+    assert found.startswith("host 1 (d) was at b before: ") and "TFDIST_SECRET" in found
+    assert not late_rejection(again, "d", here, {2: "c"}, layout)
 
 
 @exhaustive

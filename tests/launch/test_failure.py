@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import signal
+from dataclasses import asdict
 
 import pytest
 
 from tests.tiers import exhaustive
+from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import (
     Doubt,
     Failure,
@@ -51,25 +53,34 @@ def test_one_failure():
     for failure, code, doubt, event in FAILURES:
         assert (failure.code, failure.doubt) == (code, doubt), failure
         assert re.search(event, failure.event)
-        sent = json.loads(json.dumps(failure.to_message()))
-        assert Failure.from_message(sent) == failure
+        assert decode(Failure, json.loads(json.dumps(asdict(failure)))) == failure
 
 
-def test_no_failure():
-    for message in [
-        {},
-        {"host": 1},
-        {**failed(1).to_message(), "code": "x"},
-        {**failed(1).to_message(), "doubt": 9},
-        {**failed(1).to_message(), "tail": 3},
-    ]:
-        with pytest.raises(ValueError):
-            Failure.from_message(message)
-
-
-def test_an_exit_code_from_elsewhere_is_a_failure():
-    assert Failure.from_message({**failed(1).to_message(), "code": 0}).code == 1
-    assert Failure.from_message({**failed(1).to_message(), "code": 512}).code == 255
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"code": "x"},
+        {"code": 0},
+        {"code": 512},
+        {"code": True},
+        {"code": 1.0},
+        {"code": float("inf")},
+        {"host": 1 << 100},
+        {"doubt": 9},
+        {"doubt": "0"},
+        {"tail": 3},
+        {"tail": "lines"},
+        {"tail": [3]},
+        {"time": 1e300},
+        {"time": -1.0},
+        {"time": float("nan")},
+        {"stopped": 1},
+        {"more": 1},
+    ],
+)
+def test_no_failure(change):
+    with pytest.raises(ValueError):
+        decode(Failure, {**asdict(failed(1)), "tail": [], "classes": [], **change})
 
 
 CLEAR, UNSEEN, LOST = failed(3), failed(0, tail=(), log=""), failed(1, tail=VICTIM)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -9,8 +10,11 @@ import time
 
 import pytest
 
+from tests.certificates import variables
 from tests.deadlines import FAR
 from tests.tiers import exhaustive, some
+from tfdist.cluster.auth.handshake import MAGIC
+from tfdist.cluster.net.framing import HELLO_LIMIT, encode, read_exactly, read_frame
 from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.launch.job.ports import Reservation
 
@@ -194,7 +198,7 @@ def test_host_0_is_missing(start, script):
     job = start(1, script(HANG), seconds=TALKATIVE, TFDIST_START_TIMEOUT="1")
     assert job.wait() == 1
     assert "waiting for host 0 at 127.0.0.1:" in job.err
-    assert "did not answer within 1 s (Connection refused)" in job.err
+    assert "did not answer within 1 s: nothing listens there (Connection refused). Start" in job.err
 
 
 def test_a_host_may_restart_before_the_start(start, script):
@@ -234,21 +238,33 @@ def test_two_hosts_0(start, script, at):
     assert f"process {first.process.pid}" in second.err
 
 
+INFINITE = json.dumps(
+    {
+        "hello": {"number": float("inf"), "num_hosts": 2, "address": "", "ports": [1]},
+        "challenge": "0" * 64,
+    }
+)
+
+
 def test_strangers_are_dropped(start, script, at):
     job = start(0, script(""), nnodes=2)
     until(listens(at))
-    with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
-        stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
-        assert stranger.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
-        hello = {"hello": {"number": "x"}, "challenge": "0" * 64}
-        stranger.sendall(json.dumps(hello).encode() + b"\n")
-        assert stranger.recv(100) == b""
-    with socket.create_connection(("127.0.0.1", port(at)), FAR):
-        other = start(1, script(""), nnodes=2)
-        assert (job.wait(), other.wait()) == (0, 0)
-    assert job.err.count("dropped a connection from 127.0.0.1") == 2
-    assert len(said(job)) == 2
+    for data in (b"GET / HTTP/1.1\r\n\r\n", f"{INFINITE}\n".encode(), MAGIC + b"\xff" * 8):
+        with socket.create_connection(("127.0.0.1", port(at)), FAR) as stranger:
+            stranger.sendall(data)
+            assert stranger.recv(100) == b""
+    strangers = [socket.create_connection(("127.0.0.1", port(at)), FAR) for _ in range(100)]
+    for stranger in strangers:
+        with contextlib.suppress(OSError):  # the oldest have been dropped
+            stranger.sendall(b"t")
+    other = start(1, script(""), nnodes=2)
+    assert (job.wait(), other.wait()) == (0, 0)
+    for stranger in strangers:
+        stranger.close()
+    first, *more = [line for line in said(job) if "dropped" in line]
+    assert first.startswith("tfdist run: dropped a connection from 127.0.0.1:")
+    assert "it does not speak tfdist's protocol" in first
+    assert len(more) <= 1 and len(said(job)) == 1 + len(more)
 
 
 def test_the_rendezvous_is_something_else(start, script, at):
@@ -258,7 +274,7 @@ def test_the_rendezvous_is_something_else(start, script, at):
         connection.sendall(b"SSH-2.0-OpenSSH\r\n")
         assert job.wait() == 1
         connection.close()
-    assert "is not a tfdist launcher: it sent" in job.err
+    assert "does not answer as a tfdist launcher (it does not speak tfdist's protocol" in job.err
 
 
 SECRET = """
@@ -293,39 +309,82 @@ def test_a_host_with_another_secret(start, script, right, wrong):
     first = start(0, script(SECRET), nnodes=2, TFDIST_SECRET=right)
     second = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=wrong)
     assert second.wait() == 1
-    problem = "host 1 (127.0.0.1) does not hold the secret; set the same TFDIST_SECRET on all hosts"
-    assert f"host 0 (127.0.0.1) reports: {problem}" in second.err
-    first.wait_err("dropped a connection from 127.0.0.1: it claims to be host 1 (127.0.0.1) but")
+    assert "refused host 1, process" in second.err
+    assert "their secrets differ" in second.err
+    assert "Set the same TFDIST_SECRET on all hosts." in second.err
+    first.wait_err("does not have the secret; set the same TFDIST_SECRET on all hosts")
+    assert "tfdist run: dropped a connection from 127.0.0.1:" in first.err
+    assert "it claims to be host 1, process" in first.err
     third = start(1, script(SECRET), nnodes=2, TFDIST_SECRET=right)
     assert (first.wait(), third.wait()) == (0, 0)
     assert "hush" not in first.err + second.err and "other" not in first.err + second.err
 
 
 def test_a_host_0_without_the_secret_is_not_believed(start, script, at):
+    """It accepts any proof, and answers with one that it cannot know."""
     with socket.create_server(("127.0.0.1", port(at))) as server:
         job = start(1, script(SECRET), nnodes=2, TFDIST_SECRET="hush")
         connection, _ = server.accept()
-        with connection, connection.makefile("rw") as file:
-            hello = json.loads(file.readline())
-            print(json.dumps({"challenge": hello["challenge"]}), file=file, flush=True)
-            proof = json.loads(file.readline())
-            print(json.dumps(proof), file=file, flush=True)
-            start_now = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine"}
-            print(json.dumps({"start": start_now}), file=file, flush=True)
+        with connection:
+            until_far = time.monotonic() + FAR
+            assert read_exactly(connection, len(MAGIC), until_far) == MAGIC
+            hello, _ = read_frame(connection, HELLO_LIMIT, until_far)
+            challenge = {"challenge": hello["challenge"], "protocol": hello["protocol"]}
+            connection.sendall(MAGIC + encode({"kind": "challenge", **challenge}))
+            proof, _ = read_frame(connection, HELLO_LIMIT, until_far)
+            me = {**hello, "rank": 0, "worker": "host 0"}
+            connection.sendall(encode({**me, **proof}))
+            begin = {"workers": ["127.0.0.1:1"], "first": 0, "secret": "mine", "running": False}
+            with contextlib.suppress(OSError):
+                connection.sendall(encode({"kind": "start", "value": begin}))
             assert job.wait() == 1
-    assert " does not hold the secret; set the same TFDIST_SECRET on all hosts" in job.err
+    assert "does not have the secret; set the same TFDIST_SECRET on all hosts" in job.err
     assert not list(job.folder.glob("secret-*"))
 
 
-@pytest.mark.parametrize("answer", [{"start": {"workers": ["a:1"], "first": 0}}, {"proof": "x"}])
+@exhaustive
+@pytest.mark.parametrize("answer", [{"kind": "start", "value": {}}, {"kind": "proof"}])
 def test_a_host_0_that_sends_no_challenge(start, script, at, answer):
     with socket.create_server(("127.0.0.1", port(at))) as server:
         job = start(1, script(SECRET), nnodes=2)
         connection, _ = server.accept()
         with connection:
-            connection.sendall(json.dumps(answer).encode() + b"\n")
+            connection.sendall(MAGIC + encode(answer))
             assert job.wait() == 1
-    assert "is not a tfdist launcher: it sent" in job.err
+    assert "does not answer as a tfdist launcher (it sent no challenge)" in job.err
+
+
+@exhaustive
+def test_hosts_with_certificates(start, script, tmp_path):
+    jobs = [start(host, script(SECRET), **variables()) for host in range(3)]
+    assert [job.wait() for job in jobs] == [0, 0, 0], [job.err for job in jobs]
+    (secret,) = set(secrets(tmp_path, 3))
+    assert len(secret) == 64
+
+
+@exhaustive
+def test_a_host_without_certificates(start, script):
+    first = start(0, script(""), nnodes=2, **variables())
+    second = start(1, script(""), nnodes=2)
+    assert second.wait() == 1
+    assert "it uses TLS, but this worker does not" in second.err
+    first.wait_err("no TLS: it does not use TLS, but this worker does")
+    third = start(1, script(""), nnodes=2, **variables())
+    assert (first.wait(), third.wait()) == (0, 0)
+
+
+@exhaustive
+def test_a_stranger_that_does_not_fit_does_not_end_an_open_job(start, script, at, launch):
+    """Where others can reach host 0, and no secret is set."""
+    rank_0 = ["-n", "1", "--nnodes", "2", "--node-rank", "0", "--rendezvous"]
+    first = launch(*rank_0, f"0.0.0.0:{port(at)}", script(""))
+    second = start(1, script(""), nnodes=3)
+    assert second.wait() == 1
+    problem = "was started with --nnodes 3, host 0 with --nnodes 2"
+    assert f"host 0 (127.0.0.1) reports: host 1 (127.0.0.1) {problem}" in second.err
+    first.wait_err(f"not admitted: host 1 (127.0.0.1) {problem}")
+    third = start(1, script(""), nnodes=2)
+    assert (first.wait(), third.wait()) == (0, 0)
 
 
 def test_ctrl_c_while_waiting(start, script, at):

@@ -12,6 +12,7 @@ import pytest
 from tests.tiers import exhaustive, some
 from tfdist.exit_codes import PREEMPTED
 from tfdist.launch.hosts.verdict import Beginning, HostEnd, Verdict
+from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import Failure, lost_host, stopped_by, worker_failure
 from tfdist.launch.job.restarts import _LONG, End, Ended, Restart, all_saved, decide
 from tfdist.progress_file import Progress, Raised
@@ -191,10 +192,13 @@ def test_a_job_is_preempted_if_all_workers_have_saved():
 )
 def test_what_the_hosts_tell_each_other(message):
     sent = json.loads(json.dumps(dataclasses.asdict(message)))
-    assert type(message).from_message(sent) == message
+    assert decode(type(message), sent) == message
     for name in sent:
         with pytest.raises(ValueError):
-            type(message).from_message({key: sent[key] for key in sent if key != name})
+            decode(type(message), {key: sent[key] for key in sent if key != name})
+        for other in (float("inf"), 1e300, 1 << 64, {}, [[]]):
+            with pytest.raises(ValueError):
+                decode(type(message), {**sent, name: other})
     assert "hush" not in repr(message)
 
 
@@ -202,4 +206,4 @@ def test_a_failure_tells_its_step_and_its_cause():
     failure = failed(7, *OS_ERROR, message="no such file")
     assert str(failure) == "worker 1 failed with exit code 1, after step 7."
     assert failure.cause == "FileNotFoundError: no such file"
-    assert Failure.from_message(json.loads(json.dumps(failure.to_message()))) == failure
+    assert decode(Failure, json.loads(json.dumps(dataclasses.asdict(failure)))) == failure

@@ -18,3 +18,8 @@ def say(text: str, *, below_output: bool = False) -> None:
         print(f"{start}tfdist run: {text}", file=sys.stderr, flush=True)
     except OSError:
         pass  # The reader of stderr is gone; the job matters more than the message.
+
+
+def announce(line: str) -> None:
+    """Prints a line of what workers and launchers share, which names itself `tfdist`."""
+    say(line.removeprefix("tfdist: "), below_output=True)

@@ -167,7 +167,7 @@ def dialing(mine: Identity, secret: str, tls: bool, name: str, admit: Admit | No
         here = "one is set here" if secret else "none is set here"
         raise ClusterError(
             f"{name} refused {mine}: their secrets differ ({here}). Set the same {VARIABLE} on all "
-            f"workers."
+            f"{mine.kind}."
         )
     theirs = Identity.from_header({**header, "kind": "hello"})
     said = encode({"kind": "hello", **vars(theirs)})
@@ -241,7 +241,7 @@ def _magic() -> Generator[Read | Write | Secure, bytes, bytes]:
     while len(magic) < len(MAGIC):
         magic += yield Read(len(MAGIC) - len(magic), some=True)
         if not MAGIC.startswith(magic) and not TLS_MAGIC.startswith(magic):
-            raise WireError("it is not a tfdist worker")
+            raise WireError("it does not speak tfdist's protocol")
     return magic
 
 
@@ -291,5 +291,5 @@ def _other_protocol(mine: Identity, theirs: object, name: str) -> str:
 def _no_secret(theirs: Identity) -> str:
     return (
         f"it claims to be {theirs}, but does not have the secret; set the same {VARIABLE} on all "
-        f"workers"
+        f"{theirs.kind}"
     )

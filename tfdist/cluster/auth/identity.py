@@ -21,6 +21,9 @@ OBSERVE = "observe"
 REGROUP = "regroup"
 """The purpose of a connection between workers that form a new group, or that want to join one."""
 
+LAUNCH = "launch"
+"""The purpose of a connection between the launchers of several hosts."""
+
 _MAX_LENGTH = 512
 
 
@@ -68,22 +71,24 @@ class Identity:
         )
 
     @classmethod
-    def of_observer(cls, name: str) -> Identity:
+    def of_other(cls, name: str, purpose: str, number: int = 0) -> Identity:
         """The identity of this process if it is no worker; the cluster is unknown to it.
 
         Args:
             name: what messages call it.
+            purpose: what the connection is for.
+            number: its number among processes of its kind.
         """
         return cls(
             protocol=PROTOCOL,
             version=__version__,
             fingerprint="",
-            rank=0,
+            rank=number,
             worker=name,
             host=socket.gethostname(),
             pid=os.getpid(),
             nonce=secrets.token_hex(8),
-            purpose=OBSERVE,
+            purpose=purpose,
         )
 
     @classmethod
@@ -107,6 +112,11 @@ class Identity:
         ):
             raise WireError("it sent no hello")
         return hello
+
+    @property
+    def kind(self) -> str:
+        """What processes of its kind are called."""
+        return "hosts" if self.purpose == LAUNCH else "workers"
 
     def __str__(self) -> str:
         return f"{self.worker}, process {self.pid} on {self.host}"

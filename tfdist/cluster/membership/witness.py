@@ -84,6 +84,11 @@ class Witness:
         """The descriptor to wait on before `serve`."""
         return self._selector.fileno()
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `serve` has to be called soon, even if nothing happens."""
+        return bool(self._callers) or self._acceptor.is_busy
+
     def serve(self) -> None:
         """Handles what has arrived, without waiting."""
         for key, _ in self._selector.select(0):
@@ -120,8 +125,8 @@ class Witness:
                 sock.sendall(encode(self._answer(frames[0][0])))
         except BlockingIOError:
             return
-        except (OSError, WireError, TypeError, ValueError, KeyError):
-            pass  # one that has gone, or sends nonsense
+        except Exception:
+            pass  # one that has gone, or sends nonsense; the launcher goes on
         self._end(sock)
 
     def _answer(self, header: Header) -> Header:

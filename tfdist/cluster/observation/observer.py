@@ -39,7 +39,7 @@ def ask(address: str, options: Options) -> list[Seen]:
         1200
     """
     tls = Tls.load(options)
-    mine = Identity.of_observer(_ME)
+    mine = Identity.of_other(_ME, OBSERVE)
     name = f"rank 0 ({address})"
     now = time.monotonic()
     try:
@@ -77,7 +77,7 @@ def ask(address: str, options: Options) -> list[Seen]:
 
 
 def _screen(theirs: Identity) -> None:
-    mine = Identity.of_observer(_ME).version
+    mine = Identity.of_other(_ME, OBSERVE).version
     if theirs.version != mine:
         raise ClusterError(
             f"{theirs} runs tfdist {theirs.version}, and this is {mine}: run the doctor of that "

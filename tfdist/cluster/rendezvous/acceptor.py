@@ -8,8 +8,9 @@ import socket
 import ssl
 import time
 from collections.abc import Callable
+from typing import Any
 
-from tfdist.cluster.auth.handshake import AnswerAs, TlsMismatch, listening, tls_problem
+from tfdist.cluster.auth.handshake import AnswerAs, Steps, TlsMismatch, listening, tls_problem
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.descriptors import close_on_fork
 from tfdist.cluster.net.framing import WireError
@@ -18,12 +19,15 @@ from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.net.wait_messages import Announce
 from tfdist.cluster.rendezvous.handshakes import Handshakes, Pending
 from tfdist.cluster.rendezvous.rejections import Rejections
+from tfdist.errors import TfdistError
 
 ACCEPT_SECONDS = 20.0
 """How long the handshake of a connection may take; its peer may have hundreds to open."""
 
 _MAX_STRANGERS = 256
 _FULL_SECONDS = 0.05
+_AT_ONCE = 64
+"""Connections accepted in one call, so that a flood cannot keep the caller from all else."""
 
 
 class NotHere(WireError):
@@ -77,8 +81,8 @@ class Acceptor:
         self._rejections = Rejections(announce)
 
     def accept(self, listener: socket.socket) -> None:
-        """Accepts all connections that wait at a non-blocking listener."""
-        while True:
+        """Accepts connections that wait at a non-blocking listener."""
+        for _ in range(_AT_ONCE):
             try:
                 sock, peer = listener.accept()
             except OSError as error:
@@ -94,7 +98,12 @@ class Acceptor:
             except OSError:  # the peer is gone
                 sock.close()
                 continue
-            self._begin(close_on_fork(sock), peer[:2])
+            self._begin(close_on_fork(sock), (shown_ip(peer), peer[1]))
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether `tick` has to be called soon, even if nothing happens."""
+        return bool(self._handshakes.pending) or self._rejections.unreported
 
     def tick(self) -> None:
         """Drops connections that are too slow, and reports rejections; call it regularly."""
@@ -113,15 +122,25 @@ class Acceptor:
             self._on_accepted(sock, identity)
 
         def failed(error: Exception) -> None:
-            self._reject(address, port, error)
+            self.reject(address, port, error)
 
         tls = self._tls is not None
-        steps = listening(self._mine, self._secret, tls, self._screen, self._answer_as)
+        steps = _contained(listening(self._mine, self._secret, tls, self._screen, self._answer_as))
         deadline = time.monotonic() + ACCEPT_SECONDS
         self._make_room()
-        self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
+        try:
+            self._handshakes.begin(Pending(sock, address, steps, deadline, done, failed))
+        except OSError as error:  # there is no room in the kernel to watch it
+            failed(error)
 
-    def _reject(self, address: str, port: int, error: Exception) -> None:
+    def reject(self, address: str, port: int, error: Exception) -> None:
+        """Reports that a connection is dropped, at the latest with others of its address.
+
+        Args:
+            address: its IP address.
+            port: its port.
+            error: why.
+        """
         hung_up = isinstance(error, ConnectionError) and not self._hang_ups
         if hung_up or isinstance(error, NotHere):
             return
@@ -143,3 +162,23 @@ class Acceptor:
         if not oldest.ended:
             oldest.on_failed(OSError("too many connections from one address"))
         self._handshakes.drop(oldest)
+
+
+def shown_ip(name: tuple[Any, ...]) -> str:
+    """The IP address of a socket's name; an IPv4-mapped IPv6 address as IPv4.
+
+    Example:
+        >>> shown_ip(("::ffff:10.0.0.9", 40000, 0, 0))
+        '10.0.0.9'
+    """
+    return str(name[0]).removeprefix("::ffff:")
+
+
+def _contained(steps: Steps) -> Steps:
+    """The same steps; an error that nobody has foreseen ends one connection, not its thread."""
+    try:
+        return (yield from steps)
+    except (OSError, WireError, TlsMismatch, TfdistError):
+        raise
+    except Exception as error:
+        raise WireError(f"it caused an unexpected error: {error!r}") from error

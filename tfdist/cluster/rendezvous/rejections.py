@@ -58,6 +58,11 @@ class Rejections:
         known.count += 1
         known.reason = reason
 
+    @property
+    def unreported(self) -> bool:
+        """Whether there are rejections that `tick` has yet to report."""
+        return any(one.count for one in self._addresses.values())
+
     def tick(self, now: float) -> None:
         """Reports what has come in the last seconds, and forgets the addresses that are silent."""
         for address, one in list(self._addresses.items()):

@@ -104,18 +104,18 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _rendezvous(options: RunOptions, ports: tuple[int, ...]) -> Rendezvous:
-    secret = os.environ.get(VARIABLE, "")
     if options.nnodes == 1 or options.rendezvous is None:
         addresses = worker_addresses({0: (options.host or _LOOPBACK, ports)})
-        return Rendezvous(tuple(addresses), first=0, secret=secret or new_secret())
+        secret = os.environ.get(VARIABLE, "") or new_secret()
+        return Rendezvous(tuple(addresses), first=0, secret=secret)
     try:
-        timeout = Options.from_environment().start_timeout
+        settings = Options.from_environment()
     except ValueError as error:
         raise LaunchError(str(error)) from error
     address = options.host or ""
     this_host = HostInfo(options.node_rank, options.nnodes, address, ports, elastic=options.elastic)
     meet = serve if options.node_rank == 0 else join
-    return meet(options.rendezvous, this_host, timeout, secret)
+    return meet(options.rendezvous, this_host, settings)
 
 
 def _dry_run_rendezvous(options: RunOptions, count: int) -> Rendezvous:

@@ -8,7 +8,7 @@ from pathlib import Path
 from tfdist.cluster.membership.witness import Witness
 from tfdist.errors import TfdistError
 from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.console import say
+from tfdist.launch.console import announce, say
 from tfdist.launch.elastic.outcome import ElasticOutcome
 from tfdist.launch.elastic.paused_workers import PausedWorkers
 from tfdist.launch.elastic.report import describe_end
@@ -140,7 +140,7 @@ def _witness(rendezvous: Rendezvous, port: int, environment: Mapping[str, str]) 
     """What tells other hosts of deaths on this one."""
     host, _, _ = rendezvous.addresses[rendezvous.first].rpartition(":")
     try:
-        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), say)
+        return Witness(f"{host}:{port}", Options.from_environment(dict(environment)), announce)
     except (TfdistError, OSError, ValueError) as error:
         say(f"other hosts cannot be told which workers of this one are dead: {error}")
         return None

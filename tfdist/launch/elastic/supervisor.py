@@ -28,6 +28,9 @@ from tfdist.launch.job.signals import Signals
 from tfdist.launch.job.watchdog import Watchdog
 from tfdist.launch.job.worker import WorkerProcess
 
+# How often what strangers have begun is looked at, while there is something.
+_BUSY_SECONDS = 0.5
+
 
 class ElasticSupervisor:
     """Runs the workers of one host until the job has ended.
@@ -152,6 +155,7 @@ class ElasticSupervisor:
             self._paused.next_time,
             self._states.next_time,
             *(e.next_time for e in self._stopping.values()),
+            time.monotonic() + _BUSY_SECONDS if self._hosts.is_busy else None,
         ]
         due = min((at for at in times if at is not None), default=None)
         poll.poll(None if due is None else max(0, math.ceil((due - time.monotonic()) * 1000)))

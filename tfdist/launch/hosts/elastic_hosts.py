@@ -7,14 +7,14 @@ job. A host that is lost ends nothing: the others go on. Without host 0 each hos
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import asdict, replace
 
 from tfdist.cluster.membership.witness import Witness
 from tfdist.exit_codes import PREEMPTED
-from tfdist.launch.hosts.channel import Channel, ChannelError, Message
 from tfdist.launch.hosts.late_hosts import LateHosts
+from tfdist.launch.hosts.messages import Channel, ChannelError
 from tfdist.launch.hosts.worker_counts import WorkerCounts, total
+from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import Failure, lost_host
 from tfdist.launch.job.losses import Loss, decisive
 
@@ -82,6 +82,11 @@ class ElasticHosts:
         own = [one.fileno() for one in (self._late, self._witness) if one is not None]
         return own + [channel.fileno() for channel in self._channels.values()]
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether `admit` and `testify` have to be called soon, even if nothing happens."""
+        return any(one.is_busy for one in (self._late, self._witness) if one is not None)
+
     def channels(self) -> dict[int, int]:
         """The descriptors of the hosts' connections."""
         return {host: channel.fileno() for host, channel in self._channels.items()}
@@ -100,35 +105,34 @@ class ElasticHosts:
         if self._decides:
             self._merge()
         else:
-            self._send({"counts": counts.to_message()})
+            self._send("counts", asdict(counts))
 
     def lose(self, loss: Loss) -> None:
         """Tells of a failure on this host."""
         self.losses.append(loss)
         if not self._decides:
-            self._send({"loss": loss.to_message()})
+            self._send("loss", asdict(loss))
 
     def stop_all(self, failure: Failure) -> None:
         """Stops the job on all hosts."""
         self.stop = failure
-        self._send({"stop": failure.to_message()})
+        self._send("stop", asdict(failure))
 
     def leave(self) -> None:
         """Tells that this host leaves the job, which goes on elsewhere."""
-        self._send({"leave": True})
+        self._send("leave")
 
     def admit(self) -> None:
         """Admits the launchers that have come again; on host 0."""
         if self._late is None:
             return
         over = bool(self.job.completed) or self.stop is not None or self.code is not None
-        admitted, refusals = self._late.admit(self._channels, over=over)
-        self._news += [f"not admitted: {refusal}." for refusal in refusals]
+        admitted = self._late.admit(self._channels, over=over)
         if not admitted:
             return
         self._channels.update(admitted)
         self.addresses = self._late.addresses
-        self._send({"addresses": self.addresses})
+        self._send("addresses", self.addresses)
         for host, channel in admitted.items():
             self._left.discard(host)
             self._counts[host] = WorkerCounts(joining=1)
@@ -144,8 +148,8 @@ class ElasticHosts:
     def receive(self, host: int) -> None:
         """Reads from a host."""
         try:
-            for message in self._channels[host].receive():
-                self._read(host, message)
+            for kind, value in self._channels[host].receive():
+                self._read(host, kind, value)
         except (ChannelError, ValueError):
             self._lost(host)
 
@@ -181,48 +185,45 @@ class ElasticHosts:
         )
         return f"{what} This host goes on without it, and cannot admit hosts that come again."
 
-    def _read(self, host: int, message: Message) -> None:
-        if "stop" in message:
+    def _read(self, host: int, kind: str, value: object) -> None:
+        if kind == "stop":
             if self.stop is None:
-                self.stop = Failure.from_message(message["stop"])
+                self.stop = decode(Failure, value)
                 if self._host == _HOST_0:
-                    self._send({"stop": message["stop"]})
-        elif "leave" in message:
+                    self._send("stop", asdict(self.stop))
+        elif kind == "leave":
             self._left.add(host)
             if self._host == _HOST_0:
                 self._news.append(f"host {host} was told to stop; the others go on without it.")
         elif self._host == _HOST_0:
-            self._read_report(host, message)
-        elif "job" in message:
-            self.job = WorkerCounts.from_message(message["job"])
-        elif "addresses" in message:
-            self.addresses = tuple(str(address) for address in message["addresses"])
-        elif "end" in message:
-            self.code = min(max(int(message["end"]), 0), 255)
+            self._read_report(host, kind, value)
+        elif kind == "job":
+            self.job = decode(WorkerCounts, value)
+        elif kind == "addresses":
+            self.addresses = decode(tuple[str, ...], value)
+        elif kind == "end":
+            self.code = min(max(decode(int, value), 0), 255)
 
-    def _read_report(self, host: int, message: Message) -> None:
-        if "counts" in message:
-            self._counts[host] = WorkerCounts.from_message(message["counts"])
+    def _read_report(self, host: int, kind: str, value: object) -> None:
+        if kind == "counts":
+            self._counts[host] = decode(WorkerCounts, value)
             self._merge()
-        elif "loss" in message:
-            self.losses.append(Loss.from_message(message["loss"]))
+        elif kind == "loss":
+            self.losses.append(decode(Loss, value))
 
     def _merge(self) -> None:
         """Adds up what is known, and tells the others."""
         if not self._decides:
             return
         self.job = total(self._counts.values())
-        self._send({"job": self.job.to_message()})
+        self._send("job", asdict(self.job))
         if self.job.ended and self.code is None:
             self.code = job_code(self.losses, self.job)
-            self._send({"end": self.code})
+            self._send("end", self.code)
 
-    def _send(self, message: dict[str, Any]) -> None:
+    def _send(self, kind: str, value: object = None) -> None:
         for channel in self._channels.values():
-            try:
-                channel.send(message)
-            except ChannelError:
-                pass  # `receive` will notice that it is closed.
+            channel.send(kind, value)
 
 
 def _come_again(loss: Loss, host: int) -> Loss:

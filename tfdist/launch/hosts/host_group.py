@@ -11,8 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict
 
-from tfdist.launch.hosts.channel import Channel, ChannelError, Message
+from tfdist.launch.hosts.messages import Channel, ChannelError
 from tfdist.launch.hosts.verdict import Beginning, HostEnd, Verdict
+from tfdist.launch.job.decoding import decode
 from tfdist.launch.job.failure import Failure, lost_host
 
 _HOST_0 = 0
@@ -80,8 +81,8 @@ class HostGroup:
         channel = self._channels[host]
         reported = None
         try:
-            for message in channel.receive():
-                reported = self._read(host, message) or reported
+            for kind, value in channel.receive():
+                reported = self._read(host, kind, value) or reported
         except (ChannelError, ValueError):
             channel.close()
             del self._channels[host]
@@ -100,40 +101,40 @@ class HostGroup:
     def report(self, failure: Failure) -> None:
         """Reports a failed worker of this host to host 0; does nothing on host 0."""
         if not self.decides:
-            self._send({"failed": failure.to_message()})
+            self._send("failed", asdict(failure))
 
     def announce(self, failure: Failure) -> None:
         """Sets the failure that ends the generation; host 0 also sends it to every other host."""
         self.failure = failure
         if self.decides:
-            self._send({"stop": failure.to_message()})
+            self._send("stop", asdict(failure))
 
     def done(self, host: int | None = None) -> None:
         """Records that all workers of a host (by default this one) have succeeded."""
         self._unfinished.discard(self._host if host is None else host)
         self._running.discard(self._host if host is None else host)
         if not self.decides:
-            self._send({"done": True})
+            self._send("done")
         elif not self._unfinished and not self.finished:
             self.finished = True
-            self._send({"finish": True})
+            self._send("finish")
 
     def exited(self) -> None:
         """Records that all workers of this host have exited, some of them with an error."""
         self._running.discard(self._host)
         if not self.decides:
-            self._send({"exited": True})
+            self._send("exited")
 
     def end(self, end: HostEnd) -> None:
         """Records how the generation has ended on this host, once its workers are gone."""
         if self.decides:
             self.ends[self._host] = end
         else:
-            self._send({"end": end.to_message()})
+            self._send("end", asdict(end))
 
     def decide(self, verdict: Verdict) -> None:
         """Sends the verdict of host 0 to every host."""
-        self._send({"verdict": verdict.to_message()})
+        self._send("verdict", asdict(verdict))
         self._take(verdict)
         self._verdict = None
 
@@ -145,7 +146,7 @@ class HostGroup:
     def begin(self, beginning: Beginning) -> None:
         """Begins the next generation on every host; on host 0."""
         self.beginning = beginning
-        self._send({"begin": asdict(beginning)})
+        self._send("begin", asdict(beginning))
 
     def close(self) -> None:
         """Closes the connections."""
@@ -157,36 +158,33 @@ class HostGroup:
         if verdict.restart:
             self._reset()  # Now, since the messages that follow belong to the next generation.
 
-    def _read(self, host: int, message: Message) -> Failure | None:
+    def _read(self, host: int, kind: str, value: object) -> Failure | None:
         if self.decides:
-            return self._read_report(host, message)
-        if "stop" in message:
-            self.failure = Failure.from_message(message["stop"])
-        elif "finish" in message:
+            return self._read_report(host, kind, value)
+        if kind == "stop":
+            self.failure = decode(Failure, value)
+        elif kind == "finish":
             self.finished = True
-        elif "verdict" in message:
-            self._take(Verdict.from_message(message["verdict"]))
-        elif "begin" in message:
-            self.beginning = Beginning.from_message(message["begin"])
+        elif kind == "verdict":
+            self._take(decode(Verdict, value))
+        elif kind == "begin":
+            self.beginning = decode(Beginning, value)
         return None
 
-    def _read_report(self, host: int, message: Message) -> Failure | None:
-        if "done" in message:
+    def _read_report(self, host: int, kind: str, value: object) -> Failure | None:
+        if kind == "done":
             self.done(host)
-        elif "exited" in message:
+        elif kind == "exited":
             self._running.discard(host)
-        elif "end" in message:
-            self.ends[host] = HostEnd.from_message(message["end"])
+        elif kind == "end":
+            self.ends[host] = decode(HostEnd, value)
             self._running.discard(host)
-        elif "failed" in message:
-            failure = Failure.from_message(message["failed"])
+        elif kind == "failed":
+            failure = decode(Failure, value)
             self.stopped = self.stopped or failure.stopped
             return failure
         return None
 
-    def _send(self, message: Message) -> None:
+    def _send(self, kind: str, value: object = None) -> None:
         for channel in self._channels.values():
-            try:
-                channel.send(message)
-            except ChannelError:
-                pass  # `receive` will notice that it is closed.
+            channel.send(kind, value)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
 
 from tfdist._version import __version__
+from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net.dns import is_numeric
+from tfdist.launch.job.decoding import decode
 
 _MAX_PORTS = 4096
 _ADDRESS = re.compile(r"[A-Za-z0-9._:%-]{1,253}")
@@ -35,32 +36,25 @@ class HostInfo:
     version: str = __version__
     elastic: bool = False
 
-    def to_message(self) -> dict[str, Any]:
-        """The hello message, which JSON can represent."""
-        return {"hello": asdict(self)}
-
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> HostInfo:
-        """The inverse of `to_message`.
+    def received(cls, value: object, hello: Identity) -> HostInfo:
+        """Reads what a launcher sends of its host, as `dataclasses.asdict` gives it.
+
+        Args:
+            value: what it has sent. Of another version of tfdist, nothing is read: it may mean
+                something else there.
+            hello: its identity.
 
         Raises:
-            ValueError: the message is not a valid hello.
+            ValueError: the value is not a valid host.
         """
-        try:
-            fields = message["hello"]
-            host = cls(
-                number=int(fields["number"]),
-                num_hosts=int(fields["num_hosts"]),
-                address=str(fields["address"]),
-                ports=tuple(int(port) for port in fields["ports"]),
-                version=str(fields["version"]),
-                elastic=bool(fields.get("elastic")),
-            )
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"sent an invalid hello: {error!r}") from error
-        valid = 0 < len(host.ports) <= _MAX_PORTS and all(0 < p < 65536 for p in host.ports)
-        if not valid or (host.address and not _ADDRESS.fullmatch(host.address)):
-            raise ValueError("sent an invalid hello: its address or ports are malformed")
+        if hello.version != __version__:
+            return cls(hello.rank, 0, "", (), version=hello.version)
+        host = decode(cls, value)
+        ports = 0 < len(host.ports) <= _MAX_PORTS and all(0 < p < 65536 for p in host.ports)
+        address = not host.address or _ADDRESS.fullmatch(host.address)
+        if not (ports and address and (host.number, host.version) == (hello.rank, __version__)):
+            raise ValueError("it sent an invalid host")
         return host
 
 

@@ -6,8 +6,8 @@ import time
 from dataclasses import dataclass, field
 
 from tfdist.launch.console import say
-from tfdist.launch.hosts.channel import Channel
 from tfdist.launch.hosts.late_hosts import LateHosts
+from tfdist.launch.hosts.messages import Channel
 
 _REPORT_SECONDS = 5.0
 

@@ -6,60 +6,79 @@ import errno
 import selectors
 import socket
 from collections.abc import Mapping
+from dataclasses import asdict
 
 from tfdist.cluster.auth.hmac_challenge import new_secret
+from tfdist.cluster.auth.trust import is_closed
 from tfdist.cluster.net.dns import is_numeric
 from tfdist.cluster.net.local_addresses import port_holder
+from tfdist.cluster.net.tls import Tls
+from tfdist.cluster.spec.topology import Topology, Worker
 from tfdist.errors import LaunchError
 from tfdist.launch.console import say
-from tfdist.launch.hosts.channel import Channel, ChannelError, Message
 from tfdist.launch.hosts.host_info import HostInfo, rejection, unreachable, worker_addresses
 from tfdist.launch.hosts.late_hosts import LateHosts
-from tfdist.launch.hosts.listener import HostListener, send_last
+from tfdist.launch.hosts.messages import Channel, ChannelError, Start
+from tfdist.launch.hosts.newcomers import Newcomers
 from tfdist.launch.hosts.rendezvous import Deadline, Rendezvous, format_hosts
+from tfdist.options import Options
 
 
-def serve(address: tuple[str, int], this_host: HostInfo, seconds: float, secret: str) -> Rendezvous:
+def serve(address: tuple[str, int], this_host: HostInfo, options: Options) -> Rendezvous:
     """Waits for the other hosts.
 
     Args:
         address: host and port to listen on.
         this_host: this host; if it is elastic, it goes on listening.
-        seconds: how long to wait.
-        secret: the job's secret, which every host must prove; "" if none was set, in which case a
-            random one is sent to the hosts.
+        options: `start_timeout` is how long to wait; `secret` and the TLS options authenticate both
+            ends. Without a secret, a random one is sent to the hosts.
 
     Raises:
         LaunchError: a host is missing at the deadline, or the hosts do not fit together. The
             connected hosts are sent the same message.
+        TlsError: the certificates are unusable.
     """
-    listener = HostListener(_listen(*address), secret)
+    tls = Tls.load(options)
+    (at,) = worker_addresses({0: (address[0], (address[1],))})
+    closed = is_closed(Topology((Worker("launcher", 0, at),)), options)
+    newcomers = Newcomers(_listen(*address), this_host.num_hosts, options.secret, tls)
     try:
-        with _Server(listener, this_host, secret) as server:
+        with _Server(newcomers, this_host, options, closed) as server:
             try:
-                return server.run(Deadline(seconds), f"{address[0]}:{address[1]}")
+                return server.run(Deadline(options.start_timeout), at)
             except LaunchError as error:
-                server.broadcast({"refuse": str(error)})
+                server.broadcast("refuse", str(error))
                 server.close_hosts()
                 raise
     except BaseException:
-        listener.close()
+        newcomers.close()
         raise
     finally:
         if not this_host.elastic:
-            listener.close()
+            newcomers.close()
 
 
 class _Server:
-    """The connections on host 0 of authenticated hosts, and the listener to more."""
+    """The connections on host 0 of authenticated hosts, and the listener to more.
 
-    def __init__(self, listener: HostListener, this_host: HostInfo, secret: str) -> None:
+    Args:
+        newcomers: the listener.
+        this_host: this host.
+        options: `secret` and whether TLS is used.
+        closed: whether only launchers of the job can authenticate; only these end it.
+    """
+
+    def __init__(
+        self, newcomers: Newcomers, this_host: HostInfo, options: Options, closed: bool
+    ) -> None:
         self._this_host = this_host
-        self._secret = secret
-        self._listener = listener
+        self._options = options
+        self._closed = closed
+        self._newcomers = newcomers
         self._selector = selectors.DefaultSelector()
-        self._selector.register(listener, selectors.EVENT_READ)
+        self._selector.register(newcomers, selectors.EVENT_READ)
         self._hosts: dict[int, tuple[HostInfo, Channel]] = {}
+        self._refused = ""
 
     def __enter__(self) -> _Server:
         return self
@@ -71,26 +90,24 @@ class _Server:
         while missing := self._missing():
             if deadline.report_due():
                 deadline.report(format_hosts(missing))
-                self.broadcast({"waiting": missing})
+                self.broadcast("waiting", missing)
             if not deadline.left:
+                refused = f". Refused meanwhile: {self._refused}" if self._refused else ""
                 raise LaunchError(
                     f"{format_hosts(missing)} did not connect to {address} within "
                     f"{deadline.seconds:.0f} s: start this command there with --node-rank "
-                    f"{missing[0]}, or raise TFDIST_START_TIMEOUT"
+                    f"{missing[0]}, or raise TFDIST_START_TIMEOUT{refused}"
                 )
             for key, _ in self._selector.select(min(1.0, deadline.next_check)):
-                if key.fileobj is not self._listener:
+                if key.fileobj is not self._newcomers:
                     self._notice(key.data)
-            for host, channel in self._listener.newcomers():
+            for host, channel in self._newcomers.take():
                 self._admit(channel, host)
         return self._start()
 
-    def broadcast(self, message: Message) -> None:
+    def broadcast(self, kind: str, value: object) -> None:
         for _, channel in self._hosts.values():
-            try:
-                channel.send(message)
-            except ChannelError:
-                pass  # `_receive` will notice that it is closed.
+            channel.send(kind, value)
 
     def close_hosts(self) -> None:
         for _, channel in self._hosts.values():
@@ -114,12 +131,16 @@ class _Server:
         """Adds an authenticated host."""
         connected = {number: other.peer for number, (_, other) in self._hosts.items()}
         problem = rejection(host, channel.peer, self._this_host, {0: "host 0 itself", **connected})
-        if problem:
-            send_last(channel, {"refuse": problem})
+        if not problem:
+            self._hosts[host.number] = (host, channel)
+            self._selector.register(channel, selectors.EVENT_READ, host.number)
+        elif self._closed:
+            channel.send("refuse", problem)
             channel.close()
             raise LaunchError(problem)
-        self._hosts[host.number] = (host, channel)
-        self._selector.register(channel, selectors.EVENT_READ, host.number)
+        else:  # It may be a stranger.
+            self._refused = problem
+            self._newcomers.refuse(channel, problem)
 
     def _start(self) -> Rendezvous:
         hosts = {
@@ -133,26 +154,21 @@ class _Server:
             **{number: host.ports for number, (host, _) in self._hosts.items()},
         }
         layout = {number: (hosts[number], ports[number]) for number in hosts}
-        addresses = worker_addresses(layout)
-        secret = self._secret or new_secret()
-        sent_secret = "" if self._secret else secret
+        addresses = tuple(worker_addresses(layout))
+        secret = self._options.secret or new_secret()
+        sent_secret = "" if self._options.secret else secret
         first = len(ports[0])
         for number in range(1, self._this_host.num_hosts):
-            try:
-                start = {"workers": addresses, "first": first, "secret": sent_secret}
-                self._hosts[number][1].send({"start": start})
-            except ChannelError as error:
-                raise LaunchError(
-                    f"host {number} left just before the start: it {error}"
-                ) from error
+            start = Start(addresses, first, sent_secret)
+            self._hosts[number][1].send("start", asdict(start))
             first += len(ports[number])
         channels = {number: channel for number, (_, channel) in self._hosts.items()}
         late = None
         if self._this_host.elastic:
-            late = LateHosts(self._listener, self._this_host, layout, sent_secret)
-        return Rendezvous(
-            tuple(addresses), first=0, channels=channels, secret=secret, late_hosts=late
-        )
+            proven = bool(self._options.secret) or self._options.tls
+            sources = None if proven else {n: channel.peer for n, channel in channels.items()}
+            late = LateHosts(self._newcomers, self._this_host, layout, sent_secret, sources)
+        return Rendezvous(addresses, first=0, channels=channels, secret=secret, late_hosts=late)
 
     def _own_address(self) -> str:
         """The address at which other hosts have reached this one, preferably not loopback."""

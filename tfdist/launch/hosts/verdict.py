@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from tfdist.launch.job.failure import Failure
+
+_MOST_DELAY = 3600.0
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,6 @@ class HostEnd:
     codes: tuple[int, ...]
     stuck: str = ""
     stopped: bool = False
-
-    def to_message(self) -> dict[str, Any]:
-        """The end as a message, which JSON can represent."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> HostEnd:
-        """The inverse of `to_message`.
-
-        Raises:
-            ValueError: the message is not valid.
-        """
-        try:
-            codes = tuple(int(code) for code in message["codes"])
-            return cls(codes, str(message["stuck"]), bool(message["stopped"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid end: {error!r}") from error
 
 
 @dataclass(frozen=True)
@@ -61,28 +44,9 @@ class Verdict:
     reason: str = ""
     saved: bool = False
 
-    def to_message(self) -> dict[str, Any]:
-        """The verdict as a message, which JSON can represent."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Verdict:
-        """The inverse of `to_message`.
-
-        Raises:
-            ValueError: the message is not valid.
-        """
-        try:
-            return cls(
-                failure=Failure.from_message(message["failure"]),
-                restart=int(message["restart"]),
-                limit=int(message["limit"]),
-                delay=float(message["delay"]),
-                reason=str(message["reason"]),
-                saved=bool(message["saved"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid verdict: {error!r}") from error
+    def __post_init__(self) -> None:
+        if self.restart < 0 or self.limit < 0 or not 0 <= self.delay <= _MOST_DELAY:
+            raise ValueError("it sent an invalid verdict")
 
 
 @dataclass(frozen=True)
@@ -96,15 +60,3 @@ class Beginning:
 
     generation: int
     secret: str = field(default="", repr=False)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Beginning:
-        """Reads it from what `dataclasses.asdict` gives.
-
-        Raises:
-            ValueError: the message is not valid.
-        """
-        try:
-            return cls(int(message["generation"]), str(message["secret"]))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid beginning: {error!r}") from error

@@ -1,10 +1,9 @@
-"""What has become of the workers of an elastic job, in numbers, as messages between launchers."""
+"""What has become of the workers of an elastic job, in numbers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, fields, replace
-from typing import Any
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -31,6 +30,10 @@ class WorkerCounts:
     left: int = 0
     lost: int = 0
 
+    def __post_init__(self) -> None:
+        if min(asdict(self).values()) < 0:
+            raise ValueError("numbers of workers must not be negative")
+
     def __add__(self, other: WorkerCounts) -> WorkerCounts:
         return WorkerCounts(**{name: asdict(self)[name] + n for name, n in asdict(other).items()})
 
@@ -49,22 +52,6 @@ class WorkerCounts:
         """The same after the loss of the host."""
         lost = self.members + self.joining + self.waiting + self.lost
         return replace(self, members=0, joining=0, waiting=0, lost=lost)
-
-    def to_message(self) -> dict[str, int]:
-        """The numbers as a message, which JSON can represent."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> WorkerCounts:
-        """The inverse of `to_message`.
-
-        Raises:
-            ValueError: the message is not valid.
-        """
-        try:
-            return cls(**{field.name: int(message[field.name]) for field in fields(cls)})
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent invalid counts of workers: {error!r}") from error
 
 
 def total(counts: Iterable[WorkerCounts]) -> WorkerCounts:

@@ -6,10 +6,9 @@ import enum
 import math
 import re
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from time import time as wall_clock
-from typing import Any
 
 from tfdist.exit_codes import PREEMPTED
 from tfdist.progress_file import Progress, Raised
@@ -68,6 +67,10 @@ class Failure:
     message: str = ""
     stopped: bool = False
 
+    def __post_init__(self) -> None:
+        if not 0 < self.code < 256 or self.time < 0:
+            raise ValueError("a failure has an exit code from 1 to 255, and a time")
+
     def __str__(self) -> str:
         """One sentence."""
         after = "" if self.step is None else f", after step {self.step}"
@@ -83,38 +86,6 @@ class Failure:
         """Whether the workers have been asked to stop, and may save their state first."""
         asked = self.stopped and self.code != _SIGNAL_BASE + signal.SIGINT
         return asked or self.doubt == Doubt.PREEMPTED
-
-    def to_message(self) -> dict[str, Any]:
-        """The failure as a message, which JSON can represent."""
-        return asdict(self)
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Failure:
-        """The inverse of `to_message`.
-
-        Raises:
-            ValueError: the message is not a valid failure.
-        """
-        try:
-            failure = cls(
-                host=int(message["host"]),
-                subject=str(message["subject"]),
-                event=str(message["event"]),
-                code=int(message["code"]),
-                doubt=Doubt(message["doubt"]),
-                tail=tuple(str(line) for line in message["tail"]),
-                rank=None if message["rank"] is None else int(message["rank"]),
-                log=str(message["log"]),
-                status=None if message["status"] is None else int(message["status"]),
-                time=float(message["time"]),
-                step=None if message["step"] is None else int(message["step"]),
-                classes=tuple(str(name) for name in message["classes"]),
-                message=str(message["message"]),
-                stopped=bool(message["stopped"]),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid failure: {error!r}") from error
-        return replace(failure, code=min(max(failure.code, 1), 255))
 
 
 def worker_failure(

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from tfdist.launch.job.failure import Doubt, Failure
 
@@ -24,29 +23,6 @@ class Loss:
     fate: str
     final: bool
     late: bool = False
-
-    def to_message(self) -> dict[str, Any]:
-        """The loss as a message, which JSON can represent."""
-        return {
-            "failure": self.failure.to_message(),
-            "fate": self.fate,
-            "final": self.final,
-            "late": self.late,
-        }
-
-    @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Loss:
-        """The inverse of `to_message`.
-
-        Raises:
-            ValueError: the message is not valid.
-        """
-        try:
-            failure = Failure.from_message(message["failure"])
-            fate, final, late = (message[name] for name in ("fate", "final", "late"))
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"sent an invalid loss: {error!r}") from error
-        return cls(failure, str(fate), bool(final), bool(late))
 
 
 def decisive(losses: Sequence[Loss], *, completed: bool, left: bool) -> Failure | None:
