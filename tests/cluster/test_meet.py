@@ -119,19 +119,44 @@ def test_this_port_in_use(addresses, attempt, rank):
     assert f"in use by process {os.getpid()} (" in str(error)
 
 
-def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch):
-    real = socket.getaddrinfo
+@pytest.fixture
+def unknown(monkeypatch):
+    """The host names that do not resolve."""
+    real, names = socket.getaddrinfo, {"h0x", "h1x", "h2x"}
 
     def getaddrinfo(host, *args, **kwargs):
-        if host == "h0x":
+        if host in names:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-        return real(host, *args, **kwargs)
+        return real("127.0.0.1" if host in ("h1x", "h2x") else host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    return names
+
+
+def test_rank_0_does_not_resolve(addresses, attempt, monkeypatch, unknown):
     monkeypatch.setattr("tfdist.cluster.net.dns._RETRY_FOR_SECONDS", 0.1)
     error = attempt(["h0x:2222", *addresses(1)], 1).failed()
     assert isinstance(error, ClusterError)
     assert "worker 0 (h0x:2222): the host name does not resolve" in str(error)
+
+
+def test_rank_0_says_which_names_do_not_resolve(addresses, attempt, monkeypatch, until, unknown):
+    monkeypatch.setattr(server, "STATUS_SECONDS", 0.05)
+    monkeypatch.setattr(server, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(wait_messages, "FIRST_SECONDS", 0.0)
+    monkeypatch.setattr(wait_messages, "EVERY_SECONDS", 0.05)
+    one, two, three, four = addresses(4)
+    cluster = [one, f"h1x:{port(two)}", f"h2x:{port(three)}", four]
+    chief = attempt(cluster, 0)
+    problem = "h1x does not resolve here (Name or service not known), nor does 1 more ["
+    until(lambda: any(f"({four}); the name {problem}" in line for line in chief.lines))
+    unknown.remove("h2x")
+    problem = "h1x does not resolve here (Name or service not known) ["
+    until(lambda: any(f"({four}); the name {problem}" in line for line in chief.lines))
+    unknown.remove("h1x")
+    until(lambda: chief.lines[-1].partition(" [")[0].endswith(f"worker 3 ({four})"))
+    for one in [chief, *(attempt(cluster, rank) for rank in (1, 2, 3))]:
+        one.met()
 
 
 @pytest.fixture

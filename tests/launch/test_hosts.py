@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import time
@@ -199,6 +200,20 @@ def test_host_0_is_missing(start, script):
     assert job.wait() == 1
     assert "waiting for host 0 at 127.0.0.1:" in job.err
     assert "did not answer within 1 s: nothing listens there (Connection refused). Start" in job.err
+
+
+@exhaustive
+@pytest.mark.parametrize("number", [0, 1])
+def test_the_rendezvous_does_not_resolve(launch, script, number):
+    own = ["-n", "1", "--nnodes", "2", "--node-rank", str(number)]
+    to = ["--rendezvous", "no-such-host.invalid:40000"]
+    job = launch(*own, *to, script(""), seconds=TALKATIVE, TFDIST_START_TIMEOUT="8")
+    awaited = "host 0 at no-such-host.invalid:40000: its" if number else "host 1; the"
+    job.wait_err(f"tfdist run: waiting for {awaited} name")
+    line = next(line for line in job.err.splitlines() if " name " in line)
+    assert re.search(
+        r"name (no-such-host.invalid )?does not resolve (here )?\(.+\) \(\d s left", line
+    )
 
 
 def test_a_host_may_restart_before_the_start(start, script):

@@ -6,6 +6,7 @@ import ipaddress
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from tfdist.cluster.spec.host_port import shown, split
@@ -93,6 +94,62 @@ def check_resolvable(
                 f"Received: {shown(address)}. Correct it in TF_CONFIG, or fix the name service of "
                 f"this machine ({socket.gethostname()})."
             ) from None
+
+
+class NameChecks:
+    """Finds out which names do not resolve on this machine, in another thread, for messages.
+
+    Example:
+        >>> checks = NameChecks()
+        >>> checks.begin(["127.0.0.1:2222"])
+        >>> checks.problem(["127.0.0.1:2222"])
+        ''
+    """
+
+    def __init__(self) -> None:
+        self._problems: dict[str, str] = {}
+        self._thread: threading.Thread | None = None
+
+    def begin(self, addresses: Iterable[str]) -> None:
+        """Begins to look up the hosts of addresses, unless it is still doing so.
+
+        Args:
+            addresses: `"host:port"`.
+        """
+        names = [at for at in addresses if at and not is_numeric(split(at)[0])]
+        if names and (self._thread is None or not self._thread.is_alive()):
+            self._thread = threading.Thread(
+                target=self._check, args=[names], name="tfdist-names", daemon=True
+            )
+            self._thread.start()
+
+    def problem(self, addresses: Iterable[str]) -> str:
+        """What has been found out so far.
+
+        Args:
+            addresses: those that matter now.
+
+        Returns:
+            A clause that names the first host that does not resolve, and the resolver's error; ""
+            if none is known.
+        """
+        hosts = dict.fromkeys(split(at)[0] for at in addresses if at)
+        known = [(host, self._problems[host]) for host in hosts if host in self._problems]
+        if not known:
+            return ""
+        more = f", nor {'does' if len(known) == 2 else 'do'} {len(known) - 1} more"
+        host, reason = known[0]
+        return f"the name {host} does not resolve here ({reason}){more if known[1:] else ''}"
+
+    def _check(self, addresses: list[str]) -> None:
+        for address in addresses:
+            host = split(address)[0]
+            try:
+                resolve(address)
+            except OSError as error:
+                self._problems[host] = error.strerror or str(error)
+            else:
+                self._problems.pop(host, None)
 
 
 def is_numeric(host: str) -> bool:

@@ -12,6 +12,7 @@ from functools import partial
 from tfdist.cluster.auth.compatibility import clusters_differ, disagreement, duplicate, entries
 from tfdist.cluster.auth.identity import JOIN, REGROUP, Identity
 from tfdist.cluster.auth.trust import is_closed
+from tfdist.cluster.net.dns import NameChecks
 from tfdist.cluster.net.framing import HELLO_LIMIT, Decoder, Header, WireError, encode
 from tfdist.cluster.net.sockets import has_ended, send_at_once
 from tfdist.cluster.net.tls import Tls
@@ -69,6 +70,7 @@ class RendezvousServer:
         self._announce = announce
         self._mine = Identity.of(topology)
         self._progress = WaitMessages(topology.me, timeout, announce)
+        self._name_checks = NameChecks()
         self._present: dict[int, tuple[socket.socket, Identity]] = {}
         self._absent = set(range(1, topology.size))
         self._asked: dict[socket.socket, _Asked] = {}
@@ -122,6 +124,8 @@ class RendezvousServer:
             self._progress.report(self._waiting)
             self._poll()
             if time.monotonic() >= next_status:
+                if next_status:  # most workers arrive before that
+                    self._name_checks.begin(self._absent_addresses())
                 next_status = time.monotonic() + STATUS_SECONDS
                 self._send(self._status(names=True))
             if time.monotonic() >= deadline and self._incomplete():
@@ -152,7 +156,11 @@ class RendezvousServer:
 
     def _names(self) -> str:
         some = [self._topology.workers[rank] for rank in self._first_absent()]
-        return named(some, len(self._absent))
+        problem = self._name_checks.problem(self._absent_addresses())
+        return named(some, len(self._absent)) + (f"; {problem}" if problem else "")
+
+    def _absent_addresses(self) -> list[str]:
+        return [self._topology.workers[rank].address for rank in self._first_absent()]
 
     def _timeout_error(self) -> TfdistError:
         refused = f" Refused meanwhile: {self._refusal}" if self._refusal else ""

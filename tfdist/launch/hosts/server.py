@@ -10,7 +10,7 @@ from dataclasses import asdict
 
 from tfdist.cluster.auth.hmac_challenge import new_secret
 from tfdist.cluster.auth.trust import is_closed
-from tfdist.cluster.net.dns import is_numeric
+from tfdist.cluster.net.dns import NameChecks, is_numeric
 from tfdist.cluster.net.local_addresses import port_holder
 from tfdist.cluster.net.tls import Tls
 from tfdist.cluster.spec.topology import Topology, Worker
@@ -87,10 +87,14 @@ class _Server:
         self._selector.close()
 
     def run(self, deadline: Deadline, address: str) -> Rendezvous:
+        names = NameChecks()
+        names.begin([address])  # The other hosts dial it; what they see is not known here.
         while missing := self._missing():
             if deadline.report_due():
-                deadline.report(format_hosts(missing))
+                problem = names.problem([address])
+                deadline.report(format_hosts(missing) + (f"; {problem}" if problem else ""))
                 self.broadcast("waiting", missing)
+                names.begin([address])
             if not deadline.left:
                 refused = f". Refused meanwhile: {self._refused}" if self._refused else ""
                 raise LaunchError(

@@ -54,7 +54,8 @@ class WorkerProcess:
                 stderr=streams[2],
                 start_new_session=True,
                 pass_fds=inherit,
-                # The launcher has one thread, so running Python between fork and exec is safe.
+                # The launcher has one thread, and at most others that look up names, so running
+                # Python between fork and exec is safe.
                 # Adding the worker there ensures that it never runs unwatched.
                 preexec_fn=watchdog.add_this_process,
             )
