@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from tfdist.cluster import Topology
 from tfdist.cluster.net.wait_messages import say
 from tfdist.cluster.this_worker import topology
+from tfdist.monitoring.http_server import MetricsServer
 from tfdist.monitoring.port import port_of
 from tfdist.monitoring.snapshot import describe
 from tfdist.options import Options
@@ -28,7 +27,7 @@ def serve(options: Options, strategy: str) -> None:
         start(options, topology())
 
 
-def start(options: Options, job: Topology) -> Any:
+def start(options: Options, job: Topology) -> MetricsServer | None:
     """Starts the server; on failure says why.
 
     Args:
@@ -39,7 +38,7 @@ def start(options: Options, job: Topology) -> Any:
         The server; None if it cannot be started.
     """
     try:
-        from prometheus_client import CollectorRegistry, start_http_server
+        from prometheus_client import CollectorRegistry, make_wsgi_app
 
         from tfdist.monitoring.collector import Collector
     except ImportError:
@@ -54,7 +53,7 @@ def start(options: Options, job: Topology) -> Any:
     host = options.metrics_host
     port = port_of(options.metrics_port, [worker.address for worker in job.workers], job.rank)
     try:
-        return start_http_server(port, host, registry)[0]
+        return MetricsServer(host, port, make_wsgi_app(registry))
     except (OSError, OverflowError) as error:
         me = f"{job.me} serves no metrics" if job.workers else "no metrics are served"
         say(

@@ -2,73 +2,71 @@
 
 from __future__ import annotations
 
-import hmac
+import contextlib
+import selectors
 import socket
-import socketserver
 import threading
 import time
+from functools import partial
 from types import TracebackType
+
+from tfdist.cluster.auth.handshake import handshake
+from tfdist.cluster.auth.identity import PRINT, Identity
+from tfdist.cluster.net.framing import WireError
+from tfdist.cluster.rendezvous.acceptor import Acceptor
+from tfdist.errors import TfdistError
 
 _CONNECT_SECONDS = 30.0
 _QUIET_SECONDS = 10.0
 # How long the last output may take after the workers have ended.
 _LAST_SECONDS = 10.0
+_TICK_SECONDS = 0.1
+_READ_SIZE = 64 * 1024
+_LONGEST_LINE = 1 << 20
+_BACKLOG = 1024
 
 
-class DriverLog(socketserver.ThreadingTCPServer):
+class DriverLog:
     """Listens for lines, and prints them, while it is open.
 
     Args:
-        secret: what a worker must begin with.
+        secret: what a worker must prove.
         workers: how many there are.
 
     Attributes:
         port: where it listens, on all addresses.
     """
 
-    daemon_threads = True
-    request_queue_size = 1024
-
     def __init__(self, secret: str, workers: int) -> None:
-        super().__init__(("", 0), _Lines, bind_and_activate=False)
-        self.socket.close()
         both = socket.has_dualstack_ipv6()
-        self.socket = socket.create_server(
+        self._socket = socket.create_server(
             ("", 0),
             family=socket.AF_INET6 if both else socket.AF_INET,
-            backlog=self.request_queue_size,
+            backlog=_BACKLOG,
             dualstack_ipv6=both,
         )
-        self.token = _token(secret)
-        self.port: int = self.socket.getsockname()[1]
-        self.printing = threading.Lock()
+        self._socket.setblocking(False)
+        self.port: int = self._socket.getsockname()[1]
+        self._selector = selectors.DefaultSelector()
+        self._acceptor = Acceptor(
+            self._selector,
+            Identity.of_other("the driver", PRINT),
+            secret,
+            None,
+            workers,
+            _screen,
+            self._begin,
+            _show,
+        )
+        accept = partial(self._acceptor.accept, self._socket)
+        self._selector.register(self._socket, selectors.EVENT_READ, accept)
+        self._lines: dict[socket.socket, bytes] = {}  # what is not a whole line yet
         self._workers = workers
         self._begun = self._ended = 0
         self._told, self._since = False, time.monotonic()
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self.serve_forever, args=(0.1,), daemon=True)
-
-    def service_actions(self) -> None:
-        """Called by the loop that listens."""
-        if self._begun or self._told or time.monotonic() < self._since + _QUIET_SECONDS:
-            return
-        self._told = True
-        print(
-            f"tfdist: the workers have not begun yet: Spark needs slots for {self._workers} tasks "
-            "at once, and then gives them their rows",
-            flush=True,
-        )
-
-    def worker_begins(self) -> None:
-        """A worker has connected."""
-        with self._changed:
-            self._begun += 1
-
-    def worker_ends(self) -> None:
-        """All that it has sent is printed."""
-        with self._changed:
-            self._ended += 1
-            self._changed.notify()
+        self._stopped = False
+        self._thread = threading.Thread(target=self._serve, name="tfdist-log", daemon=True)
 
     def __enter__(self) -> DriverLog:
         self._thread.start()
@@ -85,29 +83,71 @@ class DriverLog(socketserver.ThreadingTCPServer):
             wanted = self._workers if error is None and self._begun else 0
             self._changed.wait_for(lambda: self._ended >= max(self._begun, wanted), _LAST_SECONDS)
         if not self._begun and error is None:
-            print(
+            _show(
                 "tfdist: no worker has reached the driver: what they have printed is in the "
-                "executors' logs",
-                flush=True,
+                "executors' logs"
             )
-        self.shutdown()
-        self.server_close()
+        self._stopped = True
+        self._thread.join()
 
+    def _serve(self) -> None:
+        with self._selector:
+            while not self._stopped:
+                for key, _ in self._selector.select(_TICK_SECONDS):
+                    key.data()
+                self._acceptor.tick()
+                self._remind()
+            self._acceptor.close()
+            for sock in (self._socket, *self._lines):
+                sock.close()
 
-class _Lines(socketserver.StreamRequestHandler):
-    server: DriverLog
-
-    def handle(self) -> None:
-        token = self.rfile.readline(len(self.server.token))
-        if not hmac.compare_digest(token, self.server.token):
+    def _remind(self) -> None:
+        if self._begun or self._told or time.monotonic() < self._since + _QUIET_SECONDS:
             return
-        self.server.worker_begins()
+        self._told = True
+        _show(
+            f"tfdist: the workers have not begun yet: Spark needs slots for {self._workers} tasks "
+            "at once, and then gives them their rows"
+        )
+
+    def _begin(self, sock: socket.socket, hello: Identity) -> None:
+        """A worker has connected."""
+        self._lines[sock] = b""
+        self._selector.register(sock, selectors.EVENT_READ, partial(self._read, sock))
+        with self._changed:
+            self._begun += 1
+
+    def _read(self, sock: socket.socket) -> None:
+        """Prints the lines that are complete; at the end, what is left."""
         try:
-            for line in self.rfile:
-                with self.server.printing:
-                    print(line.decode(errors="replace"), end="", flush=True)
-        finally:
-            self.server.worker_ends()
+            data = sock.recv(_READ_SIZE)
+        except BlockingIOError:
+            return
+        except OSError:  # The worker or its host is gone.
+            data = b""
+        whole, end, rest = (self._lines[sock] + data).rpartition(b"\n")
+        if not data or len(rest) > _LONGEST_LINE:
+            whole, end, rest = self._lines[sock] + data, b"", b""
+        self._lines[sock] = rest
+        if whole or end:
+            _show((whole + end).decode(errors="replace"), end="")
+        if not data:
+            self._selector.unregister(sock)
+            del self._lines[sock]
+            sock.close()
+            with self._changed:
+                self._ended += 1
+                self._changed.notify()
+
+
+def _show(text: str, end: str = "\n") -> None:
+    with contextlib.suppress(OSError, ValueError):  # Nobody reads it any more.
+        print(text, end=end, flush=True)
+
+
+def _screen(hello: Identity) -> None:
+    if hello.purpose != PRINT:
+        raise WireError(f"{hello} connected for {hello.purpose!r} to a driver")
 
 
 class DriverLogClient:
@@ -125,8 +165,10 @@ class DriverLogClient:
             return
         try:
             self._socket = socket.create_connection((host.strip("[]"), port), _CONNECT_SECONDS)
-            self._socket.sendall(_token(secret))
-        except OSError as error:
+            mine = Identity.of_other("a task", PRINT)
+            deadline = time.monotonic() + _CONNECT_SECONDS
+            handshake(self._socket, mine, secret, deadline, first=True, admit=_screen)
+        except (OSError, WireError, TfdistError) as error:
             self._give_up(error)
 
     def send(self, lines: bytes) -> None:
@@ -144,11 +186,7 @@ class DriverLogClient:
             self._socket.close()
             self._socket = None
 
-    def _give_up(self, error: OSError) -> None:
+    def _give_up(self, error: Exception) -> None:
         # In the executor's log.
         print(f"tfdist: the driver shows no output from here on: {error}", flush=True)
         self.close()
-
-
-def _token(secret: str) -> bytes:
-    return hmac.digest(secret.encode(), b"tfdist driver log", "sha256").hex().encode() + b"\n"

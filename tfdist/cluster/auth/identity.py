@@ -24,6 +24,9 @@ REGROUP = "regroup"
 LAUNCH = "launch"
 """The purpose of a connection between the launchers of several hosts."""
 
+PRINT = "print"
+"""The purpose of a connection to a driver that shows what a worker prints."""
+
 _MAX_LENGTH = 512
 
 

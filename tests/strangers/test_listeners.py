@@ -1,0 +1,143 @@
+"""Whatever strangers send: nothing ends, nothing grows, and honest peers are served."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import select
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.cluster.test_fuzz import mutated
+from tests.strangers.listeners import LISTENERS, SECRET, dial, until
+from tests.tiers import exhaustive
+from tfdist.cluster.auth.handshake import MAGIC, TLS_MAGIC
+from tfdist.cluster.auth.identity import JOIN, Identity
+from tfdist.cluster.net.framing import encode
+
+INFINITE = b'{"hello":{"number":Infinity,"ports":[1e400]},"challenge":"' + b"0" * 64 + b'"}\n'
+REQUEST = b"GET /metrics HTTP/1.1\r\nHost: a\r\nAccept: text/plain\r\n\r\n"
+# A line about an address at once, and then one in ten seconds.
+LINES, SECONDS = 2, 10.0
+OPEN = 40
+
+
+class Replay:
+    """What a peer that has the secret has once said."""
+
+    def __init__(self, port: int, mine: Identity) -> None:
+        """Takes down what a peer says, on a proxy's way to the listener."""
+        self.said = b""
+        with socket.create_server(("127.0.0.1", 0)) as proxy:
+            thread = threading.Thread(target=self._pass_on, args=[proxy, port])
+            thread.start()
+            dial(proxy.getsockname()[1], mine).close()
+            thread.join()
+
+    def _pass_on(self, proxy: socket.socket, port: int) -> None:
+        peer, _ = proxy.accept()
+        with peer, socket.create_connection(("127.0.0.1", port)) as listener:
+            ends = {peer: listener, listener: peer}
+            with contextlib.suppress(OSError):  # one of the two has gone
+                while True:
+                    for one in select.select(list(ends), [], [])[0]:
+                        data = one.recv(65536)
+                        if not data:
+                            return
+                        self.said += data if one is peer else b""
+                        ends[one].sendall(data)
+
+
+def seeds(port: int, mine: Identity | None) -> list[bytes]:
+    """What strangers' data are made of."""
+    hello = vars(mine or Identity.of_other("host 1", JOIN))
+    said = encode({"kind": "hello", **hello, "challenge": "0" * 64})
+    return [
+        Replay(port, mine).said if mine else REQUEST,
+        MAGIC + said,
+        MAGIC + said + encode({"kind": "proof", "proof": "0" * 64}),
+        TLS_MAGIC + bytes.fromhex("16030100050100000100"),
+        MAGIC + b"\xff" * 8,
+        MAGIC + b"\0\0\xff\0\0\0\0\0" + b"[" * 0xFF00,
+        MAGIC + encode({"kind": "hello", "rank": 1e400}),
+        INFINITE,
+        REQUEST,
+        REQUEST.replace(b"Host: a", b"Host: " + b"a" * 70_000),
+        b"GET /" + b"a" * 70_000 + b" HTTP/1.1\r\n\r\n",
+        b"POST / HTTP/1.1\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"\0",
+        b"",
+    ]
+
+
+def attack(port: int, seeds: list[bytes], seconds: float, draw: random.Random) -> None:
+    """Connects again and again, and keeps some connections open for a while."""
+    kept: list[socket.socket] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        data = draw.choice(seeds)
+        if draw.random() < 0.3:
+            data = mutated(data, draw)
+        if draw.random() < 0.2:
+            data = data[: draw.randint(0, len(data))]
+        if draw.random() < 0.1:
+            data = draw.randbytes(draw.randint(1, 3000))
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setblocking(False)
+        kept.append(sock)
+        with contextlib.suppress(OSError):
+            place = sock.send(data[: draw.choice([1, 9, 1000, 1 << 20])])
+            if draw.random() < 0.3 and select.select([sock], [], [], 0.01)[0]:
+                sock.recv(65536)
+            sock.send(data[place:])
+        if draw.random() < 0.5 or len(kept) > OPEN:
+            kept.pop(draw.randrange(len(kept))).close()
+    for sock in kept:
+        sock.close()
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "most_silent"), [(0.15, 50), pytest.param(10.0, 1000, marks=exhaustive)]
+)
+@pytest.mark.parametrize("listener", LISTENERS, ids=lambda one: one.__name__)
+def test_strangers(listener, seconds, most_silent, capfd):
+    draw = random.Random(0)
+    with listener() as one:
+        one.serve_peer()
+        data = seeds(one.port, one.peer)
+        capfd.readouterr()
+        start = time.monotonic()
+        threads, open_before = threading.active_count(), descriptors()
+        # Silent ones, more than it keeps at a time.
+        count = min(one.room + 20, most_silent)
+        silent = [socket.create_connection(("127.0.0.1", one.port)) for _ in range(count)]
+        # Slow ones.
+        for sock in silent[-5:]:
+            with contextlib.suppress(OSError):
+                sock.send(MAGIC[:3])
+        one.serve_peer()
+        until(lambda: descriptors() <= open_before + len(silent) + one.room)
+        attack(one.port, data, seconds, draw)
+        one.serve_peer()
+        until(lambda: threading.active_count() <= threads + one.threads)
+        for sock in silent:
+            sock.close()
+        until(lambda: threading.active_count() <= threads and descriptors() <= open_before)
+        one.serve_peer()
+        written = "".join(capfd.readouterr())
+        elapsed = time.monotonic() - start
+    lines = [line for line in written.splitlines() if line and line != "a worker's line"]
+    dropped = [line for line in lines if "dropped" in line]
+    assert len(dropped) <= LINES + elapsed / SECONDS
+    others = [line for line in lines if line not in dropped]
+    assert not [line for line in others if not re.search("disconnected while|waiting for", line)]
+    assert SECRET not in re.findall(r"'(\w+)'", written)
