@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import resource
 import signal
 
 import pytest
@@ -103,6 +104,22 @@ print("the end")
     assert "tfdist run: The training is complete. Failures:\n  " in job.err
     assert job.err.count("\n") == 3
     assert job.processes() == set()
+
+
+@exhaustive
+@pytest.mark.parametrize("output", ["chief", "all"])
+def test_a_launcher_without_descriptors_goes_on(elastic, program, tmp_path, output):
+    job = elastic("-n", "2", "--output", output, program("meet()\nhear('on')"))
+    until(lambda: lives(tmp_path) == ["0-0", "1-0"])
+    limits = resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE)
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, (3, limits[1]))
+    os.kill(life(tmp_path, 1, 0)["pid"], signal.SIGKILL)
+    job.wait_err("not replaced: ")
+    assert "Too many open files" in job.err
+    resource.prlimit(job.process.pid, resource.RLIMIT_NOFILE, limits)
+    (tmp_path / "on").touch()
+    assert job.wait() == 0, job.err
+    assert lives(tmp_path) == ["0-0", "1-0"]
 
 
 @exhaustive

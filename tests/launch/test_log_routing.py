@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.tiers import exhaustive
+from tfdist.launch.job.shown_output import ShownOutput
 
 TALK = """
 print("out", rank)
@@ -144,3 +152,91 @@ def test_a_log_that_cannot_be_written(launch, script, tmp_path):
     assert "the output of worker 1 cannot be written" in job.err
     assert job.err.count("\n") == 1
     assert job.processes() == set()
+
+
+@pytest.fixture
+def pipe():
+    """A pipe that others write to as well, and its reader."""
+    read, write = os.pipe()
+    os.set_blocking(read, False)
+    yield read, write
+    for descriptor in (read, write):
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+
+
+def read_all(descriptor: int) -> bytes:
+    found = b""
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(descriptor, 65536):
+            found += data
+    return found
+
+
+def test_lines_wait_for_a_reader_and_the_launcher_does_not(pipe):
+    read, write = pipe
+    shown = ShownOutput(write)
+    line = b"x" * 1500 + b"\n"
+    for _ in range(100):
+        shown.write(line)
+    assert shown.is_behind and os.get_blocking(write)
+    found = [read_all(read)]
+    while shown.is_behind:
+        shown.advance()
+        found.append(read_all(read))
+    assert b"".join(found) == line * 100
+    assert all(part.endswith(b"\n") for part in found)  # nobody else's text is within a line
+    shown.write(b"y" * 10_000 + b"\n")  # a line that is too long for one call
+    assert read_all(read) == b"y" * 10_000 + b"\n"
+
+
+def test_lines_without_a_reader_are_forgotten(pipe):
+    read, write = pipe
+    shown = ShownOutput(write)
+    shown.write(b"x\n" * 100_000)
+    assert shown.is_behind
+    os.close(read)
+    shown.finish()
+    assert not shown.is_behind
+
+
+@exhaustive
+@pytest.mark.parametrize("elastic", [False, True])
+def test_a_reader_that_stops_does_not_stop_the_launcher(script, environment, elastic):
+    path = script("""
+        ready()
+        if rank == 1:
+            os.set_blocking(1, False)
+            full = 0
+            while full < 25:
+                try:
+                    os.write(1, b"line\\n" * 100)
+                    full = 0
+                except BlockingIOError:
+                    full += 1
+                    time.sleep(0.02)
+            (here / "ready-9").touch()
+            stay()
+        if rank == 2:
+            wait_for(9)
+            sys.exit(7)
+        if rank == 0:
+            stay()
+    """)
+    options = ["--elastic", "--spares", "0", "--max-restarts", "0"] if elastic else []
+    command = [sys.executable, "-m", "tfdist", "run", "-n", "3", "--output", "all", *options, path]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, env=environment, **pipes) as job:
+        try:
+            for line in job.stderr:
+                if b"worker 2 failed with exit code 7" in line:
+                    break
+            else:
+                raise AssertionError("the launcher has ended")
+            if elastic:
+                job.send_signal(signal.SIGINT)
+            out = job.stdout.read()
+            assert job.wait() == (130 if elastic else 7)
+        finally:
+            job.kill()
+    assert out.startswith(b"[1] line\n" * 1000)

@@ -123,8 +123,7 @@ class Supervisor:
         """Sleeps until something happens or is due."""
         poll = select.poll()
         poll.register(self._signals, select.POLLIN)
-        for pipe in self._output.pipes().values():
-            poll.register(pipe, select.POLLIN)
+        self._output.register(poll)
         for channel in self._hosts.channels().values():
             poll.register(channel, select.POLLIN)
         due = self._first.deadline if self._escalation is None else self._escalation.next_time

@@ -183,6 +183,7 @@ def _supervise(
         raise
     finally:
         hosts.close()
+    output.show_rest()
     if outcome.saved or not outcome.failures or output.is_empty():
         output.remove()
     return _report(outcome)

@@ -130,6 +130,7 @@ def run_elastic(
         raise
     finally:
         hosts.close()
+    output.show_rest()
     _report(outcome, options.node_rank, output, Path(flight_dir))
     if output.is_empty() or (outcome.code in (0, PREEMPTED) and not outcome.losses):
         output.remove()

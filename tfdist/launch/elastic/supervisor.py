@@ -149,7 +149,8 @@ class ElasticSupervisor:
         """Sleeps until something happens or is due."""
         poll = select.poll()
         poll.register(signals, select.POLLIN)
-        for descriptor in [*self._output.pipes().values(), *self._hosts.descriptors()]:
+        self._output.register(poll)
+        for descriptor in self._hosts.descriptors():
             poll.register(descriptor, select.POLLIN)
         times = [
             self._paused.next_time,
@@ -255,7 +256,8 @@ class ElasticSupervisor:
         try:
             self._start(rank, mark(rank, self._states.number(rank), self._limit))
         except LaunchError as error:
-            self._progress.pop(rank).take()
+            if memory := self._progress.pop(rank, None):
+                memory.take()
             self._output.finish(rank)
             loss = self._states.unavailable(rank, str(error))
             self._hosts.lose(loss)

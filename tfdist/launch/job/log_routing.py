@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import subprocess
 import tempfile
@@ -14,6 +15,7 @@ from typing import BinaryIO
 
 from tfdist.errors import LaunchError
 from tfdist.launch.job.line_buffer import LineAssembler, last_lines
+from tfdist.launch.job.shown_output import ShownOutput
 from tfdist.launch.job.worker import Stream
 
 _READ_SIZE = 65536
@@ -62,6 +64,7 @@ class Output:
                 f"Choose another one with --log-dir."
             ) from error
         self._folder = self._directory
+        self._shown = ShownOutput()
         self._copies: dict[int, _Copy] = {}
         self._starts: dict[int, int] = {}
 
@@ -124,7 +127,11 @@ class Output:
             with log:
                 yield subprocess.DEVNULL, log, log
             return
-        read, write = os.pipe()
+        try:
+            read, write = os.pipe()
+        except OSError as error:
+            log.close()
+            raise LaunchError(f"the output of worker {rank} cannot be read: {error}") from error
         os.set_blocking(read, False)
         self._copies[rank] = _Copy(read, log, LineAssembler(f"[{rank}] "))
         try:
@@ -145,8 +152,22 @@ class Output:
         return log
 
     def pipes(self) -> dict[int, int]:
-        """The file descriptors to wait on, by rank; read them with `copy`."""
+        """The file descriptors to wait on, by rank; read them with `copy`.
+
+        While nobody reads the launcher's stdout, there are none: the workers wait, as rank 0 does,
+        and the launcher does not.
+        """
+        self._shown.advance()
+        if self._shown.is_behind:
+            return {}
         return {rank: copy.pipe for rank, copy in self._copies.items()}
+
+    def register(self, poll: select.poll) -> None:
+        """Waits for what the workers write, or until it can be shown."""
+        for pipe in self.pipes().values():
+            poll.register(pipe, select.POLLIN)
+        if self._shown.is_behind:
+            poll.register(self._shown.descriptor, select.POLLOUT)
 
     def copy(self, rank: int) -> None:
         """Copies a worker's output so far, and closes the pipe at its end."""
@@ -164,7 +185,7 @@ class Output:
                 copy.log.write(data)
             except OSError:
                 pass  # A full disk is no reason to stop the job.
-            _show(copy.lines.feed(data))
+            self._shown.write(copy.lines.feed(data))
 
     def tail(self, rank: int) -> list[str]:
         """The last lines of a worker that has exited; empty if they went only to the terminal."""
@@ -193,6 +214,10 @@ class Output:
         if rank in self._copies:  # A process outside its group holds the pipe open.
             self._close(rank)
 
+    def show_rest(self) -> None:
+        """Shows everything that has been copied; waits for whoever reads the launcher's stdout."""
+        self._shown.finish()
+
     def remove(self) -> None:
         """Removes the directory if it is temporary."""
         if self._temporary:
@@ -200,15 +225,6 @@ class Output:
 
     def _close(self, rank: int) -> None:
         copy = self._copies.pop(rank)
-        _show(copy.lines.flush())
+        self._shown.write(copy.lines.flush())
         os.close(copy.pipe)
         copy.log.close()
-
-
-def _show(data: bytes) -> None:
-    """Writes complete lines to the launcher's stdout, in one call if the system allows."""
-    try:
-        while data:
-            data = data[os.write(1, data) :]
-    except BrokenPipeError:
-        pass  # The reader is gone; the log files still get everything.

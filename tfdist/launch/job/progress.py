@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from tfdist.errors import LaunchError
 from tfdist.progress_file import SIZE, Progress
 
 VARIABLE = "TFDIST_PROGRESS_FILE"
@@ -15,6 +16,9 @@ class ProgressMemory:
     Attributes:
         path: where a process of the same user opens it.
 
+    Raises:
+        LaunchError: the system is out of descriptors or memory.
+
     Example:
         >>> memory = ProgressMemory()
         >>> memory.take()
@@ -22,7 +26,10 @@ class ProgressMemory:
     """
 
     def __init__(self) -> None:
-        self._descriptor = os.memfd_create("tfdist-progress")
+        try:
+            self._descriptor = os.memfd_create("tfdist-progress")
+        except OSError as error:
+            raise LaunchError(f"there is no memory for a worker's progress: {error}") from error
         os.ftruncate(self._descriptor, SIZE)
         self.path = f"/proc/{os.getpid()}/fd/{self._descriptor}"
 
