@@ -15,9 +15,11 @@ from tfdist.cluster.auth import identity
 from tfdist.cluster.auth.handshake import handshake
 from tfdist.cluster.auth.identity import Identity
 from tfdist.cluster.net import wait_messages
+from tfdist.cluster.net.framing import WireError
 from tfdist.cluster.net.local_addresses import local_addresses
 from tfdist.cluster.net.sockets import connect
 from tfdist.cluster.rendezvous import server
+from tfdist.cluster.rendezvous.client import RendezvousClient
 from tfdist.cluster.rendezvous.server import RendezvousServer
 from tfdist.cluster.spec.topology import Worker
 from tfdist.errors import ClusterError, RendezvousError
@@ -157,6 +159,17 @@ def test_rank_0_says_which_names_do_not_resolve(addresses, attempt, monkeypatch,
     until(lambda: chief.lines[-1].partition(" [")[0].endswith(f"worker 3 ({four})"))
     for one in [chief, *(attempt(cluster, rank) for rank in (1, 2, 3))]:
         one.met()
+
+
+@pytest.mark.parametrize(
+    "cluster",
+    [None, 1, {}, [1], [[]], [["worker", 1.0, "a:1"]], [["worker", float("inf"), "a:1"]]],
+)
+def test_rank_0_sends_no_cluster(cluster):
+    topology = Topology((Worker("worker", 0, "a:1"), Worker("worker", 1, "b:1")), 1, "worker", 1)
+    client = RendezvousClient(topology, Options(), None, print)
+    with pytest.raises(WireError, match="an invalid cluster"):
+        client._differ(None, {"kind": "cluster", "cluster": cluster})
 
 
 @pytest.fixture

@@ -181,10 +181,9 @@ class RendezvousClient:
 
     def _differ(self, sock: socket.socket, header: Header) -> None:
         """Tells rank 0 how the clusters differ; it answers with the error to raise."""
-        try:
-            theirs = [(str(job), int(index), str(at)) for job, index, at in header["cluster"]]
-        except (KeyError, TypeError, ValueError):
-            raise WireError("it sent an invalid cluster") from None
+        theirs = header.get("cluster")
+        if not isinstance(theirs, list) or not all(map(_is_entry, theirs)):
+            raise WireError("it sent an invalid cluster")
         difference = first_difference(theirs, self._peer, entries(self._topology), self._mine)
         sock.sendall(encode({"kind": "difference", "difference": difference[:_MAX_DIFFERENCE]}))
 
@@ -192,3 +191,8 @@ class RendezvousClient:
 def _screen(hello: Identity) -> None:
     if hello.rank != 0 or hello.purpose != JOIN:
         raise WireError(f"it is {hello}, and does not accept workers of the job")
+
+
+def _is_entry(value: object) -> bool:
+    types = [type(part) for part in value] if isinstance(value, list) else []
+    return types == [str, int, str]
