@@ -78,9 +78,11 @@ def test_the_end_of_a_connection(ends):
 
 
 def test_one_that_does_not_read_is_lost(ends, monkeypatch):
-    monkeypatch.setattr("tfdist.launch.hosts.messages._SEND_SECONDS", 0.1)
+    monkeypatch.setattr("tfdist.launch.hosts.messages._SEND_SECONDS", 0.05)
+    ends[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+    ends[1].setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     channel = Channel(ends[0])
-    for _ in range(10):
+    for _ in range(3):
         channel.send("a", "x" * 1_000_000)
     with pytest.raises(ChannelError):
         channel.receive()
