@@ -1,11 +1,16 @@
 """Strangers that connect to rank 0 do not delay the job."""
 
 import contextlib
+import functools
+import selectors
 import socket
+import threading
 import time
 
 from tests.deadlines import FAR
-from tfdist.cluster.auth.handshake import MAGIC
+from tfdist.cluster.auth.handshake import MAGIC, handshake
+from tfdist.cluster.auth.identity import JOIN, Identity
+from tfdist.cluster.rendezvous.acceptor import Acceptor
 from tfdist.errors import RendezvousError
 
 
@@ -80,3 +85,64 @@ def test_something_else_at_rank_0(addresses, attempt):
             error = worker.failed()
     assert isinstance(error, RendezvousError)
     assert f"worker 0 ({cluster[0]}), which" in str(error)
+
+
+def test_an_error_that_nobody_foresees_ends_one_connection():
+    lines, accepted = [], []
+
+    def screen(hello):
+        if hello.rank == 1:
+            raise ZeroDivisionError("that one")
+
+    def dial(rank):
+        mine = Identity.of_other("a", JOIN, rank)
+        with socket.create_connection(listener.getsockname()) as sock, contextlib.suppress(OSError):
+            handshake(sock, mine, "s", time.monotonic() + FAR, first=True)
+
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        selectors.DefaultSelector() as selector,
+    ):
+        listener.setblocking(False)
+        mine = Identity.of_other("b", JOIN)
+        take = lambda sock, hello: accepted.append((sock, hello.rank))  # noqa: E731
+        acceptor = Acceptor(selector, mine, "s", None, 4, screen, take, lines.append)
+        accept = functools.partial(acceptor.accept, listener)
+        selector.register(listener, selectors.EVENT_READ, accept)
+        threads = [threading.Thread(target=dial, args=[rank]) for rank in (1, 2)]
+        for thread in threads:
+            thread.start()
+        while not (lines and accepted):
+            for key, _ in selector.select(0.1):
+                key.data()
+            acceptor.tick()
+        acceptor.close()
+        ((sock, rank),) = accepted
+        sock.close()
+        for thread in threads:
+            thread.join()
+    assert rank == 2
+    (line,) = lines
+    assert "it caused an unexpected error: ZeroDivisionError('that one')" in line
+
+
+def test_a_flood_does_not_keep_the_caller(monkeypatch):
+    monkeypatch.setattr("tfdist.cluster.rendezvous.acceptor._AT_ONCE", 3)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        selectors.DefaultSelector() as selector,
+    ):
+        listener.setblocking(False)
+        ends = [socket.create_connection(listener.getsockname()) for _ in range(10)]
+        nobody = lambda *given: None  # noqa: E731
+        acceptor = Acceptor(
+            selector, Identity.of_other("b", JOIN), "s", None, 4, nobody, nobody, nobody
+        )
+        found = []
+        for _ in range(4):
+            acceptor.accept(listener)
+            found.append(len(selector.get_map()))
+        assert found == [3, 6, 9, 10] and acceptor.is_busy
+        acceptor.close()
+        for sock in ends:
+            sock.close()
