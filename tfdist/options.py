@@ -22,9 +22,9 @@ class Options:
 
     Attributes:
         start_timeout: seconds to wait for all workers at startup (`TFDIST_START_TIMEOUT`).
-        collective_timeout: seconds that one collective may wait for the other workers
-            (`TFDIST_COLLECTIVE_TIMEOUT`); must exceed a slow evaluation or checkpoint on one
-            worker.
+        collective_timeout: seconds that one collective may wait for the other workers without
+            progress (`TFDIST_COLLECTIVE_TIMEOUT`); must exceed a slow evaluation or checkpoint on
+            one worker.
         heartbeat_timeout: seconds without a heartbeat after which a worker is considered lost
             (`TFDIST_HEARTBEAT_TIMEOUT`).
         link_timeout: seconds without a heartbeat from a worker's native core after which the worker

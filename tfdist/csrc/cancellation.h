@@ -1,6 +1,7 @@
 // The wish of whoever called an operation that it end soon.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 
@@ -8,23 +9,27 @@ namespace tfdist {
 
 class Cancellation {
  public:
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
   // Asks for the end, from any thread.
   void Ask() {
     Rep none = 0;
     asked_.compare_exchange_strong(none, Clock::now().time_since_epoch().count());
   }
 
-  // Whether it was asked for long enough ago. What all ranks have joined comes to its end meanwhile:
-  // at the end of the data TensorFlow cancels what a loop has still under way.
-  bool Overdue() const {
-    const Rep asked = asked_;
-    return asked != 0 && Clock::now() - Clock::time_point(Clock::duration(asked)) > kPatience;
+  bool asked() const { return asked_ != 0; }
+
+  // Whether patience has run out at a time: it counts from the request, or from the last progress of
+  // the group if that is later. What all ranks have joined comes to its end meanwhile: at the end of
+  // the data TensorFlow cancels what a loop has still under way.
+  bool Overdue(Clock::time_point now, Clock::time_point progress, Seconds patience) const {
+    const Clock::time_point asked{Clock::duration(asked_)};
+    return this->asked() && now - std::max(asked, progress) > patience;
   }
 
  private:
-  using Clock = std::chrono::steady_clock;
   using Rep = Clock::duration::rep;
-  static constexpr auto kPatience = std::chrono::seconds(1);
 
   std::atomic<Rep> asked_{0};  // when, or zero
 };

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <exception>
 #include <thread>
 
 #include "control/flight_log.h"
@@ -20,6 +21,10 @@ constexpr auto kSaying = std::chrono::milliseconds(1500);
 
 // How long a rank waits at its end for others that may still read its GPUs' memory.
 constexpr auto kLeaving = std::chrono::seconds(2);
+
+// Of the other ranks, as long as the patience with a canceled operation lasts at least: one that comes
+// late must not pass for none.
+constexpr double kStatusesOfPatience = 4;
 
 std::string Elapsed(Clock::duration duration) {
   char text[32];
@@ -47,6 +52,20 @@ std::unique_ptr<Host> MakeHost(const Topology& topology, std::unique_ptr<Segment
                                 std::move(names), guard, recorder);
 }
 
+// The cancellation of what runs, until that has ended.
+class Current {
+ public:
+  Current(const Cancellation** current, const Operation& operation) : current_(current) {
+    *current_ = operation.cancellation.get();
+  }
+  ~Current() { *current_ = nullptr; }
+  Current(const Current&) = delete;
+  Current& operator=(const Current&) = delete;
+
+ private:
+  const Cancellation** const current_;
+};
+
 }  // namespace
 
 Communicator::Communicator(Setup setup)
@@ -55,6 +74,8 @@ Communicator::Communicator(Setup setup)
       recorder_(Topology::From(setup.rank, setup.names, setup.hosts).host_of),
       fabric_{Topology::From(setup.rank, setup.names, setup.hosts), nullptr, {}, *this, recorder_},
       timeout_seconds_(setup.timeout_seconds),
+      patience_(std::max(setup.patience_seconds,
+                         kStatusesOfPatience * Watch::SlowStatusSeconds(setup.names.size()))),
       queue_(setup.name, [this](Operation& operation) { Execute(operation); }) {
   const Topology& topology = fabric_.topology;
   const auto size = static_cast<size_t>(topology.size);
@@ -64,8 +85,7 @@ Communicator::Communicator(Setup setup)
     DevicePath::Setup device = *setup.device;
     device.timeout_seconds = setup.timeout_seconds;
     device.warn = setup.warn;
-    Guard& guard = *this;
-    device_ = std::make_unique<DevicePath>(std::move(device), guard);
+    device_ = std::make_unique<DevicePath>(std::move(device), gpu_guard_);
     gpus_ = device_->gpus();
     kernels_ = device_->kernels();
     recorder_.SetParticipants(static_cast<size_t>(participants()));
@@ -93,6 +113,7 @@ Communicator::Communicator(Setup setup)
       [this] { return CurrentlyDoing(); },
       [this](uint64_t sequence, Fingerprint* joined) { return Joined(sequence, joined); },
       [this](int peer, const Fingerprint& message) { return HasHandled(peer, message); },
+      [this] { progress_.NoteOther(); },
       [this](Code code, const std::string& message) { GiveUp(code, message, true); },
       setup.warn,
       [this](const std::string& message) { FlightLog::Instance().Stalled(name_, message); },
@@ -114,13 +135,8 @@ Communicator::~Communicator() { Close(); }
 
 void Communicator::Execute(Operation& operation) {
   const FloatMode mode;
-  cancellation_ = operation.cancellation.get();
+  const Current current(&cancellation_, operation);
   AwaitInput(operation);
-  // The other ranks have not heard of it so far.
-  if (cancellation_ && cancellation_->Overdue()) {
-    recorder_.Forget();
-    throw Error(Code::kCancelled, StepEnded());
-  }
   try {
     if (operation.awaits) return AwaitLaunched();
     Begin(operation);
@@ -129,13 +145,16 @@ void Communicator::Execute(Operation& operation) {
     if (device_) device_bytes_ = device_->moved_bytes();
     End(operation, false, launched);
     collectives_.fetch_add(1, std::memory_order_relaxed);
-  } catch (const Error& error) {
-    Fail(operation, error);
   } catch (const std::exception& error) {
     // The others would wait for this rank in vain.
-    Fail(operation, Error(Code::kInternal, fabric_.topology.names[static_cast<size_t>(rank())] +
-                                               " has failed: " + error.what() + "."));
+    Fail(operation, AsError(error));
   }
+}
+
+Error Communicator::AsError(const std::exception& error) const {
+  if (const auto* const known = dynamic_cast<const Error*>(&error)) return *known;
+  return Error(Code::kInternal, fabric_.topology.names[static_cast<size_t>(rank())] +
+                                    " has failed: " + error.what() + ".");
 }
 
 void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
@@ -162,23 +181,31 @@ void Communicator::EnqueuePart(size_t gpu, Operation part, Done done) {
 }
 
 // Until this process's GPUs have computed what they give, this rank has not come. If that ends early,
-// what follows says why.
+// what follows says why. A GPU computes what it was given also where the step has been canceled; a part
+// may then never come.
 void Communicator::AwaitInput(Operation& operation) {
   if (!device_) return;
   const Segment* const segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
   const auto ends = [&] {
     if (launched_bytes_ && device_->HasPassed()) CloseRecord();
-    return aborted_ || (segment && segment->aborted()) ||
-           (cancellation_ && cancellation_->Overdue());
+    return aborted_ || (segment && segment->aborted());
   };
   if (operation.assembly) {
+    bool given_up = false;
+    const auto ends_early = [&] { return ends() || (given_up = IsOverdue()); };
     try {
-      operation.parts = operation.assembly->Await(timeout_seconds_, ends);
-    } catch (const Error& error) {
+      operation.parts = operation.assembly->Await(timeout_seconds_, ends_early);
+    } catch (const std::exception& thrown) {
       // A part that comes later would be taken for one of the next operation.
       if (device_->HasLaunched()) device_->GiveUp();
+      const Error error = AsError(thrown);
       GiveUp(error.code(), error.what(), true);
-      throw;
+      throw error;
+    }
+    if (given_up) {
+      // The other ranks have not heard of it so far.
+      recorder_.Forget();
+      throw Error(Code::kCancelled, StepEnded());
     }
   }
   if (!operation.assembly) return device_->AwaitInput(0, operation, ends);
@@ -195,7 +222,7 @@ void Communicator::AwaitLaunched() {
     if (active) doing_.since = Clock::now();
   };
   note(true);
-  Check();
+  CheckGroup();
   if (device_) device_->AwaitLaunched();
   CloseRecord();
   note(false);
@@ -270,6 +297,7 @@ void Communicator::RunOnHost(Operation& operation) {
 
 void Communicator::Begin(Operation& operation) {
   CloseRecord();
+  NoteProgress();
   if (IsMessage(operation.fingerprint.kind)) CheckPeer(operation.peer);
   const std::lock_guard<std::mutex> lock(doing_mutex_);
   doing_.status.active = true;
@@ -306,7 +334,10 @@ void Communicator::End(const Operation& operation, bool failed, bool launched) {
 
 Doing Communicator::CurrentlyDoing() {
   const std::lock_guard<std::mutex> lock(doing_mutex_);
-  return doing_;
+  Doing doing = doing_;
+  doing.status.progress = progress_.count();
+  doing.progress = progress_.Last();
+  return doing;
 }
 
 void Communicator::CheckPeer(int peer) const {
@@ -335,13 +366,21 @@ bool Communicator::Joined(uint64_t sequence, Fingerprint* joined) {
 }
 
 void Communicator::Check() {
+  CheckGroup();
+  if (IsOverdue()) throw Error(Code::kCancelled, StepEnded());
+}
+
+// Whether nobody waits any longer for the end of what runs, which was canceled.
+bool Communicator::IsOverdue() {
+  return cancellation_ && cancellation_->asked() &&
+         cancellation_->Overdue(Clock::now(), progress_.Last(), patience_);
+}
+
+void Communicator::CheckGroup() {
   Segment* segment = fabric_.host->has_segment() ? &fabric_.host->segment() : nullptr;
   if ((!aborted_ || held_back_) && segment && segment->aborted()) {
     const Error error = segment->abort_error();
     GiveUp(error.code(), error.what(), false);
-  }
-  if (!aborted_ && cancellation_ && cancellation_->Overdue()) {
-    throw Error(Code::kCancelled, StepEnded());
   }
   CheckAborted();
 }
@@ -406,6 +445,7 @@ void Communicator::StepFailed(const std::string& message) {
     const std::lock_guard<std::mutex> lock(doing_mutex_);
     failure.failures = ++failures_;
     status.status = doing_.status;
+    status.status.progress = progress_.count();
   }
   watch_->Tell({status, failure});
 }

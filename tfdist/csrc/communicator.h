@@ -21,6 +21,7 @@
 #include "error.h"
 #include "guard.h"
 #include "operation_queue.h"
+#include "progress_clock.h"
 #include "tls/streams.h"
 #include "transport/fabric.h"
 #include "transport/tcp_statistics.h"
@@ -43,6 +44,7 @@ class Communicator : private Guard {
     double start_seconds = 300;
     double stall_seconds = 30;
     double timeout_seconds = 600;
+    double patience_seconds = 1;  // without progress, for an operation that is canceled
     std::string algorithm;
     std::optional<DevicePath::Setup> device;  // for what is on a GPU; its times and `warn` are these
     std::function<void(const std::string&)> warn;
@@ -98,7 +100,22 @@ class Communicator : private Guard {
   CommunicatorState State(size_t records, int64_t since);
   // This process's descriptors, for a forked child to close.
   std::vector<int> descriptors() const;
+  // For waits for this process's GPUs. Those come to their end without another rank's program, and
+  // show no progress meanwhile, so that only the group's end ends them.
+  class GpuGuard : public Guard {
+   public:
+    explicit GpuGuard(Communicator& communicator) : communicator_(communicator) {}
+    void Check() override { communicator_.CheckGroup(); }
 
+   private:
+    Communicator& communicator_;
+  };
+
+
+  void NoteProgress() override { progress_.Note(); }
+  void CheckGroup();
+  bool IsOverdue();
+  Error AsError(const std::exception& error) const;
  private:
   void Check() override;
   void Execute(Operation& operation);
@@ -125,17 +142,20 @@ class Communicator : private Guard {
 
   const std::string name_;
   const Algorithm algorithm_;
+  ProgressClock progress_;
   Recorder recorder_;
+  GpuGuard gpu_guard_{*this};
   Fabric fabric_;
   std::unique_ptr<Watch> watch_;
   std::unique_ptr<DevicePath> device_;
   std::vector<std::shared_ptr<const Gpu>> gpus_;  // the path's
   std::shared_ptr<const KernelModule> kernels_;   // the same
+  const Cancellation::Seconds patience_;
   std::unique_ptr<Assemblies> assemblies_;        // where there are several
   const double timeout_seconds_;
 
   OperationQueue queue_;
-  const Cancellation* cancellation_ = nullptr;  // of what runs; for the thread that runs it
+  const Cancellation* cancellation_ = nullptr;  // of what runs, for the thread that runs it
   std::optional<uint64_t> launched_bytes_;  // of the last operation, if it was only launched
 
   std::mutex doing_mutex_;

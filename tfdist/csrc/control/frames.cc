@@ -17,7 +17,7 @@ static_assert(sizeof(Header) == 8);
 struct StatusBody {
   uint64_t sequence;
   int32_t peer;
-  uint32_t zero;
+  uint32_t progress;
   int64_t sent;
   int64_t echoed;
   int64_t echo_received;
@@ -74,7 +74,8 @@ Frame Decode(const Header& header, const char* body) {
   }
   StatusBody status;
   std::memcpy(&status, body, sizeof(status));
-  frame.status = {status.sequence, header.active == 1, status.peer, status.fingerprint};
+  frame.status = {status.sequence, header.active == 1, status.peer, status.progress,
+                  status.fingerprint};
   frame.sent = Time(status.sent);
   frame.echoed = Time(status.echoed);
   frame.echo_received = Time(status.echo_received);
@@ -90,8 +91,8 @@ std::string Encode(const Frame& frame) {
   if (!HasStatus(frame.kind)) {
     body = frame.message.substr(0, kLongestMessage);
   } else {
-    const StatusBody status{frame.status.sequence, frame.status.peer,   0,
-                            frame.sent,            frame.echoed,        frame.echo_received,
+    const StatusBody status{frame.status.sequence, frame.status.peer, frame.status.progress,
+                            frame.sent,            frame.echoed,      frame.echo_received,
                             frame.status.fingerprint};
     body.assign(reinterpret_cast<const char*>(&status), sizeof(status));
   }

@@ -18,6 +18,7 @@ struct Status {
   uint64_t sequence = 0;    // of the last collective of the group that it has joined
   bool active = false;      // whether it is in a collective or a message right now
   int32_t peer = -1;        // of a message
+  uint32_t progress = 0;    // a number that changes whenever the rank makes progress
   Fingerprint fingerprint;  // of what it is in
 };
 

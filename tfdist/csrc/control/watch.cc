@@ -86,6 +86,10 @@ Watch::~Watch() {
 }
 
 void Watch::Start() {
+double Watch::SlowStatusSeconds(size_t ranks) {
+  return std::max(kBetweenSeconds, static_cast<double>(ranks) * kSlowStatusSecondsPerRank);
+}
+
   if (peers_.size() > 1) {
     thread_ = std::thread([this] { Loop(); });
   }
@@ -122,8 +126,7 @@ void Watch::Loop() {
   const double interval = std::min(std::max(std::min(1.0, patience / 5),
                                             ranks_of_group * kStatusSecondsPerRank),
                                    patience / 2.5);
-  const double slow_interval =
-      std::min(interval, std::max(kBetweenSeconds, ranks_of_group * kSlowStatusSecondsPerRank));
+  const double slow_interval = std::min(interval, SlowStatusSeconds(peers_.size()));
   const double tick = std::min(kTickSeconds, interval);
   const int batch_ms = std::min(static_cast<int>(1000 * tick),
                                 static_cast<int>(peers_.size()) / kRanksPerBatchMillisecond);
@@ -265,6 +268,7 @@ void Watch::Send(Peer& peer, const std::string& bytes) {
     if (sent <= 0) return;
     peer.waiting.erase(0, static_cast<size_t>(sent));
   }
+      if (frame.status.progress != peer.status.progress) callbacks_.progress();
 }
 
 void Watch::SendStatus(Frame frame) {
@@ -367,9 +371,10 @@ void Watch::CheckOrder(const Doing& doing, Clock::time_point now) {
 }
 
 void Watch::CheckStall(const Doing& doing, Clock::time_point now) {
-  const double waited = Seconds(now - doing.since);
-  if (doing.since != warned_for_) {
-    warned_for_ = doing.since;
+  const auto since = std::max(doing.since, doing.progress);
+  const double waited = Seconds(now - since);
+  if (since != warned_for_) {
+    warned_for_ = since;
     next_warning_ = settings_.stall_seconds;
   }
   if (waited < std::min(next_warning_, settings_.timeout_seconds)) return;

@@ -18,10 +18,11 @@ namespace tfdist {
 
 using Clock = std::chrono::steady_clock;
 
-// What a rank is in, and since when.
+// What a rank is in, and since when; and when the group was last seen to make progress.
 struct Doing {
   Status status;
   Clock::time_point since;
+  Clock::time_point progress;
 };
 
 class Watch {
@@ -41,6 +42,7 @@ class Watch {
     // Whether this rank has begun its side of a message that a rank sends to it or receives.
     std::function<bool(int rank, const Fingerprint& message)> has_handled;
     std::function<void(Code code, const std::string& message)> give_up;
+    std::function<void()> progress;  // of another rank
     std::function<void(const std::string& message)> warn;
     std::function<void(const std::string& message)> stalled;    // beside a warning
     std::function<void(const std::string& message)> waited_for;  // another rank has warned so
@@ -48,6 +50,9 @@ class Watch {
   };
 
   // For each rank a stream, none for this one.
+  // How often a rank of so many tells the others of itself while an operation takes long.
+  static double SlowStatusSeconds(size_t ranks);
+
   Watch(Settings settings, Streams streams, Callbacks callbacks);
   ~Watch();
   Watch(const Watch&) = delete;
@@ -100,7 +105,7 @@ class Watch {
   std::atomic<bool> stopping_{false};
   std::mutex telling_mutex_;
   std::string told_;  // frames to be sent
-  Clock::time_point warned_for_;
+  Clock::time_point warned_for_;  // when the patience began that warnings were given for
   double next_warning_ = 0;
 };
 

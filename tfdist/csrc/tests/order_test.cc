@@ -103,6 +103,7 @@ void AMessageBesideACollective() {
       [&] { return doing; },
       [](uint64_t, Fingerprint*) { return false; },
       [](int, const Fingerprint&) { return false; },
+      [] {},
       [&](Code code, const std::string&) { given_up = code == Code::kMismatch; },
       [](const std::string&) {},
       [](const std::string&) {},

@@ -45,6 +45,7 @@ void SilentForAWhile(double timeout_seconds) {
       [] { return Doing{}; },
       [](uint64_t, Fingerprint*) { return false; },
       [](int, const Fingerprint&) { return false; },
+      [] {},
       [&](Code, const std::string& message) { reasons.Add(message); },
       [&](const std::string& message) { warnings.Add(message); },
       [](const std::string&) {},

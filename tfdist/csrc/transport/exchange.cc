@@ -47,6 +47,7 @@ void Exchange::Receive(int rank, void* data, size_t bytes, OnBytes on_bytes) {
 }
 
 void Exchange::Run() {
+  fabric_.guard.NoteProgress();
   int idle = 0;
   while (!Done()) {
     if (Advance()) {
@@ -70,6 +71,7 @@ bool Exchange::Advance() {
     if (!stream.out.empty()) advanced |= AdvanceOut(rank, stream);
     if (!stream.in.empty()) advanced |= AdvanceIn(rank, stream);
   }
+  if (advanced) fabric_.guard.NoteProgress();
   return advanced;
 }
 

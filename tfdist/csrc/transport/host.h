@@ -64,6 +64,7 @@ class Host {
   Progress& mine() { return segment_->progress(rank_); }
   template <typename Ready>
   void Wait(Ready ready) {
+    guard_.NoteProgress();
     WaitUntil(ready, bell(), patience_, guard_);
   }
 
